@@ -1,0 +1,89 @@
+"""anyaccel: say where once, wire models of any framework into a graph, run phases.
+
+Importing this package imports no framework, no plugin, no NumPy and no Arrow, and looks for nothing: every public name
+is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anyaccel import errors as errors
+    from anyaccel.accelerator import Accelerator as Accelerator
+    from anyaccel.backend import Backend as Backend
+    from anyaccel.backend import Compute as Compute
+    from anyaccel.backend import Exchange as Exchange
+    from anyaccel.backend import Memory as Memory
+    from anyaccel.backend import Program as Program
+    from anyaccel.backend import Stepping as Stepping
+    from anyaccel.data import FeatureSet as FeatureSet
+    from anyaccel.data import FeatureSetView as FeatureSetView
+    from anyaccel.data import Reference as Reference
+    from anyaccel.data import SimpleSampler as SimpleSampler
+    from anyaccel.device import Device as Device
+    from anyaccel.experiment import Experiment as Experiment
+    from anyaccel.graph import ConcatNode as ConcatNode
+    from anyaccel.graph import ModelGraph as ModelGraph
+    from anyaccel.graph import ModelNode as ModelNode
+    from anyaccel.graph import Plan as Plan
+    from anyaccel.hookspecs import hookimpl as hookimpl
+    from anyaccel.metrics import Metric as Metric
+    from anyaccel.phases import Callback as Callback
+    from anyaccel.phases import EarlyStopping as EarlyStopping
+    from anyaccel.phases import EvalPhase as EvalPhase
+    from anyaccel.phases import Progress as Progress
+    from anyaccel.phases import TrainPhase as TrainPhase
+    from anyaccel.placement import all_devices as all_devices
+    from anyaccel.placement import best as best
+    from anyaccel.placement import device_of as device_of
+    from anyaccel.placement import devices as devices
+    from anyaccel.placement import move as move
+    from anyaccel.placement import place as place
+    from anyaccel.placement import scope as scope
+    from anyaccel.recipes import AppliedLoss as AppliedLoss
+    from anyaccel.recipes import Loss as Loss
+    from anyaccel.recipes import Optimizer as Optimizer
+    from anyaccel.recipes import Schedule as Schedule
+    from anyaccel.reference import SequentialMLP as SequentialMLP
+    from anyaccel.reference import simulate as simulate
+    from anyaccel.results import EvalResults as EvalResults
+    from anyaccel.results import TrainResults as TrainResults
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "accelerator": ("Accelerator",),
+    "backend": ("Backend", "Compute", "Exchange", "Memory", "Program", "Stepping"),
+    "data": ("FeatureSet", "FeatureSetView", "Reference", "SimpleSampler"),
+    "device": ("Device",),
+    "experiment": ("Experiment",),
+    "graph": ("ConcatNode", "ModelGraph", "ModelNode", "Plan"),
+    "hookspecs": ("hookimpl",),
+    "metrics": ("Metric",),
+    "phases": ("Callback", "EarlyStopping", "EvalPhase", "Progress", "TrainPhase"),
+    "placement": ("all_devices", "best", "device_of", "devices", "move", "place", "scope"),
+    "recipes": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
+    "reference": ("SequentialMLP", "simulate"),
+    "results": ("EvalResults", "TrainResults"),
+}
+_HOME_OF = {name: f"anyaccel.{module}" for module, names in _HOMES.items() for name in names}
+_MODULES = ("errors",)
+
+__all__ = [*_MODULES, *_HOME_OF]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(_import_module(_HOME_OF[name]), name)
+    elif name in _MODULES:
+        value = _import_module(f"anyaccel.{name}")
+    else:
+        raise AttributeError(f"module 'anyaccel' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

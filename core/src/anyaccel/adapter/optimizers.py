@@ -1,0 +1,113 @@
+"""The named optimizers as functions of parameter, gradient and slots, by docs/reference/formulas.md."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from anyaccel.errors import RecipeError
+from anyaccel.recipes import Optimizer
+
+
+class Rule(ABC):
+    """How one optimizer recipe changes one parameter. What depends on the step alone is computed once, on the host."""
+
+    slots: tuple[str, ...]
+    """Names of the arrays that are kept for each parameter; all start as zeros of its shape."""
+
+    def __init__(self, recipe: Optimizer) -> None:
+        self.recipe = recipe
+        self.weight_decay = float(recipe.settings["weight_decay"])
+
+    @abstractmethod
+    def coefficients(self, step: int) -> dict[str, float]:
+        """The scalars of a step, which counts from 1; in float64."""
+
+    @abstractmethod
+    def update(
+        self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """The parameter and its slots after a step with gradient `g`; nothing is written to."""
+
+
+def rule(recipe: Optimizer) -> Rule:
+    """The rule of a named optimizer.
+
+    Raises:
+        RecipeError: the recipe is a framework's own class.
+    """
+    if recipe.cls is not None:
+        raise RecipeError(
+            f"the optimizer {recipe.name} is a class, and this framework has the named ones only",
+            there=", ".join(_RULES),
+            remedy="use one of these names",
+        )
+    return _RULES[recipe.name](recipe)
+
+
+class Descent(Rule):
+    """Gradient descent, with momentum where it is asked for."""
+
+    def __init__(self, recipe: Optimizer) -> None:
+        super().__init__(recipe)
+        self.momentum = float(recipe.settings["momentum"])
+        self.nesterov = bool(recipe.settings["nesterov"])
+        self.slots = ("velocity",) if self.momentum else ()
+
+    def coefficients(self, step: int) -> dict[str, float]:
+        """The learning rate."""
+        return {"rate": self.recipe.rate(step - 1)}
+
+    def update(
+        self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """As in `Rule`."""
+        if self.weight_decay:
+            g = g + self.weight_decay * w
+        if not self.momentum:
+            return w - coefficients["rate"] * g, {}
+        velocity = self.momentum * slots["velocity"] + g
+        g = g + self.momentum * velocity if self.nesterov else velocity
+        return w - coefficients["rate"] * g, {"velocity": velocity}
+
+
+class Adam(Rule):
+    """Adam; with `decoupled`, AdamW."""
+
+    slots = ("m", "v")
+    decoupled = False
+
+    def __init__(self, recipe: Optimizer) -> None:
+        super().__init__(recipe)
+        self.betas = recipe.settings["betas"]
+        self.eps = float(recipe.settings["eps"])
+
+    def coefficients(self, step: int) -> dict[str, float]:
+        """The rate with the correction of `m`, the root of the correction of `v`, and what decay leaves of `w`."""
+        rate = self.recipe.rate(step - 1)
+        first, second = (1.0 - beta**step for beta in self.betas)
+        return {"rate": rate / first, "root": math.sqrt(second), "kept": 1.0 - rate * self.weight_decay}
+
+    def update(
+        self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """As in `Rule`."""
+        if self.decoupled:
+            w = w * coefficients["kept"]
+        elif self.weight_decay:
+            g = g + self.weight_decay * w
+        b1, b2 = self.betas
+        m = b1 * slots["m"] + (1.0 - b1) * g
+        v = b2 * slots["v"] + (1.0 - b2) * g * g
+        return w - coefficients["rate"] * m / (xp.sqrt(v) / coefficients["root"] + self.eps), {"m": m, "v": v}
+
+
+class AdamW(Adam):
+    """Adam whose weight decay goes past the moments."""
+
+    decoupled = True
+
+
+_RULES: dict[str, type[Rule]] = {"sgd": Descent, "momentum": Descent, "adam": Adam, "adamw": AdamW}

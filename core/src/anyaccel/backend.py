@@ -1,0 +1,319 @@
+"""The contract: what a plugin offers to make one framework compute on one or more kinds of device.
+
+`Backend` is the part that everybody writes. The capabilities (`Exchange`, `Compute`, `Memory`) are further base
+classes; a backend that derives from one declares it, and the conformance kit then tests it. Methods that come later
+arrive with a default, so that an older plugin keeps working.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anyaccel.device import Device
+from anyaccel.recipes import Loss, Optimizer
+from anyaccel.segment import NodeState, Segment, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a device is: its product name, vendor (lower case), stable identity and the memory it computes from.
+
+    `identity` is a UUID or PCI address, `""` where there is none. Two devices with an equal, non-empty `memory_space`
+    can share memory without a copy. `total_memory` is in bytes, 0 where unknown.
+    """
+
+    name: str
+    vendor: str = ""
+    identity: str = ""
+    memory_space: str = ""
+    total_memory: int = 0
+
+
+class Backend(ABC):
+    """One framework on one or more kinds of device. Objects are made by a plugin's `backends()` hook.
+
+    Making an instance must not import the framework; methods may.
+    """
+
+    framework: ClassVar[str]
+    """Identifier of the framework, lower case."""
+    kinds: ClassVar[tuple[str, ...]]
+    """Kinds of device it serves."""
+    roots: ClassVar[tuple[str, ...]]
+    """Top-level modules whose classes it owns."""
+
+    @abstractmethod
+    def devices(self) -> Sequence[Device]:
+        """Devices usable now, best first, without duplicates, of `kinds` only. Never raises, initialises nothing."""
+
+    @abstractmethod
+    def device_of(self, obj: Any) -> Device | None:
+        """Where a tensor or a placed object is; None for an object that is nowhere (it holds no tensor)."""
+
+    @abstractmethod
+    def place(self, obj: Any, device: Device) -> Any:
+        """Put an object with state (a model, an optimizer, a tree of tensors) on a device; **use what is returned**.
+
+        A second call changes nothing. Optimizer state goes along, scalars that must stay on the host stay there.
+        """
+
+    @abstractmethod
+    def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
+        """A tensor of the same values and dtype on `device`; the same object if it is there already.
+
+        Args:
+            tensor: a tensor of this framework.
+            device: where it shall be.
+            pinned: a wish for a copy from page-locked memory; has no effect where it cannot be had or is not safe.
+
+        Raises:
+            MoveError: the device cannot hold this dtype.
+            OutOfMemoryError: no room.
+        """
+
+    @abstractmethod
+    def scope(self, device: Device) -> AbstractContextManager[Any]:
+        """New tensors made inside land on `device`; what was before is restored, after an error too."""
+
+    @abstractmethod
+    def device_string(self, device: Device) -> str:
+        """The framework's own name for the device, such as `"cuda:0"` for gpu:0."""
+
+    def owns(self, obj: Any) -> bool:
+        """Whether an object is this framework's: one of its class's bases comes from a module of `roots`."""
+        return any(base.__module__.partition(".")[0] in self.roots for base in type(obj).__mro__)
+
+    def synchronize(self, device: Device) -> None:
+        """Wait until everything asked of `device` is done."""
+
+    def device_info(self, device: Device) -> DeviceInfo:
+        """What the device is; the default knows its name only, and that a CPU computes from host memory."""
+        return DeviceInfo(str(device), memory_space="host" if device.kind == "cpu" else "")
+
+    def why_not(self, device: Device) -> str:
+        """Why `device` is not among `devices()`; `""` where nothing is known."""
+        return ""
+
+
+class Exchange(ABC):
+    """Capability: tensors from and to host memory, and from other frameworks."""
+
+    @abstractmethod
+    def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
+        """A tensor on `device` that owns its memory: `array` may be changed or freed at once. Keeps dtype and shape.
+
+        Raises:
+            MoveError: the framework or the device lacks this dtype.
+            OutOfMemoryError: no room.
+        """
+
+    @abstractmethod
+    def to_host(self, tensor: Any) -> np.ndarray:
+        """The values in host memory, as NumPy; waits for them. May share memory with a tensor on the CPU.
+
+        Raises:
+            MoveError: NumPy lacks this dtype.
+        """
+
+    @abstractmethod
+    def adopt(self, foreign: Any, device: Device) -> Any:
+        """This framework's tensor on `device` from another framework's, through DLPack: no copy in one memory space.
+
+        Raises:
+            MoveError: the foreign tensor cannot be taken over.
+        """
+
+    @abstractmethod
+    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+        """Rows of a resident column, on its device: `column[start:stop]`, or `column[order[start:stop]]`.
+
+        `order` is an int64 tensor [n] on the same device. The result is never waited for.
+        """
+
+    def scalars(self, values: Sequence[Any]) -> np.ndarray:
+        """Many device scalars in host memory at once, float64 [n]; waits for them."""
+        return np.array([float(self.to_host(value)) for value in values], dtype=np.float64)
+
+
+class Program(ABC):
+    """A segment made ready to run: bound callables, no lookups left. It owns its state until `release`.
+
+    Inputs are given as a tuple in the order of `segment.inputs`, outputs come in the order of `segment.outputs`, all
+    on the devices that the segment names. Losses are a mapping from label to (sum, weight), both left on the device.
+    Nothing here waits for a device but `snapshot` and `release`.
+    """
+
+    segment: Segment
+
+    @abstractmethod
+    def seed(self, key: int) -> None:
+        """Restart the random streams (dropout) from a 64-bit key. Called at the start of every epoch."""
+
+    @abstractmethod
+    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
+        """Outputs and losses in evaluation mode; nothing is kept for a pullback, no buffer changes."""
+
+    @abstractmethod
+    def forward_pullback(
+        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        """Outputs and losses in training mode, and the pullback.
+
+        Args:
+            inputs: values in the order of `segment.inputs`.
+            scale: factor by which each loss's *sum* enters the total, by label; None is its term's weight divided by
+                the (sum, weight) weight, which makes the total a weighted sum of means.
+
+        Returns:
+            outputs; losses; and a function that takes one cotangent for each output (None for zero), adds the
+            gradients of total loss and cotangents to the parameters' and returns a cotangent for each name in
+            `segment.needs_pullback`. It may be called once.
+        """
+
+    @abstractmethod
+    def grad_stats(self) -> dict[str, tuple[Any, Any]]:
+        """Per parameter group: squared L2 norm of its gradients and whether all are finite, on the device."""
+
+    @abstractmethod
+    def reduce(self, fn: Callable[[Any], Any]) -> None:
+        """Replace every parameter's gradient by `fn(gradient)`, in the order of the groups' nodes and parameters."""
+
+    @abstractmethod
+    def apply(self, scale: Mapping[str, Any] | None = None) -> None:
+        """One optimizer step with the gradients, times `scale[group]` where given; then forget the gradients."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget the gradients without a step."""
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """A copy of everything a step changes: parameters, buffers, optimizer state, random state."""
+
+    @abstractmethod
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot; it can be used again."""
+
+    @abstractmethod
+    def states(self) -> dict[str, NodeState]:
+        """The optimizer state by node, as it is now; tensors of the framework, on their devices."""
+
+    @abstractmethod
+    def release(self) -> dict[str, NodeState]:
+        """End: the user's own models hold the result, and the optimizer state is handed out. May be called twice."""
+
+
+class Stepping(Program):
+    """A Program that can run whole training steps in one call, however its framework does that best."""
+
+    @abstractmethod
+    def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
+        """`count` training steps over resident columns; step i takes rows `order[start + i*batch :][:batch]`.
+
+        Includes clipping within the segment and the optimizer step. No transfer and no wait happens inside.
+
+        Args:
+            columns: resident columns in the order of `segment.inputs`.
+            orders: for each column the epoch's order, int64 [n], on the column's device.
+            start: first row in the order.
+            count: number of steps.
+            batch: rows in each step.
+
+        Returns:
+            mean losses on the device, [count, len(segment.losses)], in the order of `segment.losses`.
+        """
+
+
+class Compute(ABC):
+    """Capability: shapes of models, and training and evaluating segments."""
+
+    @abstractmethod
+    def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
+        """What `model` gives for inputs of these specifications; builds what is still unbuilt, weights from `seed`.
+
+        Raises:
+            ShapeError: the model does not take these inputs; carries the framework's own words.
+        """
+
+    @abstractmethod
+    def dtype_of(self, model: Any) -> str | None:
+        """Dtype of the floating inputs that the model wants (that of its parameters); None where it has no wish."""
+
+    @abstractmethod
+    def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
+        """Name, whole shape and dtype of every parameter of a built model."""
+
+    @abstractmethod
+    def build(self, segment: Segment) -> Program:
+        """Make a segment ready to run. Its models are placed already.
+
+        Raises:
+            RecipeError: an optimizer or loss that this framework lacks.
+        """
+
+    @abstractmethod
+    def state(self, model: Any) -> dict[str, np.ndarray]:
+        """Copies of the model's values in host memory, named `parameters/NAME` and `buffers/NAME`."""
+
+    @abstractmethod
+    def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
+        """Write back what `state` gave, where the model is now.
+
+        Raises:
+            StateError: names, shapes or dtypes differ.
+        """
+
+    def models(self) -> Mapping[str, type]:
+        """Named models that a configuration may ask for; each has `get_config()` and takes it as keywords."""
+        return {}
+
+    def refuses(self, recipe: Optimizer | Loss) -> str:
+        """Why this backend cannot build a recipe; `""` if it can. The default takes names and its own classes."""
+        own = recipe.cls if isinstance(recipe, Optimizer) else recipe.own
+        if own is None or (isinstance(recipe, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
+            return ""
+        bases = (own if isinstance(own, type) else type(own)).__mro__
+        roots = self.roots if isinstance(self, Backend) else ()
+        if any(base.__module__.partition(".")[0] in roots for base in bases):
+            return ""
+        return f"{recipe.name} comes from {bases[0].__module__}"
+
+
+class ComputingBackend(Backend, Exchange, Compute):
+    """A backend with all that a graph needs. For annotations: a backend derives from the parts, not from this."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Bytes of a device's memory; 0 where the framework does not say. `peak` is the most that was used at once."""
+
+    total: int
+    free: int
+    used: int
+    peak: int
+
+
+class Memory(ABC):
+    """Capability: how full a device is, and giving back what is only cached."""
+
+    @abstractmethod
+    def memory(self, device: Device) -> MemoryInfo:
+        """Figures of now."""
+
+    @abstractmethod
+    def release_memory(self, device: Device) -> None:
+        """Give cached memory back to the device; tensors that are in use stay."""
+
+
+CAPABILITIES: dict[str, type] = {"exchange": Exchange, "compute": Compute, "memory": Memory}
+
+
+def capabilities(backend: Backend) -> tuple[str, ...]:
+    """Names of the capabilities that a backend declares."""
+    return tuple(name for name, cls in CAPABILITIES.items() if isinstance(backend, cls))

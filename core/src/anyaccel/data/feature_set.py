@@ -1,0 +1,282 @@
+"""Feature sets: named columns with roles on Arrow, and their splits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.data import tables
+from anyaccel.data.casting import cast_array
+from anyaccel.data.columns import check_complete, column_spec, to_arrow, to_numpy
+from anyaccel.data.intake import contiguous
+from anyaccel.data.reference import Reference
+from anyaccel.data.roles import Names, closest, listed
+from anyaccel.data.rows import Rows
+from anyaccel.data.view import FeatureSetView
+from anyaccel.errors import DataError, SplitError
+
+ALL = "all"
+
+
+class FeatureSet(Rows):
+    """Named columns of equal length, each a feature, a target or a tag, in Arrow memory that nobody writes.
+
+    Args:
+        label: name of the feature set, without a dot (`"LABEL.COLUMN"` names a column).
+        table: Arrow table whose columns carry their roles in their field metadata as `anyaccel.role`; columns
+            without one are left out. The `from_` constructors make it.
+
+    Features and targets are of bool, int, uint or float of one shape per sample and have no nulls (floats may be NaN);
+    tags may be anything that Arrow holds.
+
+    Raises:
+        DataError: a label that is not text or has a dot, or no rows.
+        ColumnError: no roles, or a feature or target with nulls, of another type or of an empty shape.
+    """
+
+    def __init__(self, label: str, table: Any) -> None:
+        _check_label(label)
+        super().__init__(label, table.schema)
+        self._schema = pa.schema([table.schema.field(name) for name in self.columns], table.schema.metadata)
+        self._columns = {name: table.column(name) for name in self.columns}
+        self._arrays: dict[str, np.ndarray] = {}
+        self._splits: dict[str, FeatureSetView] = {}
+        if len(table) == 0:
+            raise DataError(f"{label!r} has no rows", there=f"columns: {listed(self.columns)}", remedy="give it data")
+        for name in self.features + self.targets:
+            check_complete(name, self._columns[name])
+            column_spec(name, self._columns[name].type)
+
+    @classmethod
+    def from_dict(
+        cls,
+        label: str,
+        data: Mapping[str, Any],
+        feature_keys: Names,
+        target_keys: Names = (),
+        tag_keys: Names = (),
+    ) -> FeatureSet:
+        """Make a feature set of array-likes of shape [n, *shape] by name.
+
+        Every chosen column is copied once and keeps its dtype, so that later writes to `data` do not show here
+        (Arrow tags are taken as they are). Columns of `data` that no key names are left out.
+
+        Raises:
+            DataError: `data` is no mapping, or there are no rows.
+            ColumnError: unknown or doubly named keys, unequal lengths, ragged samples, nulls (also NaN among
+                integers), or a feature or target that is not of numbers.
+        """
+        return cls(label, tables.table_from_dict(label, data, feature_keys, target_keys, tag_keys))
+
+    @classmethod
+    def from_arrow(
+        cls,
+        label: str,
+        table: Any,
+        feature_keys: Names = None,
+        target_keys: Names = None,
+        tag_keys: Names = None,
+    ) -> FeatureSet:
+        """Make a feature set on the memory of an Arrow table, without a copy.
+
+        Without any keys the roles are those that `to_arrow` wrote into the schema. Columns without a role are left
+        out. `fixed_shape_tensor` and fixed-size list columns have a shape per sample.
+
+        Raises:
+            DataError: not an Arrow table, one whose buffers do not fit, or one without rows.
+            ColumnError: as `from_dict`, or no keys and no roles in the schema.
+        """
+        return cls(label, tables.table_from_arrow(label, table, feature_keys, target_keys, tag_keys))
+
+    @classmethod
+    def from_pandas(
+        cls, label: str, df: Any, feature_cols: Names, target_cols: Names = (), tag_cols: Names = ()
+    ) -> FeatureSet:
+        """Make a feature set of a pandas DataFrame, each chosen column copied once; the index is left out.
+
+        Raises:
+            DataError: `df` is no DataFrame, or has no rows.
+            ColumnError: as `from_dict`.
+        """
+        return cls(label, tables.table_from_pandas(label, df, feature_cols, target_cols, tag_cols))
+
+    @classmethod
+    def from_parquet(
+        cls,
+        label: str,
+        path: str | os.PathLike[str],
+        feature_keys: Names = None,
+        target_keys: Names = None,
+        tag_keys: Names = None,
+    ) -> FeatureSet:
+        """Make a feature set of a Parquet file; columns with a role are read into memory and validated in full.
+
+        Raises:
+            OSError: the file cannot be opened.
+            DataError: it is not a valid Parquet file, or has no rows.
+            ColumnError: as `from_arrow`.
+        """
+        return cls(label, tables.table_from_parquet(label, path, feature_keys, target_keys, tag_keys))
+
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{name} {len(view)}" for name, view in self._splits.items())
+        return f"FeatureSet({self._label!r}, {self._described()}{'; splits: ' if splits else ''}{splits})"
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __getitem__(self, name: str) -> FeatureSetView:
+        """The same as `split(name)`."""
+        return self.split(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a split of this name."""
+        return name in self._splits
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns in Arrow memory."""
+        return sum(int(column.nbytes) for column in self._columns.values())
+
+    @property
+    def splits(self) -> Mapping[str, FeatureSetView]:
+        """The registered splits by name, as a read-only mapping."""
+        return MappingProxyType(self._splits)
+
+    def array(self, name: str) -> np.ndarray:
+        """Values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
+
+        On Arrow's memory without a copy. A column of several chunks is combined once and kept so; bool is unpacked
+        once.
+
+        Raises:
+            ColumnError: there is no such column, or it is a tag that holds no numbers or has nulls.
+        """
+        if name not in self._arrays:
+            self.spec(name)
+            check_complete(name, self._columns[name])
+            combined = contiguous(self._columns[name])
+            self._columns[name] = pa.chunked_array([combined])
+            self._arrays[name] = to_numpy(name, combined)
+        return self._arrays[name]
+
+    def column(self, name: str) -> Any:
+        """A column as an Arrow chunked array; the way to read tags of any type.
+
+        Raises:
+            ColumnError: there is no such column.
+        """
+        self.role(name)
+        return self._columns[name]
+
+    def to_arrow(self) -> Any:
+        """An Arrow table on the same memory, with roles in the field metadata; `from_arrow` reads it back."""
+        return pa.table(list(self._columns.values()), schema=self._schema)
+
+    def view(self) -> FeatureSetView:
+        """All rows as a view, named `"all"`."""
+        return FeatureSetView(self, ALL, np.arange(len(self)))
+
+    def split(self, name: str) -> FeatureSetView:
+        """The split of this name, or the view of all rows for `"all"`.
+
+        Raises:
+            SplitError: there is no such split.
+        """
+        if name == ALL:
+            return self.view()
+        if name not in self._splits:
+            there = [*self._splits, ALL]
+            raise SplitError(
+                f"{self._label!r} has no split {name!r}",
+                there=listed(there),
+                remedy=closest(name, there) if self._splits else "make splits with split_random({'train': 0.8, ...})",
+            )
+        return self._splits[name]
+
+    def split_random(self, ratios: Mapping[str, float], seed: int = 0) -> dict[str, FeatureSetView]:
+        """Cut all rows at random into named splits, register them, and return them; no column is copied.
+
+        Args:
+            ratios: share of each split by name, positive, adding up to 1 within 1e-6; counts are rounded by largest
+                remainder.
+            seed: the same seed gives the same splits on every machine.
+
+        Raises:
+            SplitError: wrong ratios or seed, an empty split, or a name that is taken or `"all"`.
+        """
+        return self.view().split_random(ratios, seed)
+
+    def add_split(self, name: str, rows: Sequence[int] | np.ndarray) -> FeatureSetView:
+        """Register rows of one's own choice (integers [k], in any order) as a split, and return it.
+
+        Raises:
+            SplitError: the name is taken, `"all"` or not text, or the rows are none, no integers or out of range.
+        """
+        return self.add_splits({name: rows})[name]
+
+    def add_splits(self, rows: Mapping[str, Sequence[int] | np.ndarray]) -> dict[str, FeatureSetView]:
+        """Register several splits, all or none; see `add_split`.
+
+        Raises:
+            SplitError: as `add_split`.
+        """
+        for name in rows:
+            self._check_free(name)
+        views = {name: FeatureSetView(self, name, chosen) for name, chosen in rows.items()}
+        self._splits.update(views)
+        return views
+
+    def cast(self, dtypes: Mapping[str, Any], *, keep_splits: bool = False) -> FeatureSet:
+        """A new feature set of the same label with some columns in another dtype; the others share their memory.
+
+        Splits are dropped, unless `keep_splits` registers the same rows under the same names in the new one.
+
+        Args:
+            dtypes: NumPy dtype, or its name, by column.
+
+        Raises:
+            ColumnError: an unknown column, a tag without numbers, no dtype of numbers, or a value that the dtype
+                cannot hold (floats are rounded to narrower floats, nothing else changes).
+        """
+        table = self.to_arrow()
+        for name, dtype in dtypes.items():
+            column = to_arrow(cast_array(name, self.array(name), dtype))
+            index = table.schema.get_field_index(name)
+            table = table.set_column(index, self._schema.field(name).with_type(column.type), column)
+        cast = FeatureSet(self._label, table)
+        if keep_splits:
+            cast.add_splits({name: view.rows for name, view in self._splits.items()})
+        return cast
+
+    def reference(self, features: Names = None, targets: Names = None, tags: Names = None) -> Reference:
+        """Choose columns for a graph; None takes all columns of that role.
+
+        Raises:
+            ColumnError: a name that is not a column of that role, or given twice.
+        """
+        return Reference(self, features, targets, tags)
+
+    def _check_free(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise SplitError(f"a split of {self._label!r} is called {name!r}", there="names of splits are text")
+        if name == ALL or name in self._splits:
+            raise SplitError(
+                f"{self._label!r} already has a split {name!r}",
+                there=listed([*self._splits, ALL]),
+                remedy="choose another name",
+            )
+
+
+def _check_label(label: str) -> None:
+    if not isinstance(label, str) or not label or "." in label:
+        raise DataError(
+            f"{label!r} is not a label of a feature set",
+            there="labels are text without a dot, because 'LABEL.COLUMN' names a column",
+            remedy="write another label",
+        )

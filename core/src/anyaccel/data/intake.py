@@ -1,0 +1,182 @@
+"""Intake: what users have (arrays, lists, pandas and Arrow columns) as columns that nobody else can write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.data.columns import (
+    KINDS,
+    WIDEST,
+    by_row,
+    check_complete,
+    empty_axis,
+    missing_values,
+    not_numbers,
+    to_arrow,
+    to_numpy,
+)
+from anyaccel.errors import ColumnError
+
+
+def number_column(name: str, values: Any) -> Any:
+    """A feature or target as an Arrow chunked column on memory of its own; the dtype is kept.
+
+    Args:
+        name: of the column, for messages.
+        values: array-like of shape [n, *shape]; lists take NumPy's dtype.
+
+    Raises:
+        ColumnError: not numbers, ragged, of an empty shape, nulls, or NaN among integers.
+    """
+    offered = _offered(values)
+    if isinstance(offered, pa.ChunkedArray):
+        check_complete(name, offered)
+        offered = to_numpy(name, contiguous(offered))
+    array = _numbers(name, offered)
+    if array.dtype.kind not in KINDS or array.dtype.itemsize > WIDEST:
+        raise not_numbers(name, str(array.dtype))
+    if 0 in array.shape[1:]:
+        raise empty_axis(name, array.shape[1:])
+    owned = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
+    return pa.chunked_array([to_arrow(owned)])
+
+
+def tag_column(name: str, values: Any) -> Any:
+    """A tag as an Arrow chunked column: what Arrow can hold, on memory of its own unless it is Arrow's already.
+
+    Raises:
+        ColumnError: Arrow cannot hold the values in one column.
+    """
+    offered = _offered(values)
+    if isinstance(offered, pa.ChunkedArray):
+        given = isinstance(values, (pa.Array, pa.ChunkedArray))
+        return offered if given else offered.take(pa.array(np.arange(len(offered))))
+    try:
+        return number_column(name, offered)
+    except ColumnError:
+        return _anything(name, offered)
+
+
+def contiguous(column: Any) -> Any:
+    """One Arrow array for a chunked column: its only chunk as it is, or its chunks combined in a copy."""
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    if len(chunks) == 1:
+        return chunks[0]
+    return pa.concat_arrays(chunks) if chunks else pa.array([], column.type)
+
+
+def _offered(values: Any) -> Any:
+    """A chunked array for what is Arrow or turns itself into it, everything else unchanged."""
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    if isinstance(getattr(values, "dtype", None), np.dtype):
+        return values
+    # A pandas Series speaks Arrow in recent releases only, its array in all of them.
+    values = values.array if hasattr(getattr(values, "array", None), "__arrow_array__") else values
+    if hasattr(values, "__arrow_array__"):
+        return pa.chunked_array([pa.array(values)])
+    return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else values
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
+        raise missing_values(name, by_row(np.ma.getmaskarray(values)), "masked values")
+    array = _array(name, values)
+    if array.ndim == 0:
+        raise ColumnError(
+            f"column {name!r} has no rows: it is a single {type(values).__name__}",
+            remedy="give an array or a list with one entry per sample",
+        )
+    if array.dtype == np.object_:
+        values = _unnest(array)
+        array = _from_objects(name, values)
+    if array.dtype.kind == "f" and isinstance(values, (list, tuple)):
+        _check_integers(name, values, array)
+    return array
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ColumnError(
+            f"column {name!r} is ragged: its samples differ in shape",
+            there="all samples of a column have one shape",
+            remedy="pad or cut the samples to one shape, or keep the column as a tag",
+        ) from error
+
+
+def _unnest(values: Any) -> Any:
+    """Lists for object arrays and sequences, at any depth; arrays of numbers stay."""
+    if isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == np.object_):
+        return [_unnest(value) for value in values]
+    return values
+
+
+def _from_objects(name: str, entries: list[Any]) -> np.ndarray:
+    absent = np.array([_is_missing(entry) for entry in entries], dtype=bool)
+    if absent.any() and any(isinstance(entry, (list, np.ndarray)) for entry in entries):
+        raise missing_values(name, absent)
+    array = _array(name, entries)
+    if array.dtype != np.object_:
+        return array
+    missing = np.array([_is_missing(leaf) for leaf in array.flat], dtype=bool).reshape(array.shape)
+    if missing.any():
+        integers = all(_is_integer(leaf) for leaf in array[~missing]) and not missing.all()
+        raise missing_values(name, by_row(missing), "NaN or null among integers" if integers else "nulls")
+    return array
+
+
+def _check_integers(name: str, values: Any, array: np.ndarray) -> None:
+    """NumPy makes floats of integers with NaN among them, and of integers that no one dtype holds."""
+    missing = np.isnan(array)
+    if missing.all() or not (missing | (array == np.trunc(array))).all():
+        return
+    if not all(_is_integer(leaf) for leaf in _leaves(values) if not _is_missing(leaf)):
+        return
+    if missing.any():
+        raise missing_values(name, by_row(missing), "NaN or null among integers")
+    raise not_numbers(name, "integers that no one dtype holds")
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _leaves(value)
+        elif isinstance(value, np.ndarray) and value.dtype != np.object_:
+            # All entries of an array are of one type, so that one stands for all.
+            yield value.dtype.type(0)
+        elif isinstance(value, np.ndarray):
+            yield from value.flat
+        else:
+            yield value
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer, np.bool_))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, (float, np.floating)) and bool(value != value)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or _is_nan(value) or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _anything(name: str, values: Any) -> Any:
+    plain = values.copy() if isinstance(values, np.ndarray) and values.ndim == 1 else values
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        plain = values.tolist()
+    try:
+        column = pa.array(plain)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ColumnError(
+            f"tag {name!r} cannot be held by Arrow: {error}",
+            remedy="give values of one type: numbers, text, dates, or lists of these",
+        ) from error
+    return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])

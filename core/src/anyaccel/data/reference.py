@@ -1,0 +1,131 @@
+"""References: the columns of a feature set that a graph is wired to, and columns read together as one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyaccel.data.columns import read_only
+from anyaccel.data.roles import Names, closest, listed, names_of
+from anyaccel.data.rows import Rows
+from anyaccel.errors import ColumnError, ConfigError
+from anyaccel.segment import TensorSpec
+
+if TYPE_CHECKING:
+    from anyaccel.data.feature_set import FeatureSet
+
+_CONFIG = ("feature_set", "features", "targets", "tags")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Reference:
+    """Columns of a feature set, chosen by role; what a node of a graph takes as its upstream.
+
+    Args:
+        feature_set: whose columns they are.
+        features, targets, tags: names of columns of that role; None takes all of them, in their order.
+
+    Raises:
+        ColumnError: a name that is not a column of that role, or given twice.
+    """
+
+    feature_set: FeatureSet
+    features: tuple[str, ...]
+    targets: tuple[str, ...]
+    tags: tuple[str, ...]
+
+    def __init__(
+        self, feature_set: FeatureSet, features: Names = None, targets: Names = None, tags: Names = None
+    ) -> None:
+        object.__setattr__(self, "feature_set", feature_set)
+        object.__setattr__(self, "features", _chosen(feature_set, "feature", feature_set.features, features))
+        object.__setattr__(self, "targets", _chosen(feature_set, "target", feature_set.targets, targets))
+        object.__setattr__(self, "tags", _chosen(feature_set, "tag", feature_set.tags, tags))
+
+    def get_config(self) -> dict[str, Any]:
+        """A plain dict that `from_config` reads back; the feature set is named by its label."""
+        return {
+            "feature_set": self.feature_set.label,
+            "features": list(self.features),
+            "targets": list(self.targets),
+            "tags": list(self.tags),
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], feature_sets: Mapping[str, FeatureSet]) -> Reference:
+        """Read what `get_config` wrote; `feature_sets` holds feature sets by label.
+
+        Raises:
+            ConfigError: not such a configuration, or its feature set is not among `feature_sets`.
+            ColumnError: its columns are not there.
+        """
+        if not isinstance(config, Mapping) or "feature_set" not in config or set(config) - set(_CONFIG):
+            raise ConfigError(f"{config!r} is not the configuration of a reference", there=f"keys: {listed(_CONFIG)}")
+        label = config["feature_set"]
+        if label not in feature_sets:
+            raise ConfigError(
+                f"a reference names the feature set {label!r}, which was not given",
+                there=listed(feature_sets),
+                remedy=closest(label, feature_sets) if feature_sets else "give it in feature_sets",
+            )
+        return cls(feature_sets[label], config.get("features"), config.get("targets"), config.get("tags"))
+
+
+def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
+    """Shape per sample and dtype of columns read as one tensor.
+
+    One column is as it is. Several are joined along the last axis, where a scalar counts as shape (1,).
+
+    Raises:
+        ColumnError: no names, an unknown one, or columns whose dtypes, or shapes but for the last axis, differ.
+    """
+    if not names:
+        raise ColumnError(
+            f"no columns of {rows.label!r} were named", there=listed(rows.columns), remedy="name at least one"
+        )
+    first, *others = specs = [rows.spec(name) for name in names]
+    if not others:
+        return first
+    for name, spec in zip(names[1:], others, strict=True):
+        if spec.dtype != first.dtype or _as_tensor(spec)[:-1] != _as_tensor(first)[:-1]:
+            raise ColumnError(
+                f"columns {names[0]!r} ({first}) and {name!r} ({spec}) of {rows.label!r} cannot be joined",
+                there="joined columns are of one dtype, and of one shape but for the last axis",
+                remedy="use separate references as separate inputs, or cast() one of them",
+            )
+    return TensorSpec((*_as_tensor(first)[:-1], sum(_as_tensor(spec)[-1] for spec in specs)), first.dtype)
+
+
+def joined_array(rows: Rows, names: Sequence[str]) -> np.ndarray:
+    """Columns read as one tensor, [n, *shape] as `joined_spec` says, read-only; several are copied, one is not.
+
+    Raises:
+        ColumnError: as `joined_spec`.
+    """
+    joined_spec(rows, names)
+    arrays = [rows.array(name) for name in names]
+    if len(arrays) == 1:
+        return arrays[0]
+    return read_only(np.concatenate([a.reshape(len(a), 1) if a.ndim == 1 else a for a in arrays], axis=-1))
+
+
+def _as_tensor(spec: TensorSpec) -> tuple[int, ...]:
+    return spec.shape or (1,)
+
+
+def _chosen(feature_set: FeatureSet, role: str, there: tuple[str, ...], given: Names) -> tuple[str, ...]:
+    names = there if given is None else names_of(given)
+    for position, name in enumerate(names):
+        if name not in there:
+            is_else = f", it is a {feature_set.role(name)}" if name in feature_set.columns else ""
+            raise ColumnError(
+                f"{feature_set.label!r} has no {role} {name!r}{is_else}",
+                there=f"{role}s: {listed(there)}",
+                remedy=closest(name, there) if there else f"name it in {role}_keys when the feature set is made",
+            )
+        if name in names[:position]:
+            raise ColumnError(f"{role} {name!r} of {feature_set.label!r} was named twice", remedy="name it once")
+    return names

@@ -1,0 +1,120 @@
+"""Roles: which columns are features, targets and tags, chosen by name or read from an Arrow schema's metadata."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from anyaccel.errors import ColumnError
+
+ROLES = ("feature", "target", "tag")
+Names = str | Iterable[str] | None
+_KEY = b"anyaccel.role"
+_SHOWN = 20
+
+
+def names_of(given: Names) -> tuple[str, ...]:
+    """Column names as a tuple; a plain text is one name and None is none.
+
+    Raises:
+        ColumnError: a name is not text.
+    """
+    names = (given,) if isinstance(given, str) else tuple(given or ())
+    for name in names:
+        if not isinstance(name, str):
+            raise ColumnError(
+                f"{name!r} is not the name of a column",
+                there="names of columns are text",
+                remedy="rename the column (pandas: df.columns = df.columns.astype(str))",
+            )
+    return names
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message: the first twenty, and how many more there are; `nothing` where there is none."""
+    names = list(names)
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(names[:_SHOWN]) or "nothing") + more
+
+
+def closest(name: object, there: Iterable[str]) -> str:
+    """The remedy for a name that is not there: the nearest one that is, or a word on the list."""
+    match = difflib.get_close_matches(str(name), list(there), n=1)
+    return f"did you mean {match[0]!r}?" if match else "use one of these names"
+
+
+def no_column(label: str, name: object, there: Iterable[str]) -> ColumnError:
+    """The error for a column that a feature set does not have."""
+    there = list(there)
+    return ColumnError(f"{label!r} has no column {name!r}", there=listed(there), remedy=closest(name, there))
+
+
+def assign_roles(label: str, there: Sequence[str], features: Names, targets: Names, tags: Names) -> dict[str, str]:
+    """The role of each chosen column, by name, in the order features, targets, tags.
+
+    Raises:
+        ColumnError: a name is unknown, stands in two roles, is the name of two columns, or no feature is named.
+    """
+    roles: dict[str, str] = {}
+    for role, names in zip(ROLES, (features, targets, tags), strict=True):
+        for name in names_of(names):
+            if name not in there:
+                raise no_column(label, name, there)
+            if name in roles:
+                raise _twice(label, name, roles[name], role)
+            roles[name] = role
+    _check(label, there, roles)
+    return roles
+
+
+def read_roles(label: str, schema: Any) -> dict[str, str]:
+    """The role of each column of an Arrow schema that has one in its field metadata, by name, in schema order.
+
+    Raises:
+        ColumnError: no column has a role, a role is not one of `ROLES`, or a name is that of two columns.
+    """
+    stamped = [(field.name, (field.metadata or {}).get(_KEY)) for field in schema]
+    roles = {name: role.decode(errors="replace") for name, role in stamped if role is not None}
+    if not roles:
+        raise ColumnError(
+            f"no column of {label!r} has a role",
+            there=f"columns: {listed(schema.names)}; none has 'anyaccel.role' in its metadata",
+            remedy="name the columns: feature_keys=[...], target_keys=[...]",
+        )
+    for name, role in roles.items():
+        if role not in ROLES:
+            raise ColumnError(f"column {name!r} of {label!r} has the role {role!r}", there=f"roles: {listed(ROLES)}")
+    _check(label, schema.names, roles)
+    return roles
+
+
+def stamp(table: Any, roles: dict[str, str]) -> Any:
+    """The columns of an Arrow table that have a role, in the order of `roles`, with it written to their metadata."""
+    fields = [table.schema.field(name) for name in roles]
+    stamped = [
+        field.with_metadata({**(field.metadata or {}), _KEY: role.encode()})
+        for field, role in zip(fields, roles.values(), strict=True)
+    ]
+    return pa.table([table.column(name) for name in roles], schema=pa.schema(stamped, table.schema.metadata))
+
+
+def _check(label: str, there: Iterable[str], roles: dict[str, str]) -> None:
+    for name, count in Counter(there).items():
+        if name in roles and count > 1:
+            raise ColumnError(f"{label!r} has {count} columns called {name!r}", remedy="rename all but one of them")
+    if "feature" not in roles.values():
+        raise ColumnError(
+            f"{label!r} has no feature", there=f"columns: {listed(there)}", remedy="name at least one in feature_keys"
+        )
+
+
+def _twice(label: str, name: str, first: str, second: str) -> ColumnError:
+    return ColumnError(
+        f"column {name!r} of {label!r} cannot be a {second}",
+        there=f"it is already a {first}, and a column has one role",
+        remedy="name it once, or give a copy of it under another name",
+    )

@@ -1,0 +1,110 @@
+"""Every error of anyaccel. One base class; each says what was asked, what there is, and what to do."""
+
+from __future__ import annotations
+
+
+class AnyaccelError(Exception):
+    """Base of every error that anyaccel raises on purpose.
+
+    Args:
+        asked: what was asked for, and why it cannot be had.
+        there: what there is instead; left out of the message when empty.
+        remedy: what to do next; left out of the message when empty.
+    """
+
+    def __init__(self, asked: str, *, there: str = "", remedy: str = "") -> None:
+        self.asked = asked
+        self.there = there
+        self.remedy = remedy
+        parts = [asked, f"There is: {there}" if there else "", f"To do: {remedy}" if remedy else ""]
+        super().__init__(". ".join(part.rstrip(".") for part in parts if part) + ".")
+
+
+class DeviceParseError(AnyaccelError, ValueError):
+    """A device was spelt in a way that names no place."""
+
+
+class DeviceUnavailableError(AnyaccelError):
+    """A device that is not on this machine, or not of the vendor that was named."""
+
+
+class DeviceMismatchError(AnyaccelError):
+    """Two operands of one operation are on different devices."""
+
+
+class OutOfMemoryError(AnyaccelError, MemoryError):
+    """A device has not enough free memory for what was to be put there."""
+
+
+class MoveError(AnyaccelError, TypeError):
+    """An object cannot be moved or placed without changing it (its dtype, say)."""
+
+
+class FrameworkError(AnyaccelError):
+    """A framework that nobody serves here, or not on this kind of device."""
+
+
+class NoBackendError(AnyaccelError, TypeError):
+    """No loaded backend owns an object."""
+
+
+class AmbiguousOwnerError(AnyaccelError, TypeError):
+    """Two backends claim the same object."""
+
+
+class PluginError(AnyaccelError):
+    """A plugin that is installed but broken, or that claims what is not its own."""
+
+
+class CapabilityError(AnyaccelError):
+    """A backend was asked for a capability that it does not declare."""
+
+
+class ConfigError(AnyaccelError, ValueError):
+    """A configuration that is malformed or names what is not registered."""
+
+
+class DataError(AnyaccelError, ValueError):
+    """Data that cannot be taken as it is."""
+
+
+class ColumnError(DataError):
+    """A column that is not there, has nulls, or has a shape or dtype that does not fit."""
+
+
+class SplitError(DataError):
+    """A split that is empty, unknown, taken twice, or whose ratios do not add up."""
+
+
+class SamplerError(DataError):
+    """A sampler whose settings are wrong or yield no batch."""
+
+
+class GraphError(AnyaccelError, ValueError):
+    """A graph that cannot be: a cycle, a duplicate label, an unknown node."""
+
+
+class ShapeError(GraphError):
+    """Shapes or dtypes that do not fit; names the node and both sides."""
+
+
+class RecipeError(AnyaccelError, ValueError):
+    """An optimizer, loss, schedule or metric that is unknown or wrongly set."""
+
+
+class PhaseError(AnyaccelError, ValueError):
+    """A phase that cannot run on this graph."""
+
+
+class StateError(AnyaccelError, ValueError):
+    """A state that does not belong to this graph."""
+
+
+class ResultError(AnyaccelError, KeyError):
+    """A result that was asked of a run that does not have it."""
+
+    __str__ = Exception.__str__
+
+
+class FallbackWarning(UserWarning):
+    """A node runs on the CPU because its framework is not served on the device of the phase."""

@@ -1,0 +1,136 @@
+"""Experiment: a graph, the phases that were run over it, and what each gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from anyaccel.errors import ConfigError, PhaseError, ResultError
+from anyaccel.graph import ModelGraph, Plan, wiring
+from anyaccel.graph.nodes import check_label
+from anyaccel.phases import Callback, Phase, Run, TrainPhase, execute, plan_of, progress_for
+from anyaccel.phases.loading import rows_of
+from anyaccel.results import EvalResults, TrainResults, eval_results
+
+Results = TrainResults | EvalResults
+
+
+class Experiment:
+    """Runs phases over one graph and keeps what they give.
+
+    Args:
+        label: its name.
+        graph: the ModelGraph.
+        phases: what `run` runs, in order.
+        callbacks: for every phase, before the phase's own.
+        progress: `"auto"` shows a bar if standard error is a terminal; `"rich"`, `"none"`, or a Progress object.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        graph: ModelGraph,
+        phases: Iterable[Phase] = (),
+        *,
+        callbacks: Iterable[Callback] = (),
+        progress: Any = "auto",
+    ) -> None:
+        if not isinstance(graph, ModelGraph):
+            raise PhaseError(f"experiment {label!r} was given {type(graph).__name__}", remedy="give it a ModelGraph")
+        self.label = check_label(label, "an experiment")
+        self.graph = graph
+        self.phases = tuple(phases)
+        self.callbacks = tuple(callbacks)
+        self.progress = progress
+        self.history: list[Results] = []
+
+    def __repr__(self) -> str:
+        return f"Experiment({self.label!r}, {len(self.history)} runs)"
+
+    @property
+    def last_run(self) -> Results:
+        """What the last run gave.
+
+        Raises:
+            ResultError: nothing has been run.
+        """
+        if not self.history:
+            raise ResultError(f"experiment {self.label!r} has run nothing yet", remedy="call run_phase(...)")
+        return self.history[-1]
+
+    def plan(self, phase: Phase) -> Plan:
+        """The plan of a phase, without running it.
+
+        Raises:
+            AnyaccelError: whatever stands in the way.
+        """
+        return plan_of(phase, self.graph)
+
+    def run_phase(self, phase: Phase) -> Any:
+        """Run a phase. What is complete is kept in `history`, also if the phase fails or is interrupted.
+
+        Returns:
+            TrainResults or EvalResults.
+
+        Raises:
+            AnyaccelError: whatever stands in the way; before anything has moved, if it can be known then.
+        """
+        run = Run(phase, self.graph)
+        figures = None
+        try:
+            figures = execute(run, self.callbacks, progress_for(self.progress))
+        finally:
+            self.history.append(self._results(run, figures))
+        return self.history[-1]
+
+    def _results(self, run: Run, figures: Any) -> Results:
+        phase = run.phase
+        if isinstance(phase, TrainPhase):
+            return TrainResults(phase.label, tuple(run.history), run.plan, run.stop_reason, run.error)
+        rows = rows_of(phase.label, phase.data, wiring.feature_sets(self.graph.nodes.values())) if figures else {}
+        return eval_results(phase.label, figures, run.plan, rows, run.error)
+
+    def run(self, *phases: Phase) -> list[Any]:
+        """Run several phases, those of the experiment if none is given.
+
+        Raises:
+            PhaseError: there is none.
+        """
+        todo = phases or self.phases
+        if not todo:
+            raise PhaseError(
+                f"experiment {self.label!r} has no phases", remedy="give Experiment(..., phases=[...]), or run(phase)"
+            )
+        return [self.run_phase(phase) for phase in todo]
+
+    def get_config(self) -> dict[str, Any]:
+        """The experiment as plain data, ready for JSON; results and callbacks are left out.
+
+        Raises:
+            ConfigError: something in it has no name.
+        """
+        return {
+            "label": self.label,
+            "graph": self.graph.get_config(),
+            "phases": [phase.get_config() for phase in self.phases],
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], **given: Any) -> Experiment:
+        """Read what `get_config` wrote.
+
+        Args:
+            config: the configuration.
+            given: `feature_sets`, `models` and `allow`, as `ModelGraph.from_config` takes them.
+
+        Raises:
+            ConfigError: malformed, or it names what is not registered or was not given.
+        """
+        if not isinstance(config, Mapping) or set(config) - {"label", "graph", "phases"} or "graph" not in config:
+            raise ConfigError(
+                f"{config!r} is not the configuration of an experiment", there="keys label, graph and phases"
+            )
+        graph = ModelGraph.from_config(config["graph"], **given)
+        return cls(
+            config.get("label", "experiment"), graph, [Phase.from_config(one) for one in config.get("phases", ())]
+        )

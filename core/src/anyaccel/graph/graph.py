@@ -1,0 +1,245 @@
+"""ModelGraph: nodes wired to data and to each other, an optimizer, and what training has left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from anyaccel.errors import GraphError
+from anyaccel.graph import config, draw, wiring
+from anyaccel.graph import state as states
+from anyaccel.graph.nodes import ModelNode, Node, check_label
+from anyaccel.graph.shapes import Shapes, infer
+from anyaccel.recipes import Optimizer
+from anyaccel.registry import registry
+from anyaccel.segment import NodeState
+
+
+class ModelGraph:
+    """A directed acyclic graph of models of any framework. Methods that change the graph return it.
+
+    Args:
+        nodes: ModelNode and ConcatNode, in any order.
+        optimizer: for every node without one of its own: an Optimizer, or a name.
+        label: its name in plans and results.
+        seed: the one number from which weights of unbuilt models and random streams follow.
+
+    Raises:
+        GraphError: duplicate labels, unknown upstreams, a cycle; and no node at all.
+    """
+
+    def __init__(
+        self, nodes: Iterable[Node], optimizer: Optimizer | str | None = None, label: str = "graph", *, seed: int = 0
+    ) -> None:
+        self.label = check_label(label, "a graph")
+        self.optimizer = Optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+        self.seed = seed
+        self.optimizer_states: dict[str, NodeState] = {}
+        self.progress: dict[str, int] = {}
+        self._shapes: Shapes | None = None
+        self._nodes: dict[str, Node] = {}
+        self._become(nodes)
+
+    def __repr__(self) -> str:
+        return f"ModelGraph({', '.join(self._nodes)}; {self.label!r})"
+
+    def _become(self, nodes: Iterable[Node]) -> ModelGraph:
+        found = wiring.by_label(nodes)
+        if not found:
+            raise GraphError(f"graph {self.label!r} has no node", remedy="give it ModelNode(...) objects")
+        wiring.topological(found)
+        self._nodes, self._shapes = found, None
+        return self
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """Nodes by label, in the order given."""
+        return self._nodes
+
+    def __getitem__(self, label: str) -> Node:
+        """A node by its label.
+
+        Raises:
+            GraphError: there is none of this label.
+        """
+        if label not in self._nodes:
+            raise wiring.unknown_node(f"graph {self.label!r} has no node {label!r}", label, self._nodes)
+        return self._nodes[label]
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Labels of the frozen nodes."""
+        return tuple(label for label, node in self._nodes.items() if isinstance(node, ModelNode) and node.frozen)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Labels of the nodes that only data feed."""
+        return tuple(label for label, node in self._nodes.items() if not wiring.parents(node, self._nodes))
+
+    @property
+    def tails(self) -> tuple[str, ...]:
+        """Labels of the nodes that feed no other."""
+        return tuple(wiring.tails(self._nodes))
+
+    @property
+    def is_built(self) -> bool:
+        """Whether every shape is known."""
+        return self._shapes is not None
+
+    @property
+    def shapes(self) -> Shapes:
+        """What `build` found."""
+        self.build()
+        assert self._shapes is not None
+        return self._shapes
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def build(self, force: bool = False) -> ModelGraph:
+        """Infer every shape, and build models that are still unbuilt. Does nothing if that is done.
+
+        Args:
+            force: infer again, after a model was changed by hand.
+
+        Raises:
+            ShapeError: something does not fit; names the node and both shapes.
+            NoBackendError: a model of a framework that nobody serves.
+        """
+        if self._shapes is None or force:
+            self._shapes = infer(self._nodes, registry(), self.seed)
+        return self
+
+    def add_node(self, node: Node) -> ModelGraph:
+        """Add a node."""
+        return self._become([*self._nodes.values(), node])
+
+    def replace_node(self, label: str, node: Node) -> ModelGraph:
+        """Put another node in the place of one; what it fed, the new one feeds, and optimizer state of the old is gone.
+
+        Raises:
+            GraphError: there is no such node, or the new label is taken.
+        """
+        self[label]
+        before = {name: other.upstreams for name, other in self._nodes.items()}
+        others = [_rewired(other, label, node.label) if name != label else node for name, other in self._nodes.items()]
+        try:
+            self._become(others)
+        except GraphError:
+            for name, upstreams in before.items():
+                self._nodes[name].upstreams = upstreams
+            raise
+        self.optimizer_states.pop(label, None)
+        return self
+
+    def remove_node(self, label: str) -> ModelGraph:
+        """Take a node out.
+
+        Raises:
+            GraphError: there is no such node, or others depend on it.
+        """
+        self[label]
+        dependents = wiring.consumers(label, self._nodes)
+        if dependents:
+            raise GraphError(
+                f"node {label!r} feeds {', '.join(map(repr, dependents))}",
+                remedy="remove or rewire these first, or use replace_node",
+            )
+        self._become([node for name, node in self._nodes.items() if name != label])
+        self.optimizer_states.pop(label, None)
+        return self
+
+    def freeze(self, *labels: str) -> ModelGraph:
+        """Keep the parameters of these nodes (of all, if none is named) as they are in the phases to come."""
+        return self._set_frozen(labels, True)
+
+    def unfreeze(self, *labels: str) -> ModelGraph:
+        """Train these nodes (all, if none is named) again."""
+        return self._set_frozen(labels, False)
+
+    def _set_frozen(self, labels: Iterable[str], frozen: bool) -> ModelGraph:
+        for label in list(labels) or list(self._nodes):
+            node = self[label]
+            if isinstance(node, ModelNode):
+                node.frozen = frozen
+        return self
+
+    # -- telling ---------------------------------------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """A table of nodes: framework, inputs, outputs, parameters, device. Builds the graph."""
+        return draw.summary(self._nodes, self.shapes, registry(), self.label)
+
+    def visualize(self) -> str:
+        """The graph as Mermaid text, labels escaped."""
+        return draw.mermaid(self._nodes, self._shapes)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything that a run needs to go on elsewhere as if it had never stopped, by name; see `graph.state`.
+
+        Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step`,
+        `progress/PHASE` and `seed`. Copies in host memory, ready for `numpy.savez` or safetensors.
+        """
+        return states.state(self)
+
+    def load_state(self, given: Mapping[str, Any]) -> ModelGraph:
+        """Take what `state` gave; all of it is checked before anything is changed.
+
+        Raises:
+            StateError: names, shapes or dtypes are not those of this graph.
+        """
+        return states.load_state(self, given)
+
+    # -- configuration ---------------------------------------------------------------------------------------------
+
+    def get_config(self) -> dict[str, Any]:
+        """The wiring as plain data, ready for JSON. Models that no backend names must be given again when read.
+
+        Raises:
+            ConfigError: an optimizer that is a framework's own class.
+        """
+        optimizer = self.optimizer.get_config() if self.optimizer else None
+        nodes = [config.node_config(node) for node in self._nodes.values()]
+        return {"label": self.label, "seed": self.seed, "optimizer": optimizer, "nodes": nodes}
+
+    @classmethod
+    def from_config(
+        cls,
+        given: Mapping[str, Any],
+        *,
+        feature_sets: Iterable[Any] = (),
+        models: Mapping[str, Any] | None = None,
+        allow: Iterable[type] = (),
+    ) -> ModelGraph:
+        """Read what `get_config` wrote.
+
+        Args:
+            given: the configuration.
+            feature_sets: the data that it refers to by label.
+            models: objects for nodes whose model no backend names, by node label.
+            allow: further model classes that the configuration may name; others are refused, and nothing is imported.
+
+        Raises:
+            ConfigError: malformed, or it names what is not registered or was not given.
+        """
+        entries = config.checked(given, {"label", "seed", "optimizer", "nodes"}, "a graph")
+        sets = {one.label: one for one in feature_sets}
+        nodes = [config.read_node(entry, sets, models or {}, tuple(allow)) for entry in entries["nodes"]]
+        optimizer = Optimizer.from_config(entries["optimizer"]) if entries.get("optimizer") else None
+        return cls(nodes, optimizer, entries.get("label", "graph"), seed=entries.get("seed", 0))
+
+
+def _rewired(node: Node, old: str, new: str) -> Node:
+    def rename(upstream: Any) -> Any:
+        if not isinstance(upstream, str):
+            return upstream
+        label, dot, output = upstream.partition(".")
+        return f"{new if label == old else label}{dot}{output}"
+
+    node.upstreams = tuple(map(rename, node.upstreams))
+    return node

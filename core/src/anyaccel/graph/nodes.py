@@ -1,0 +1,150 @@
+"""Nodes of a graph: a model, or the concatenation of several values, and where each takes its inputs from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.data import Reference
+from anyaccel.errors import GraphError
+from anyaccel.recipes import Optimizer
+
+Upstream = Reference | str
+"""Where an input comes from: columns of a FeatureSet, or the label of a node (`"label"` or `"label.OUTPUT"`)."""
+
+_LABEL = re.compile(r"[^./\x00-\x1f]+")
+
+
+def check_label(label: Any, what: str) -> str:
+    """A label that may be used: not empty, and without `.`, `/` and control characters.
+
+    Raises:
+        GraphError: it may not.
+    """
+    if not isinstance(label, str) or not _LABEL.fullmatch(label) or label != label.strip():
+        raise GraphError(f"{label!r} cannot be the label of {what}", remedy="use text without '.', '/' or outer spaces")
+    return label
+
+
+@dataclass(eq=False, slots=True, init=False, repr=False)
+class ModelNode:
+    """A model in a graph.
+
+    Args:
+        label: its name in the graph.
+        model: an object of any framework that a plugin serves (such as a plain module), or an estimator with `fit` and
+            `predict`. Giving the same object to several nodes shares its parameters.
+        upstream_ref: what feeds it: `feature_set.reference(...)`, the label of a node, a node, or a list of these for
+            a model with several inputs.
+        accelerator: the node's own device; wins over the phase's, and is strict.
+        optimizer: the node's own optimizer; wins over the graph's.
+        framework: decides whose the model is, where that is not clear.
+        outputs: names of the outputs of a model that has several; their numbers by default.
+
+    Raises:
+        GraphError: a label or an upstream that cannot be.
+    """
+
+    label: str
+    model: Any
+    upstreams: tuple[Upstream, ...]
+    accelerator: Accelerator | None
+    optimizer: Optimizer | None
+    framework: str | None
+    outputs: tuple[str, ...] | None
+    frozen: bool
+
+    def __init__(
+        self,
+        label: str,
+        model: Any,
+        upstream_ref: Any,
+        accelerator: Any = None,
+        *,
+        optimizer: Optimizer | str | None = None,
+        framework: str | None = None,
+        outputs: Iterable[str] | None = None,
+    ) -> None:
+        self.label = check_label(label, "a node")
+        self.model = model
+        self.upstreams = _upstreams(label, upstream_ref)
+        self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
+        self.optimizer = Optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+        self.framework = framework
+        self.outputs = None if outputs is None else tuple(check_label(name, "an output") for name in outputs)
+        self.frozen = False
+
+    def __repr__(self) -> str:
+        where = f" on {self.accelerator}" if self.accelerator else ""
+        return f"ModelNode({self.label!r}, {type(self.model).__name__}{where})"
+
+    def value_names(self, count: int) -> tuple[str, ...]:
+        """Names of the node's values, for `count` outputs: the label alone for one, `label.OUTPUT` for several."""
+        if self.outputs is not None and len(self.outputs) != count:
+            raise GraphError(
+                f"node {self.label!r} names {len(self.outputs)} outputs",
+                there=f"its model gives {count}",
+                remedy="name each, or none",
+            )
+        if count == 1 and self.outputs is None:
+            return (self.label,)
+        return tuple(f"{self.label}.{name}" for name in (self.outputs or map(str, range(count))))
+
+
+@dataclass(eq=False, slots=True, init=False, repr=False)
+class ConcatNode:
+    """Joins its inputs along one axis of a sample; the batch is never joined. It is computed where its consumer is.
+
+    Args:
+        label: its name in the graph.
+        upstream_refs: two or more of what `ModelNode.upstream_ref` takes.
+        concat_axis: axis of a sample, without the batch; negative ones count from the end.
+    """
+
+    label: str
+    upstreams: tuple[Upstream, ...]
+    axis: int
+
+    def __init__(self, label: str, upstream_refs: Any, concat_axis: int = -1) -> None:
+        self.label = check_label(label, "a node")
+        self.upstreams = _upstreams(label, upstream_refs)
+        self.axis = concat_axis
+        if len(self.upstreams) < 2:
+            raise GraphError(
+                f"ConcatNode {label!r} joins {len(self.upstreams)} value", remedy="give it two or more upstream_refs"
+            )
+
+    def __repr__(self) -> str:
+        return f"ConcatNode({self.label!r}, {len(self.upstreams)} inputs)"
+
+
+Node = ModelNode | ConcatNode
+
+
+def _upstreams(label: str, given: Any) -> tuple[Upstream, ...]:
+    several = given if isinstance(given, (list, tuple)) else [given]
+    if not several:
+        raise GraphError(
+            f"node {label!r} has no upstream", remedy="give feature_set.reference(...) or the label of a node"
+        )
+    return tuple(_upstream(label, one) for one in several)
+
+
+def _upstream(label: str, given: Any) -> Upstream:
+    if isinstance(given, (str, Reference)):
+        return given
+    if isinstance(given, (ModelNode, ConcatNode)):
+        return given.label
+    raise GraphError(
+        f"node {label!r} cannot take its input from {type(given).__name__}",
+        remedy="give feature_set.reference(...), a node, or the label of a node",
+    )
+
+
+def column_name(reference: Reference, role: str = "features") -> str:
+    """Name of the value that a reference gives: `FEATURE_SET.COLUMN`, columns joined by `+`."""
+    names = getattr(reference, role)
+    return f"{reference.feature_set.label}.{'+'.join(names)}"

@@ -1,0 +1,167 @@
+"""Plan: which node goes where, and why; which values cross; what is loaded. Data, made before anything moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from anyaccel.device import Device
+from anyaccel.errors import GraphError
+from anyaccel.segment import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where a node is computed. `reason` is node, phase, policy, default or fallback; `written` is what was asked.
+
+    `native` is the framework's own name of the device; `parameters` counts the model's, `nbytes` their bytes.
+    """
+
+    node: str
+    framework: str
+    device: Device
+    native: str
+    reason: str
+    written: str = ""
+    pinned: bool = False
+    frozen: bool = False
+    parameters: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Columns of a feature set joined to one value, as they are put on a device.
+
+    `stored` is how the data are, `spec` how they arrive: floating numbers in the receiving model's dtype, class
+    indices as int64, single axes aligned with the output that a target is compared with.
+    """
+
+    name: str
+    feature_set: str
+    columns: tuple[str, ...]
+    framework: str
+    device: Device
+    spec: TensorSpec
+    stored: TensorSpec
+    pinned: bool = False
+    role: str = "features"
+
+    @property
+    def change(self) -> str:
+        """What is changed on the way, `""` for nothing."""
+        parts = [f"{self.stored.dtype} to {self.spec.dtype}"] if self.stored.dtype != self.spec.dtype else []
+        if self.stored.shape != self.spec.shape:
+            parts.append(f"{list(self.stored.shape)} to {list(self.spec.shape)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that goes from one device or framework to another in every step. `nbytes` is of one sample."""
+
+    value: str
+    source: str
+    target: str
+    origin: Device
+    destination: Device
+    route: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment, by its nodes: what one backend computes in one go."""
+
+    label: str
+    framework: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything decided about a phase before it runs."""
+
+    phase: str
+    graph: str
+    assignments: tuple[Assignment, ...]
+    columns: tuple[Column, ...]
+    crossings: tuple[Crossing, ...]
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, node: str) -> Assignment:
+        """The assignment of a node.
+
+        Raises:
+            GraphError: the plan has no such node.
+        """
+        found = next((one for one in self.assignments if one.node == node), None)
+        if found is None:
+            raise GraphError(
+                f"{node!r} is not in the plan of {self.phase!r}", there=", ".join(one.node for one in self.assignments)
+            )
+        return found
+
+    def device(self, node: str) -> Device:
+        """Where a node is computed."""
+        return self[node].device
+
+    def explain(self, node: str) -> str:
+        """Why a node is computed where it is, in one sentence."""
+        one = self[node]
+        why = {
+            "node": f"its own accelerator says {one.written!r}",
+            "phase": f"the phase asks for {one.written!r} and the node for nothing",
+            "policy": f"the policy {one.written!r} chose it",
+            "default": "neither the node nor the phase asks for a device",
+            "fallback": f"the phase asks for {one.written!r}, on which {one.framework} is not served",
+        }[one.reason]
+        return f"{node} runs on {one.device} ({one.framework}: {one.native}) because {why}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, ready for JSON."""
+        return {
+            "phase": self.phase,
+            "graph": self.graph,
+            "assignments": [_flat(one) for one in self.assignments],
+            "columns": [_flat(one) for one in self.columns],
+            "crossings": [_flat(one) for one in self.crossings],
+            "segments": [_flat(one) for one in self.parts],
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        rows = [("node", "device", "framework's name", "why", "parameters")]
+        rows += [
+            (a.node, str(a.device), f"{a.framework} {a.native}", a.reason, f"{a.parameters:,}")
+            for a in self.assignments
+        ]
+        lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
+        for column in self.columns:
+            change = f" ({column.change})" if column.change else ""
+            lines.append(f"load  {column.name} -> {column.framework} {column.device}: {column.spec}{change}")
+        for crossing in self.crossings:
+            lines.append(
+                f"cross {crossing.value}: {crossing.origin} -> {crossing.destination}, {crossing.nbytes} B a sample"
+            )
+        return "\n".join([*lines, *(f"note  {note}" for note in self.notes)])
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows of text as aligned lines."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _flat(value: Any) -> dict[str, Any]:
+    return {key: _plain(item) for key, item in asdict(value).items()} | {
+        key: str(getattr(value, key)) for key in ("device", "origin", "destination") if hasattr(value, key)
+    }
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        return {key: _plain(value) for key, value in item.items()}
+    return [_plain(value) for value in item] if isinstance(item, (list, tuple)) else item

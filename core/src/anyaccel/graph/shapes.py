@@ -1,0 +1,171 @@
+"""Shapes and frameworks of every value in a graph, inferred once from the data and the models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from anyaccel import rng
+from anyaccel.backend import Compute
+from anyaccel.data import Reference, joined_spec
+from anyaccel.errors import NoBackendError, ShapeError
+from anyaccel.graph import wiring
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name
+from anyaccel.registry import Registry
+from anyaccel.segment import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What is known of a graph once it is built; all mappings go by node label or by value name.
+
+    `order` is topological. `inputs` and `outputs` name each node's values. `specs` has every value: columns as they
+    are stored, outputs as the models give them. `dtypes` is the floating dtype that a node wants, or None.
+    """
+
+    order: tuple[str, ...]
+    frameworks: Mapping[str, str]
+    inputs: Mapping[str, tuple[str, ...]]
+    outputs: Mapping[str, tuple[str, ...]]
+    specs: Mapping[str, TensorSpec]
+    dtypes: Mapping[str, str | None]
+
+    def wanted(self, label: str) -> tuple[TensorSpec, ...]:
+        """A node's inputs as it receives them: floating ones in its own dtype."""
+        return tuple(cast(self.specs[name], self.dtypes[label]) for name in self.inputs[label])
+
+
+def cast(spec: TensorSpec, dtype: str | None) -> TensorSpec:
+    """The specification with floating values in `dtype`; integers never change."""
+    return replace(spec, dtype=dtype) if dtype and is_floating(spec.dtype) else spec
+
+
+def is_floating(dtype: str) -> bool:
+    """Whether a dtype, by name, is of floating numbers (`bfloat16` too)."""
+    return "float" in dtype
+
+
+def frameworks_of(nodes: Mapping[str, Node], order: Sequence[str], found: Registry) -> dict[str, str]:
+    """The framework of each node: a model's owner, and for a ConcatNode that of its consumer (else of its source).
+
+    Raises:
+        NoBackendError, AmbiguousOwnerError, FrameworkError: as `Registry.owner` does, with the node named.
+    """
+    frameworks: dict[str, str] = {}
+    for label in order:
+        node = nodes[label]
+        if isinstance(node, ModelNode):
+            frameworks[label] = _framework(node, found)
+    for label in reversed(order):
+        if label not in frameworks:
+            after = [frameworks[other] for other in wiring.consumers(label, nodes) if other in frameworks]
+            frameworks[label] = after[0] if after else ""
+    for label in order:
+        if not frameworks[label]:
+            before = [frameworks[other] for other in wiring.parents(nodes[label], nodes)]
+            frameworks[label] = next(filter(None, before), "numpy")
+    return frameworks
+
+
+def _framework(node: ModelNode, found: Registry) -> str:
+    if node.framework is not None:
+        found.kinds(node.framework)
+        return node.framework
+    try:
+        return found.owner(node.model)
+    except NoBackendError as error:
+        raise NoBackendError(f"node {node.label!r}: {error.asked}", there=error.there, remedy=error.remedy) from None
+
+
+def infer(nodes: Mapping[str, Node], found: Registry, seed: int) -> Shapes:
+    """Infer every value's specification, building what is still unbuilt with weights from `seed`.
+
+    Raises:
+        ShapeError: a model does not take what feeds it; names the node and both shapes.
+    """
+    order = wiring.topological(nodes)
+    frameworks = frameworks_of(nodes, order, found)
+    specs: dict[str, TensorSpec] = {}
+    inputs: dict[str, tuple[str, ...]] = {}
+    outputs: dict[str, tuple[str, ...]] = {}
+    dtypes: dict[str, str | None] = {}
+    for label in reversed(order):
+        dtypes[label] = _dtype(nodes[label], label, nodes, dtypes, found, frameworks)
+    for label in order:
+        node = nodes[label]
+        inputs[label] = _inputs(node, outputs, specs)
+        given = [cast(specs[name], dtypes[label]) for name in inputs[label]]
+        results = _outputs(node, given, found.computing(frameworks[label]), seed)
+        outputs[label] = node.value_names(len(results)) if isinstance(node, ModelNode) else (label,)
+        specs.update(zip(outputs[label], results, strict=True))
+        if isinstance(node, ModelNode) and dtypes[label] is None:
+            dtypes[label] = found.computing(frameworks[label]).dtype_of(node.model)
+    return Shapes(tuple(order), frameworks, inputs, outputs, specs, dtypes)
+
+
+def _dtype(
+    node: Node,
+    label: str,
+    nodes: Mapping[str, Node],
+    known: Mapping[str, str | None],
+    found: Registry,
+    frameworks: Mapping[str, str],
+) -> str | None:
+    if isinstance(node, ModelNode):
+        return found.computing(frameworks[label]).dtype_of(node.model)
+    return next((known[other] for other in wiring.consumers(label, nodes) if known.get(other)), None)
+
+
+def _inputs(node: Node, outputs: Mapping[str, tuple[str, ...]], specs: dict[str, TensorSpec]) -> tuple[str, ...]:
+    names: list[str] = []
+    for upstream in node.upstreams:
+        if isinstance(upstream, Reference):
+            name = column_name(upstream)
+            specs.setdefault(name, joined_spec(upstream.feature_set, upstream.features))
+            names.append(name)
+        else:
+            names.extend(_outputs_named(node, upstream, outputs))
+    return tuple(names)
+
+
+def _outputs_named(node: Node, upstream: str, outputs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    label, _, output = upstream.partition(".")
+    if not output:
+        return outputs[label]
+    if upstream not in outputs[label]:
+        raise wiring.unknown_node(
+            f"node {node.label!r} takes {upstream!r}, which {label!r} does not give", upstream, outputs[label]
+        )
+    return (upstream,)
+
+
+def _outputs(node: Node, given: Sequence[TensorSpec], compute: Compute, seed: int) -> Sequence[TensorSpec]:
+    if isinstance(node, ConcatNode):
+        return [_joined(node, given)]
+    try:
+        return compute.infer(node.model, given, rng.key(seed, "weights", node.label))
+    except ShapeError as error:
+        feeds = ", ".join(str(up) if isinstance(up, str) else column_name(up) for up in node.upstreams)
+        shown = ", ".join(map(str, given))
+        raise ShapeError(
+            f"node {node.label!r} does not take {shown} from {feeds}: {error.asked}",
+            there=error.there,
+            remedy=error.remedy,
+        ) from error
+
+
+def _joined(node: ConcatNode, given: Sequence[TensorSpec]) -> TensorSpec:
+    first = given[0]
+    axis = node.axis if node.axis >= 0 else node.axis + len(first.shape)
+    if not 0 <= axis < len(first.shape):
+        raise ShapeError(
+            f"node {node.label!r} joins along axis {node.axis}", there=f"samples of shape {list(first.shape)}"
+        )
+    rest = [(spec.dtype, spec.shape[:axis], spec.shape[axis + 1 :]) for spec in given]
+    if any(len(spec.shape) != len(first.shape) for spec in given) or any(other != rest[0] for other in rest):
+        raise ShapeError(
+            f"node {node.label!r} cannot join {' and '.join(map(str, given))} along axis {node.axis}",
+            remedy="let them agree in dtype and in every other axis",
+        )
+    size = sum(spec.shape[axis] for spec in given)
+    return replace(first, shape=(*first.shape[:axis], size, *first.shape[axis + 1 :]))

@@ -1,0 +1,131 @@
+"""What must hold among nodes: unique labels, known upstreams, no cycle; and the order that follows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from anyaccel.data import FeatureSet, Reference
+from anyaccel.errors import GraphError
+from anyaccel.graph.nodes import Node
+
+
+def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
+    """Nodes by label.
+
+    Raises:
+        GraphError: a label is taken twice, or is that of a feature set.
+    """
+    found: dict[str, Node] = {}
+    for node in nodes:
+        if node.label in found:
+            raise GraphError(
+                f"two nodes are called {node.label!r}", there=", ".join(found), remedy="give each its own label"
+            )
+        found[node.label] = node
+    for label in feature_sets(found.values()):
+        if label in found:
+            raise GraphError(f"{label!r} names a node and a feature set", remedy="rename one of them")
+    return found
+
+
+def feature_sets(nodes: Iterable[Node]) -> dict[str, FeatureSet]:
+    """The feature sets that nodes refer to, by label.
+
+    Raises:
+        GraphError: two different ones have the same label.
+    """
+    found: dict[str, FeatureSet] = {}
+    for node in nodes:
+        for upstream in node.upstreams:
+            if isinstance(upstream, Reference):
+                seen = found.setdefault(upstream.feature_set.label, upstream.feature_set)
+                if seen is not upstream.feature_set:
+                    raise GraphError(f"two feature sets are called {seen.label!r}", remedy="give each its own label")
+    return found
+
+
+def parents(node: Node, nodes: Mapping[str, Node]) -> list[str]:
+    """Labels of the nodes that feed a node.
+
+    Raises:
+        GraphError: an upstream that is no node.
+    """
+    found = []
+    for upstream in node.upstreams:
+        if isinstance(upstream, str):
+            label = upstream.partition(".")[0]
+            if label not in nodes:
+                raise unknown_node(
+                    f"node {node.label!r} takes its input from {upstream!r}, which is no node", label, nodes
+                )
+            found.append(label)
+    return found
+
+
+def unknown_node(asked: str, label: str, nodes: Iterable[str]) -> GraphError:
+    """The error for a node that is not in the graph, with the closest label."""
+    names = list(nodes)
+    close = difflib.get_close_matches(label, names, n=1)
+    return GraphError(
+        asked,
+        there=", ".join(names) or "no node",
+        remedy=f"did you mean {close[0]!r}" if close else "use one of these labels",
+    )
+
+
+def topological(nodes: Mapping[str, Node]) -> list[str]:
+    """Labels in an order in which every node comes after what feeds it; as given where that leaves a choice.
+
+    Raises:
+        GraphError: there is a cycle; the message walks it.
+    """
+    order: list[str] = []
+    trail: list[str] = []
+
+    def visit(label: str) -> None:
+        if label in order:
+            return
+        if label in trail:
+            walk = " -> ".join([*trail[trail.index(label) :], label])
+            raise GraphError(
+                f"the graph has a cycle: {walk}", remedy="let one of these nodes take its input from elsewhere"
+            )
+        trail.append(label)
+        for parent in parents(nodes[label], nodes):
+            visit(parent)
+        trail.pop()
+        order.append(label)
+
+    for label in nodes:
+        visit(label)
+    return order
+
+
+def ancestors(wanted: Iterable[str], nodes: Mapping[str, Node]) -> set[str]:
+    """The labels wanted, and of every node that they depend on."""
+    found: set[str] = set()
+    todo = list(wanted)
+    while todo:
+        label = todo.pop()
+        if label not in found:
+            found.add(label)
+            todo.extend(parents(nodes[label], nodes))
+    return found
+
+
+def consumers(label: str, nodes: Mapping[str, Node]) -> list[str]:
+    """Labels of the nodes that a node feeds."""
+    return [other for other, node in nodes.items() if label in parents(node, nodes)]
+
+
+def tails(nodes: Mapping[str, Node]) -> list[str]:
+    """Labels of the nodes that feed no other."""
+    return [label for label in nodes if not consumers(label, nodes)]
+
+
+def references(label: str, nodes: Mapping[str, Node]) -> list[Reference]:
+    """The references to data that a node depends on, directly or through others, each once."""
+    needed = ancestors([label], nodes)
+    feeding = (upstream for other, node in nodes.items() if other in needed for upstream in node.upstreams)
+    return list(dict.fromkeys(upstream for upstream in feeding if isinstance(upstream, Reference)))

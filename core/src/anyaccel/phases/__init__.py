@@ -1,0 +1,25 @@
+"""Phases: what is to be done with a graph, and how it is carried out."""
+
+from anyaccel.phases.callbacks import Callback, EarlyStopping
+from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.lifecycle import execute, place, plan_of
+from anyaccel.phases.phase import EvalPhase, Phase, TrainPhase
+from anyaccel.phases.progress import Progress, RichProgress, progress_for
+from anyaccel.phases.run import Epoch, Run
+
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "Epoch",
+    "EvalPhase",
+    "Figures",
+    "Phase",
+    "Progress",
+    "RichProgress",
+    "Run",
+    "TrainPhase",
+    "execute",
+    "place",
+    "plan_of",
+    "progress_for",
+]

@@ -1,0 +1,109 @@
+"""Callbacks: the moments of one phase, for code that is no plugin."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from anyaccel.errors import PhaseError
+
+if TYPE_CHECKING:
+    from anyaccel.graph.plan import Plan
+    from anyaccel.phases.phase import Phase
+    from anyaccel.phases.run import Run
+
+
+class Callback:
+    """Derive from this and write the moments you want; they are those of `anyaccel.hookspecs`, after the plugins'."""
+
+    def phase_start(self, phase: Phase) -> None:
+        """The phase begins."""
+
+    def before_placement(self, phase: Phase, plan: Plan) -> None:
+        """The plan is made; nothing has moved."""
+
+    def after_placement(self, phase: Phase, plan: Plan) -> None:
+        """Every model is where the plan says."""
+
+    def after_loading(self, phase: Phase, plan: Plan) -> None:
+        """The data are where the plan says."""
+
+    def epoch_start(self, run: Run) -> None:
+        """An epoch begins."""
+
+    def step_end(self, run: Run) -> None:
+        """A step is done. Writing this makes every step a call of its own."""
+
+    def epoch_end(self, run: Run) -> None:
+        """An epoch is done; `run.history[-1]` has its losses."""
+
+    def phase_end(self, phase: Phase, plan: Plan | None, run: Run | None, error: BaseException | None) -> None:
+        """The phase has ended, well or not."""
+
+
+class EarlyStopping(Callback):
+    """Stop when a figure has not become better for some epochs.
+
+    Args:
+        monitor: name of a figure of an epoch: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, ...
+        patience: epochs without a better figure after which the run stops.
+        min_delta: by how much it must be better to count.
+        mode: `"min"` or `"max"`.
+        restore_best: go back to the parameters and optimizer state of the best epoch when the run stops or ends.
+
+    Raises:
+        PhaseError: a setting out of range; or, when the first epoch ends, a figure that there is not.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        mode: str = "min",
+        restore_best: bool = False,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise PhaseError(f"EarlyStopping: mode={mode!r}", there="'min' and 'max'")
+        if patience < 1 or min_delta < 0:
+            raise PhaseError(
+                f"EarlyStopping: patience={patience!r} and min_delta={min_delta!r}",
+                there="patience from 1, min_delta from 0",
+            )
+        self.monitor = monitor
+        self.patience = patience
+        self.min_delta = min_delta
+        self.sign = 1.0 if mode == "min" else -1.0
+        self.restore_best = restore_best
+        self._forget()
+
+    def _forget(self) -> None:
+        self.best, self.best_epoch, self.waited = math.inf, -1, 0
+        self._snapshot: Any = None
+
+    def after_loading(self, phase: Phase, plan: Plan) -> None:
+        """Begin anew with every phase."""
+        self._forget()
+
+    def epoch_end(self, run: Run) -> None:
+        """Look at the figure, and stop the run if it is time."""
+        figures = run.history[-1].figures
+        if self.monitor not in figures:
+            if run.phase.validation is not None and self.monitor.startswith("val_") and not run.history[-1].validated:
+                return
+            raise PhaseError(
+                f"EarlyStopping watches {self.monitor!r}, which an epoch does not have", there=", ".join(figures)
+            )
+        self._judge(run, self.sign * figures[self.monitor])
+        if self.waited >= self.patience:
+            run.stop(f"{self.monitor} has not become better for {self.patience} epochs")
+        if self._snapshot is not None and self.waited and (run.stopped or run.epoch == run.phase.n_epochs - 1):
+            run.restore(self._snapshot)
+
+    def _judge(self, run: Run, value: float) -> None:
+        if value < self.best - self.min_delta:
+            self.best, self.best_epoch, self.waited = value, run.epoch, 0
+            self._snapshot = run.snapshot() if self.restore_best else None
+        else:
+            self.waited += 1

@@ -1,0 +1,125 @@
+"""Evaluation: losses, metrics and predictions of an EvalPhase over programs that are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from anyaccel.data import FeatureSet, Rows, joined_array
+from anyaccel.errors import ColumnError
+from anyaccel.graph import ModelGraph, columns, wiring
+from anyaccel.metrics import Metric
+from anyaccel.phases.chain import Chain
+from anyaccel.phases.loading import Feed
+from anyaccel.phases.phase import EvalPhase
+from anyaccel.phases.tally import Tally
+from anyaccel.recipes import AppliedLoss
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A metric bound to the value it judges and the columns it compares with."""
+
+    label: str
+    metric: Metric
+    node: str
+    source: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What an evaluation gave: losses by label and their sum, metrics by label, outputs by value name."""
+
+    losses: dict[str, float]
+    loss: float
+    metrics: dict[str, float]
+    outputs: dict[str, np.ndarray]
+
+    @property
+    def named(self) -> dict[str, float]:
+        """Every figure by name: `loss`, `loss.LABEL`, and the metrics."""
+        losses = (
+            {"loss": self.loss, **{f"loss.{name}": value for name, value in self.losses.items()}} if self.losses else {}
+        )
+        return {**losses, **self.metrics}
+
+
+def judged(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[Judgement]:
+    """The metrics of a phase, bound; one without a node judges every node that a loss does, else the tails.
+
+    Raises:
+        ColumnError: there is no target to compare with.
+        GraphError: a node that is not in the graph.
+    """
+    nodes = list(dict.fromkeys(loss.on for loss in losses)) or list(graph.tails)
+    found = []
+    for metric in phase.metrics:
+        on = [metric.on] if metric.on is not None else nodes
+        for node in on:
+            source, names = _targets(metric, node, losses, graph)
+            label = metric.label if len(on) == 1 else f"{node}.{metric.label}"
+            found.append(Judgement(label, metric, node, source.label, names))
+    return found
+
+
+def _targets(
+    metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: ModelGraph
+) -> tuple[FeatureSet, tuple[str, ...]]:
+    if node not in graph.nodes:
+        raise wiring.unknown_node(f"metric {metric.label!r} judges the node {node!r}", node, graph.nodes)
+    own = [name for loss in losses if loss.on == node for name in loss.inputs[1:]]
+    text = metric.targets if metric.targets != "targets" or not own else own[0]
+    if text == "targets":
+        return columns.targets_of(AppliedLoss("mse", on=node), graph.nodes)
+    named = columns.named_column(text, graph.nodes)
+    if named is None:
+        raise ColumnError(
+            f"metric {metric.label!r} compares with {text!r}, which is no column", remedy="write 'FEATURE_SET.COLUMN'"
+        )
+    return named
+
+
+def evaluate(
+    chain: Chain,
+    feed: Feed,
+    rows: Mapping[str, Rows],
+    batch: int,
+    losses: Sequence[AppliedLoss],
+    judgements: Sequence[Judgement],
+    keep: Sequence[str],
+    names: Mapping[str, Sequence[str]],
+) -> Figures:
+    """Run over all rows.
+
+    Args:
+        chain: programs.
+        feed: the data on their devices.
+        rows: the same data in host memory, for metrics.
+        batch: samples computed at once.
+        losses: those wanted.
+        judgements: metrics, bound.
+        keep: labels of nodes whose outputs are kept.
+        names: names of each node's values.
+    """
+    wanted = [name for label in dict.fromkeys([*keep, *(one.node for one in judgements)]) for name in names[label]]
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
+    tally = Tally()
+    pending: list[tuple[str, object]] = []
+    for start in range(0, feed.n, batch):
+        values, found = chain.evaluate(feed, start, min(start + batch, feed.n))
+        tally.add(found)
+        pending += [(name, values[name]) for name in wanted]
+    for name, value in pending:
+        parts[name].append(np.array(chain.to_host(name, value)))
+    outputs = {name: np.concatenate(part) for name, part in parts.items()}
+    means = {label: value for label, value in tally.means().items() if label in {loss.label for loss in losses}}
+    total = sum(loss.weight * means[loss.label] for loss in losses)
+    metrics = {one.label: _measure(one, outputs[names[one.node][0]], rows[one.source]) for one in judgements}
+    return Figures(means, total, metrics, {name: outputs[name] for label in keep for name in names[label]})
+
+
+def _measure(one: Judgement, outputs: np.ndarray, rows: Rows) -> float:
+    return float(one.metric.measure(outputs, joined_array(rows, one.columns)))

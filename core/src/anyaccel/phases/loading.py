@@ -1,0 +1,126 @@
+"""Loading: the columns of a plan, from Arrow to the devices, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anyaccel.data import FeatureSet, Rows, joined_array, joined_spec
+from anyaccel.errors import ColumnError, PhaseError
+from anyaccel.graph import Column, Plan, Resolution
+from anyaccel.phases.phase import Data
+from anyaccel.registry import registry
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Columns on their devices, by value name, all of `n` rows."""
+
+    n: int
+    columns: Mapping[str, Any]
+
+
+def rows_of(label: str, data: Data, sets: Mapping[str, FeatureSet]) -> dict[str, Rows]:
+    """The rows that a phase runs over, by feature set.
+
+    Raises:
+        PhaseError: a feature set without data, data for none, or different numbers of rows.
+        SplitError: a split that a feature set does not have.
+    """
+    given = dict(data) if isinstance(data, Mapping) else _for_each(label, data, sets)
+    strange = sorted(set(given) - set(sets))
+    missing = sorted(set(sets) - set(given))
+    if strange or missing:
+        raise PhaseError(
+            f"phase {label!r} has data for {', '.join(sorted(given)) or 'nothing'}",
+            there=f"the graph takes {', '.join(sets)}",
+            remedy="give data={FEATURE_SET: split or view} for each of these",
+        )
+    rows = {name: sets[name].split(one) if isinstance(one, str) else one for name, one in given.items()}
+    counts = {name: len(one) for name, one in rows.items()}
+    if len(set(counts.values())) > 1:
+        raise PhaseError(
+            f"phase {label!r} has different numbers of rows",
+            there=", ".join(f"{name}: {count}" for name, count in counts.items()),
+            remedy="batches are drawn together: give each feature set the same number of rows",
+        )
+    if not next(iter(counts.values()), 0):
+        raise PhaseError(f"phase {label!r} has no rows", remedy="choose another split")
+    return rows
+
+
+def _for_each(label: str, data: str | Rows, sets: Mapping[str, FeatureSet]) -> dict[str, str | Rows]:
+    if isinstance(data, str):
+        return dict.fromkeys(sets, data)
+    if not isinstance(data, Rows):
+        raise PhaseError(
+            f"phase {label!r} cannot take its data from {type(data).__name__}",
+            remedy="give a split's name, a FeatureSet or a view",
+        )
+    return {data.label: data}
+
+
+def prepare(plan: Plan, rows: Mapping[str, Rows], classes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The columns in host memory, in the form in which the plan loads them; nothing has moved.
+
+    Args:
+        plan: whose columns.
+        rows: the data, by feature set.
+        classes: for columns of class indices, the number of classes, by value name.
+
+    Raises:
+        ColumnError: data that are not what the plan was made for, or class indices out of range.
+    """
+    return {
+        column.name: _prepared(column, rows[column.feature_set], classes.get(column.name)) for column in plan.columns
+    }
+
+
+def _prepared(column: Column, rows: Rows, classes: int | None) -> np.ndarray:
+    found = joined_spec(rows, column.columns)
+    if found != column.stored:
+        raise ColumnError(f"{column.name} is {found} in these data", there=f"the graph was built for {column.stored}")
+    array = joined_array(rows, column.columns).reshape(len(rows), *column.spec.shape)
+    if classes is not None:
+        _check_classes(column, array, classes)
+    try:
+        return array.astype(column.spec.dtype, copy=False)
+    except TypeError:
+        raise ColumnError(
+            f"{column.name} cannot be made {column.spec.dtype} in host memory", remedy="keep the model in float32"
+        ) from None
+
+
+def _check_classes(column: Column, array: np.ndarray, classes: int) -> None:
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= classes:
+        raise ColumnError(
+            f"{column.name} has the class index {low if low < 0 else high}",
+            there=f"the model gives {classes} classes, 0 to {classes - 1}",
+            remedy="change the model's output_shape, or the column",
+        )
+
+
+def class_counts(resolution: Resolution) -> dict[str, int]:
+    """The number of classes for each column of class indices."""
+    specs = {name: spec for segment in resolution.segments for name, (spec, _) in segment.inputs.items()}
+    return {
+        name: resolution.shapes.specs[resolution.shapes.outputs[term.on][0]].shape[0]
+        for segment in resolution.segments
+        for term in segment.losses
+        if term.loss.name == "cross_entropy" and term.loss.own is None
+        for name in term.inputs[1:]
+        if name in specs and specs[name].dtype == "int64"
+    }
+
+
+def load(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Feed:
+    """Put prepared columns on their devices."""
+    columns = {}
+    for column in plan.columns:
+        backend = registry().computing(column.framework, column.device.kind)
+        columns[column.name] = backend.from_host(arrays[column.name], column.device, pinned=column.pinned)
+    return Feed(len(next(iter(arrays.values()))), columns)

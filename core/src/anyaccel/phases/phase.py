@@ -1,0 +1,267 @@
+"""Phases as values: what is to be done with a graph. They do not know how they are carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.data import Rows, SimpleSampler
+from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.graph.nodes import check_label
+from anyaccel.metrics import Metric
+from anyaccel.phases.callbacks import Callback
+from anyaccel.recipes import AppliedLoss
+
+Data = str | Rows | Mapping[str, "str | Rows"]
+"""The name of a split, a feature set or a view of one, or one of these for each feature set's label."""
+
+
+class Phase:
+    """What every phase has.
+
+    Args:
+        label: its name; training phases of one label count their epochs together.
+        data: the name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of
+            each feature set to one of these.
+        losses: AppliedLoss objects.
+        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device or its
+            spelling. A wish: a node whose framework is not served there runs on the CPU, is noted in the plan, and
+            warned of once.
+        strict: makes that an error.
+        policy: name of a placement policy of a plugin, for nodes without an accelerator of their own.
+        callbacks: objects of Callback; their methods are the moments of the phase.
+        after: device to which the nodes are moved when the phase has ended; by default they stay where they are.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        data: Data,
+        losses: Iterable[AppliedLoss] = (),
+        accelerator: Any = None,
+        strict: bool = False,
+        policy: str | None = None,
+        callbacks: Iterable[Callback] = (),
+        after: Any = None,
+    ) -> None:
+        self.label = check_label(label, "a phase")
+        self.data = data
+        self.losses = tuple(losses)
+        self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
+        self.strict = strict
+        self.policy = policy
+        self.callbacks = tuple(callbacks)
+        self.after = None if after is None else Accelerator.of(after)
+        self._check()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.label!r})"
+
+    def _check(self) -> None:
+        for loss in self.losses:
+            if not isinstance(loss, AppliedLoss):
+                raise PhaseError(
+                    f"phase {self.label!r}: {loss!r} is no AppliedLoss", remedy="write AppliedLoss('mse', on='NODE')"
+                )
+        labels = [loss.label for loss in self.losses]
+        twice = {label for label in labels if labels.count(label) > 1}
+        if twice:
+            raise PhaseError(
+                f"phase {self.label!r} has two losses called {', '.join(sorted(twice))}", remedy="give each a label="
+            )
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise PhaseError(
+                    f"phase {self.label!r}: {callback!r} is no Callback", remedy="derive it from anyaccel.Callback"
+                )
+
+    @classmethod
+    def from_split(cls, label: str, *, split: str, **settings: Any) -> Self:
+        """A phase over the split of this name, of every feature set that the graph refers to."""
+        return cls(label, data=split, **settings)
+
+    def get_config(self) -> dict[str, Any]:
+        """The phase as plain data. Callbacks are code and are left out.
+
+        Raises:
+            ConfigError: data, a loss or a metric that has no name.
+        """
+        return {
+            "type": self.kind,
+            "label": self.label,
+            "data": _data_config(self.label, self.data),
+            "losses": [loss.get_config() for loss in self.losses],
+            "accelerator": self.accelerator.get_config() if self.accelerator else None,
+            "strict": self.strict,
+            "policy": self.policy,
+            "after": self.after.get_config() if self.after else None,
+        }
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any]) -> Phase:
+        """Read what `get_config` of any phase wrote.
+
+        Raises:
+            ConfigError: malformed, or of an unknown type.
+        """
+        kind = config.get("type") if isinstance(config, Mapping) else None
+        if kind not in _KINDS:
+            raise ConfigError(f"a phase's type is {kind!r}", there=", ".join(_KINDS))
+        settings = {key: value for key, value in config.items() if key != "type"}
+        settings["losses"] = [AppliedLoss.from_config(one) for one in settings.get("losses", ())]
+        for key in ("accelerator", "after"):
+            if settings.get(key) is not None:
+                settings[key] = Accelerator.from_config(settings[key])
+        try:
+            return _KINDS[kind](**_KINDS[kind]._read(settings))
+        except TypeError as error:
+            raise ConfigError(f"the configuration of a {kind} phase does not fit: {error}") from None
+
+    @classmethod
+    def _read(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return settings
+
+
+class EvalPhase(Phase):
+    """Forward passes over data: losses, metrics and predictions. Nothing is changed.
+
+    Args:
+        batch_size: samples computed at once.
+        metrics: names, functions or Metric objects.
+        outputs: labels of nodes whose predictions are kept; by default the tails of the graph.
+        label, data, losses, accelerator, strict, policy, callbacks, after: see Phase.
+    """
+
+    kind = "eval"
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        data: Data,
+        metrics: Iterable[Any] = (),
+        outputs: Sequence[str] | None = None,
+        batch_size: int = 1024,
+        **settings: Any,
+    ) -> None:
+        self.metrics = tuple(one if isinstance(one, Metric) else Metric(one) for one in metrics)
+        self.outputs = None if outputs is None else tuple(outputs)
+        self.sampler = SimpleSampler(batch_size)
+        super().__init__(label, data=data, **settings)
+
+    def get_config(self) -> dict[str, Any]:
+        """The phase as plain data; see Phase."""
+        outputs = None if self.outputs is None else list(self.outputs)
+        metrics = [metric.get_config() for metric in self.metrics]
+        return {**super().get_config(), "metrics": metrics, "outputs": outputs, "batch_size": self.sampler.batch_size}
+
+    @classmethod
+    def _read(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return {**settings, "metrics": [Metric.from_config(one) for one in settings.get("metrics", ())]}
+
+
+class TrainPhase(Phase):
+    """Epochs of training steps.
+
+    Args:
+        sampler: batches and their order: a SimpleSampler, or a batch size.
+        n_epochs: how many epochs this phase runs.
+        validation: an EvalPhase, or the name of a split, evaluated with the nodes and programs where they are, after
+            every `validate_every` epochs; its losses are those of the training.
+        validate_every: epochs between validations.
+        label, data, losses, accelerator, strict, policy, callbacks, after: see Phase.
+    """
+
+    kind = "train"
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        data: Data,
+        losses: Iterable[AppliedLoss],
+        sampler: SimpleSampler | int = 32,
+        n_epochs: int = 1,
+        validation: EvalPhase | str | None = None,
+        validate_every: int = 1,
+        **settings: Any,
+    ) -> None:
+        self.sampler = SimpleSampler(sampler, shuffle=True) if isinstance(sampler, int) else sampler
+        self.n_epochs = _count(label, "n_epochs", n_epochs, 0)
+        self.validation = (
+            EvalPhase.from_split(validation, split=validation) if isinstance(validation, str) else validation
+        )
+        self.validate_every = _count(label, "validate_every", validate_every, 1)
+        super().__init__(label, data=data, losses=losses, **settings)
+
+    def _check(self) -> None:
+        super()._check()
+        if not self.losses:
+            raise PhaseError(
+                f"phase {self.label!r} trains and has no loss", remedy="give losses=[AppliedLoss('mse', on='NODE')]"
+            )
+        if self.validation is None:
+            return
+        if not isinstance(self.validation, EvalPhase):
+            raise PhaseError(
+                f"phase {self.label!r}: validation={self.validation!r} is no EvalPhase",
+                remedy="give one, or the name of a split",
+            )
+        for loss in self.validation.losses:
+            if loss not in self.losses:
+                raise PhaseError(
+                    f"phase {self.label!r} validates with the loss {loss.label!r}, with which it does not train",
+                    there=", ".join(one.label for one in self.losses),
+                    remedy="leave losses out of the validation, or run an EvalPhase of its own after training",
+                )
+        if self.validation.accelerator not in (None, self.accelerator):
+            raise PhaseError(
+                f"phase {self.label!r} validates on {self.validation.accelerator} and trains on {self.accelerator or 'cpu:0'}",
+                remedy="leave accelerator out of the validation: it runs where the nodes are",
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """The phase as plain data; see Phase."""
+        return {
+            **super().get_config(),
+            "sampler": self.sampler.get_config(),
+            "n_epochs": self.n_epochs,
+            "validation": self.validation.get_config() if self.validation else None,
+            "validate_every": self.validate_every,
+        }
+
+    @classmethod
+    def _read(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        validation = settings.get("validation")
+        return {
+            **settings,
+            "sampler": SimpleSampler.from_config(settings.get("sampler", {})),
+            "validation": Phase.from_config(validation) if validation else None,
+        }
+
+
+_KINDS: dict[str, type[Phase]] = {"train": TrainPhase, "eval": EvalPhase}
+
+
+def _count(label: str, name: str, value: Any, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise PhaseError(f"phase {label!r}: {name}={value!r} is not an int of at least {least}")
+    return value
+
+
+def _data_config(label: str, data: Data) -> Any:
+    if isinstance(data, str):
+        return data
+    if isinstance(data, Mapping):
+        return {name: _data_config(label, one) for name, one in data.items()}
+    name = getattr(data, "name", None)
+    registered = getattr(getattr(data, "feature_set", None), "splits", {}).get(name)
+    if registered is not data:
+        raise ConfigError(
+            f"phase {label!r} runs over data that have no name", remedy="register a split and give its name"
+        )
+    return {data.label: name}

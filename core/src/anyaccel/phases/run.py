@@ -1,0 +1,101 @@
+"""Run: one execution of a phase, as plugins and callbacks see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyaccel.errors import PhaseError
+from anyaccel.graph import ModelGraph, Plan
+from anyaccel.phases.chain import Chain, Losses
+from anyaccel.phases.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What an epoch gave. `number` counts from 0 over all runs of phases of this label.
+
+    `losses` are means over the epoch by label, `loss` is their weighted sum, and `validation` holds what the
+    validation after this epoch gave (`loss`, `loss.LABEL`, metrics), empty if there was none.
+    """
+
+    number: int
+    loss: float
+    losses: dict[str, float]
+    steps: int
+    seconds: float
+    validation: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def validated(self) -> bool:
+        """Whether there was a validation after this epoch."""
+        return bool(self.validation)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Every figure by the name that callbacks use: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`."""
+        own = {"loss": self.loss, **{f"loss.{label}": value for label, value in self.losses.items()}}
+        return {**own, **{f"val_{name}": value for name, value in self.validation.items()}}
+
+
+class Run:
+    """One execution of a phase: its progress and losses so far, and the brake.
+
+    Attributes:
+        phase: what is executed.
+        graph: on what.
+        plan: how; None until it is made.
+        epoch: number of the epoch within this run, from 0.
+        step: number of the step within the epoch, from 0.
+        history: the epochs that are complete.
+    """
+
+    def __init__(self, phase: Any, graph: ModelGraph) -> None:
+        self.phase = phase
+        self.graph = graph
+        self.plan: Plan | None = None
+        self.epoch = 0
+        self.step = 0
+        self.history: list[Epoch] = []
+        self.error: BaseException | None = None
+        self.stop_reason = ""
+        self.last_losses: list[Losses] = []
+        self._chain: Chain | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({self.phase.label!r}, {len(self.history)} epochs done)"
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody asked the run to stop."""
+        return bool(self.stop_reason)
+
+    def stop(self, reason: str) -> None:
+        """End the run after this epoch; in `step_end`, after this step, the epoch counting as it is."""
+        self.stop_reason = self.stop_reason or reason or "asked to stop"
+
+    def step_losses(self) -> dict[str, float]:
+        """Mean losses of the last step by label; waits for the devices."""
+        tally = Tally()
+        tally.add(self.last_losses)
+        return tally.means()
+
+    def attach(self, chain: Chain | None) -> None:
+        """Give the run the programs that are at work, or take them away."""
+        self._chain = chain
+
+    def snapshot(self) -> Any:
+        """A copy of everything that training changes: parameters, buffers, optimizer and random state."""
+        return self._programs().snapshot()
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot of this run."""
+        self._programs().restore(snapshot)
+
+    def _programs(self) -> Chain:
+        if self._chain is None:
+            raise PhaseError(
+                f"phase {self.phase.label!r} is not at work",
+                remedy="use snapshots between after_loading and the last epoch_end",
+            )
+        return self._chain

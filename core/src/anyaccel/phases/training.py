@@ -1,0 +1,121 @@
+"""The training loop: epochs of steps, nothing looked up or waited for inside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from anyaccel import rng
+from anyaccel.phases.chain import Chain, Losses
+from anyaccel.phases.loading import Feed
+from anyaccel.phases.moments import Moments
+from anyaccel.phases.phase import TrainPhase
+from anyaccel.phases.progress import Progress
+from anyaccel.phases.run import Epoch, Run
+from anyaccel.phases.tally import Tally
+
+# A call of many steps must not keep progress and Ctrl-C waiting for long: half a second is the limit, this the aim.
+_AIM_SECONDS = 0.2
+
+Validate = Callable[[], dict[str, float]]
+
+
+class Pace:
+    """How many steps one call should take: few at first, then as many as the aimed time holds."""
+
+    def __init__(self, fixed: int | None = None) -> None:
+        self._fixed = fixed
+        self._count = 1
+
+    def next(self) -> int:
+        """Steps for the next call."""
+        return self._fixed or self._count
+
+    def took(self, count: int, seconds: float) -> None:
+        """Learn from a call. Grows by doubling only: the first calls are slow and say little."""
+        fitting = int(count * _AIM_SECONDS / max(seconds, 1e-9))
+        self._count = max(1, min(self._count * 2, fitting))
+
+
+class Training:
+    """The loop of one TrainPhase over programs that are ready."""
+
+    def __init__(
+        self, phase: TrainPhase, run: Run, chain: Chain, feed: Feed, moments: Moments, progress: Progress
+    ) -> None:
+        self._phase = phase
+        self._run = run
+        self._chain = chain
+        self._feed = feed
+        self._moments = moments
+        self._progress = progress
+        self._weights = {loss.label: loss.weight for loss in phase.losses}
+        self._fixed_order: Any = None
+        self._pace = Pace(1 if moments.step_listeners else None)
+
+    def run(self, validate: Validate | None) -> None:
+        """All epochs, or as many as there are until somebody stops the run."""
+        steps = self._phase.sampler.steps(self._feed.n)
+        self._progress.start(self._phase.label, self._phase.n_epochs, steps)
+        try:
+            for epoch in range(self._phase.n_epochs):
+                self._epoch(epoch, validate)
+                if self._run.stopped:
+                    break
+        finally:
+            self._progress.stop()
+
+    def _epoch(self, epoch: int, validate: Validate | None) -> None:
+        run, label = self._run, self._phase.label
+        run.epoch, run.step = epoch, 0
+        number = run.graph.progress.get(label, 0)
+        self._moments.call("epoch_start", run=run)
+        began = time.perf_counter()
+        self._chain.seed(rng.key(run.graph.seed, "steps", label, number))
+        losses, steps = self._steps(self._orders(number))
+        seconds = time.perf_counter() - began
+        run.graph.progress[label] = number + 1
+        due = validate is not None and (
+            (epoch + 1) % self._phase.validate_every == 0 or epoch + 1 == self._phase.n_epochs
+        )
+        figures = validate() if validate is not None and due else {}
+        total = sum(self._weights[name] * value for name, value in losses.items())
+        run.history.append(Epoch(number, total, losses, steps, seconds, figures))
+        self._progress.epoch(run.history[-1].figures)
+        self._moments.call("epoch_end", run=run)
+
+    def _orders(self, number: int) -> Any:
+        sampler = self._phase.sampler
+        if sampler.shuffle:
+            return self._chain.order(self._feed, sampler.order(self._feed.n, number))
+        if self._fixed_order is None:
+            self._fixed_order = self._chain.order(self._feed, np.arange(self._feed.n, dtype=np.int64))
+        return self._fixed_order
+
+    def _steps(self, orders: Any) -> tuple[dict[str, float], int]:
+        full, last = self._phase.sampler.batches(self._feed.n)
+        size = self._phase.sampler.batch_size
+        step = self._chain.stepper(self._feed, orders)
+        tally, done = Tally(), 0
+        while done < full and not self._run.stopped:
+            count = min(self._pace.next(), full - done)
+            began = time.perf_counter()
+            self._took(tally, step(done * size, count, size), count)
+            self._pace.took(count, time.perf_counter() - began)
+            done += count
+        if last and not self._run.stopped:
+            self._took(tally, step(full * size, 1, last), 1)
+            done += 1
+        return tally.means(), done
+
+    def _took(self, tally: Tally, losses: list[Losses], count: int) -> None:
+        tally.add(losses)
+        self._progress.advance(count)
+        if self._moments.step_listeners:
+            self._run.last_losses = losses
+            for listener in self._moments.step_listeners:
+                listener(run=self._run)
+        self._run.step += count

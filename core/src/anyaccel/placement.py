@@ -1,0 +1,192 @@
+"""For library authors: place, move and find out about objects of any framework, without naming one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import numpy as np
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.backend import Backend, Exchange
+from anyaccel.device import Device
+from anyaccel.errors import CapabilityError, DeviceMismatchError, MoveError, NoBackendError
+from anyaccel.registry import Registry, registry
+
+T = TypeVar("T")
+
+# Kinds that nobody is given unless they ask by name, and the one that is always there.
+_NEVER_BEST = frozenset({"cpu", "sim"})
+_PLAIN = (str, bytes, bool, int, float, complex, type(None))
+
+
+def devices(kind: str | None = None) -> list[Device]:
+    """Devices on this machine that some backend serves, best first: GPUs, other accelerators, CPUs, simulated ones.
+
+    Args:
+        kind: only this kind; an alias (`"cuda"`) is understood. An unknown kind gives an empty list.
+    """
+    wanted = Device.parse(kind).kind if kind is not None else None
+    found = {device for backend in registry().backends for device in backend.devices()}
+    return sorted((d for d in found if wanted in (None, d.kind)), key=_rank)
+
+
+def all_devices(kind: str = "gpu") -> list[Device]:
+    """Every device of a kind, or the CPU where there is none: never empty."""
+    return devices(kind) or [Device("cpu")]
+
+
+def best(i: int = 0) -> Device:
+    """GPU number `i` if there is one, else accelerator number `i` of another kind (mps, xpu, ...), else the CPU."""
+    usable = (device for device in devices() if device.kind not in _NEVER_BEST and device.index == i)
+    return next(usable, Device("cpu"))
+
+
+def _rank(device: Device) -> tuple[int, str, int]:
+    order = {"gpu": 0, "cpu": 2, "sim": 3}
+    return order.get(device.kind, 1), device.kind, device.index
+
+
+def device_of(obj: Any) -> Device | None:
+    """Where a tensor, a model or a container of them is; None if it holds no tensor.
+
+    Raises:
+        DeviceMismatchError: a container holds tensors on several devices.
+        NoBackendError: nobody owns something in it.
+    """
+    found = {device for leaf in _leaves(obj) if (device := _device_of_leaf(leaf)) is not None}
+    if len(found) > 1:
+        raise DeviceMismatchError(
+            f"the tensors of a {type(obj).__name__} are on several devices",
+            there=", ".join(map(str, sorted(found))),
+            remedy="move them to one with anyaccel.move(obj, device)",
+        )
+    return found.pop() if found else None
+
+
+def _device_of_leaf(leaf: Any) -> Device | None:
+    if isinstance(leaf, _PLAIN):
+        return None
+    return registry().find(registry().owner(leaf)).device_of(leaf)
+
+
+def scope(where: Accelerator | Device | str, framework: str) -> AbstractContextManager[Any]:
+    """New tensors of `framework` made inside land on the device; what was before is restored."""
+    return Accelerator.of(where).scope(framework)
+
+
+def place(obj: T, where: Accelerator | Device | str) -> T:
+    """Put an object with state (a model, an optimizer) on a device; **use what is returned**.
+
+    Raises:
+        NoBackendError: nobody owns it (the message says what to install).
+        FrameworkError, DeviceUnavailableError: its framework is not served there, or the device is not here.
+    """
+    accelerator = Accelerator.of(where)
+    found: T = _serving(obj, accelerator).place(obj, accelerator.device)
+    return found
+
+
+def move(obj: T, where: Accelerator | Device | str, *, framework: str | None = None) -> T:
+    """The same tensors on a device; what is there already is returned as it is.
+
+    Goes through dicts, lists, tuples, named tuples and dataclasses, and through any object that has
+    `__anyaccel_move__(move)`: it is called with a function that moves whatever it is given, and returns the object to
+    use. Text, numbers and None pass. Dtypes never change.
+
+    Args:
+        obj: a tensor, or a container.
+        where: the device.
+        framework: turn NumPy arrays into tensors of this framework on the way; other tensors must be its own.
+
+    Raises:
+        MoveError: a dtype that the device cannot hold.
+        NoBackendError: something in it that nobody owns.
+        FrameworkError, DeviceUnavailableError: not served there, or not on this machine.
+    """
+    accelerator = Accelerator.of(where)
+    target = _importer(registry(), accelerator, framework) if framework else None
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, _PLAIN):
+            return value
+        if target is not None and isinstance(value, np.ndarray):
+            return target(value)
+        return _serving(value, accelerator).move(value, accelerator.device, pinned=accelerator.pin_memory)
+
+    moved: T = _map(obj, leaf)
+    return moved
+
+
+def _serving(obj: Any, accelerator: Accelerator) -> Backend:
+    found = registry()
+    return found.serving(found.owner(obj), accelerator.device, vendor=accelerator.vendor)
+
+
+def _importer(found: Registry, accelerator: Accelerator, framework: str) -> Callable[[np.ndarray], Any]:
+    backend = found.serving(framework, accelerator.device, vendor=accelerator.vendor)
+    if not isinstance(backend, Exchange):
+        raise CapabilityError(
+            f"the backend of {framework} takes no arrays from the host", remedy="make the tensor with the framework"
+        )
+    exchange = backend
+    return lambda array: exchange.from_host(array, accelerator.device, pinned=accelerator.pin_memory)
+
+
+def _map(obj: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The object with `leaf` applied to each leaf; the same object where nothing changed."""
+    hook = getattr(type(obj), "__anyaccel_move__", None)
+    if hook is not None:
+        return hook(obj, lambda inner: _map(inner, leaf))
+    if isinstance(obj, Mapping):
+        return _rebuilt(obj, {key: _map(value, leaf) for key, value in obj.items()}, obj.values())
+    if isinstance(obj, (list, tuple)):
+        return _rebuilt(obj, [_map(value, leaf) for value in obj], obj)
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        return _mapped_dataclass(obj, leaf)
+    return leaf(obj)
+
+
+def _rebuilt(obj: Any, items: Any, before: Any) -> Any:
+    after = items.values() if isinstance(items, dict) else items
+    if all(a is b for a, b in zip(after, before, strict=True)):
+        return obj
+    if hasattr(obj, "_make"):
+        return obj._make(items)
+    try:
+        return items if type(obj) in (dict, list) else type(obj)(items)
+    except TypeError:
+        raise MoveError(
+            f"a {type(obj).__name__} cannot be made anew from what it holds",
+            remedy="give the class __anyaccel_move__(move)",
+        ) from None
+
+
+def _mapped_dataclass(obj: Any, leaf: Callable[[Any], Any]) -> Any:
+    if not any(True for _ in dataclasses.fields(obj)):
+        return obj
+    values = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
+    moved = {name: _map(value, leaf) for name, value in values.items()}
+    changed = {name: value for name, value in moved.items() if value is not values[name]}
+    if not changed:
+        return obj
+    try:
+        return dataclasses.replace(obj, **changed)
+    except (TypeError, ValueError):
+        raise MoveError(
+            f"the dataclass {type(obj).__name__} cannot be made anew with moved fields",
+            remedy="give the class __anyaccel_move__(move)",
+        ) from None
+
+
+def _leaves(obj: Any) -> Iterator[Any]:
+    found: list[Any] = []
+
+    def visit(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    _map(obj, visit)
+    return iter(found)

@@ -1,0 +1,216 @@
+"""Simulated devices: memory that is counted and may run out, and a ledger of what crosses to and from it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from anyaccel.device import Device
+from anyaccel.errors import ConfigError, MoveError, OutOfMemoryError
+
+SWITCH = "ANYACCEL_SIMULATE"
+_MOST = 64
+_WIDE = (np.dtype("float64"), np.dtype("complex128"))
+_lock = threading.RLock()  # a finalizer may run while its own thread holds it
+
+
+@dataclass(slots=True)
+class Traffic:
+    """How many transfers, and of how many bytes."""
+
+    number: int = 0
+    nbytes: int = 0
+
+    def count(self, nbytes: int) -> None:
+        """One more transfer."""
+        self.number += 1
+        self.nbytes += nbytes
+
+
+@dataclass(slots=True)
+class Transfers:
+    """Transfers of one device: from the host, to the host, and from or to another simulated device."""
+
+    into: Traffic = field(default_factory=Traffic)
+    out: Traffic = field(default_factory=Traffic)
+    between: Traffic = field(default_factory=Traffic)
+
+
+class SimDevice:
+    """A simulated device, as a handle: what it is, what it holds, and what has crossed.
+
+    Attributes:
+        device: its name, `sim:k`.
+        capacity: bytes that it can hold, None for no limit.
+        float64: whether it takes float64 (and complex128).
+        used: bytes it holds now.
+        peak: the most it held at once.
+        transfers: what was moved, counted since the last `clear`.
+        syncs: how often the host waited for a value, since the last `clear`.
+        closed: whether its simulation has ended; arrays that are left on it can still be read.
+    """
+
+    def __init__(self, index: int, capacity: int | None, float64: bool) -> None:
+        self.device = Device("sim", index)
+        self.capacity = capacity
+        self.float64 = float64
+        self.used = 0
+        self.peak = 0
+        self.transfers = Transfers()
+        self.syncs = 0
+        self.closed = False
+        self._held: set[int] = set()
+
+    def __str__(self) -> str:
+        return f"{self.device}{' (closed)' if self.closed else ''}"
+
+    def clear(self) -> None:
+        """Set transfers and syncs to zero, and the peak to what is used now."""
+        self.transfers, self.syncs, self.peak = Transfers(), 0, self.used
+
+    def waited(self) -> None:
+        """Count a wait of the host."""
+        self.syncs += 1
+
+    def check(self, dtype: np.dtype[Any]) -> None:
+        """Refuse a dtype that the device cannot hold.
+
+        Raises:
+            MoveError: it cannot.
+        """
+        if not self.float64 and dtype in _WIDE:
+            raise MoveError(
+                f"{self} cannot hold {dtype}",
+                there="it was simulated with float64=False",
+                remedy="cast to float32 or complex64 first",
+            )
+
+    def hold(self, array: np.ndarray[Any, Any]) -> None:
+        """Count the memory of an array until it is freed; a view costs nothing beside the array it looks into.
+
+        Raises:
+            MoveError: the device cannot hold its dtype.
+            OutOfMemoryError: it does not fit.
+        """
+        self.check(array.dtype)
+        memory = _memory_of(array)
+        with _lock:
+            if id(memory) in self._held:
+                return
+            self._reserve(memory.nbytes)
+            self._held.add(id(memory))
+            weakref.finalize(memory, self._free, id(memory), memory.nbytes).atexit = False
+
+    def _reserve(self, nbytes: int) -> None:
+        if self.capacity is not None and self.used + nbytes > self.capacity:
+            raise OutOfMemoryError(
+                f"{self} has no room for {nbytes} bytes",
+                there=f"{self.capacity - self.used} bytes free of {self.capacity}",
+                remedy="free tensors, use smaller batches, or simulate more capacity",
+            )
+        self.used += nbytes
+        self.peak = max(self.peak, self.used)
+
+    def _free(self, key: int, nbytes: int) -> None:
+        with _lock:
+            self._held.discard(key)
+            self.used -= nbytes
+
+
+def _memory_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+class Simulation(Sequence[SimDevice]):
+    """The simulated devices of one `simulate`, by index; a context manager that ends with its block."""
+
+    def __init__(self, devices: Sequence[SimDevice]) -> None:
+        self._devices = tuple(devices)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._devices[index]
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def __iter__(self) -> Iterator[SimDevice]:
+        return iter(self._devices)
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the devices away; what was simulated before is there again. A second call changes nothing."""
+        with _lock:
+            for device in self._devices:
+                device.closed = True
+            if self in _running:
+                _running.remove(self)
+
+
+_running: list[Simulation] = []
+
+
+def simulate(count: int = 2, *, capacity: int | None = None, float64: bool = True) -> Simulation:
+    """Make the simulated devices `sim:0` to `sim:count-1`, in place of those that were there.
+
+    They compute with NumPy on the host, behave like devices with memory of their own, and count what happens. Use the
+    result as a context manager, or call its `close`. Setting the environment variable ANYACCEL_SIMULATE to a count
+    makes that many without a call.
+
+    Args:
+        count: how many, at most 64.
+        capacity: bytes that each can hold; None for no limit.
+        float64: whether they take float64.
+
+    Returns:
+        the devices' handles, a sequence.
+
+    Raises:
+        ConfigError: a count or capacity that is not a positive int.
+    """
+    if not _is_count(count) or count > _MOST:
+        raise ConfigError(f"simulate({count!r}): that many devices cannot be simulated", there=f"1 to {_MOST}")
+    if capacity is not None and not _is_count(capacity):
+        raise ConfigError(f"simulate(capacity={capacity!r}) is not a positive number of bytes", remedy="give an int")
+    simulation = Simulation([SimDevice(index, capacity, float64) for index in range(count)])
+    with _lock:
+        _running.append(simulation)
+    return simulation
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def running() -> Sequence[SimDevice]:
+    """The simulated devices of now; asking makes those of the environment variable, once."""
+    with _lock:
+        return _running[-1] if _running else _from_environment(os.environ.get(SWITCH, ""))
+
+
+@functools.cache
+def _from_environment(text: str) -> Sequence[SimDevice]:
+    count = int(text) if text.isdecimal() else 0
+    return [SimDevice(index, None, True) for index in range(min(count, _MOST))]
+
+
+def missing(device: Device) -> str:
+    """Why a simulated device is not there."""
+    text, there = os.environ.get(SWITCH, ""), len(running())
+    if text and not text.isdecimal():
+        return f"{SWITCH}={text!r} is not a count"
+    made = f"{there} simulated device{'s were' if there > 1 else ' was'} made" if there else "none was made"
+    return f"{made}; anyaccel.reference.simulate({device.index + 1}) or {SWITCH}={device.index + 1} makes it"

@@ -1,0 +1,423 @@
+"""Discovery: plugins are loaded on first need, each on its own, into one table keyed by (framework, kind)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pluggy
+
+from anyaccel import hookspecs
+from anyaccel.backend import Backend, Compute, ComputingBackend, Exchange
+from anyaccel.device import Device
+from anyaccel.errors import (
+    AmbiguousOwnerError,
+    AnyaccelError,
+    CapabilityError,
+    DeviceUnavailableError,
+    FrameworkError,
+    NoBackendError,
+    PluginError,
+)
+from anyaccel.install_hints import HINTS, distribution_for, install_line
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "anyaccel"
+BUILT_IN = "numpy"
+SWITCH = "ANYACCEL_PLUGINS"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A plugin as it was found: `error` is None if it works, else what went wrong when it was loaded."""
+
+    name: str
+    distribution: str
+    version: str
+    error: BaseException | None = None
+    backends: tuple[Backend, ...] = ()
+
+    @property
+    def cause(self) -> str:
+        """What went wrong, in one line; `""` if nothing did."""
+        if self.error is None:
+            return ""
+        if isinstance(self.error, AnyaccelError):
+            return " ".join(str(self.error).split())
+        return f"{type(self.error).__name__}: {' '.join(str(self.error).split())}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it; `""` if it works."""
+        if self.error is None:
+            return ""
+        if isinstance(self.error, AnyaccelError) and self.error.remedy:
+            return self.error.remedy
+        if isinstance(self.error, ModuleNotFoundError) and self.error.name:
+            return f"install the module {self.error.name!r}, or uninstall {self.distribution or self.name}"
+        return f"update or uninstall {self.distribution or self.name}, or leave it out with {SWITCH}"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.distribution or 'not a distribution'} {self.version})".replace(" )", ")")
+
+
+class Registry:
+    """The table of backends. `load` fills it on first need, once, under a lock.
+
+    Args:
+        built_in: makes the embedded backend.
+        entry_points: gives the entry points to load; by default those of the group `anyaccel`.
+    """
+
+    def __init__(
+        self, built_in: Callable[[], Backend], entry_points: Callable[[], Iterable[EntryPoint]] | None = None
+    ) -> None:
+        self._built_in = built_in
+        self._entry_points = entry_points or _installed
+        self._lock = threading.RLock()
+        self._loaded = False
+        self._plugins: dict[str, Plugin] = {}
+        self._table: dict[tuple[str, str], Backend] = {}
+        self._policies: dict[str, Callable[..., Any]] = {}
+        self._owners: dict[type, tuple[str, ...]] = {}
+        self._hooks = pluggy.PluginManager(hookspecs.PROJECT)
+        self._hooks.add_hookspecs(hookspecs)
+
+    # -- loading ---------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Load the embedded backend and every plugin, once. Never raises: what failed is in `plugins`."""
+        if self._loaded:
+            return
+        with self._lock:
+            if self._loaded:
+                return
+            self._enter(Plugin(BUILT_IN, "anyaccel", "", backends=(self._built_in(),)))
+            wanted = _wanted()
+            for entry in sorted(self._entry_points(), key=lambda found: (found.name, found.value)):
+                if wanted is None or entry.name in wanted:
+                    self._load_entry(entry)
+            self._loaded = True
+
+    def register(self, module: Any, name: str) -> None:
+        """Enter a plugin by hand, as an entry point of that name would. For tests and notebooks.
+
+        Raises:
+            PluginError: it is broken, or claims what another has.
+        """
+        self.load()
+        with self._lock:
+            plugin = self._try(Plugin(name, "", ""), lambda: module)
+            if plugin.error is not None:
+                raise plugin.error
+            self._plugins[name] = plugin
+
+    def _load_entry(self, entry: EntryPoint) -> None:
+        dist = entry.dist
+        found = Plugin(entry.name, dist.name if dist else "", dist.version if dist else "")
+        plugin = self._try(found, entry.load)
+        if plugin.error is not None:
+            self._plugins[found.name if found.name not in self._plugins else f"{found.name} ({entry.value})"] = plugin
+
+    def _try(self, found: Plugin, import_it: Callable[[], Any]) -> Plugin:
+        try:
+            return self._take(found, import_it())
+        except (Exception, SystemExit) as error:  # a broken plugin must break nobody else: remembered and told on need
+            return Plugin(found.name, found.distribution, found.version, error)
+
+    def _take(self, found: Plugin, module: Any) -> Plugin:
+        if found.name in self._plugins:
+            raise PluginError(
+                f"the name {found.name!r} is taken",
+                there=f"{self._plugins[found.name]} has it",
+                remedy=f"uninstall one of them, or rename the entry point of {found.distribution or found.name}",
+            )
+        self._check_hooks(found, module)
+        offered = _offer(found, module, "backends", list, [])
+        policies = _offer(found, module, "policies", dict, {})
+        plugin = Plugin(found.name, found.distribution, found.version, backends=tuple(offered))
+        self._check_rows(plugin)
+        self._hooks.register(module, found.name)
+        self._enter(plugin)
+        self._policies.update(policies)
+        return plugin
+
+    def _check_hooks(self, found: Plugin, module: Any) -> None:
+        """Validate in a manager of its own: older pluggy leaves a refused plugin half registered."""
+        trial = pluggy.PluginManager(hookspecs.PROJECT)
+        trial.add_hookspecs(hookspecs)
+        trial.register(module, found.name)
+        trial.check_pending()
+
+    def _check_rows(self, plugin: Plugin) -> None:
+        for backend in plugin.backends:
+            if not isinstance(backend, Backend):
+                raise PluginError(
+                    f"plugin {plugin.name} offers {type(backend).__name__}, which is not a Backend",
+                    remedy=f"derive it from anyaccel.Backend, or update {plugin.distribution or plugin.name}",
+                )
+            if backend.framework == BUILT_IN:
+                raise PluginError(f"plugin {plugin.name} claims {BUILT_IN!r}, which is core's own", remedy="rename it")
+            for kind in backend.kinds:
+                other = self._table.get((backend.framework, kind))
+                if other is not None:
+                    holder = next(p for p in self._plugins.values() if other in p.backends)
+                    raise PluginError(
+                        f"plugin {plugin.name} claims {backend.framework} on {kind}",
+                        there=f"{holder} serves it",
+                        remedy=f"uninstall {plugin.distribution or plugin.name} or {holder.distribution or holder.name}",
+                    )
+
+    def _enter(self, plugin: Plugin) -> None:
+        self._plugins[plugin.name] = plugin
+        for backend in plugin.backends:
+            for kind in backend.kinds:
+                self._table[backend.framework, kind] = backend
+        self._owners.clear()
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """Every plugin found, in the order of loading, the broken ones too."""
+        self.load()
+        return tuple(self._plugins.values())
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """Every backend, each once."""
+        self.load()
+        return tuple(dict.fromkeys(self._table.values()))
+
+    @property
+    def frameworks(self) -> tuple[str, ...]:
+        """Frameworks that are served here."""
+        return tuple(dict.fromkeys(backend.framework for backend in self.backends))
+
+    @property
+    def hooks(self) -> pluggy.PluginManager:
+        """The plugins' hook implementations, for the moments of a phase."""
+        self.load()
+        return self._hooks
+
+    def policy(self, name: str) -> Callable[..., Any]:
+        """A placement policy by name.
+
+        Raises:
+            PluginError: nobody offers it.
+        """
+        self.load()
+        if name not in self._policies:
+            raise PluginError(
+                f"no plugin offers the placement policy {name!r}",
+                there=", ".join(sorted(self._policies)) or "none",
+                remedy="install the plugin that offers it, or leave policy= out",
+            )
+        return self._policies[name]
+
+    def kinds(self, framework: str) -> tuple[str, ...]:
+        """Kinds of device that a framework is served on.
+
+        Raises:
+            FrameworkError: nobody serves the framework.
+        """
+        self.load()
+        kinds = tuple(kind for name, kind in self._table if name == framework)
+        if not kinds:
+            raise self._unserved(framework)
+        return kinds
+
+    def serves(self, framework: str, kind: str) -> bool:
+        """Whether a framework is served on a kind of device."""
+        self.load()
+        return (framework, kind) in self._table
+
+    def find(self, framework: str, kind: str | None = None) -> Backend:
+        """The backend of a framework on a kind of device; without a kind, the first that its plugin offers.
+
+        Raises:
+            FrameworkError: nobody serves the framework, or not on this kind.
+        """
+        kinds = self.kinds(framework)
+        if kind is None:
+            return self._table[framework, "cpu" if "cpu" in kinds else kinds[0]]
+        if kind not in kinds:
+            known = sorted({k for _, k in self._table})
+            raise FrameworkError(
+                f"{framework} is not served on {kind!r}" + ("" if kind in known else ", a kind nobody serves here"),
+                there=f"{framework} on {', '.join(kinds)}",
+                remedy="choose one of these, or install the plugin for it",
+            )
+        return self._table[framework, kind]
+
+    def computing(self, framework: str, kind: str | None = None) -> ComputingBackend:
+        """The backend of a framework as `find` gives it, with the capabilities that a graph needs.
+
+        Raises:
+            CapabilityError: it does not declare them.
+        """
+        backend = self.find(framework, kind)
+        if not (isinstance(backend, Compute) and isinstance(backend, Exchange)):
+            raise CapabilityError(
+                f"the backend of {framework} does not compute",
+                there="it can place and move",
+                remedy="use a plugin that declares the capabilities exchange and compute",
+            )
+        return cast(ComputingBackend, backend)
+
+    def serving(self, framework: str, device: Device, *, vendor: str = "") -> Backend:
+        """The backend of a framework on a device that is on this machine now.
+
+        Args:
+            framework: who computes.
+            device: where.
+            vendor: if not empty, the vendor that the device must be of, where that can be told.
+
+        Raises:
+            FrameworkError: the framework is not served there.
+            DeviceUnavailableError: the device is not on this machine, or of another vendor.
+        """
+        backend = self.find(framework, device.kind)
+        there = backend.devices()
+        if device not in there:
+            reason = backend.why_not(device)
+            raise DeviceUnavailableError(
+                f"{device} is not on this machine for {framework}" + (f" ({reason})" if reason else ""),
+                there=", ".join(map(str, there)) or "no device",
+                remedy=self._remedy_for(device, there),
+            )
+        found = backend.device_info(device).vendor if vendor else ""
+        if found and found != vendor:
+            raise DeviceUnavailableError(
+                f"{device} is of {found}, and {vendor} was asked for",
+                there=", ".join(map(str, there)),
+                remedy=f"write '{device}' for the device of any vendor",
+            )
+        return backend
+
+    def _remedy_for(self, device: Device, there: Iterable[Device]) -> str:
+        if device.kind == "sim":
+            return f"make simulated devices first: anyaccel.simulate({device.index + 1})"
+        first = next(iter(there), None)
+        return f"use one of these, such as '{first}'" if first else "run `anyaccel devices` to see why"
+
+    def owner(self, obj: Any) -> str:
+        """The framework that an object belongs to. Imports nothing.
+
+        Raises:
+            NoBackendError: nobody owns it.
+            AmbiguousOwnerError: several frameworks claim it.
+        """
+        owners = self.owners(obj)
+        if len(owners) == 1:
+            return owners[0]
+        name = f"{type(obj).__module__}.{type(obj).__qualname__}"
+        if owners:
+            raise AmbiguousOwnerError(
+                f"{name} is claimed by {' and '.join(owners)}",
+                remedy=f"say which: ModelNode(..., framework={owners[0]!r})",
+            )
+        raise self._unowned(name, obj)
+
+    def owners(self, obj: Any) -> tuple[str, ...]:
+        """The frameworks that claim an object: none, one, or several."""
+        self.load()
+        cls = type(obj)
+        if cls not in self._owners:
+            self._owners[cls] = tuple(dict.fromkeys(b.framework for b in self._candidates(cls) if b.owns(obj)))
+        return self._owners[cls]
+
+    def _candidates(self, cls: type) -> Iterator[Backend]:
+        roots = {base.__module__.partition(".")[0] for base in cls.__mro__}
+        for backend in self.backends:
+            if any(root in roots and root in sys.modules for root in backend.roots):
+                yield backend
+
+    # -- telling ---------------------------------------------------------------------------------------------------
+
+    def _broken(self, distribution: str, framework: str) -> Plugin | None:
+        return next(
+            (
+                p
+                for p in self._plugins.values()
+                if p.error is not None and (p.name == framework or (distribution and p.distribution == distribution))
+            ),
+            None,
+        )
+
+    def _unserved(self, framework: str) -> FrameworkError:
+        distribution = distribution_for(framework)
+        there = "served here: " + ", ".join(self.frameworks)
+        broken = self._broken(distribution, framework)
+        if broken is not None:
+            return FrameworkError(
+                f"{framework} is not served: its plugin {broken} is installed but broken ({broken.cause})",
+                there=there,
+                remedy=broken.remedy,
+            )
+        remedy = (
+            install_line(distribution) if distribution else "check the spelling, or install the plugin that serves it"
+        )
+        return FrameworkError(f"no plugin for the framework {framework!r} is installed", there=there, remedy=remedy)
+
+    def _unowned(self, name: str, obj: Any) -> NoBackendError:
+        there = "backends for " + ", ".join(self.frameworks)
+        for base in type(obj).__mro__:
+            hint = HINTS.get(base.__module__.partition(".")[0])
+            if hint is None or hint[0] in self.frameworks:
+                continue
+            inner = self._unserved(hint[0])
+            return NoBackendError(f"{name} has no backend: {inner.asked}", there=there, remedy=inner.remedy)
+        return NoBackendError(
+            f"{name} has no backend: no installed plugin owns it",
+            there=there,
+            remedy="install the plugin of its framework, or say ModelNode(..., framework=...)",
+        )
+
+
+def _offer(found: Plugin, module: Any, hook: str, shape: type, default: Any) -> Any:
+    function = getattr(module, hook, None)
+    if function is None or not hasattr(function, f"{hookspecs.PROJECT}_impl"):
+        return default
+    offered = function()
+    try:
+        if isinstance(offered, (str, bytes)):
+            raise TypeError(offered)
+        return shape(offered)
+    except (TypeError, ValueError):
+        raise PluginError(
+            f"{hook}() of plugin {found.name} gave {type(offered).__name__}, not a {shape.__name__}",
+            remedy=f"return a {shape.__name__}, or update {found.distribution or found.name}",
+        ) from None
+
+
+def _installed() -> Iterable[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)
+
+
+def _wanted() -> set[str] | None:
+    """Names that the environment variable allows; None where it is not set and all are allowed."""
+    text = os.environ.get(SWITCH)
+    return None if text is None else {name.strip() for name in text.split(",") if name.strip()}
+
+
+_lock = threading.Lock()
+_registry: list[Registry] = []
+
+
+def registry() -> Registry:
+    """The registry of this process, made on first use."""
+    with _lock:
+        if not _registry:
+            from anyaccel.reference import ReferenceBackend  # needs NumPy, which looking up nothing does not
+
+            _registry.append(Registry(ReferenceBackend))
+        return _registry[0]

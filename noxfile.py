@@ -1,0 +1,171 @@
+"""Every check of the repository. A plain `nox` runs those that a change must pass; `nox -l` lists them all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "mlx", "cupy")
+CORE = ("--editable", "core")
+GROUPS = nox.project.load_toml("pyproject.toml")
+SUPPORTED = nox.project.python_versions(nox.project.load_toml("core/pyproject.toml"))
+
+
+def show_pyenv() -> None:
+    """Let the search for interpreters see all that pyenv has, not only the one that is switched on."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    versions = [path.parent.parent.name for path in root.glob("versions/3.*/bin/python")]
+    versions = [version for version in versions if re.fullmatch(r"3\.\d+\.\d+", version)]
+    if versions:
+        os.environ.setdefault("PYENV_ROOT", str(root))
+        os.environ.setdefault(
+            "PYENV_VERSION", ":".join(sorted(versions, key=lambda text: [int(part) for part in text.split(".")]))
+        )
+
+
+def is_found(version: str) -> bool:
+    """Whether an interpreter of this version answers on this machine."""
+    command = ["py", f"-{version}", "-V"] if sys.platform == "win32" else [f"python{version}", "-V"]
+    if shutil.which(command[0]) is None:
+        return False
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.returncode == 0 and answer.stdout.startswith(f"Python {version}.")
+
+
+show_pyenv()
+RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
+FOUND = [version for version in SUPPORTED if version == RUNNING or is_found(version)] or [RUNNING]
+MAIN = FOUND[0]  # the oldest found: sessions that run once run where the least is promised
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "types", "unit", "lowest", "backend", "wheel", "docs"]
+if SUPPORTED[0] not in FOUND:
+    nox.options.sessions.remove("lowest")  # the oldest dependencies have no wheels for newer interpreters
+
+
+def group(*names: str) -> tuple[str, ...]:
+    """The requirements of dependency groups of the root's pyproject.toml."""
+    return nox.project.dependency_groups(GROUPS, *names)
+
+
+def editable(*plugins: str) -> list[str]:
+    """The arguments by which pip installs core and plugins from this tree."""
+    return [*CORE, *(part for name in plugins for part in ("--editable", f"plugins/{name}"))]
+
+
+def python_files(folder: str) -> list[str]:
+    """The Python files right in a folder, as arguments."""
+    return [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(f"{folder}/*.py"))]
+
+
+@nox.session(python=MAIN)
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format."""
+    session.install(*group("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+
+
+@nox.session(python=MAIN)
+def types(session: nox.Session) -> None:
+    """Mypy, strict, over core, every plugin and this file, with the real frameworks."""
+    session.install(*editable(*PLUGINS), *group("types", *PLUGINS))
+    session.run("mypy", "core/src", *(f"plugins/{name}/src" for name in PLUGINS), "noxfile.py")
+
+
+@nox.session(python=FOUND)
+def unit(session: nox.Session) -> None:
+    """Core where no framework is installed, on every interpreter found; coverage on the first."""
+    session.install(*CORE, *group("test", "guests"))
+    session.run(
+        "python",
+        "-c",
+        "import importlib.util as u, sys\n"
+        f"found = [name for name in {FRAMEWORKS!r} if u.find_spec(name)]\n"
+        "sys.exit(f'a framework is installed here: {found}' if found else 0)",
+    )
+    measured = session.python == MAIN
+    session.run(
+        *(("coverage", "run", "-m") if measured else ("python", "-m")),
+        *("pytest", "tests/core", "tests/packaging", "tests/contract"),
+        "--ignore=tests/packaging/test_wheels.py",
+        *session.posargs,
+    )
+    if measured:
+        session.run("coverage", "report")
+
+
+@nox.session(python=SUPPORTED[0])
+def lowest(session: nox.Session) -> None:
+    """Core with the oldest dependencies it promises to work with."""
+    with (ROOT / "core/pyproject.toml").open("rb") as file:
+        floors = tomllib.load(file)["project"]["dependencies"]
+    session.install(*CORE, *(floor.replace(">=", "==") for floor in floors), *group("test"))
+    session.run("pytest", "tests/core", *session.posargs)
+
+
+@nox.session(python=MAIN)
+@nox.parametrize("plugin", [nox.param(name, id=name) for name in PLUGINS])
+def backend(session: nox.Session, plugin: str) -> None:
+    """One plugin with its framework: its own tests, the contract, and graphs of several frameworks."""
+    session.install(*editable(plugin), *group("test", "guests", plugin))
+    session.run("pytest", f"plugins/{plugin}/tests", "tests/contract", "tests/integration", *session.posargs)
+
+
+@nox.session(python=MAIN)
+def wheel(session: nox.Session) -> None:
+    """What a user gets: wheels built from source distributions, installed and tested far from the sources."""
+    with tempfile.TemporaryDirectory() as folder:
+        wheels, away = Path(folder, "wheels"), Path(folder, "away")
+        session.install(*group("wheel"))
+        for source in ("core", *(f"plugins/{name}" for name in PLUGINS)):
+            session.run("python", "-m", "build", "--outdir", str(wheels), source, silent=True)
+        session.install(*map(str, sorted(wheels.glob("*.whl"))), *group("test", "guests", *PLUGINS))
+        copy_tests(away)
+        with session.chdir(away):
+            session.run(
+                "pytest",
+                *("tests/core", "tests/contract", "tests/packaging"),
+                *(f"plugins/{name}/tests" for name in PLUGINS),
+                *session.posargs,
+                env={"ANYACCEL_TEST_WHEELS": str(wheels), "PYTHONPATH": None, "PYTHONSAFEPATH": "1"},
+            )
+
+
+def copy_tests(away: Path) -> None:
+    """Put the tests and pytest's settings into a folder that has no sources."""
+    without_caches = shutil.ignore_patterns("__pycache__")
+    for folder in ("tests", *(f"plugins/{name}/tests" for name in PLUGINS)):
+        shutil.copytree(ROOT / folder, away / folder, ignore=without_caches)
+    shutil.copy(ROOT / "pyproject.toml", away)
+
+
+@nox.session(python=MAIN)
+def docs(session: nox.Session) -> None:
+    """Run every Python example of the READMEs and docs/, and the example projects with their own tests."""
+    projects = sorted(path.parent for path in ROOT.glob("docs/examples/*/pyproject.toml"))
+    installs = [part for project in projects for part in ("--editable", str(project))]
+    session.install(*editable(*PLUGINS), *installs, *group("test", "guests", "docs", *PLUGINS))
+    readmes = ["README.md", "core/README.md", *(f"plugins/{name}/README.md" for name in PLUGINS)]
+    session.run("pytest", "docs", *readmes, *session.posargs)
+
+
+@nox.session(python=MAIN)
+def bench(session: nox.Session) -> None:
+    """Run benchmarks: all of them, or those named after `--`."""
+    session.install(*editable(*PLUGINS), *group("bench", "guests", *PLUGINS))
+    for script in session.posargs or python_files("tests/benchmarks"):
+        session.run("python", script)

@@ -1,0 +1,39 @@
+"""torch for anyaccel: on NVIDIA and AMD GPUs (`gpu`), Intel GPUs (`xpu`) and the CPU.
+
+Importing this package does not import torch; `SequentialMLP` and `TorchBackend` are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING, Any
+
+from anyaccel.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from anyaccel_torch.backend import TorchBackend as TorchBackend
+    from anyaccel_torch.models import SequentialMLP as SequentialMLP
+
+_HOME_OF = {"SequentialMLP": "anyaccel_torch.models", "TorchBackend": "anyaccel_torch.backend"}
+
+__all__ = ["SequentialMLP", "TorchBackend", "backends"]
+
+
+@hookimpl
+def backends() -> list[Any]:
+    """The one backend of this plugin; torch is imported when it is first asked for something."""
+    from anyaccel_torch.backend import TorchBackend
+
+    return [TorchBackend()]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'anyaccel_torch' has no attribute {name!r}")
+    value = getattr(_import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

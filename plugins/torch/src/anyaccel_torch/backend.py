@@ -1,0 +1,15 @@
+"""TorchBackend: placement and every capability in one object."""
+
+from __future__ import annotations
+
+from anyaccel_torch.compute import TorchCompute
+from anyaccel_torch.exchange import TorchExchange
+from anyaccel_torch.memory import TorchMemory
+
+
+class TorchBackend(TorchExchange, TorchCompute, TorchMemory):
+    """torch on the kinds of device that torch itself serves. Making one does not import torch.
+
+    A chip that torch knows under a name of its own is served by a subclass that says `kinds`, and where needed
+    `types`, `pinning` and `lacking` (see `TorchPlacement`).
+    """

@@ -1,0 +1,41 @@
+"""torch's own errors, told as anyaccel's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from anyaccel.errors import AnyaccelError, MoveError, OutOfMemoryError
+
+_NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Inside, a lack of memory becomes `OutOfMemoryError`, and a tensor without data `MoveError`; others pass.
+
+    Args:
+        what: what is being done, such as `"a tensor on gpu:0"`; the message says that there is no room for it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        told = _told(str(error), what)
+        if told is None:
+            raise
+        raise told from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the trace that torch appends to some."""
+    return str(error).strip().partition("\n")[0]
+
+
+def _told(words: str, what: str) -> AnyaccelError | None:
+    if any(mark in words for mark in _NO_ROOM):
+        remedy = "use smaller batches, free memory on the device, or choose a device with more"
+        return OutOfMemoryError(f"no room for {what}", there=words.partition("\n")[0], remedy=remedy)
+    if "meta tensor" in words:
+        remedy = "give its parameters values first: model.to_empty(device='cpu'), then load or initialise them"
+        return MoveError(f"no values for {what}: it is on torch's meta device", there="shapes alone", remedy=remedy)
+    return None

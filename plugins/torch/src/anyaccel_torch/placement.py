@@ -1,0 +1,117 @@
+"""Where torch computes: its devices, their names, and how things get there."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from anyaccel.backend import Backend, DeviceInfo
+from anyaccel.device import Device
+from anyaccel.errors import MoveError
+from anyaccel_torch.faults import telling
+from anyaccel_torch.trees import mapped, tensors_in
+
+
+class TorchPlacement(Backend):
+    """The part of the contract that everybody writes. A subclass for another chip overrides the facts below."""
+
+    framework = "torch"
+    kinds: ClassVar[tuple[str, ...]] = ("gpu", "xpu", "cpu")
+    roots = ("torch",)
+    types: ClassVar[Mapping[str, str]] = {"gpu": "cuda"}  # torch's word for a kind, where it is another one
+    pinning: ClassVar[frozenset[str]] = frozenset({"gpu", "xpu"})  # kinds that may be sent to from page-locked memory
+    lacking: ClassVar[Mapping[str, frozenset[str]]] = {}  # dtypes that a kind cannot hold, by NumPy's names
+
+    def devices(self) -> Sequence[Device]:
+        return [Device(kind, index) for kind in self.kinds for index in range(self._count(kind))]
+
+    def _count(self, kind: str) -> int:
+        try:
+            import torch
+
+            return 1 if kind == "cpu" else int(torch.get_device_module(self.types.get(kind, kind)).device_count())
+        except Exception:  # whatever is broken, there is no device to list; `why_not` tells
+            return 0
+
+    def why_not(self, device: Device) -> str:
+        try:
+            import torch
+        except Exception as error:
+            return f"torch cannot be imported: {error}"
+        if count := self._count(device.kind):
+            return "" if device.index < count else f"torch sees {count} of this kind"
+        versions = {"gpu": ("cuda", "hip"), "xpu": ("xpu",)}.get(device.kind, ("cuda",))
+        if device.kind in ("gpu", "xpu") and not any(getattr(torch.version, name, None) for name in versions):
+            built = {"gpu": "CUDA and ROCm", "xpu": "XPU"}[device.kind]
+            return f"this torch, {torch.__version__}, is built without {built}"
+        return "torch finds no driver, or the driver finds no device"
+
+    def device_info(self, device: Device) -> DeviceInfo:
+        import torch
+
+        if device.kind == "cpu":
+            return DeviceInfo(platform.processor() or platform.machine() or "cpu", memory_space="host")
+        found = torch.get_device_module(self.torch_device(device)).get_device_properties(device.index)
+        vendor = {"gpu": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}.get(device.kind, "")
+        uuid = str(getattr(found, "uuid", "")).lower()
+        identity = f"GPU-{uuid}" if uuid and vendor == "nvidia" else uuid  # as nvidia-smi and NVML write it
+        return DeviceInfo(str(found.name), vendor, identity, identity, int(found.total_memory))
+
+    def device_string(self, device: Device) -> str:
+        word = self.types.get(device.kind, device.kind)
+        return word if word == "cpu" and device.index == 0 else f"{word}:{device.index}"  # torch copies to "cpu:0"
+
+    def torch_device(self, device: Device) -> Any:
+        """The device as torch's own object."""
+        import torch
+
+        return torch.device(self.device_string(device))
+
+    def device_of(self, obj: Any) -> Device | None:
+        first = next(tensors_in(obj), None)
+        return None if first is None else Device.parse(first.device)
+
+    def place(self, obj: Any, device: Device) -> Any:
+        import torch
+
+        if isinstance(obj, torch.optim.Optimizer):
+            from anyaccel_torch.optimizers import place_state
+
+            return place_state(obj)
+        if isinstance(obj, torch.Tensor):
+            return self.move(obj, device)
+        if not hasattr(obj, "to"):
+            return mapped(obj, lambda item: self.place(item, device))
+        self.check_dtypes(tensors_in(obj), device)
+        with telling(f"{type(obj).__name__} on {device}"):
+            return obj.to(self.torch_device(device))
+
+    def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
+        self.check_dtypes((tensor,), device)
+        target = self.torch_device(device)
+        with telling(f"a tensor of {tensor.nbytes} bytes on {device}"):
+            if pinned and device.kind in self.pinning and tensor.device.type == "cpu" and not tensor.requires_grad:
+                from anyaccel_torch.exchange import sent
+
+                return sent(tensor, target)
+            return tensor.to(target)
+
+    def check_dtypes(self, tensors: Iterable[Any], device: Device) -> None:
+        """Raise MoveError for the first tensor whose dtype the device cannot hold."""
+        for tensor in tensors if device.kind in self.lacking else ():
+            name = str(tensor.dtype).removeprefix("torch.")
+            if name in self.lacking[device.kind]:
+                remedy = "cast it first, such as with .float(), or choose another device"
+                raise MoveError(f"{device} cannot hold {name}", there="a move keeps the dtype", remedy=remedy)
+
+    def scope(self, device: Device) -> AbstractContextManager[Any]:
+        scope: AbstractContextManager[Any] = self.torch_device(device)
+        return scope
+
+    def synchronize(self, device: Device) -> None:
+        if device.kind != "cpu":
+            import torch
+
+            torch.accelerator.synchronize(self.torch_device(device))

@@ -1,0 +1,136 @@
+"""References, and columns read together as one tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from anyaccel.data import FeatureSet, Reference, joined_array, joined_spec
+from anyaccel.errors import ColumnError, ConfigError
+from anyaccel.segment import TensorSpec
+
+
+@pytest.fixture
+def fs() -> FeatureSet:
+    data = {
+        "a": np.arange(3, dtype=np.float32),
+        "b": np.ones((3, 2), np.float32),
+        "wide": np.ones((3, 4, 2), np.float32),
+        "wider": np.ones((3, 4, 3), np.float32),
+        "n": np.arange(3),
+        "y": np.arange(3),
+        "who": ["x", "y", "z"],
+    }
+    return FeatureSet.from_dict("fs", data, ["a", "b", "wide", "wider", "n"], ["y"], ["who"])
+
+
+def test_none_is_all_of_a_role(fs: FeatureSet) -> None:
+    ref = fs.reference()
+    assert (ref.feature_set, ref.features, ref.targets, ref.tags) == (fs, fs.features, ("y",), ("who",))
+
+
+def test_chosen_columns_keep_their_order(fs: FeatureSet) -> None:
+    ref = fs.reference(features=["b", "a"], targets=(), tags="who")
+    assert (ref.features, ref.targets, ref.tags) == (("b", "a"), (), ("who",))
+
+
+def test_references_are_values(fs: FeatureSet) -> None:
+    assert fs.reference("a") == fs.reference(["a"]) != fs.reference("b")
+    assert len({fs.reference("a"), fs.reference(("a",)), fs.reference("b")}) == 2
+    with pytest.raises(AttributeError):
+        fs.reference().features = ()  # type: ignore[misc]
+
+
+def test_unknown_names(fs: FeatureSet) -> None:
+    message = "'fs' has no feature 'wid'. There is: features: a, b, wide, wider, n. To do: did you mean 'wide'"
+    with pytest.raises(ColumnError, match=message):
+        fs.reference("wid")
+    with pytest.raises(ColumnError, match="'fs' has no feature 'y', it is a target. There is: features: a,"):
+        fs.reference("y")
+    with pytest.raises(ColumnError, match="'fs' has no tag 'qqq'. There is: tags: who. To do: use one of these names"):
+        fs.reference(tags="qqq")
+
+
+def test_roles_that_nobody_has() -> None:
+    bare = FeatureSet.from_dict("bare", {"x": [1]}, "x")
+    assert bare.reference().targets == ()
+    with pytest.raises(
+        ColumnError, match="'bare' has no target 'y'. There is: targets: nothing. To do: name it in target_keys"
+    ):
+        bare.reference(targets="y")
+
+
+def test_names_once(fs: FeatureSet) -> None:
+    with pytest.raises(ColumnError, match="feature 'a' of 'fs' was named twice. To do: name it once"):
+        fs.reference(["a", "b", "a"])
+
+
+def test_config_there_and_back(fs: FeatureSet) -> None:
+    ref = fs.reference(["b"], (), None)
+    config = ref.get_config()
+    assert config == {"feature_set": "fs", "features": ["b"], "targets": [], "tags": ["who"]}
+    assert Reference.from_config(config, {"fs": fs}) == ref
+    assert Reference.from_config({"feature_set": "fs"}, {"fs": fs}) == fs.reference()
+
+
+@pytest.mark.parametrize("config", [[], {"features": ["a"]}, {"feature_set": "fs", "strange": 1}])
+def test_configurations_that_are_none(fs: FeatureSet, config: dict[str, object]) -> None:
+    with pytest.raises(
+        ConfigError, match="is not the configuration of a reference. There is: keys: feature_set, features"
+    ):
+        Reference.from_config(config, {"fs": fs})
+
+
+def test_configurations_of_other_feature_sets(fs: FeatureSet) -> None:
+    with pytest.raises(
+        ConfigError, match="names the feature set 'fz', which was not given. There is: fs. To do: did you mean 'fs'"
+    ):
+        Reference.from_config({"feature_set": "fz"}, {"fs": fs})
+    with pytest.raises(ConfigError, match="There is: nothing. To do: give it in feature_sets"):
+        Reference.from_config({"feature_set": "fz"}, {})
+    with pytest.raises(ColumnError, match="no feature 'zz'"):
+        Reference.from_config({"feature_set": "fs", "features": ["zz"]}, {"fs": fs})
+
+
+def test_one_column_is_as_it_is(fs: FeatureSet) -> None:
+    assert joined_spec(fs, ["a"]) == TensorSpec((), "float32")
+    assert joined_array(fs, ["a"]) is fs.array("a")
+    assert joined_array(fs, ("wide",)).shape == (3, 4, 2)
+
+
+def test_several_columns_are_joined_along_the_last_axis(fs: FeatureSet) -> None:
+    assert joined_spec(fs, ["a", "b", "a"]) == TensorSpec((4,), "float32")
+    assert joined_array(fs, ["a", "b", "a"]).tolist() == [[i, 1, 1, i] for i in range(3)]
+    assert joined_spec(fs, ["wide", "wider"]) == TensorSpec((4, 5), "float32")
+    assert joined_array(fs, ["wide", "wider"]).shape == (3, 4, 5)
+    assert not joined_array(fs, ["a", "b"]).flags.writeable
+
+
+def test_views_are_joined_too(fs: FeatureSet) -> None:
+    view = fs.add_split("s", [2, 0])
+    assert joined_spec(view, ["a", "b"]) == TensorSpec((3,), "float32")
+    assert joined_array(view, ["a", "b"]).tolist() == [[2, 1, 1], [0, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("names", "first", "second"),
+    [
+        (["a", "n"], r"'a' \(float32\[\]\)", r"'n' \(int64\[\]\)"),
+        (["a", "b", "wide"], r"'a' \(float32\[\]\)", r"'wide' \(float32\[4, 2\]\)"),
+    ],
+)
+def test_columns_that_do_not_fit(fs: FeatureSet, names: list[str], first: str, second: str) -> None:
+    for join in (joined_spec, joined_array):
+        with pytest.raises(
+            ColumnError, match=f"columns {first} and {second} of 'fs' cannot be joined.*separate references as"
+        ):
+            join(fs, names)
+
+
+def test_columns_to_join_are_there(fs: FeatureSet) -> None:
+    with pytest.raises(ColumnError, match="no columns of 'fs' were named. There is: a, b, .*name at least one"):
+        joined_spec(fs, [])
+    with pytest.raises(ColumnError, match="no column 'z'"):
+        joined_array(fs, ["a", "z"])
+    with pytest.raises(ColumnError, match="'who' cannot be read as numbers"):
+        joined_spec(fs, ["who"])

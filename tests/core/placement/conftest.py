@@ -1,0 +1,27 @@
+"""What tests of placement need: the process's registry exchanged for one with only what the test put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from anyaccel import accelerator, placement
+from anyaccel.registry import Registry
+from anyaccel.testing.faulty import plugin
+from anyaccel.testing.tiny import TinyBackend
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
+    """`use(backend, ...)`: from now on these are served, and a built-in "numpy" on cpu."""
+
+    def exchange(*backends: TinyBackend, built_in: TinyBackend | None = None) -> Registry:
+        registry = Registry(lambda: built_in or TinyBackend("numpy"), lambda: ())
+        for i, backend in enumerate(backends):
+            registry.register(plugin(f"p{i}", backends=lambda backend=backend: [backend]), f"p{i}")
+        for module in (accelerator, placement):
+            monkeypatch.setattr(module, "registry", lambda: registry)
+        return registry
+
+    return exchange

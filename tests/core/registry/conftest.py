@@ -1,0 +1,27 @@
+"""What every test of the registry needs: a registry with only what the test put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from anyaccel.registry import SWITCH, Registry
+from anyaccel.testing.faulty import FakeEntryPoint
+from anyaccel.testing.tiny import TinyBackend
+
+
+@pytest.fixture(autouse=True)
+def _no_switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(SWITCH, raising=False)
+    yield
+
+
+@pytest.fixture
+def make() -> Callable[..., Registry]:
+    """`make(entry, ...)` gives a registry of a built-in "numpy" and these entry points."""
+
+    def registry(*entries: FakeEntryPoint) -> Registry:
+        return Registry(lambda: TinyBackend("numpy", ("cpu", "sim:0", "sim:1")), lambda: entries)  # type: ignore[arg-type,return-value]
+
+    return registry

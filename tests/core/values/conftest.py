@@ -1,0 +1,26 @@
+"""What tests of values need: the registry that an Accelerator asks, exchanged for one of the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from anyaccel import accelerator
+from anyaccel.registry import Registry
+from anyaccel.testing.faulty import plugin
+from anyaccel.testing.tiny import TinyBackend
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
+    """`use(backend, ...)`: from now on these are served, and a built-in "numpy" on cpu."""
+
+    def exchange(*backends: TinyBackend) -> Registry:
+        registry = Registry(lambda: TinyBackend("numpy"), lambda: ())
+        for i, backend in enumerate(backends):
+            registry.register(plugin(f"p{i}", backends=lambda backend=backend: [backend]), f"p{i}")
+        monkeypatch.setattr(accelerator, "registry", lambda: registry)
+        return registry
+
+    return exchange

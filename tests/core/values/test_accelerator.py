@@ -1,0 +1,177 @@
+"""Accelerator: a request, equal where the place and the options are, whatever was written."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyaccel import Accelerator, Device
+from anyaccel.errors import ConfigError, DeviceParseError, DeviceUnavailableError, FrameworkError
+from anyaccel.testing.tiny import TinyBackend
+
+spellings = st.sampled_from(["cpu", "cuda", "cuda:0", "GPU", "gpu:1", "rocm:1", "mps", "metal", "mps:0", "xpu:3", "my_chip"])
+
+
+# -- the value ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("same", [("cuda", "cuda:0", "gpu", "gpu:0", "rocm", " GPU "), ("mps", "mps:0", "metal"), ("cpu", "cpu:0")])
+def test_b7_accelerators_are_equal_where_the_place_is(same):
+    """B7: in the predecessor, Accelerator('gpu:0') != Accelerator('cuda:0')."""
+    assert len({Accelerator(text) for text in same}) == 1
+    assert len({Accelerator(Device.parse(text)) for text in same}) == 1
+
+
+@pytest.mark.parametrize("text", ["xpu", "npu:1", "tpu:7", "hpu", "meta", "mps:0"])
+def test_b13_the_vocabulary_is_open(text):
+    """B13: in the predecessor all of these were a ValueError."""
+    assert str(Accelerator(text)) == str(Device.parse(text))
+
+
+def test_b13_a_number_that_is_not_there_is_a_request_until_it_is_checked(use):
+    """B13, too: 'cuda:99' was accepted and never looked at again."""
+    use(TinyBackend("a", ("gpu:0",)))
+    request = Accelerator("cuda:99")
+    assert not request.is_available()
+    with pytest.raises(DeviceUnavailableError, match=r"gpu:99 is not on this machine for a.*There is: gpu:0"):
+        request.check("a")
+
+
+def test_b8_an_accelerator_from_a_frameworks_own_device():
+    """B8: the predecessor refused the text it had itself made from a model's device."""
+    assert Accelerator(SimpleNamespace(type="mps", index=0)) == Accelerator("mps")
+    assert Accelerator(SimpleNamespace(type="cpu", index=None)) == Accelerator.cpu()
+
+
+def test_b8_the_name_a_framework_gives_its_device_is_no_wish_for_a_vendor(use):
+    """PyTorch calls an AMD device 'cuda', too: what a framework answers is a place, not what a user wrote."""
+    use(TinyBackend("a", ("gpu:0",), vendor="amd"))
+    assert Accelerator(SimpleNamespace(type="cuda", index=0)).is_available("a")
+
+
+@given(spellings, st.booleans())
+def test_get_config_is_read_back_whole(text, pinned):
+    """Predecessor's B19: an export dropped pin_memory."""
+    accelerator = Accelerator(text, pin_memory=pinned)
+    again = Accelerator.from_config(accelerator.get_config())
+    assert again == accelerator
+    assert (again.written, again.vendor, again.pin_memory) == (accelerator.written, accelerator.vendor, pinned)
+    assert all(isinstance(value, (str, bool)) for value in accelerator.get_config().values())
+
+
+@given(spellings, st.booleans())
+def test_copies_and_those_sent_to_other_processes_are_equal(text, pinned):
+    accelerator = Accelerator(text, pin_memory=pinned)
+    for again in (copy.deepcopy(accelerator), pickle.loads(pickle.dumps(accelerator))):
+        assert again == accelerator
+        assert again.written == accelerator.written
+
+
+def test_pin_memory_is_part_of_the_value():
+    assert Accelerator("gpu", pin_memory=True) != Accelerator("gpu")
+
+
+def test_it_cannot_be_changed():
+    with pytest.raises((AttributeError, TypeError)):
+        Accelerator("gpu").pin_memory = True
+
+
+@pytest.mark.parametrize("wrong", [{}, {"device": "gpu", "x": 1}, {"pin_memory": True}, [("device", "gpu")], "gpu", None])
+def test_a_malformed_configuration_is_told_with_a_right_one(wrong):
+    with pytest.raises(ConfigError, match=r"is not the configuration of an accelerator.*keys device and pin_memory"):
+        Accelerator.from_config(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["yes", 1, None])
+def test_pin_memory_is_true_or_false(wrong):
+    with pytest.raises(ConfigError, match="neither True nor False"):
+        Accelerator("cpu", pin_memory=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", "gpu:-1", None, 3, ["gpu"]])
+def test_what_names_no_place_is_refused_when_it_is_made(wrong):
+    with pytest.raises(DeviceParseError):
+        Accelerator(wrong)
+
+
+def test_named_ways_to_make_one():
+    assert Accelerator() == Accelerator.cpu() == Accelerator("cpu")
+    assert Accelerator.gpu(2) == Accelerator.cuda(2) == Accelerator("gpu:2")
+    assert Accelerator.gpu(pin_memory=True) == Accelerator.cuda(pin_memory=True) == Accelerator("gpu", pin_memory=True)
+    assert Accelerator.mps() == Accelerator("metal")
+    assert Accelerator.cuda().vendor == "nvidia" and Accelerator.gpu().vendor == ""
+
+
+def test_of_leaves_one_as_it_is_and_makes_one_of_anything_else():
+    accelerator = Accelerator("gpu", pin_memory=True)
+    assert Accelerator.of(accelerator) is accelerator
+    assert Accelerator.of("cuda") == Accelerator.of(Device("gpu")) == Accelerator("gpu")
+
+
+def test_repr_shows_what_was_written_and_str_the_place():
+    assert repr(Accelerator(" CUDA ")) == "Accelerator('cuda')"
+    assert repr(Accelerator("gpu:1", pin_memory=True)) == "Accelerator('gpu:1', pin_memory=True)"
+    assert str(Accelerator("cuda")) == "gpu:0"
+
+
+# -- what it asks ------------------------------------------------------------------------------------------------------
+
+
+def test_making_one_asks_nothing(monkeypatch):
+    from anyaccel import accelerator
+
+    monkeypatch.setattr(accelerator, "registry", pytest.fail)
+    made = Accelerator("cuda:5")
+    assert (str(made), repr(made), made.vendor, made == Accelerator("gpu:5")) == ("gpu:5", "Accelerator('cuda:5')", "nvidia", True)
+
+
+@pytest.mark.parametrize(("text", "there"), [("gpu", True), ("rocm", True), ("cuda", False), ("gpu:1", False), ("mps", False)])
+def test_a_vendor_word_stays_a_constraint(use, text, there):
+    use(TinyBackend("a", ("gpu:0",), vendor="amd"))
+    assert Accelerator(text).is_available("a") is there
+    assert Accelerator(text).is_available() is there
+
+
+def test_a_refused_vendor_is_told(use):
+    use(TinyBackend("a", ("gpu:0",), vendor="amd"))
+    with pytest.raises(DeviceUnavailableError, match="gpu:0 is of amd, and nvidia was asked for"):
+        Accelerator("cuda").check("a")
+
+
+def test_b11_a_framework_without_the_device_does_not_answer_for_another(use):
+    """B11: the predecessor asked torch first and stopped there."""
+    use(TinyBackend("torch", ("cpu",)), TinyBackend("tensorflow", ("cpu", "gpu:0")))
+    assert Accelerator("gpu").is_available()
+    assert Accelerator("gpu").is_available("tensorflow")
+    assert not Accelerator("gpu").is_available("torch")
+
+
+def test_is_available_is_no_for_a_framework_that_nobody_serves(use):
+    use()
+    assert not Accelerator("cpu").is_available("jax")
+
+
+def test_check_says_nothing_where_nothing_is_wrong(use):
+    use(TinyBackend("a", ("gpu:0",)))
+    Accelerator("gpu").check("a")
+    with pytest.raises(FrameworkError, match="a is not served on 'mps'"):
+        Accelerator("mps").check("a")
+
+
+def test_device_string_and_scope_are_the_frameworks(use):
+    backend = TinyBackend("a", ("cpu", "gpu:0", "gpu:1"))
+    use(backend)
+    assert Accelerator("cuda:1").device_string("a") == "a gpu 1"
+    with Accelerator("gpu:1").scope("a"):
+        assert backend.new().device == Device("gpu", 1)
+
+
+def test_scope_on_a_device_that_is_not_there_is_an_error(use):
+    use(TinyBackend("a", ("gpu:0",)))
+    with pytest.raises(DeviceUnavailableError):
+        Accelerator("gpu:1").scope("a")

@@ -1,0 +1,56 @@
+"""What is published about core and plugins: honest versions, wide requirements, entry points that load."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Any
+
+import anyaccel
+
+
+def projects(root: Path) -> dict[str, dict[str, Any]]:
+    """The `[project]` table of each distribution, by its folder."""
+    files = [root / "core/pyproject.toml", *sorted(root.glob("plugins/*/pyproject.toml"))]
+    return {
+        file.parent.relative_to(root).as_posix(): tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        for file in files
+    }
+
+
+def test_versions_agree() -> None:
+    assert anyaccel.__version__ == version("anyaccel")
+
+
+def test_entry_points_load() -> None:
+    command = entry_points(group="console_scripts", name="anyaccel")
+    kit = entry_points(group="pytest11", name="anyaccel")
+    assert [callable(each.load()) for each in command] == [True]
+    assert [each.load().__name__ for each in kit] == ["anyaccel.testing.plugin"]
+
+
+def test_published_requirements_are_wide(root: Path) -> None:
+    for folder, project in projects(root).items():
+        assert not [each for each in project["dependencies"] if "==" in each], folder
+
+
+def test_plugins_hold_to_one_minor_version_of_core(root: Path) -> None:
+    major, minor, *_ = (int(part) for part in version("anyaccel").split(".")[:2])
+    wanted = f"anyaccel>={major}.{minor},<{major}.{minor + 1}"
+    for folder, project in projects(root).items():
+        assert folder == "core" or wanted in project["dependencies"], folder
+
+
+def test_every_distribution_carries_the_license(root: Path) -> None:
+    text = (root / "LICENSE").read_bytes()
+    for folder, project in projects(root).items():
+        assert project["license"] == "Apache-2.0", folder
+        assert (root / folder / "LICENSE").read_bytes() == text, folder
+
+
+def test_every_plugin_has_its_framework_pinned_for_tests(root: Path) -> None:
+    groups = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    plugins = {folder.removeprefix("plugins/") for folder in projects(root)} - {"core"}
+    assert plugins <= groups.keys()
+    assert all("==" in each for name in plugins for each in groups[name])

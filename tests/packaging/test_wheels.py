@@ -1,0 +1,71 @@
+"""What is in the wheels. `nox -s wheel` builds and installs them, and says where they are."""
+
+from __future__ import annotations
+
+import os
+import sys
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import anyaccel
+
+FOLDER = os.environ.get("ANYACCEL_TEST_WHEELS", "")
+
+pytestmark = pytest.mark.skipif(not FOLDER, reason="`nox -s wheel` runs these")
+
+
+def wheels() -> list[Path]:
+    return sorted(Path(FOLDER).glob("*.whl")) if FOLDER else []
+
+
+def core_wheel() -> Path:
+    return next(each for each in wheels() if each.name.startswith("anyaccel-"))
+
+
+def names_in(wheel: Path) -> set[str]:
+    with ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def metadata_of(wheel: Path) -> Message:
+    with ZipFile(wheel) as archive:
+        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def test_the_installed_package_is_tested() -> None:
+    assert "site-packages" in Path(anyaccel.__file__).parts
+    assert not [each for each in sys.path if Path(each).name == "src"]
+
+
+@pytest.mark.parametrize("wheel", wheels(), ids=lambda wheel: wheel.name.partition("-")[0])
+def test_types_and_license_come_along(wheel: Path) -> None:
+    package = wheel.name.partition("-")[0]
+    names = names_in(wheel)
+    assert f"{package}/py.typed" in names
+    assert [each for each in names if each.endswith(".dist-info/licenses/LICENSE")]
+    assert metadata_of(wheel)["License-Expression"] == "Apache-2.0"
+    assert {each.partition("/")[0].partition("-")[0] for each in names} == {package}, "nothing else may come along"
+
+
+@pytest.mark.parametrize("wheel", wheels(), ids=lambda wheel: wheel.name.partition("-")[0])
+def test_no_tests_and_no_caches_come_along(wheel: Path) -> None:
+    assert not [each for each in names_in(wheel) if "__pycache__" in each or Path(each).name.startswith("test_")]
+
+
+def test_core_brings_the_kit_and_its_data() -> None:
+    names = names_in(core_wheel())
+    assert "anyaccel/testing/plugin.py" in names
+    assert [each for each in names if each.startswith("anyaccel/data/") and not each.endswith(".py")]
+
+
+def test_every_plugin_offers_itself() -> None:
+    for wheel in wheels():
+        if wheel != core_wheel():
+            with ZipFile(wheel) as archive:
+                name = next(each for each in archive.namelist() if each.endswith(".dist-info/entry_points.txt"))
+                assert "[anyaccel]" in archive.read(name).decode(), wheel.name
