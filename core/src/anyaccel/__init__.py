@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from anyaccel.phases import Callback as Callback
     from anyaccel.phases import EarlyStopping as EarlyStopping
     from anyaccel.phases import EvalPhase as EvalPhase
+    from anyaccel.phases import FitPhase as FitPhase
     from anyaccel.phases import Progress as Progress
     from anyaccel.phases import TrainPhase as TrainPhase
     from anyaccel.placement import all_devices as all_devices
@@ -62,7 +63,7 @@ _HOMES = {
     "graph": ("ConcatNode", "ModelGraph", "ModelNode", "Plan"),
     "hookspecs": ("hookimpl",),
     "metrics": ("Metric",),
-    "phases": ("Callback", "EarlyStopping", "EvalPhase", "Progress", "TrainPhase"),
+    "phases": ("Callback", "EarlyStopping", "EvalPhase", "FitPhase", "Progress", "TrainPhase"),
     "placement": ("all_devices", "best", "device_of", "devices", "move", "place", "scope"),
     "recipes": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
     "reference": ("SequentialMLP", "simulate"),

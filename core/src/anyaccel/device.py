@@ -65,7 +65,7 @@ def spelling(value: Any) -> str:
         return str(value)
     kind, index = getattr(value, "type", None), getattr(value, "index", None)
     if isinstance(kind, str) and (index is None or isinstance(index, int)):
-        return kind if index is None else f"{kind}:{index}"
+        return str(Device(kind.lower(), index or 0))  # canonical: what a framework says is no wish for a vendor
     raise _malformed(repr(value))
 
 

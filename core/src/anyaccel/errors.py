@@ -17,7 +17,7 @@ class AnyaccelError(Exception):
         self.there = there
         self.remedy = remedy
         parts = [asked, f"There is: {there}" if there else "", f"To do: {remedy}" if remedy else ""]
-        super().__init__(". ".join(part.rstrip(".") for part in parts if part) + ".")
+        super().__init__(". ".join(part.removesuffix(".") for part in parts if part) + ".")
 
 
 class DeviceParseError(AnyaccelError, ValueError):

@@ -17,8 +17,10 @@ def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
     """Share of samples classified rightly.
 
     Outputs are scores [n, classes] with class indices [n] or [n, 1] or probabilities [n, classes] as targets; or
-    logits [n] or [n, 1] of the positive class, with targets of 0 and 1.
+    logits [n] or [n, 1] of the positive class, with targets of 0 and 1; or classes themselves, no floating numbers.
     """
+    if outputs.dtype.kind not in "fc":
+        return float(np.mean(outputs.reshape(-1) == targets.reshape(-1)))
     if outputs.ndim == 2 and outputs.shape[1] > 1:
         wanted = targets.argmax(axis=1) if targets.shape == outputs.shape else targets.reshape(len(outputs))
         return float(np.mean(outputs.argmax(axis=1) == wanted))

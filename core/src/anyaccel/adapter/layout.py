@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from anyaccel.adapter.ops import ArrayOps
@@ -67,14 +67,10 @@ def _homes(segment: Segment) -> dict[str, Device]:
 def _refuse_ties(models: Mapping[str, Any], ops: ArrayOps) -> None:
     holders: dict[int, str] = {}
     for label, model in models.items():
-        for name, array in _arrays(ops, model):
+        for name, array in ops.parameters(model).items():
             holder = holders.setdefault(id(array), label)
             if holder != label:
                 raise GraphError(
                     f"nodes {holder!r} and {label!r} have different models that share the parameter {name!r}",
                     remedy="give both nodes the same model object, or each its own parameters",
                 )
-
-
-def _arrays(ops: ArrayOps, model: Any) -> Iterable[tuple[str, Any]]:
-    return ops.parameters(model).items()

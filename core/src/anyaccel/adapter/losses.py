@@ -51,10 +51,11 @@ class NamedLoss:
         return self._formula(self._ops, _wide(self._ops, outputs), targets)
 
     def _check(self, outputs: Any, targets: Any) -> None:
-        fits, wanted = tuple(outputs.shape) == tuple(targets.shape), f"targets of shape {list(outputs.shape)}"
+        shape = list(outputs.shape)
+        fits, wanted = shape == list(targets.shape), f"targets of shape {shape}"
         if self._term.loss.name == "cross_entropy":
             fits = _fits_classes(outputs, targets)
-            wanted = f"class indices of shape {list(outputs.shape[:-1])}, or floating probabilities {list(outputs.shape)}"
+            wanted = f"class indices of shape {shape[:-1]}, or floating probabilities of shape {shape}"
         if not fits:
             raise ShapeError(
                 f"loss {self._term.label!r} on {self._term.on!r}: {self._term.loss.name} of outputs {_shown(outputs)} "

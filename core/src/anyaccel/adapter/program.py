@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -273,12 +274,10 @@ def _pairs(judged: Sequence[tuple[LossTerm, Judged]]) -> dict[str, tuple[Any, An
 def _joined(ops: ArrayOps, op: Operation, given: tuple[Any, ...]) -> Applied:
     """The concatenation along an axis of the samples, and the cut that is its pullback."""
     axis = op.axis + 1 if op.axis >= 0 else op.axis + given[0].ndim
-    ends = [0]
-    for part in given:
-        ends.append(ends[-1] + part.shape[axis])
+    ends = [0, *itertools.accumulate(part.shape[axis] for part in given)]
 
     def pullback(cotangents: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any]]:
-        cut = [(*[slice(None)] * axis, slice(begin, end)) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+        cut = [(*[slice(None)] * axis, slice(begin, end)) for begin, end in itertools.pairwise(ends)]
         return {}, [cotangents[0][where] for where in cut]
 
     return Applied((ops.xp.concatenate(given, axis=axis),), pullback)

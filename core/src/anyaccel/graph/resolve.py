@@ -105,6 +105,11 @@ class _Resolver:
         for label in wanted:
             if label not in self.nodes:
                 raise wiring.unknown_node(f"phase {self.request.phase!r} names the node {label!r}", label, self.nodes)
+            if not self.shapes.outputs[label]:
+                raise PhaseError(
+                    f"phase {self.request.phase!r} needs {label!r}, an estimator that has not been fitted",
+                    remedy="run a FitPhase first",
+                )
         if self.request.training and not self.request.losses:
             raise PhaseError(
                 f"phase {self.request.phase!r} trains and has no loss",
@@ -126,7 +131,13 @@ class _Resolver:
             )
         alive: set[str] = set()
         for label in labels:
-            if label in trained or alive & set(wiring.parents(self.nodes[label], self.nodes)):
+            fed = alive & set(wiring.parents(self.nodes[label], self.nodes))
+            if fed and not getattr(getattr(self.nodes[label], "model", None), "differentiable", True):
+                raise GraphError(
+                    f"node {label!r} cannot pull back, and stands between a loss and the trained {', '.join(sorted(fed))}",
+                    remedy="freeze what comes before it, or let no loss depend on it",
+                )
+            if label in trained or fed:
                 alive.add(label)
         self.live = {name for label in alive for name in self.shapes.outputs[label]}
         return trained

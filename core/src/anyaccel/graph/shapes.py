@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from anyaccel import rng
 from anyaccel.backend import Compute
 from anyaccel.data import Reference, joined_spec
-from anyaccel.errors import NoBackendError, ShapeError
+from anyaccel.errors import GraphError, NoBackendError, ShapeError
 from anyaccel.graph import wiring
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name
+from anyaccel.reference.estimator import Estimator, is_estimator
 from anyaccel.registry import Registry
 from anyaccel.segment import TensorSpec
 
@@ -55,6 +56,8 @@ def frameworks_of(nodes: Mapping[str, Node], order: Sequence[str], found: Regist
     for label in order:
         node = nodes[label]
         if isinstance(node, ModelNode):
+            if node.framework is None and is_estimator(node.model) and not found.owners(node.model):
+                node.model = Estimator(node.model)
             frameworks[label] = _framework(node, found)
     for label in reversed(order):
         if label not in frameworks:
@@ -130,6 +133,11 @@ def _inputs(node: Node, outputs: Mapping[str, tuple[str, ...]], specs: dict[str,
 
 def _outputs_named(node: Node, upstream: str, outputs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     label, _, output = upstream.partition(".")
+    if not outputs[label]:
+        raise GraphError(
+            f"node {node.label!r} takes its input from {label!r}, an estimator that has not been fitted",
+            remedy="fit it in a FitPhase before this node is added",
+        )
     if not output:
         return outputs[label]
     if upstream not in outputs[label]:

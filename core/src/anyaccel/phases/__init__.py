@@ -3,7 +3,7 @@
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.evaluating import Figures
 from anyaccel.phases.lifecycle import execute, place, plan_of
-from anyaccel.phases.phase import EvalPhase, Phase, TrainPhase
+from anyaccel.phases.phase import EvalPhase, FitPhase, Phase, TrainPhase
 from anyaccel.phases.progress import Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
 
@@ -13,6 +13,7 @@ __all__ = [
     "Epoch",
     "EvalPhase",
     "Figures",
+    "FitPhase",
     "Phase",
     "Progress",
     "RichProgress",

@@ -8,17 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from anyaccel.backend import ComputingBackend, Program
-from anyaccel.data import Rows
+from anyaccel.data import FeatureSet, Rows
 from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning
 from anyaccel.graph import ModelGraph, Plan, Request, Resolution, resolve, wiring
 from anyaccel.graph.nodes import ModelNode
-from anyaccel.phases import loading
+from anyaccel.phases import fitting, loading
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.chain import Chain, Link
 from anyaccel.phases.evaluating import Figures, Judgement, evaluate, judged
 from anyaccel.phases.moments import Moments
-from anyaccel.phases.phase import EvalPhase, Phase, TrainPhase
+from anyaccel.phases.phase import EvalPhase, FitPhase, Phase, TrainPhase
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
 from anyaccel.phases.training import Training
@@ -68,7 +68,7 @@ class _Execution:
         self._moments.call("phase_start", phase=phase)
         resolution = resolve(graph, _request(phase, graph))
         plan = self._run.plan = resolution.plan
-        sets = wiring.feature_sets(graph.nodes[one.node] for one in plan.assignments)
+        sets = _sets(phase, plan, graph)
         classes = loading.class_counts(resolution)
         rows = {part.label: loading.rows_of(part.label, part.data, sets) for part in _parts(phase)}
         judgements = {
@@ -83,7 +83,7 @@ class _Execution:
         _warn(plan)
         place(graph, {one.node: one.device for one in plan.assignments})
         self._moments.call("after_placement", phase=phase, plan=plan)
-        feeds = {label: loading.load(plan, prepared) for label, prepared in arrays.items()}
+        feeds = {label: loading.load(plan, one, len(next(iter(rows[label].values())))) for label, one in arrays.items()}
         del arrays
         self._chain = _build(resolution, graph)
         self._run.attach(self._chain)
@@ -115,11 +115,22 @@ class _Execution:
 
         if isinstance(self._phase, EvalPhase):
             return figures(self._phase)
+        if isinstance(self._phase, FitPhase):
+            return self._fit(self._phase, chain, feeds[self._phase.label], rows[self._phase.label], names)
         assert isinstance(self._phase, TrainPhase)
         validation = self._phase.validation
         training = Training(self._phase, self._run, chain, feeds[self._phase.label], self._moments, self._progress)
         training.run((lambda: figures(validation).named) if validation is not None else None)
         return None
+
+    def _fit(
+        self, phase: FitPhase, chain: Chain, feed: loading.Feed, rows: Mapping[str, Rows], names: Mapping[str, Sequence[str]]
+    ) -> Figures:
+        labels = fitting.to_fit(phase, self._graph)
+        keep = fitting.sources(labels, self._graph)
+        done = evaluate(chain, feed, rows, phase.sampler.batch_size, (), (), keep, names)
+        fitting.fit(labels, self._graph, done.outputs, rows)
+        return replace(done, outputs={})
 
     def end(self) -> None:
         """State back to its owners, then the last moment; both happen whatever the other does."""
@@ -157,6 +168,8 @@ def _request(phase: Phase, graph: ModelGraph) -> Request:
         if isinstance(part, EvalPhase):
             wants.update(dict.fromkeys(_kept(part, graph) if part is phase else ()))
             wants.update(dict.fromkeys(one.node for one in judged(part, _losses(phase, part), graph)))
+    if isinstance(phase, FitPhase):
+        wants = dict.fromkeys(fitting.sources(fitting.to_fit(phase, graph), graph))
     return Request(
         phase.label,
         phase.accelerator,
@@ -166,6 +179,14 @@ def _request(phase: Phase, graph: ModelGraph) -> Request:
         phase.strict,
         phase.policy,
     )
+
+
+def _sets(phase: Phase, plan: Plan, graph: ModelGraph) -> dict[str, FeatureSet]:
+    """The feature sets that a phase needs data of."""
+    labels = {one.node for one in plan.assignments}
+    if isinstance(phase, FitPhase):
+        labels |= wiring.ancestors(fitting.to_fit(phase, graph), graph.nodes)
+    return wiring.feature_sets(graph.nodes[label] for label in graph.nodes if label in labels)
 
 
 def _kept(phase: EvalPhase, graph: ModelGraph) -> tuple[str, ...]:

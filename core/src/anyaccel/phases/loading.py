@@ -117,10 +117,10 @@ def class_counts(resolution: Resolution) -> dict[str, int]:
     }
 
 
-def load(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Feed:
-    """Put prepared columns on their devices."""
+def load(plan: Plan, arrays: Mapping[str, np.ndarray], n: int) -> Feed:
+    """Put prepared columns, of `n` rows, on their devices."""
     columns = {}
     for column in plan.columns:
         backend = registry().computing(column.framework, column.device.kind)
         columns[column.name] = backend.from_host(arrays[column.name], column.device, pinned=column.pinned)
-    return Feed(len(next(iter(arrays.values()))), columns)
+    return Feed(n, columns)

@@ -244,7 +244,42 @@ class TrainPhase(Phase):
         }
 
 
-_KINDS: dict[str, type[Phase]] = {"train": TrainPhase, "eval": EvalPhase}
+class FitPhase(Phase):
+    """Fits estimators (`fit`, `predict`) once to the outputs of what feeds them, and freezes their nodes.
+
+    Args:
+        nodes: labels of the nodes to fit; by default every estimator that has not been fitted.
+        batch_size: samples computed at once by the nodes before them.
+        label, data, accelerator, strict, policy, callbacks, after: see Phase.
+    """
+
+    kind = "fit"
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        data: Data,
+        nodes: Sequence[str] | None = None,
+        batch_size: int = 1024,
+        **settings: Any,
+    ) -> None:
+        self.nodes = None if nodes is None else tuple(nodes)
+        self.sampler = SimpleSampler(batch_size)
+        super().__init__(label, data=data, **settings)
+
+    def _check(self) -> None:
+        super()._check()
+        if self.losses:
+            raise PhaseError(f"phase {self.label!r} fits and takes no losses", remedy="leave them out")
+
+    def get_config(self) -> dict[str, Any]:
+        """The phase as plain data; see Phase."""
+        nodes = None if self.nodes is None else list(self.nodes)
+        return {**super().get_config(), "nodes": nodes, "batch_size": self.sampler.batch_size}
+
+
+_KINDS: dict[str, type[Phase]] = {"train": TrainPhase, "eval": EvalPhase, "fit": FitPhase}
 
 
 def _count(label: str, name: str, value: Any, least: int) -> int:

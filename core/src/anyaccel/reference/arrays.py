@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
     def __str__(self) -> str:
         return str(read(self))
 
-    def item(self, *args: SupportsIndex) -> Any:
+    def item(self, *args: Any) -> Any:
         """One element as a Python number: a wait."""
         return read(self).item(*args)
 

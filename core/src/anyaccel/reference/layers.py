@@ -1,9 +1,9 @@
-"""The layers, and SequentialMLP made of the same primitives."""
+"""The layers: Dense, Activation, Dropout and BatchNorm."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,9 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.adapter import Applied
 from anyaccel.errors import RecipeError, ShapeError
-from anyaccel.models import MLPRecipe
 from anyaccel.reference import primitives
 from anyaccel.reference.arrays import Array
-from anyaccel.reference.module import Module, only
+from anyaccel.reference.module import Module, Values, only
 from anyaccel.segment import TensorSpec
 
 
@@ -75,23 +74,15 @@ class Dense(Module):
             drawn = rng.uniform(rng.key(seed, name), shapes[name], -bound, bound)
             self.parameters[name] = drawn.astype(self.dtype)
 
-    def apply(
-        self,
-        parameters: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: tuple[Array, ...],
-        *,
-        train: bool,
-        key: int,
-    ) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
         """One input [batch, ..., in] to [batch, ..., features]."""
-        x, weight = only("Dense", inputs), parameters["weight"]
+        x, weight = only("Dense", inputs), values["weight"]
         _check(f"Dense({self.features})", x, weight.shape[1], weight.dtype)
-        y, back = primitives.linear(x, weight, parameters.get("bias"))
+        y, back = primitives.linear(x, weight, values.get("bias"))
 
         def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], tuple[Array]]:
-            c, *gradients = back(cotangents[0])
-            return dict(zip(parameters, gradients, strict=False)), (c,)
+            c, by_weight, by_bias = back(cotangents[0])
+            return {"weight": by_weight, "bias": by_bias} if "bias" in values else {"weight": by_weight}, (c,)
 
         return Applied((y,), pullback)
 
@@ -112,15 +103,7 @@ class Activation(Module):
         primitives.activation(name, np.zeros(1))
         self.name = name
 
-    def apply(
-        self,
-        parameters: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: tuple[Array, ...],
-        *,
-        train: bool,
-        key: int,
-    ) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
         """One input of any shape."""
         y, back = primitives.activation(self.name, only(self.name, inputs))
         return Applied((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
@@ -139,15 +122,7 @@ class Dropout(Module):
             raise RecipeError(f"Dropout: rate={rate!r} is not in [0, 1)")
         self.rate = rate
 
-    def apply(
-        self,
-        parameters: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: tuple[Array, ...],
-        *,
-        train: bool,
-        key: int,
-    ) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
         """One input of any shape; the same key zeroes the same elements."""
         x = only("Dropout", inputs)
         if not (train and self.rate):
@@ -187,115 +162,30 @@ class BatchNorm(Module):
         """
         if len(inputs) != 1 or len(inputs[0].shape) != 1:
             raise ShapeError(f"BatchNorm takes one input with one axis, and was given {_listed(inputs)}")
-        for values, name, start in (
-            (self.parameters, "weight", 1.0),
-            (self.parameters, "bias", 0.0),
-            (self.buffers, "running_mean", 0.0),
-            (self.buffers, "running_var", 1.0),
-        ):
-            values[name] = np.full(inputs[0].shape, start, self.dtype)
+        zeros, ones = np.zeros(inputs[0].shape, self.dtype), np.ones(inputs[0].shape, self.dtype)
+        self.parameters.update(weight=ones, bias=zeros)
+        self.buffers.update(running_mean=zeros.copy(), running_var=ones.copy())
 
-    def apply(
-        self,
-        parameters: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: tuple[Array, ...],
-        *,
-        train: bool,
-        key: int,
-    ) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
         """One input [batch, features]."""
-        x, weight = only("BatchNorm", inputs), parameters["weight"]
+        x, weight = only("BatchNorm", inputs), values["weight"]
         _check("BatchNorm", x, weight.shape[0], weight.dtype)
         if train:
             y, mean, variance, through = primitives.batch_normalized(x, self.eps)
-            after = self._running(buffers, mean, variance * (len(x) / max(len(x) - 1, 1)))
+            after = self._running(values, mean, variance * (len(x) / max(len(x) - 1, 1)))
         else:
-            y = primitives.normalized(x, buffers["running_mean"], buffers["running_var"], self.eps)
-            after, through = None, self._straight(buffers["running_var"])
+            y = primitives.normalized(x, values["running_mean"], values["running_var"], self.eps)
+            after, through = None, self._straight(values["running_var"])
 
         def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], tuple[Array]]:
             (c,) = cotangents
             return {"weight": np.sum(c * y, axis=0), "bias": np.sum(c, axis=0)}, (through(c * weight),)
 
-        return Applied((y * weight + parameters["bias"],), pullback, after)
+        return Applied((y * weight + values["bias"],), pullback, after)
 
     def _straight(self, variance: Array) -> Callable[[Array], Array]:
         return lambda c: c / np.sqrt(variance + self.eps)
 
-    def _running(self, buffers: Mapping[str, Array], mean: Array, variance: Array) -> dict[str, Array]:
+    def _running(self, values: Values, mean: Array, variance: Array) -> dict[str, Array]:
         now = {"running_mean": mean, "running_var": variance}
-        return {name: (1 - self.momentum) * buffers[name] + self.momentum * value for name, value in now.items()}
-
-
-class SequentialMLP(Module):
-    """A multi-layer perceptron from `anyaccel.models.MLPRecipe`, with the same initial weights as in every framework.
-
-    Inputs are flattened per sample and joined; `n_layers` linear layers, with an activation and dropout between each
-    two. Built when it first meets its inputs.
-
-    Args:
-        output_shape: shape of one sample of the output.
-        n_layers: number of linear layers.
-        hidden_dim: size of each layer but the last.
-        activation: `"relu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
-        dropout: rate of the dropout after each activation.
-        dtype: `"float32"` or `"float64"`.
-
-    Raises:
-        RecipeError: a setting that cannot be.
-    """
-
-    def __init__(
-        self,
-        output_shape: Sequence[int] = (1,),
-        n_layers: int = 2,
-        hidden_dim: int = 16,
-        activation: str = "relu",
-        dropout: float = 0.0,
-        dtype: str = "float32",
-    ) -> None:
-        super().__init__()
-        self.recipe = MLPRecipe(tuple(output_shape), n_layers, hidden_dim, activation, dropout, dtype)
-        self.dtype = dtype
-
-    def get_config(self) -> dict[str, Any]:
-        """The keywords that make it again."""
-        return self.recipe.get_config()
-
-    @property
-    def is_built(self) -> bool:
-        """Whether it has its parameters."""
-        return bool(self.parameters)
-
-    def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Draw the recipe's weights for these inputs."""
-        self.parameters.update(self.recipe.weights([spec.shape for spec in inputs], seed))
-
-    def apply(
-        self,
-        parameters: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: tuple[Array, ...],
-        *,
-        train: bool,
-        key: int,
-    ) -> Applied:
-        """Inputs [batch, ...] to [batch, *output_shape]."""
-        flat = [x.reshape(len(x), -1) for x in inputs]
-        values = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
-        _check("SequentialMLP", values, parameters["layers.0.weight"].shape[1], parameters["layers.0.weight"].dtype)
-        tape: list[Callable[[Array, dict[str, Array]], Array]] = []
-        for index in range(self.recipe.n_layers):
-            if index:
-                values = self._between(values, train, rng.key(key, index), tape)
-            values = self._layer(values, index, parameters, tape)
-
-        def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], list[Array]]:
-            gradients: dict[str, Array] = {}
-            c = cotangents[0].reshape(len(values), -1)
-            for back in reversed(tape):
-                c = back(c, gradients)
-            return gradients, _parted(c, inputs)
-
-        return Applied((values.reshape(len(values), *self.recipe.output_shape),), pullback)
+        return {name: (1 - self.momentum) * values[name] + self.momentum * value for name, value in now.items()}

@@ -12,25 +12,27 @@ from anyaccel.errors import ShapeError
 from anyaccel.reference.arrays import Array, made_like
 from anyaccel.segment import TensorSpec
 
+Values = Mapping[str, Array]
+
 
 class Module(ABC):
     """A model as a function of its values, with the pullback written out.
 
-    `parameters` are trained; `buffers` change while training, but not by gradients. `dtype` is that of the floating
-    inputs it wants, None where it has no wish. Derive from it, fill `parameters` in `__init__` (or in `build`, if
-    shapes come from the data), and write `apply`:
+    `parameters` are trained; `buffers`, of other names, change while training, but not by gradients. `dtype` is that
+    of the floating inputs it wants, None where it has no wish. Derive from it, fill `parameters` in `__init__` (or in
+    `build`, if shapes come from the data), and write `apply`:
 
         class Scale(Module):
             def __init__(self):
                 super().__init__()
                 self.parameters["factor"] = np.ones(1, "float32")
 
-            def apply(self, parameters, buffers, inputs, *, train, key):
-                (x,), factor = inputs, parameters["factor"]
+            def apply(self, values, inputs, *, train, key):
+                (x,), factor = inputs, values["factor"]
 
                 def pullback(cotangents):
                     (c,) = cotangents
-                    return {"factor": np.sum(c * x, keepdims=True).reshape(1)}, (c * factor,)
+                    return {"factor": np.sum(c * x).reshape(1)}, (c * factor,)
 
                 return Applied((x * factor,), pullback)
     """
@@ -56,23 +58,14 @@ class Module(ABC):
         """
 
     @abstractmethod
-    def apply(
-        self,
-        parameters: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: tuple[Array, ...],
-        *,
-        train: bool,
-        key: int,
-    ) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
         """Outputs, the pullback, and the buffers afterwards (None where none changed).
 
         The pullback takes a tuple with one cotangent for each output and gives gradients by parameter name and one
         cotangent for each input, None for one that has no gradient. Nothing that is given may be written to.
 
         Args:
-            parameters: arrays by name, to be used instead of `self.parameters`.
-            buffers: as `parameters`.
+            values: parameters and buffers by name, to be used instead of the module's own.
             inputs: arrays with the batch as first axis.
             train: whether it trains; random and batch-dependent parts behave accordingly.
             key: 64 bits for what is random; other ones in every step.
@@ -80,7 +73,7 @@ class Module(ABC):
 
     def __call__(self, *inputs: Array) -> Array | tuple[Array, ...]:
         """Outputs in evaluation mode; a tuple if there are several."""
-        outputs = self.apply(self.parameters, self.buffers, inputs, train=False, key=0).outputs
+        outputs = self.apply({**self.parameters, **self.buffers}, inputs, train=False, key=0).outputs
         return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -103,7 +96,7 @@ def traced(module: Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ..
         Exception: whatever the module raises.
     """
     zeros = tuple(_zeros(module, spec) for spec in inputs)
-    outputs = module.apply(module.parameters, module.buffers, zeros, train=False, key=0).outputs
+    outputs = module.apply({**module.parameters, **module.buffers}, zeros, train=False, key=0).outputs
     for output in outputs:
         if not isinstance(output, (np.ndarray, np.generic)) or output.shape[:1] != (2,):
             shape = list(output.shape) if hasattr(output, "shape") else type(output).__name__

@@ -94,6 +94,6 @@ def batch_normalized(x: Array, eps: float) -> tuple[Array, Array, Array, Back]:
 
     def pullback(c: Array) -> Array:
         centred = c - np.mean(c, axis=0) - y * np.mean(c * y, axis=0)
-        return centred / np.sqrt(variance + eps)
+        return np.asanyarray(centred / np.sqrt(variance + eps))
 
     return y, mean, variance, pullback

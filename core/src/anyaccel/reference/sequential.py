@@ -1,25 +1,89 @@
-"""Sequential: modules one after the other."""
+"""Modules one after the other: Sequential, and SequentialMLP, which every framework has."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter import Applied
+from anyaccel.models import MLPRecipe
 from anyaccel.reference.arrays import Array
-from anyaccel.reference.module import Module, traced
+from anyaccel.reference.layers import Activation, Dense, Dropout
+from anyaccel.reference.module import Module, Values, traced
 from anyaccel.segment import TensorSpec
+
+Parts = Sequence[tuple[str, Module]]
+"""Modules in their order, each with the prefix of its values' names."""
+
+
+def in_turn(parts: Parts, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    """Apply modules in turn, each to what the one before gives; a prefix that comes twice means the same values."""
+    now, flow, tape = dict(values), inputs, []
+    for index, (prefix, module) in enumerate(parts):
+        own = {name[len(prefix) :]: value for name, value in now.items() if name.startswith(prefix)}
+        applied = module.apply(own, flow, train=train, key=rng.key(key, index) if train else 0)
+        now.update({prefix + name: value for name, value in (applied.buffers or {}).items()})
+        tape.append((prefix, applied.pullback))
+        flow = applied.outputs
+
+    def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], Sequence[Array]]:
+        gradients: dict[str, Array] = {}
+        back: Sequence[Array] = cotangents
+        for prefix, pull in reversed(tape):
+            found, back = pull(tuple(back))
+            for name, gradient in found.items():
+                full = prefix + name
+                gradients[full] = gradients[full] + gradient if full in gradients else gradient
+        return gradients, back
+
+    return Applied(flow, pullback, {name: now[name] for name in now if now[name] is not values[name]} or None)
+
+
+class Sequential(Module):
+    """Modules one after the other; a module that stands in several places is the same one, with the same parameters.
+
+    The first may take several inputs. Values are called `INDEX.NAME`.
+    """
+
+    def __init__(self, *layers: Module) -> None:
+        self.layers = layers
+        first = {id(layer): index for index, layer in reversed(list(enumerate(layers)))}
+        self.parts = [(f"{first[id(layer)]}.", layer) for layer in layers]
+        self.parameters = Joined({prefix: layer.parameters for prefix, layer in self.parts})
+        self.buffers = Joined({prefix: layer.buffers for prefix, layer in self.parts})
+        self.dtype = next((layer.dtype for layer in layers if layer.dtype is not None), None)
+
+    @property
+    def is_built(self) -> bool:
+        """Whether all layers are."""
+        return all(layer.is_built for layer in self.layers)
+
+    def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
+        """Build each layer for what the one before gives."""
+        for prefix, layer in self.parts:
+            if not layer.is_built:
+                layer.build(inputs, rng.key(seed, prefix))
+            inputs = traced(layer, inputs)
+
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+        """Through all layers, and back."""
+        return in_turn(self.parts, values, inputs, train=train, key=key)
 
 
 class Joined(MutableMapping[str, Array]):
-    """Several mappings as one, in which `name` of the part `0` is called `0.name`. Writing goes to the parts."""
+    """Several mappings as one, with a prefix for the names of each; writing goes to the parts."""
 
     def __init__(self, parts: Mapping[str, MutableMapping[str, Array]]) -> None:
         self._parts = parts
 
     def _at(self, name: str) -> tuple[MutableMapping[str, Array], str]:
-        part, _, rest = name.partition(".")
-        return self._parts[part], rest
+        first, dot, rest = name.partition(".")
+        return self._parts[first + dot], rest
 
     def __getitem__(self, name: str) -> Array:
         part, rest = self._at(name)
@@ -34,69 +98,78 @@ class Joined(MutableMapping[str, Array]):
         del part[rest]
 
     def __iter__(self) -> Iterator[str]:
-        return (f"{part}.{name}" for part, values in self._parts.items() for name in values)
+        return (prefix + name for prefix, values in self._parts.items() for name in values)
 
     def __len__(self) -> int:
         return sum(map(len, self._parts.values()))
 
 
-def below(values: Mapping[str, Array], part: str) -> dict[str, Array]:
-    """The values of one part of a `Joined`, by their names there."""
-    return {name.partition(".")[2]: value for name, value in values.items() if name.partition(".")[0] == part}
+class SequentialMLP(Module):
+    """A multi-layer perceptron from `anyaccel.models.MLPRecipe`, with the same initial weights as in every framework.
 
+    Inputs are flattened per sample and joined; `n_layers` linear layers, with an activation and dropout between each
+    two. Built when it first meets its inputs.
 
-class Sequential(Module):
-    """Modules one after the other; a module that stands in several places is the same one, with the same parameters.
+    Args:
+        output_shape: shape of one sample of the output.
+        n_layers: number of linear layers.
+        hidden_dim: size of each layer but the last.
+        activation: `"relu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+        dropout: rate of the dropout after each activation.
+        dtype: `"float32"` or `"float64"`.
 
-    The first may take several inputs, each gives its outputs to the next. Values are called `INDEX.NAME`.
+    Raises:
+        RecipeError: a setting that cannot be.
     """
 
-    def __init__(self, *layers: Module) -> None:
-        self.layers = layers
-        places = {id(layer): str(index) for index, layer in reversed(list(enumerate(layers)))}
-        self._names = [places[id(layer)] for layer in layers]
-        self.parameters = Joined({name: layers[int(name)].parameters for name in dict.fromkeys(self._names)})
-        self.buffers = Joined({name: layers[int(name)].buffers for name in dict.fromkeys(self._names)})
-        self.dtype = next((layer.dtype for layer in layers if layer.dtype is not None), None)
+    def __init__(
+        self,
+        output_shape: Sequence[int] = (1,),
+        n_layers: int = 2,
+        hidden_dim: int = 16,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__()
+        self.recipe = MLPRecipe(tuple(output_shape), n_layers, hidden_dim, activation, dropout, dtype)
+        self.dtype = dtype
+        self._parts = list(_mlp_parts(self.recipe))
+
+    def get_config(self) -> dict[str, Any]:
+        """The keywords that make it again."""
+        return self.recipe.get_config()
 
     @property
     def is_built(self) -> bool:
-        """Whether all layers are."""
-        return all(layer.is_built for layer in self.layers)
+        """Whether it has its parameters."""
+        return bool(self.parameters)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Build each layer for what the one before gives."""
-        for name, layer in zip(self._names, self.layers, strict=True):
-            if not layer.is_built:
-                layer.build(inputs, rng.key(seed, name))
-            inputs = traced(layer, inputs)
+        """Draw the recipe's weights for these inputs."""
+        self.parameters.update(self.recipe.weights([spec.shape for spec in inputs], seed))
 
-    def apply(
-        self,
-        parameters: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: tuple[Array, ...],
-        *,
-        train: bool,
-        key: int,
-    ) -> Applied:
-        """Through all layers, and back."""
-        tape, after, values = [], dict(buffers), inputs
-        for index, (name, layer) in enumerate(zip(self._names, self.layers, strict=True)):
-            mine = rng.key(key, index) if train else key
-            applied = layer.apply(below(parameters, name), below(after, name), values, train=train, key=mine)
-            after.update({f"{name}.{inner}": value for inner, value in (applied.buffers or {}).items()})
-            tape.append((name, applied.pullback))
-            values = applied.outputs
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+        """Inputs [batch, ...] to [batch, *output_shape]."""
+        flat = [x.reshape(len(x), -1) for x in inputs]
+        joined = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
+        inner = in_turn(self._parts, values, (joined,), train=train, key=key)
+        (y,) = inner.outputs
 
-        def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], Sequence[Array]]:
-            gradients: dict[str, Array] = {}
-            flow: Sequence[Array] = cotangents
-            for name, back in reversed(tape):
-                found, flow = back(tuple(flow))
-                for inner, gradient in found.items():
-                    full = f"{name}.{inner}"
-                    gradients[full] = gradients[full] + gradient if full in gradients else gradient
-            return gradients, flow
+        def pullback(cotangents: tuple[Array, ...]) -> tuple[Mapping[str, Array], list[Array]]:
+            gradients, (c,) = inner.pullback((cotangents[0].reshape(y.shape),))
+            ends = itertools.accumulate(part.shape[1] for part in flat)
+            parts = [c[:, end - part.shape[1] : end] for part, end in zip(flat, ends, strict=True)]
+            return gradients, [part.reshape(x.shape) for part, x in zip(parts, inputs, strict=True)]
 
-        return Applied(values, pullback, after if train else None)
+        return Applied((y.reshape(len(y), *self.recipe.output_shape),), pullback)
+
+
+def _mlp_parts(recipe: MLPRecipe) -> Iterator[tuple[str, Module]]:
+    """The layers of the recipe; only the linear ones have values, which makes the other prefixes mere names."""
+    for index in range(recipe.n_layers):
+        if index:
+            yield f"activations.{index}.", Activation(recipe.activation)
+            yield f"dropouts.{index}.", Dropout(recipe.dropout)
+        features = math.prod(recipe.output_shape) if index == recipe.n_layers - 1 else recipe.hidden_dim
+        yield f"layers.{index}.", Dense(features, dtype=recipe.dtype)

@@ -213,4 +213,4 @@ def missing(device: Device) -> str:
     if text and not text.isdecimal():
         return f"{SWITCH}={text!r} is not a count"
     made = f"{there} simulated device{'s were' if there > 1 else ' was'} made" if there else "none was made"
-    return f"{made}; anyaccel.reference.simulate({device.index + 1}) or {SWITCH}={device.index + 1} makes it"
+    return f"{made}; anyaccel.simulate({device.index + 1}) or {SWITCH}={device.index + 1} makes it"

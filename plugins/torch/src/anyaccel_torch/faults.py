@@ -1,4 +1,4 @@
-"""torch's own errors, told as anyaccel's."""
+"""What goes wrong in torch, told as anyaccel tells it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def telling(what: str) -> Iterator[None]:
     """Inside, a lack of memory becomes `OutOfMemoryError`, and a tensor without data `MoveError`; others pass.
 
     Args:
-        what: what is being done, such as `"a tensor on gpu:0"`; the message says that there is no room for it.
+        what: what takes the room, such as `"a tensor of 8 bytes on gpu:0"`.
     """
     try:
         yield
     except RuntimeError as error:
-        told = _told(str(error), what)
+        told = _told(error, what)
         if told is None:
             raise
         raise told from error
@@ -31,11 +31,27 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _told(words: str, what: str) -> AnyaccelError | None:
+def why_none(kind: str) -> str:
+    """Why torch has no device of a kind; asks how it was built, and initialises nothing."""
+    try:
+        import torch
+    except Exception as error:  # a broken torch must not break the listing of devices
+        return f"torch cannot be imported: {first_line(error)}"
+    versions, names = {
+        "gpu": (("cuda", "hip"), "CUDA and ROCm"),
+        "xpu": (("xpu",), "XPU"),
+    }.get(kind, ((), ""))
+    if names and not any(getattr(torch.version, version, None) for version in versions):
+        return f"this torch, {torch.__version__}, is built without {names}"
+    return "torch finds no driver, or the driver finds no device"
+
+
+def _told(error: RuntimeError, what: str) -> AnyaccelError | None:
+    words = str(error)
     if any(mark in words for mark in _NO_ROOM):
         remedy = "use smaller batches, free memory on the device, or choose a device with more"
-        return OutOfMemoryError(f"no room for {what}", there=words.partition("\n")[0], remedy=remedy)
+        return OutOfMemoryError(f"no room for {what}", there=first_line(error), remedy=remedy)
     if "meta tensor" in words:
         remedy = "give its parameters values first: model.to_empty(device='cpu'), then load or initialise them"
-        return MoveError(f"no values for {what}: it is on torch's meta device", there="shapes alone", remedy=remedy)
+        return MoveError(f"{what}: there are no values to move, it is on torch's meta device", remedy=remedy)
     return None

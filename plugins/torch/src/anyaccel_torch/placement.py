@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel_torch.faults import telling
+from anyaccel_torch.faults import telling, why_none
 from anyaccel_torch.trees import mapped, tensors_in
 
 
@@ -36,17 +36,9 @@ class TorchPlacement(Backend):
             return 0
 
     def why_not(self, device: Device) -> str:
-        try:
-            import torch
-        except Exception as error:
-            return f"torch cannot be imported: {error}"
-        if count := self._count(device.kind):
-            return "" if device.index < count else f"torch sees {count} of this kind"
-        versions = {"gpu": ("cuda", "hip"), "xpu": ("xpu",)}.get(device.kind, ("cuda",))
-        if device.kind in ("gpu", "xpu") and not any(getattr(torch.version, name, None) for name in versions):
-            built = {"gpu": "CUDA and ROCm", "xpu": "XPU"}[device.kind]
-            return f"this torch, {torch.__version__}, is built without {built}"
-        return "torch finds no driver, or the driver finds no device"
+        if (count := self._count(device.kind)) == 0:
+            return why_none(device.kind)
+        return "" if device.index < count else f"torch sees {count} of this kind"
 
     def device_info(self, device: Device) -> DeviceInfo:
         import torch
@@ -74,41 +66,34 @@ class TorchPlacement(Backend):
         return None if first is None else Device.parse(first.device)
 
     def place(self, obj: Any, device: Device) -> Any:
-        import torch
-
-        if isinstance(obj, torch.optim.Optimizer):
+        if hasattr(obj, "param_groups"):  # an optimizer: its state goes where its parameters are
             from anyaccel_torch.optimizers import place_state
 
             return place_state(obj)
-        if isinstance(obj, torch.Tensor):
-            return self.move(obj, device)
         if not hasattr(obj, "to"):
             return mapped(obj, lambda item: self.place(item, device))
-        self.check_dtypes(tensors_in(obj), device)
+        for tensor in tensors_in(obj):
+            self.check_dtype(tensor, device)
         with telling(f"{type(obj).__name__} on {device}"):
             return obj.to(self.torch_device(device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        self.check_dtypes((tensor,), device)
+        self.check_dtype(tensor, device)
         target = self.torch_device(device)
         with telling(f"a tensor of {tensor.nbytes} bytes on {device}"):
-            if pinned and device.kind in self.pinning and tensor.device.type == "cpu" and not tensor.requires_grad:
+            if pinned and device.kind in self.pinning and tensor.device.type == "cpu":
                 from anyaccel_torch.exchange import sent
 
                 return sent(tensor, target)
             return tensor.to(target)
 
-    def check_dtypes(self, tensors: Iterable[Any], device: Device) -> None:
-        """Raise MoveError for the first tensor whose dtype the device cannot hold."""
-        for tensor in tensors if device.kind in self.lacking else ():
-            name = str(tensor.dtype).removeprefix("torch.")
-            if name in self.lacking[device.kind]:
-                remedy = "cast it first, such as with .float(), or choose another device"
-                raise MoveError(f"{device} cannot hold {name}", there="a move keeps the dtype", remedy=remedy)
+    def check_dtype(self, tensor: Any, device: Device) -> None:
+        """Raise MoveError if the device cannot hold the tensor's dtype."""
+        if device.kind in self.lacking and (name := str(tensor.dtype).removeprefix("torch.")) in self.lacking[device.kind]:
+            raise MoveError(f"{device} cannot hold {name}", there="a move keeps the dtype", remedy="cast it first: .float()")
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        scope: AbstractContextManager[Any] = self.torch_device(device)
-        return scope
+        return self.torch_device(device)  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:
         if device.kind != "cpu":

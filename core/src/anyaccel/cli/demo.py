@@ -1,0 +1,107 @@
+"""`anyaccel demo`: a two-node graph, trained and tested on real data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyaccel.backend import Compute
+from anyaccel.cli.output import console, print_json, print_line
+from anyaccel.data import SimpleSampler, digits
+from anyaccel.device import Device
+from anyaccel.errors import FrameworkError
+from anyaccel.experiment import Experiment
+from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.phases import EvalPhase, TrainPhase
+from anyaccel.recipes import AppliedLoss, Optimizer
+from anyaccel.registry import BUILT_IN, Registry, registry
+from anyaccel.results import EvalResults, TrainResults
+
+
+def run(framework: str | None, device: str | None, epochs: int, seed: int, as_json: bool) -> None:
+    """Choose who computes and where, train, test, and tell."""
+    found = registry()
+    who = framework or choose_framework(found, Device.parse(device) if device else None)
+    where = device or str(best_of(found, who))
+    experiment = make(who, seed, quiet=as_json)
+    training, test = phases(where, epochs, seed)
+    if not as_json:
+        print_line(str(experiment.plan(training)))
+    trained: TrainResults = experiment.run_phase(training)
+    tested: EvalResults = experiment.run_phase(test)
+    told = _told(who, trained, tested)
+    if as_json:
+        print_json(told)
+    else:
+        print_line(
+            f"test accuracy {told['accuracy']:.4f} on {told['device']} with {who}, "
+            f"{told['steps_per_second']:,.0f} steps/s over {epochs} epochs",
+            style="bold",
+        )
+
+
+def choose_framework(found: Registry, device: Device | None) -> str:
+    """Who computes if nobody says: a framework with a device other than the CPU, else any installed, else NumPy.
+
+    Raises:
+        FrameworkError: no framework that can compute has the device that was named.
+    """
+    able = [name for name in found.frameworks if _computes(found, name)]
+    if device is not None:
+        able = [name for name in able if any(device in one.devices() for one in found.backends if one.framework == name)]
+    if not able:
+        raise FrameworkError(
+            f"no framework here computes on {device}",
+            there=", ".join(f"{name} on {', '.join(map(str, _devices(found, name)))}" for name in found.frameworks),
+            remedy="choose one of these devices; `anyaccel devices` says why others are missing",
+        )
+    return min(able, key=lambda name: (name == BUILT_IN, best_of(found, name).kind == "cpu", name))
+
+
+def _devices(found: Registry, framework: str) -> list[Device]:
+    return [device for one in found.backends if one.framework == framework for device in one.devices()]
+
+
+def _computes(found: Registry, framework: str) -> bool:
+    """Whether it is really there (a plugin may be installed and its framework not) and has the model of the demo."""
+    backend = found.find(framework)
+    return bool(_devices(found, framework)) and isinstance(backend, Compute) and "SequentialMLP" in backend.models()
+
+
+def best_of(found: Registry, framework: str) -> Device:
+    """The best device of a framework: the first that is no CPU and not simulated, else the CPU."""
+    found.kinds(framework)
+    real = [device for device in _devices(found, framework) if device.kind not in ("cpu", "sim")]
+    return real[0] if real else Device("cpu")
+
+
+def make(framework: str, seed: int, *, quiet: bool) -> Experiment:
+    """The experiment: pixels to an encoder to a head, in one framework."""
+    data = digits()
+    data.split_random({"train": 0.8, "test": 0.2}, seed=seed)
+    mlp: Any = registry().computing(framework).models()["SequentialMLP"]
+    encoder = ModelNode("encoder", mlp(output_shape=(64,), n_layers=2, hidden_dim=128), data.reference())
+    head = ModelNode("head", mlp(output_shape=(10,), n_layers=1), "encoder")
+    graph = ModelGraph([encoder, head], Optimizer("adam", lr=1e-3), "digits-demo", seed=seed)
+    return Experiment("demo", graph, progress="none" if quiet or not console(stderr=True).is_terminal else "rich")
+
+
+def phases(device: str, epochs: int, seed: int) -> tuple[TrainPhase, EvalPhase]:
+    """Training and test."""
+    loss = AppliedLoss("cross_entropy", on="head")
+    sampler = SimpleSampler(32, shuffle=True, seed=seed)
+    train = TrainPhase.from_split("train", split="train", sampler=sampler, losses=[loss], n_epochs=epochs, accelerator=device)
+    return train, EvalPhase.from_split("test", split="test", losses=[loss], metrics=["accuracy"], accelerator=device)
+
+
+def _told(framework: str, trained: TrainResults, tested: EvalResults) -> dict[str, Any]:
+    steps, seconds = sum(e.steps for e in trained.epochs), sum(e.seconds for e in trained.epochs)
+    plan = trained.plan
+    return {
+        "framework": framework,
+        "device": str(plan.device("head")) if plan else "",
+        "epochs": len(trained.epochs),
+        "loss": [epoch.loss for epoch in trained.epochs],
+        "accuracy": tested.metrics["accuracy"],
+        "steps_per_second": steps / max(seconds, 1e-9),
+        "plan": plan.to_dict() if plan else None,
+    }

@@ -1,0 +1,61 @@
+"""`anyaccel devices`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from anyaccel.cli.listing import listing
+from anyaccel.cli.output import print_json, print_line, print_table, size
+from anyaccel.registry import BUILT_IN, registry
+
+_TIMEOUT = 120.0
+
+
+def run(framework: str | None, as_json: bool) -> None:
+    """List devices, of one framework or of all."""
+    if framework is not None:
+        registry().kinds(framework)
+    names = [framework] if framework else list(registry().frameworks)
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        found = list(pool.map(_ask, names))
+    if as_json:
+        print_json({"frameworks": found})
+    else:
+        _show(found)
+
+
+def _ask(framework: str) -> dict[str, Any]:
+    """What a framework lists, asked in a process of its own but for the embedded one."""
+    if framework == BUILT_IN:
+        return listing(framework)
+    command = [sys.executable, "-m", "anyaccel.cli.listing", framework]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return _failed(framework, f"did not answer within {_TIMEOUT:.0f} s")
+    if child.returncode:
+        lines = child.stderr.strip().splitlines()
+        return _failed(framework, lines[-1] if lines else f"ended with status {child.returncode}")
+    answer: dict[str, Any] = json.loads(child.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def _failed(framework: str, reason: str) -> dict[str, Any]:
+    return {"framework": framework, "devices": [], "missing": [{"kind": "any", "reason": reason}]}
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    rows = [
+        (one["device"], f"{entry['framework']} {one['native']}", one["name"], one["vendor"], size(one["total_memory"]), one["identity"])
+        for entry in found
+        for one in entry["devices"]
+    ]
+    print_table(("device", "framework's name", "product", "vendor", "memory", "identity"), rows)
+    for entry in found:
+        for missing in entry["missing"]:
+            if missing["reason"]:
+                print_line(f"no {missing['kind']} for {entry['framework']}: {missing['reason']}", style="dim")

@@ -1,0 +1,28 @@
+"""The reference backend: models in plain NumPy with written-out gradients, on the CPU and on simulated devices."""
+
+from anyaccel.adapter import Applied
+from anyaccel.reference.arrays import SimArray
+from anyaccel.reference.backend import ReferenceBackend
+from anyaccel.reference.creation import array, zeros
+from anyaccel.reference.layers import Activation, BatchNorm, Dense, Dropout
+from anyaccel.reference.module import Module
+from anyaccel.reference.sequential import Sequential, SequentialMLP
+from anyaccel.reference.simulation import SimDevice, Simulation, simulate
+
+__all__ = [
+    "Activation",
+    "Applied",
+    "BatchNorm",
+    "Dense",
+    "Dropout",
+    "Module",
+    "ReferenceBackend",
+    "Sequential",
+    "SequentialMLP",
+    "SimArray",
+    "SimDevice",
+    "Simulation",
+    "array",
+    "simulate",
+    "zeros",
+]

@@ -1,0 +1,193 @@
+"""ReferenceBackend: the whole contract over NumPy, on the CPU and on simulated devices."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from anyaccel.adapter import ArrayProgram
+from anyaccel.backend import Backend, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
+from anyaccel.device import Device
+from anyaccel.errors import DeviceMismatchError, MoveError
+from anyaccel.recipes import Loss, Optimizer
+from anyaccel.reference import models
+from anyaccel.reference.arrays import HOST, SimArray, download
+from anyaccel.reference.creation import handle, scoped
+from anyaccel.reference.module import Module
+from anyaccel.reference.moving import adopted, moved, rows, uploaded
+from anyaccel.reference.operations import ReferenceOps
+from anyaccel.reference.sequential import SequentialMLP
+from anyaccel.reference.simulation import missing, running
+from anyaccel.segment import Segment, TensorSpec
+
+
+class ReferenceBackend(Backend, Exchange, Compute, Memory):
+    """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
+
+    framework = "numpy"
+    kinds = ("cpu", "sim")
+    roots = ("numpy", "anyaccel")
+
+    # -- devices ---------------------------------------------------------------------------------------------------
+
+    def devices(self) -> Sequence[Device]:
+        """The CPU, then the simulated ones."""
+        return [HOST, *(simulated.device for simulated in running())]
+
+    def owns(self, obj: Any) -> bool:
+        """Arrays, NumPy's scalars and modules; nothing else of NumPy, and nothing else of anyaccel."""
+        return isinstance(obj, (np.ndarray, np.generic, Module))
+
+    def device_of(self, obj: Any) -> Device | None:
+        """Where an array is, or the values of a module.
+
+        Raises:
+            DeviceMismatchError: a module's values are on several devices.
+        """
+        if isinstance(obj, Module):
+            return _common(obj)
+        if isinstance(obj, SimArray):
+            return obj.device
+        return HOST if isinstance(obj, (np.ndarray, np.generic)) else None
+
+    def place(self, obj: Any, device: Device) -> Any:
+        """A module is changed and returned; of arrays and trees of them, what is elsewhere is made anew."""
+        if isinstance(obj, Module):
+            for values in (obj.parameters, obj.buffers):
+                values.update({name: moved(array, device) for name, array in values.items()})
+            return obj
+        if isinstance(obj, dict):
+            return {key: self.place(value, device) for key, value in obj.items()}
+        if isinstance(obj, (list, tuple)):
+            return type(obj)(self.place(value, device) for value in obj)
+        if isinstance(obj, (np.ndarray, np.generic)):
+            return moved(obj, device)
+        if obj is None or isinstance(obj, (bool, int, float, str)):
+            return obj
+        raise MoveError(f"numpy cannot place a {type(obj).__name__}", there="it places modules, and trees of arrays")
+
+    def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
+        """An array elsewhere; `pinned` has no effect."""
+        return moved(tensor, device)
+
+    def scope(self, device: Device) -> AbstractContextManager[Any]:
+        """`anyaccel.reference.array` and `zeros` make arrays there; NumPy's own functions know no device."""
+        return scoped(device)
+
+    def device_string(self, device: Device) -> str:
+        """NumPy calls its only device `"cpu"`; simulated ones go by their own name."""
+        return "cpu" if device.kind == "cpu" else str(device)
+
+    def synchronize(self, device: Device) -> None:
+        """Everything is done already; on a simulated device the wait is counted."""
+        on = handle(device)
+        if on is not None:
+            on.waited()
+
+    def device_info(self, device: Device) -> DeviceInfo:
+        """A simulated device computes from memory of its own."""
+        total = self.memory(device).total
+        if device.kind == "sim":
+            return DeviceInfo(f"simulated device {device.index}", memory_space=str(device), total_memory=total)
+        name = platform.processor() or platform.machine() or str(device)
+        return DeviceInfo(name, memory_space="host", total_memory=total)
+
+    def why_not(self, device: Device) -> str:
+        """How to simulate more devices; that there is one CPU."""
+        if device in self.devices():
+            return ""
+        if device.kind == "sim":
+            return missing(device)
+        return "numpy counts all cores as cpu:0" if device.kind == "cpu" else ""
+
+    # -- exchange --------------------------------------------------------------------------------------------------
+
+    def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
+        """A copy."""
+        return uploaded(array, device)
+
+    def to_host(self, tensor: Any) -> np.ndarray:
+        """A copy from a simulated device; on the CPU the array itself."""
+        return download(tensor) if isinstance(tensor, SimArray) else np.asarray(tensor)
+
+    def adopt(self, foreign: Any, device: Device) -> Any:
+        """On the CPU without a copy, and read-only."""
+        return moved(foreign, device) if self.owns(foreign) else adopted(foreign, device)
+
+    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+        """A view without an order, a copy with one."""
+        return rows(column, start, stop, order)
+
+    # -- compute ---------------------------------------------------------------------------------------------------
+
+    def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
+        """Build the module if it is not, and let it compute two samples of zeros."""
+        return models.infer(model, inputs, seed)
+
+    def dtype_of(self, model: Any) -> str | None:
+        """What the module says, else the dtype of its first floating parameter."""
+        return models.dtype_of(model)
+
+    def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
+        """In the order in which the module has them."""
+        return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.parameters.items()}
+
+    def build(self, segment: Segment) -> Program:
+        """The adapter's program."""
+        return ArrayProgram(segment, ReferenceOps())
+
+    def state(self, model: Any) -> dict[str, np.ndarray]:
+        """Copies, from simulated devices too."""
+        return models.state(model)
+
+    def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
+        """All of it, or none if anything does not fit."""
+        models.load_state(model, state)
+
+    def models(self) -> Mapping[str, type]:
+        """SequentialMLP."""
+        return {"SequentialMLP": SequentialMLP}
+
+    def refuses(self, recipe: Optimizer | Loss) -> str:
+        """Optimizers by name only; any callable as a loss, which must give its gradients."""
+        if isinstance(recipe, Optimizer) and recipe.cls is not None:
+            return "numpy has the named optimizers only"
+        return ""
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def memory(self, device: Device) -> MemoryInfo:
+        """Of a simulated device what was counted (0 where it has no limit); of the CPU what the system says."""
+        on = handle(device)
+        if on is None:
+            total, free = _pages("SC_PHYS_PAGES"), _pages("SC_AVPHYS_PAGES")
+            return MemoryInfo(total, free, total - free, 0)
+        total = on.capacity or 0
+        return MemoryInfo(total, max(total - on.used, 0), on.used, on.peak)
+
+    def release_memory(self, device: Device) -> None:
+        """Nothing is cached."""
+
+
+def _common(module: Module) -> Device | None:
+    arrays = [*module.parameters.values(), *module.buffers.values()]
+    found = sorted({array.device if isinstance(array, SimArray) else HOST for array in arrays})
+    if len(found) > 1:
+        raise DeviceMismatchError(
+            f"the values of a {type(module).__name__} are on several devices",
+            there=", ".join(map(str, found)),
+            remedy="put them on one with anyaccel.place(module, device)",
+        )
+    return found[0] if found else None
+
+
+def _pages(name: str) -> int:
+    try:
+        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not on this system
+        return 0

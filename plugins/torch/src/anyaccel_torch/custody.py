@@ -1,0 +1,100 @@
+"""What is borrowed from the user's modules and from torch, to be given back as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+
+class Modes:
+    """Whether each part of some modules was in training mode."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._kept = {part: part.training for module in modules for part in module.modules()}
+
+    def restore(self) -> None:
+        """Set every part to what it was; calls no `train` of the user's."""
+        for part, training in self._kept.items():
+            part.training = training
+
+
+class Gradients:
+    """Which parameters wanted a gradient."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._kept = {id(parameter): (parameter, parameter.requires_grad) for parameter in parameters}
+
+    def only(self, trained: Iterable[nn.Parameter]) -> None:
+        """Let only `trained` want one; an old gradient that they hold is forgotten."""
+        wanted = {id(parameter): parameter for parameter in trained}
+        for key, (parameter, _) in self._kept.items():
+            parameter.requires_grad_(key in wanted)
+        for parameter in wanted.values():
+            parameter.grad = None
+
+    def restore(self) -> None:
+        """As it was."""
+        for parameter, wanted in self._kept.values():
+            parameter.requires_grad_(wanted)
+
+
+class Buffers:
+    """Copies of the buffers of some modules."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        parts = {part for module in modules for part in module.modules()}
+        found = [(part, name, buffer) for part in parts for name, buffer in part.named_buffers(recurse=False)]
+        self._kept = [(part, name, buffer, buffer.detach().clone()) for part, name, buffer in found if not is_lazy(buffer)]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Write the copies back, and the same tensors into their places if a module replaced them."""
+        for part, name, buffer, copy in self._kept:
+            whole = buffer.shape == copy.shape
+            setattr(part, name, buffer.copy_(copy) if whole else copy.clone())
+
+
+class RandomState:
+    """The states of torch's random generators: the CPU's and those of some devices."""
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._kept = {device: _get(device) for device in (torch.device("cpu"), *devices)}
+
+    def restore(self) -> None:
+        """As it was."""
+        for device, state in self._kept.items():
+            _set(device, state)
+
+
+def seed(devices: Iterable[torch.device], key: int) -> None:
+    """Start the generators of the CPU and of `devices` from a 64-bit key; those of other devices go on."""
+    for device in {torch.device("cpu"), *devices}:
+        _set(device, torch.Generator(device).manual_seed(key).get_state())
+
+
+@contextmanager
+def undisturbed(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]:
+    """Inside, the model is in evaluation mode; modes, buffers and random states are as before afterwards."""
+    kept = (Modes([model]), Buffers([model]), RandomState(devices))
+    try:
+        model.eval()
+        yield
+    finally:
+        for each in kept:
+            each.restore()
+
+
+def _get(device: torch.device) -> Tensor:
+    state: Tensor = torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _set(device: torch.device, state: Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)

@@ -1,0 +1,38 @@
+"""How full a device is, from torch's own figures."""
+
+from __future__ import annotations
+
+import os
+
+from anyaccel.backend import Memory, MemoryInfo
+from anyaccel.device import Device
+from anyaccel_torch.placement import TorchPlacement
+
+
+class TorchMemory(TorchPlacement, Memory):
+    """Figures of an accelerator are those of this process's caching allocator; the CPU has only its size."""
+
+    def memory(self, device: Device) -> MemoryInfo:
+        if device.kind == "cpu":
+            total, free = _pages("SC_PHYS_PAGES"), _pages("SC_AVPHYS_PAGES")
+            return MemoryInfo(total, free, used=0, peak=0)
+        import torch
+
+        target = self.torch_device(device)
+        module = torch.get_device_module(target)
+        free, total = module.mem_get_info(target)
+        return MemoryInfo(total, free, module.memory_allocated(target), module.max_memory_allocated(target))
+
+    def release_memory(self, device: Device) -> None:
+        if device.kind != "cpu":
+            import torch
+
+            torch.get_device_module(self.torch_device(device)).empty_cache()
+
+
+def _pages(name: str) -> int:
+    """Bytes of a count of memory pages, 0 where the system does not say."""
+    try:
+        return max(os.sysconf(name), 0) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not every system has sysconf, or this name
+        return 0

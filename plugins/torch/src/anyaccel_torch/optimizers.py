@@ -1,0 +1,241 @@
+"""Optimizer recipes made into torch's optimizers, and their state by node and slot."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyaccel.errors import RecipeError, StateError
+from anyaccel.recipes import Optimizer
+from anyaccel.segment import NodeState, ParameterGroup
+from anyaccel_torch.faults import first_line
+from anyaccel_torch.trees import mapped
+
+SLOTS = {"velocity": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}
+"""torch's names for the slots of named optimizers."""
+
+_FUSED_ON = frozenset({"cpu", "cuda", "xpu"})
+_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+Members = Mapping[str, Mapping[str, nn.Parameter]]
+"""Parameters of a group: by node, by name."""
+
+
+def make(recipe: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The recipe as an optimizer of torch over `parameters`, fused where torch has that.
+
+    Raises:
+        RecipeError: a class that is no optimizer of torch, needs a closure, or does not take the settings.
+    """
+    if recipe.cls is not None:
+        return _own(recipe.cls, recipe, parameters)
+    settings = dict(recipe.settings)
+    if "nesterov" in settings:
+        settings["nesterov"] = settings["nesterov"] and settings["momentum"] > 0  # torch refuses it without momentum
+    made: Callable[..., torch.optim.Optimizer] = _CLASSES[recipe.name]
+    return made(parameters, lr=recipe.lr, **settings, **_kernels(parameters))
+
+
+def _kernels(parameters: list[nn.Parameter]) -> dict[str, bool]:
+    types = {parameter.device.type for parameter in parameters}
+    fused = len(types) == 1 and types <= _FUSED_ON and all(parameter.is_floating_point() for parameter in parameters)
+    return {"fused": True} if fused else {"foreach": True}
+
+
+def _own(cls: type, recipe: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    known = f"names: {', '.join(_CLASSES)}; or a class of torch.optim, or derived from its Optimizer"
+    if not issubclass(cls, torch.optim.Optimizer):
+        raise RecipeError(f"{recipe.name} is not an optimizer of torch", there=known, remedy="use one of these")
+    closure = inspect.signature(cls.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise RecipeError(f"{recipe.name} computes the loss itself, several times in a step", there=known, remedy="use another")
+    try:
+        made: torch.optim.Optimizer = cls(parameters, lr=recipe.lr, **recipe.settings)
+    except (TypeError, ValueError) as error:
+        remedy = "correct the settings of Optimizer(...)"
+        raise RecipeError(f"{recipe.name} cannot be made: {first_line(error)}", there=f"lr, {_keys(recipe)}", remedy=remedy) from error
+    return made
+
+
+def _keys(recipe: Optimizer) -> str:
+    return ", ".join(recipe.settings) or "no setting"
+
+
+def place_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Move the state to where the parameters are, but leave on the host the step counts that torch reads there."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                state[key] = _to(value, _where(key, group, parameter))
+    return optimizer
+
+
+def _where(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
+    on_host = key == "step" and not group.get("capturable") and not group.get("fused")
+    return torch.device("cpu") if on_host else parameter.device
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else mapped(value, lambda item: _to(item, device))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A copy of what an optimizer changes: steps done, state by parameter, settings of its groups."""
+
+    ran: int
+    state: dict[Tensor, dict[str, Any]]
+    settings: list[dict[str, Any]]
+
+
+class GroupOptimizer:
+    """A parameter group at work.
+
+    Args:
+        group: its name, recipe and nodes.
+        members: its parameters by node and name, each parameter once.
+        states: optimizer state of earlier phases by node; it is copied.
+
+    Raises:
+        RecipeError: see `make`.
+        StateError: a state that does not fit the recipe or the parameters.
+    """
+
+    def __init__(self, group: ParameterGroup, members: Members, states: Mapping[str, NodeState]) -> None:
+        self.name = group.name
+        self.members = members
+        self.parameters = [parameter for named in members.values() for parameter in named.values()]
+        self._recipe = group.optimizer
+        self._before = {node: states.get(node, NodeState()).step for node in members}
+        self._start = max(self._before.values(), default=0)
+        self._ran = 0
+        self._names = SLOTS if self._recipe.cls is None else {}
+        self._optimizer = make(self._recipe, self.parameters) if self.parameters else None
+        if self._optimizer is not None:
+            self._install(self._optimizer, states)
+
+    # -- stepping --------------------------------------------------------------------------------------------------
+
+    def stepper(self, *, clip: bool) -> Callable[[], None]:
+        """A function that does one step with the gradients there are, clipping them first if `clip` and the recipe say so."""
+        optimizer = self._optimizer
+        if optimizer is None:
+            return lambda: None
+        parameters, step, norm = self.parameters, optimizer.step, self._recipe.clip_norm if clip else None
+        schedule = self._recipe.schedule
+        constant = schedule.name == "constant" and not schedule.warmup
+        rate, groups = None if constant else self._recipe.rate, optimizer.param_groups
+
+        def run() -> None:
+            if norm is not None:
+                nn.utils.clip_grad_norm_(parameters, norm)
+            if rate is not None:
+                lr = rate(self._start + self._ran)
+                for group in groups:
+                    group["lr"] = lr
+            step()
+            self._ran += 1
+
+        return run
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def _install(self, optimizer: torch.optim.Optimizer, states: Mapping[str, NodeState]) -> None:
+        wanted = self._wanted()
+        for node, named in self.members.items():
+            given = states.get(node, NodeState())
+            for name, slots in given.slots.items():
+                if name not in named:
+                    raise self._misfit(node, f"parameter {name!r}", f"its parameters are {', '.join(named)}")
+                if wanted is not None and set(slots) != wanted:
+                    raise self._misfit(node, f"slots {', '.join(slots)}", f"{self._recipe.name} keeps {', '.join(sorted(wanted)) or 'none'}")
+                self._fill(optimizer, named[name], given.step, slots, f"node {node!r}, parameter {name!r}")
+        if wanted == {"velocity"}:
+            # torch's fused SGD wants all velocities or none, and a parameter may get its first gradient later
+            for parameter in self.parameters:
+                optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter, requires_grad=False))
+
+    def _fill(
+        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, step: int, slots: Mapping[str, Any], what: str
+    ) -> None:
+        group = optimizer.param_groups[0]
+        state = optimizer.state[parameter]
+        for slot, value in slots.items():
+            if self._names and value.shape != parameter.shape:
+                shapes = f"{list(value.shape)} for a parameter of {list(parameter.shape)}"
+                raise StateError(f"{what}: slot {slot!r} has shape {shapes}", remedy="load the state of this very graph")
+            state[self._names.get(slot, slot)] = value.detach().clone().to(parameter.device)
+        if slots and self._wanted() != {"velocity"}:
+            state["step"] = torch.tensor(float(step), dtype=torch.float32, device=_where("step", group, parameter))
+
+    def _wanted(self) -> set[str] | None:
+        """The slots of a named recipe; None for a class, which keeps what it likes."""
+        if self._recipe.cls is not None:
+            return None
+        momentum = self._recipe.settings.get("momentum")
+        return {"m", "v"} if momentum is None else {"velocity"} if momentum > 0 else set()
+
+    def _misfit(self, node: str, what: str, there: str) -> StateError:
+        remedy = "go on with the recipe that made the state, or start the optimizer afresh"
+        return StateError(f"the optimizer state of node {node!r} has {what}", there=there, remedy=remedy)
+
+    def states(self, *, copies: bool) -> dict[str, NodeState]:
+        """State by node: steps over its whole life, and slots by parameter; copies, or the very tensors."""
+        return {
+            node: NodeState(
+                self._before[node] + self._ran,
+                {name: slots for name, parameter in named.items() if (slots := self._slots(parameter, copies=copies))},
+            )
+            for node, named in self.members.items()
+        }
+
+    def _slots(self, parameter: nn.Parameter, *, copies: bool) -> dict[str, Tensor]:
+        if self._optimizer is None:
+            return {}
+        ours = {theirs: name for name, theirs in self._names.items()}
+        found = self._optimizer.state.get(parameter, {}).items()
+        kept = {ours.get(key, key): value for key, value in found if key != "step" and isinstance(value, Tensor)}
+        return {name: value.clone() for name, value in kept.items()} if copies else kept
+
+    def snapshot(self) -> Kept:
+        """A copy of steps, state and settings."""
+        if self._optimizer is None:
+            return Kept(self._ran, {}, [])
+        state = {parameter: _copied(inner) for parameter, inner in self._optimizer.state.items()}
+        return Kept(self._ran, state, [_settings(group) for group in self._optimizer.param_groups])
+
+    def restore(self, kept: Kept) -> None:
+        """Go back to a copy, which stays as it is."""
+        self._ran = kept.ran
+        if self._optimizer is None:
+            return
+        self._optimizer.state.clear()
+        for parameter, inner in kept.state.items():
+            self._optimizer.state[parameter] = _copied(inner)
+        for group, settings in zip(self._optimizer.param_groups, kept.settings, strict=True):
+            group.update(copy.deepcopy(settings))
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in state.items()}
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+
+
+def grads_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradients that there are, in the order of the parameters."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -1,0 +1,30 @@
+"""Errors: what was asked, what there is, what to do, in that order; one base class; each is documented."""
+
+from __future__ import annotations
+
+import pytest
+
+from anyaccel import errors
+
+ALL = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.AnyaccelError)]
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_each_error_is_one_of_ours_and_says_what_it_is(cls):
+    assert issubclass(cls, errors.AnyaccelError)
+    assert (cls.__doc__ or "").splitlines()[0].endswith(".")
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_each_error_reads_in_the_one_order(cls):
+    error = cls("gpu:7 is not here.", there="cpu:0", remedy="use cpu:0")
+    assert str(error) == "gpu:7 is not here. There is: cpu:0. To do: use cpu:0."
+    assert (error.asked, error.there, error.remedy) == ("gpu:7 is not here.", "cpu:0", "use cpu:0")
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [({}, "asked."), ({"there": "a"}, "asked. There is: a."), ({"remedy": "b"}, "asked. To do: b.")],
+)
+def test_a_part_that_is_empty_is_left_out(parts, text):
+    assert str(errors.AnyaccelError("asked", **parts)) == text
