@@ -1,4 +1,4 @@
-"""What to install for a framework that nobody serves yet. The only place in core, besides the alias table, with names."""
+"""What to install for a framework that nobody serves yet. Besides the alias table, core names none elsewhere."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -69,7 +70,7 @@ class MLPRecipe:
         """(in, out) of each layer, for inputs of these shapes per sample."""
         first = sum(math.prod(shape) for shape in inputs)
         widths = [first, *[self.hidden_dim] * (self.n_layers - 1), math.prod(self.output_shape)]
-        return list(zip(widths[:-1], widths[1:], strict=True))
+        return list(itertools.pairwise(widths))
 
     def weights(self, inputs: Sequence[tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
         """Initial values by name: uniform in +-1/sqrt(in), from the pinned generator, drawn in float64."""

@@ -12,7 +12,7 @@ import numpy as np
 from anyaccel.accelerator import Accelerator
 from anyaccel.backend import Backend, Exchange
 from anyaccel.device import Device
-from anyaccel.errors import CapabilityError, DeviceMismatchError, MoveError, NoBackendError
+from anyaccel.errors import CapabilityError, DeviceMismatchError, MoveError
 from anyaccel.registry import Registry, registry
 
 T = TypeVar("T")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
-from anyaccel import hookspecs
 from anyaccel.backend import Backend, Compute, ComputingBackend, Exchange
 from anyaccel.device import Device
 from anyaccel.errors import (
     AmbiguousOwnerError,
-    AnyaccelError,
     CapabilityError,
     DeviceUnavailableError,
     FrameworkError,
@@ -24,47 +20,12 @@ from anyaccel.errors import (
     PluginError,
 )
 from anyaccel.install_hints import HINTS, distribution_for, install_line
+from anyaccel.plugin import Plugin, check_hooks, installed, new_manager, offered, wanted
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-GROUP = "anyaccel"
 BUILT_IN = "numpy"
-SWITCH = "ANYACCEL_PLUGINS"
-
-
-@dataclass(frozen=True, slots=True)
-class Plugin:
-    """A plugin as it was found: `error` is None if it works, else what went wrong when it was loaded."""
-
-    name: str
-    distribution: str
-    version: str
-    error: BaseException | None = None
-    backends: tuple[Backend, ...] = ()
-
-    @property
-    def cause(self) -> str:
-        """What went wrong, in one line; `""` if nothing did."""
-        if self.error is None:
-            return ""
-        if isinstance(self.error, AnyaccelError):
-            return " ".join(str(self.error).split())
-        return f"{type(self.error).__name__}: {' '.join(str(self.error).split())}"
-
-    @property
-    def remedy(self) -> str:
-        """What to do about it; `""` if it works."""
-        if self.error is None:
-            return ""
-        if isinstance(self.error, AnyaccelError) and self.error.remedy:
-            return self.error.remedy
-        if isinstance(self.error, ModuleNotFoundError) and self.error.name:
-            return f"install the module {self.error.name!r}, or uninstall {self.distribution or self.name}"
-        return f"update or uninstall {self.distribution or self.name}, or leave it out with {SWITCH}"
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.distribution or 'not a distribution'} {self.version})".replace(" )", ")")
 
 
 class Registry:
@@ -79,15 +40,14 @@ class Registry:
         self, built_in: Callable[[], Backend], entry_points: Callable[[], Iterable[EntryPoint]] | None = None
     ) -> None:
         self._built_in = built_in
-        self._entry_points = entry_points or _installed
+        self._entry_points = entry_points or installed
         self._lock = threading.RLock()
         self._loaded = False
         self._plugins: dict[str, Plugin] = {}
         self._table: dict[tuple[str, str], Backend] = {}
         self._policies: dict[str, Callable[..., Any]] = {}
         self._owners: dict[type, tuple[str, ...]] = {}
-        self._hooks = pluggy.PluginManager(hookspecs.PROJECT)
-        self._hooks.add_hookspecs(hookspecs)
+        self._hooks = new_manager()
 
     # -- loading ---------------------------------------------------------------------------------------------------
 
@@ -99,9 +59,9 @@ class Registry:
             if self._loaded:
                 return
             self._enter(Plugin(BUILT_IN, "anyaccel", "", backends=(self._built_in(),)))
-            wanted = _wanted()
+            allowed = wanted()
             for entry in sorted(self._entry_points(), key=lambda found: (found.name, found.value)):
-                if wanted is None or entry.name in wanted:
+                if allowed is None or entry.name in allowed:
                     self._load_entry(entry)
             self._loaded = True
 
@@ -138,22 +98,15 @@ class Registry:
                 there=f"{self._plugins[found.name]} has it",
                 remedy=f"uninstall one of them, or rename the entry point of {found.distribution or found.name}",
             )
-        self._check_hooks(found, module)
-        offered = _offer(found, module, "backends", list, [])
-        policies = _offer(found, module, "policies", dict, {})
-        plugin = Plugin(found.name, found.distribution, found.version, backends=tuple(offered))
+        check_hooks(found.name, module)
+        backends = offered(found, module, "backends", list, [])
+        policies = offered(found, module, "policies", dict, {})
+        plugin = Plugin(found.name, found.distribution, found.version, backends=tuple(backends))
         self._check_rows(plugin)
         self._hooks.register(module, found.name)
         self._enter(plugin)
         self._policies.update(policies)
         return plugin
-
-    def _check_hooks(self, found: Plugin, module: Any) -> None:
-        """Validate in a manager of its own: older pluggy leaves a refused plugin half registered."""
-        trial = pluggy.PluginManager(hookspecs.PROJECT)
-        trial.add_hookspecs(hookspecs)
-        trial.register(module, found.name)
-        trial.check_pending()
 
     def _check_rows(self, plugin: Plugin) -> None:
         for backend in plugin.backends:
@@ -168,10 +121,11 @@ class Registry:
                 other = self._table.get((backend.framework, kind))
                 if other is not None:
                     holder = next(p for p in self._plugins.values() if other in p.backends)
+                    names = [one.distribution or one.name for one in (plugin, holder)]
                     raise PluginError(
                         f"plugin {plugin.name} claims {backend.framework} on {kind}",
                         there=f"{holder} serves it",
-                        remedy=f"uninstall {plugin.distribution or plugin.name} or {holder.distribution or holder.name}",
+                        remedy=f"uninstall {' or '.join(names)}",
                     )
 
     def _enter(self, plugin: Plugin) -> None:
@@ -379,34 +333,6 @@ class Registry:
             there=there,
             remedy="install the plugin of its framework, or say ModelNode(..., framework=...)",
         )
-
-
-def _offer(found: Plugin, module: Any, hook: str, shape: type, default: Any) -> Any:
-    function = getattr(module, hook, None)
-    if function is None or not hasattr(function, f"{hookspecs.PROJECT}_impl"):
-        return default
-    offered = function()
-    try:
-        if isinstance(offered, (str, bytes)):
-            raise TypeError(offered)
-        return shape(offered)
-    except (TypeError, ValueError):
-        raise PluginError(
-            f"{hook}() of plugin {found.name} gave {type(offered).__name__}, not a {shape.__name__}",
-            remedy=f"return a {shape.__name__}, or update {found.distribution or found.name}",
-        ) from None
-
-
-def _installed() -> Iterable[EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return entry_points(group=GROUP)
-
-
-def _wanted() -> set[str] | None:
-    """Names that the environment variable allows; None where it is not set and all are allowed."""
-    text = os.environ.get(SWITCH)
-    return None if text is None else {name.strip() for name in text.split(",") if name.strip()}
 
 
 _lock = threading.Lock()

@@ -10,7 +10,9 @@ from hypothesis.extra import numpy as hnp
 from anyaccel.data import FeatureSet, SimpleSampler, joined_array, joined_spec
 from anyaccel.errors import SplitError
 
-DTYPES = st.sampled_from("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
+DTYPES = st.sampled_from(
+    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+)
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=5)
 ARRAYS = DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, SHAPES))
 RATIOS = st.lists(st.integers(1, 50), min_size=1, max_size=5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,17 @@ def test_empty_chunks_cost_no_copy() -> None:
 @pytest.mark.parametrize("value", [pa.float32(), pa.bool_(), pa.uint8()])
 def test_fixed_size_lists_have_a_shape(value: Any) -> None:
     kind = pa.list_(pa.list_(value, 3), 2)
-    fs = FeatureSet.from_arrow("fs", pa.table({"x": pa.array([[[1, 0, 1], [0, 0, 1]]] * 4, kind)}).slice(1), "x")
+    fs = FeatureSet.from_arrow(
+        "fs",
+        pa.table(
+            {
+                "x": pa.array(
+                    [[[True, False, True], [False, False, True]]] * 4, pa.list_(pa.list_(pa.bool_(), 3), 2)
+                ).cast(kind)
+            }
+        ).slice(1),
+        "x",
+    )
     assert fs.spec("x").shape == (2, 3)
     assert fs.array("x").tolist() == [[[1, 0, 1], [0, 0, 1]]] * 3
 
@@ -91,13 +103,12 @@ def test_permuted_tensors_are_read_in_their_logical_shape() -> None:
     fs = FeatureSet.from_arrow("fs", pa.table({"x": tensor(values, permutation=[1, 0])}), "x")
     assert fs.spec("x") == TensorSpec((3, 2), "float64")
     assert np.array_equal(fs.array("x"), values.transpose(0, 2, 1))
-    assert np.array_equal(fs.array("x"), fs.column("x").chunk(0).to_numpy_ndarray())
     with pytest.raises(ValueError):
         fs.array("x").flags.writeable = True
 
 
 def test_batches_and_streams_are_taken() -> None:
-    batch = pa.record_batch({"x": [1, 2]})
+    batch = pa.RecordBatch.from_pydict({"x": [1, 2]})
     assert len(FeatureSet.from_arrow("fs", batch, "x")) == 2
     assert len(FeatureSet.from_arrow("fs", pa.RecordBatchReader.from_batches(batch.schema, [batch]), "x")) == 2
 
@@ -109,7 +120,7 @@ def test_keys_override_the_roles_of_the_schema() -> None:
 
 def test_no_keys_and_no_roles() -> None:
     with pytest.raises(
-        ColumnError, match="no column of 'fs' has a role. There is: columns: x; none has 'anyaccel.role'"
+        ColumnError, match=r"no column of 'fs' has a role. There is: columns: x; none has 'anyaccel.role'"
     ):
         FeatureSet.from_arrow("fs", pa.table({"x": [1]}))
 
@@ -117,7 +128,7 @@ def test_no_keys_and_no_roles() -> None:
 def test_strange_roles() -> None:
     schema = pa.schema([pa.field("x", pa.int64(), metadata={"anyaccel.role": "input"})])
     with pytest.raises(
-        ColumnError, match="column 'x' of 'fs' has the role 'input'. There is: roles: feature, target, tag"
+        ColumnError, match=r"column 'x' of 'fs' has the role 'input'. There is: roles: feature, target, tag"
     ):
         FeatureSet.from_arrow("fs", pa.table({"x": [1]}, schema=schema))
 
@@ -140,18 +151,18 @@ def test_other_metadata_is_kept() -> None:
     ],
 )
 def test_nulls_in_arrow_are_counted(column: Any, count: int, first: int) -> None:
-    with pytest.raises(ColumnError, match=f"column 'x' has nulls in {count} of 3 rows, the first in row {first}"):
+    with pytest.raises(ColumnError, match=rf"column 'x' has nulls in {count} of 3 rows, the first in row {first}"):
         FeatureSet.from_arrow("fs", pa.table({"x": column}), "x")
 
 
 def test_nulls_of_later_chunks_are_counted_from_the_start() -> None:
-    with pytest.raises(ColumnError, match="1 of 4 rows, the first in row 3"):
+    with pytest.raises(ColumnError, match=r"1 of 4 rows, the first in row 3"):
         FeatureSet.from_arrow("fs", pa.table({"x": pa.chunked_array([[1, 2], [3, None]])}), "x")
 
 
 @pytest.mark.parametrize("column", [pa.array(["a"]), pa.array([[1, 2]]), pa.array([1]).cast(pa.timestamp("s"))])
 def test_arrow_types_that_are_not_numbers(column: Any) -> None:
-    with pytest.raises(ColumnError, match="column 'x' cannot be read as numbers: it is of type"):
+    with pytest.raises(ColumnError, match=r"column 'x' cannot be read as numbers: it is of type"):
         FeatureSet.from_arrow("fs", pa.table({"x": column}), "x")
 
 
@@ -162,19 +173,23 @@ def test_samples_of_no_size() -> None:
 
 def test_two_columns_of_one_name() -> None:
     table = pa.table([[1], [2]], names=["x", "x"])
-    with pytest.raises(ColumnError, match="'fs' has 2 columns called 'x'. To do: rename all but one"):
+    with pytest.raises(ColumnError, match=r"'fs' has 2 columns called 'x'. To do: rename all but one"):
         FeatureSet.from_arrow("fs", table, "x")
 
 
 def test_not_a_table() -> None:
-    with pytest.raises(DataError, match="the data of 'fs' is a dict, not an Arrow table. To do: give a pyarrow.Table"):
+    with pytest.raises(DataError, match=r"the data of 'fs' is a dict, not an Arrow table. To do: give a pyarrow.Table"):
         FeatureSet.from_arrow("fs", {"x": [1]}, "x")
 
 
 def test_buffers_that_are_too_short() -> None:
-    broken = pa.Array.from_buffers(pa.int64(), 100, [None, pa.py_buffer(b"\0" * 8)])
-    with pytest.raises(DataError, match="the Arrow table of 'fs' is not valid"):
-        FeatureSet.from_arrow("fs", pa.table({"x": broken}), "x")
+    written = pa.BufferOutputStream()
+    table = pa.table({"x": np.zeros(1000, np.int64)})
+    with pa.ipc.new_stream(written, table.schema) as stream:
+        stream.write_table(table)
+    claimed = written.getvalue().to_pybytes().replace((1000).to_bytes(8, "little"), (10**9).to_bytes(8, "little"))
+    with pytest.raises(DataError, match=r"the Arrow table of 'fs' is not valid: .*too small"):
+        FeatureSet.from_arrow("fs", pa.ipc.open_stream(claimed).read_all(), "x")
 
 
 def test_parquet_there_and_back(tmp_path: Path) -> None:
@@ -204,7 +219,7 @@ def test_parquet_that_is_none_or_broken(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4:200] = b"\xff" * 196
     path.write_bytes(content)
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"cannot be read as Parquet"):
         FeatureSet.from_parquet("fs", path, "x")
 
 
@@ -212,23 +227,23 @@ def test_parquet_is_validated_in_full(tmp_path: Path) -> None:
     offsets, data = pa.py_buffer(np.array([0, 2], np.int32).tobytes()), pa.py_buffer(b"\xff\xfe")
     text = pa.Array.from_buffers(pa.string(), 1, [None, offsets, data])
     pq.write_table(pa.table({"x": [1], "t": text}), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match="cannot be read as Parquet: .*UTF8"):
+    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*UTF8"):
         FeatureSet.from_parquet("fs", tmp_path / "x.parquet", "x", tag_keys="t")
 
 
 def test_parquet_keys_are_checked(tmp_path: Path) -> None:
     pq.write_table(pa.table({"pixels": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(ColumnError, match="no column 'pixel'.*did you mean 'pixels'"):
+    with pytest.raises(ColumnError, match=r"no column 'pixel'.*did you mean 'pixels'"):
         FeatureSet.from_parquet("fs", tmp_path / "x.parquet", "pixel")
-    with pytest.raises(ColumnError, match="has a role"):
+    with pytest.raises(ColumnError, match=r"has a role"):
         FeatureSet.from_parquet("fs", tmp_path / "x.parquet")
 
 
 def test_importing_data_does_not_import_pandas() -> None:
     code = "import sys, anyaccel.data; assert 'pandas' not in sys.modules"
-    import subprocess
-
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
 
 
 def test_pandas_columns_keep_their_dtype() -> None:
@@ -278,20 +293,20 @@ def test_pandas_columns_that_are_refused(values: list[object], dtype: object, me
 
 def test_pandas_na_among_objects() -> None:
     pd = pytest.importorskip("pandas")
-    with pytest.raises(ColumnError, match="'x' has NaN or null among integers in 1 of 2 rows"):
+    with pytest.raises(ColumnError, match=r"'x' has NaN or null among integers in 1 of 2 rows"):
         FeatureSet.from_dict("fs", {"x": [1, pd.NA]}, "x")
 
 
 def test_pandas_names_are_text_and_there_once() -> None:
     pd = pytest.importorskip("pandas")
     with pytest.raises(ColumnError, match=r"0 is not the name of a column.*df.columns.astype\(str\)"):
-        FeatureSet.from_pandas("fs", pd.DataFrame([[1]]), [0])
-    with pytest.raises(ColumnError, match="2 columns called 'x'"):
+        FeatureSet.from_pandas("fs", pd.DataFrame([[1]]), [0])  # type: ignore[list-item]
+    with pytest.raises(ColumnError, match=r"2 columns called 'x'"):
         FeatureSet.from_pandas("fs", pd.DataFrame([[1, 2]], columns=["x", "x"]), ["x"])
-    with pytest.raises(ColumnError, match="no column 'y'"):
+    with pytest.raises(ColumnError, match=r"no column 'y'"):
         FeatureSet.from_pandas("fs", pd.DataFrame([[1]], columns=[0]), ["y"])
 
 
 def test_not_a_data_frame() -> None:
-    with pytest.raises(DataError, match="the data of 'fs' is a dict, not a pandas DataFrame. To do: use from_dict"):
+    with pytest.raises(DataError, match=r"the data of 'fs' is a dict, not a pandas DataFrame. To do: use from_dict"):
         FeatureSet.from_pandas("fs", {"x": [1]}, ["x"])

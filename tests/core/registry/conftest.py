@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from anyaccel.registry import SWITCH, Registry
+from anyaccel.plugin import SWITCH
+from anyaccel.registry import Registry
 from anyaccel.testing.faulty import FakeEntryPoint
 from anyaccel.testing.tiny import TinyBackend
 

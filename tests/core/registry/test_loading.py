@@ -11,7 +11,8 @@ import time
 import pytest
 
 from anyaccel.errors import FrameworkError, PluginError
-from anyaccel.registry import SWITCH, Registry
+from anyaccel.plugin import SWITCH
+from anyaccel.registry import Registry
 from anyaccel.testing.faulty import entry, plugin, write_distribution
 from anyaccel.testing.tiny import TinyBackend
 

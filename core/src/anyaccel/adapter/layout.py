@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyaccel.adapter.ops import ArrayOps
-from anyaccel.device import Device
 from anyaccel.errors import GraphError
 from anyaccel.segment import Segment
 
@@ -15,9 +14,9 @@ class Layout:
     """Facts of a segment, by label and by name of value.
 
     `owner` maps each operation with a model to the operation that its parameters go by: the first trainable one of
-    those that share the model. `device` says where an owner's parameters are. `groups` maps each parameter group to
-    its owners, none of them twice. `home` is the device on which a value is made. `wanted` has the values whose
-    cotangents matter.
+    those that share the model. `models`, `parameters` and `device` are by owner. `trained` has the operations that
+    learn, `groups` maps each parameter group to its owners, none of them twice. `home` is the device on which a value
+    is made. `wanted` has the values whose cotangents matter.
 
     Raises:
         GraphError: two different models share a parameter.
@@ -30,44 +29,35 @@ class Layout:
             first.setdefault(id(op.model), op.label)
         self.owner = {op.label: first[id(op.model)] for op in modelled}
         self.models: dict[str, Any] = {op.label: op.model for op in modelled if self.owner[op.label] == op.label}
+        self.parameters = {label: dict(ops.parameters(model)) for label, model in self.models.items()}
         self.device = {op.label: op.device for op in modelled if op.label in self.models}
-        self.trained = _trained(segment)
-        self.groups = _groups(segment, self.owner, self.trained)
-        self.home = _homes(segment)
-        self.wanted = self._wanted(segment, ops)
-        _refuse_ties(self.models, ops)
+        grouped = {node for group in segment.groups for node in group.nodes}
+        self.trained = {
+            op.label
+            for op in modelled
+            if op.trainable and op.label in grouped and self.parameters[self.owner[op.label]]
+        }
+        self.groups = {
+            group.name: tuple(dict.fromkeys(self.owner[node] for node in group.nodes if node in self.trained))
+            for group in segment.groups
+        }
+        self.home = {name: device for name, (_, device) in segment.inputs.items()}
+        self.home.update((name, op.device) for op in segment.operations for name in op.outputs)
+        self.wanted = self._wanted(segment)
+        _refuse_ties(self.parameters)
 
-    def _wanted(self, segment: Segment, ops: ArrayOps) -> set[str]:
+    def _wanted(self, segment: Segment) -> set[str]:
         wanted = set(segment.needs_pullback)
         for op in segment.operations:
-            learns = op.label in self.trained and bool(ops.parameters(op.model))
-            if learns or wanted.intersection(op.inputs):
+            if op.label in self.trained or wanted.intersection(op.inputs):
                 wanted.update(op.outputs)
         return wanted
 
 
-def _trained(segment: Segment) -> set[str]:
-    grouped = {node for group in segment.groups for node in group.nodes}
-    return {op.label for op in segment.operations if op.trainable and op.model is not None and op.label in grouped}
-
-
-def _groups(segment: Segment, owner: Mapping[str, str], trained: set[str]) -> dict[str, tuple[str, ...]]:
-    return {
-        group.name: tuple(dict.fromkeys(owner[node] for node in group.nodes if node in trained))
-        for group in segment.groups
-    }
-
-
-def _homes(segment: Segment) -> dict[str, Device]:
-    home = {name: device for name, (_, device) in segment.inputs.items()}
-    home.update((name, op.device) for op in segment.operations for name in op.outputs)
-    return home
-
-
-def _refuse_ties(models: Mapping[str, Any], ops: ArrayOps) -> None:
+def _refuse_ties(parameters: Mapping[str, Mapping[str, Any]]) -> None:
     holders: dict[int, str] = {}
-    for label, model in models.items():
-        for name, array in ops.parameters(model).items():
+    for label, arrays in parameters.items():
+        for name, array in arrays.items():
             holder = holders.setdefault(id(array), label)
             if holder != label:
                 raise GraphError(

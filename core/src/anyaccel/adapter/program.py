@@ -35,7 +35,7 @@ class ArrayProgram(Stepping):
         self._rules = {group.name: rule(group.optimizer) for group in segment.groups}
         self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
         # The mappings by node are replaced and never changed, so that a snapshot need not copy them.
-        self._parameters = {label: dict(ops.parameters(model)) for label, model in layout.models.items()}
+        self._parameters = dict(layout.parameters)
         self._buffers: dict[str, Mapping[str, Any]] = {
             label: dict(ops.buffers(model)) for label, model in layout.models.items()
         }

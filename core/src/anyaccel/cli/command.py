@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from anyaccel import __version__
 from anyaccel.errors import AnyaccelError
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
@@ -32,7 +31,7 @@ def _command(**attributes: Any) -> Callable[[Callable[..., Any]], click.Command]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="anyaccel")
+@click.version_option(package_name="anyaccel", prog_name="anyaccel")
 def group() -> None:
     """Say where once, wire models of any framework into a graph, run phases."""
 

@@ -47,7 +47,9 @@ def choose_framework(found: Registry, device: Device | None) -> str:
     """
     able = [name for name in found.frameworks if _computes(found, name)]
     if device is not None:
-        able = [name for name in able if any(device in one.devices() for one in found.backends if one.framework == name)]
+        able = [
+            name for name in able if any(device in one.devices() for one in found.backends if one.framework == name)
+        ]
     if not able:
         raise FrameworkError(
             f"no framework here computes on {device}",
@@ -89,7 +91,9 @@ def phases(device: str, epochs: int, seed: int) -> tuple[TrainPhase, EvalPhase]:
     """Training and test."""
     loss = AppliedLoss("cross_entropy", on="head")
     sampler = SimpleSampler(32, shuffle=True, seed=seed)
-    train = TrainPhase.from_split("train", split="train", sampler=sampler, losses=[loss], n_epochs=epochs, accelerator=device)
+    train = TrainPhase.from_split(
+        "train", split="train", sampler=sampler, losses=[loss], n_epochs=epochs, accelerator=device
+    )
     return train, EvalPhase.from_split("test", split="test", losses=[loss], metrics=["accuracy"], accelerator=device)
 
 

@@ -50,7 +50,14 @@ def _failed(framework: str, reason: str) -> dict[str, Any]:
 
 def _show(found: list[dict[str, Any]]) -> None:
     rows = [
-        (one["device"], f"{entry['framework']} {one['native']}", one["name"], one["vendor"], size(one["total_memory"]), one["identity"])
+        (
+            one["device"],
+            f"{entry['framework']} {one['native']}",
+            one["name"],
+            one["vendor"],
+            size(one["total_memory"]),
+            one["identity"],
+        )
         for entry in found
         for one in entry["devices"]
     ]

@@ -6,7 +6,8 @@ from typing import Any
 
 from anyaccel.backend import capabilities
 from anyaccel.cli.output import print_json, print_line, print_table
-from anyaccel.registry import Plugin, registry
+from anyaccel.plugin import Plugin
+from anyaccel.registry import registry
 
 
 def run(as_json: bool) -> int:
@@ -26,7 +27,8 @@ def _described(plugin: Plugin) -> dict[str, Any]:
         "version": plugin.version,
         "status": "ok" if plugin.error is None else "broken",
         "backends": [
-            {"framework": one.framework, "kinds": list(one.kinds), "capabilities": list(capabilities(one))} for one in plugin.backends
+            {"framework": one.framework, "kinds": list(one.kinds), "capabilities": list(capabilities(one))}
+            for one in plugin.backends
         ],
         "cause": plugin.cause,
         "remedy": plugin.remedy,

@@ -105,8 +105,11 @@ def to_numpy(name: str, column: Any) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view of `array` that cannot be made writable again; `array` itself becomes read-only too."""
-    array.flags.writeable = False
+    """A view of `array` that cannot be made writable again; every array that it is a view of becomes read-only too."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner.flags.writeable = False
+        owner = owner.base
     return array.view()
 
 

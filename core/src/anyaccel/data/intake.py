@@ -71,14 +71,15 @@ def contiguous(column: Any) -> Any:
 
 def _offered(values: Any) -> Any:
     """A chunked array for what is Arrow or turns itself into it, everything else unchanged."""
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    if isinstance(values, pa.ChunkedArray):
+        return values
+    if isinstance(values, pa.Array):
+        return pa.chunked_array([values])
     if isinstance(getattr(values, "dtype", None), np.dtype):
         return values
-    # A pandas Series speaks Arrow in recent releases only, its array in all of them.
-    values = values.array if hasattr(getattr(values, "array", None), "__arrow_array__") else values
-    if hasattr(values, "__arrow_array__"):
-        return pa.chunked_array([pa.array(values)])
+    # Arrow reads a pandas Series by its class; only recent ones offer themselves.
+    if hasattr(values, "__arrow_array__") or hasattr(values, "iloc"):
+        return _offered(pa.array(values))
     return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else values
 
 
@@ -103,11 +104,19 @@ def _array(name: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError as error:
-        raise ColumnError(
-            f"column {name!r} is ragged: its samples differ in shape",
-            there="all samples of a column have one shape",
-            remedy="pad or cut the samples to one shape, or keep the column as a tag",
-        ) from error
+        raise _uneven(name, values) from error
+
+
+def _uneven(name: str, values: Any) -> ColumnError:
+    entries = values if isinstance(values, (list, tuple)) else ()
+    absent = np.array([_is_missing(entry) for entry in entries], dtype=bool)
+    if absent.any():
+        return missing_values(name, absent)
+    return ColumnError(
+        f"column {name!r} is ragged: its samples differ in shape",
+        there="all samples of a column have one shape",
+        remedy="pad or cut the samples to one shape, or keep the column as a tag",
+    )
 
 
 def _unnest(values: Any) -> Any:
@@ -118,9 +127,6 @@ def _unnest(values: Any) -> Any:
 
 
 def _from_objects(name: str, entries: list[Any]) -> np.ndarray:
-    absent = np.array([_is_missing(entry) for entry in entries], dtype=bool)
-    if absent.any() and any(isinstance(entry, (list, np.ndarray)) for entry in entries):
-        raise missing_values(name, absent)
     array = _array(name, entries)
     if array.dtype != np.object_:
         return array
@@ -147,11 +153,9 @@ def _leaves(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _leaves(value)
-        elif isinstance(value, np.ndarray) and value.dtype != np.object_:
+        elif isinstance(value, np.ndarray):
             # All entries of an array are of one type, so that one stands for all.
             yield value.dtype.type(0)
-        elif isinstance(value, np.ndarray):
-            yield from value.flat
         else:
             yield value
 

@@ -34,20 +34,20 @@ def names_of(given: Names) -> tuple[str, ...]:
     return names
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[object]) -> str:
     """Names for a message: the first twenty, and how many more there are; `nothing` where there is none."""
-    names = list(names)
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return (", ".join(names[:_SHOWN]) or "nothing") + more
+    shown = [str(name) for name in names]
+    more = f", and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return (", ".join(shown[:_SHOWN]) or "nothing") + more
 
 
-def closest(name: object, there: Iterable[str]) -> str:
+def closest(name: object, there: Iterable[object]) -> str:
     """The remedy for a name that is not there: the nearest one that is, or a word on the list."""
-    match = difflib.get_close_matches(str(name), list(there), n=1)
+    match = difflib.get_close_matches(str(name), [str(one) for one in there], n=1)
     return f"did you mean {match[0]!r}?" if match else "use one of these names"
 
 
-def no_column(label: str, name: object, there: Iterable[str]) -> ColumnError:
+def no_column(label: str, name: object, there: Iterable[object]) -> ColumnError:
     """The error for a column that a feature set does not have."""
     there = list(there)
     return ColumnError(f"{label!r} has no column {name!r}", there=listed(there), remedy=closest(name, there))

@@ -72,11 +72,13 @@ def table_from_arrow(label: str, table: Any, features: Names, targets: Names, ta
             )
         table = pa.table(table)
     roles = _chosen(label, table.schema, features, targets, tags)
-    chosen = stamp(table, roles)
     try:
+        chosen = stamp(table, roles)
         chosen.validate()
     except pa.ArrowException as error:
-        raise DataError(f"the Arrow table of {label!r} is not valid: {error}") from error
+        raise DataError(
+            f"the Arrow table of {label!r} is not valid: {error}", remedy="make the table anew from its source"
+        ) from error
     return chosen
 
 

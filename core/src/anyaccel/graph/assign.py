@@ -153,7 +153,7 @@ def _agree(models: Iterable[ModelNode], done: Mapping[str, Assignment]) -> None:
             )
         if other.frozen != node.frozen or other.optimizer is not node.optimizer:
             raise GraphError(
-                f"nodes {other.label!r} and {node.label!r} share one model and differ in what is frozen or in the optimizer",
+                f"nodes {other.label!r} and {node.label!r} share one model, and differ in being frozen or in optimizer",
                 remedy="freeze both or none, and give both the same optimizer object",
             )
 

@@ -131,7 +131,8 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
         else "logits [classes] and one class index, or probabilities [classes]"
     )
     return ShapeError(
-        f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; losses never broadcast",
+        f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; "
+        "losses never broadcast",
         there=f"it takes {wants}",
         remedy="change the model's output_shape, or choose another column",
     )

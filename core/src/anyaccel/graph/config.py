@@ -129,7 +129,7 @@ def _allowed(label: str, name: str, allow: Sequence[type]) -> type:
     raise ConfigError(
         f"node {label!r}: the configuration names the class {name!r}, which is not registered; nothing was imported",
         there=", ".join(map(class_name, allow)) or "no class is allowed",
-        remedy=f"if you trust it, import it and give allow=[{name.rpartition(':')[2]}], or give models={{{label!r}: ...}}",
+        remedy=f"if you trust it, import it: allow=[{name.rpartition(':')[2]}], or give models={{{label!r}: ...}}",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,7 +124,12 @@ class _Execution:
         return None
 
     def _fit(
-        self, phase: FitPhase, chain: Chain, feed: loading.Feed, rows: Mapping[str, Rows], names: Mapping[str, Sequence[str]]
+        self,
+        phase: FitPhase,
+        chain: Chain,
+        feed: loading.Feed,
+        rows: Mapping[str, Rows],
+        names: Mapping[str, Sequence[str]],
     ) -> Figures:
         labels = fitting.to_fit(phase, self._graph)
         keep = fitting.sources(labels, self._graph)
@@ -198,8 +203,8 @@ def _warn(plan: Plan) -> None:
     if fallbacks:
         names = ", ".join(f"{one.node} ({one.framework})" for one in fallbacks)
         warnings.warn(
-            f"phase {plan.phase!r} asks for {fallbacks[0].written!r}, on which these nodes are not served; they run on the "
-            f"CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to forbid it.",
+            f"phase {plan.phase!r} asks for {fallbacks[0].written!r}, on which these nodes are not served; "
+            f"they run on the CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to forbid it.",
             FallbackWarning,
             stacklevel=5,
         )

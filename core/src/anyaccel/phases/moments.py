@@ -27,7 +27,7 @@ class Moments:
             getattr(callback, moment)(**arguments)
 
     def phase_end(self, error: BaseException | None, **arguments: Any) -> None:
-        """Call `phase_end` of everybody, each on its own; what goes wrong is noted on `error`, else raised at the end."""
+        """Call `phase_end` of everybody, each on its own; failures are noted on `error`, else raised at the end."""
         failures = [failure for function in self._ends(error, arguments) if (failure := _failure(function)) is not None]
         if not failures:
             return

@@ -117,12 +117,13 @@ class Phase:
             if settings.get(key) is not None:
                 settings[key] = Accelerator.from_config(settings[key])
         try:
-            return _KINDS[kind](**_KINDS[kind]._read(settings))
+            return _KINDS[kind](**_KINDS[kind].read_settings(settings))
         except TypeError as error:
             raise ConfigError(f"the configuration of a {kind} phase does not fit: {error}") from None
 
     @classmethod
-    def _read(cls, settings: dict[str, Any]) -> dict[str, Any]:
+    def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """The keywords of this kind of phase from what a configuration holds; the common ones are read already."""
         return settings
 
 
@@ -160,7 +161,8 @@ class EvalPhase(Phase):
         return {**super().get_config(), "metrics": metrics, "outputs": outputs, "batch_size": self.sampler.batch_size}
 
     @classmethod
-    def _read(cls, settings: dict[str, Any]) -> dict[str, Any]:
+    def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """See Phase."""
         return {**settings, "metrics": [Metric.from_config(one) for one in settings.get("metrics", ())]}
 
 
@@ -220,7 +222,8 @@ class TrainPhase(Phase):
                 )
         if self.validation.accelerator not in (None, self.accelerator):
             raise PhaseError(
-                f"phase {self.label!r} validates on {self.validation.accelerator} and trains on {self.accelerator or 'cpu:0'}",
+                f"phase {self.label!r} trains on {self.accelerator or 'cpu:0'}, and validates on "
+                f"{self.validation.accelerator}",
                 remedy="leave accelerator out of the validation: it runs where the nodes are",
             )
 
@@ -235,7 +238,8 @@ class TrainPhase(Phase):
         }
 
     @classmethod
-    def _read(cls, settings: dict[str, Any]) -> dict[str, Any]:
+    def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """See Phase."""
         validation = settings.get("validation")
         return {
             **settings,

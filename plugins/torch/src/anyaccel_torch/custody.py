@@ -47,8 +47,12 @@ class Buffers:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         parts = {part for module in modules for part in module.modules()}
-        found = [(part, name, buffer) for part in parts for name, buffer in part.named_buffers(recurse=False)]
-        self._kept = [(part, name, buffer, buffer.detach().clone()) for part, name, buffer in found if not is_lazy(buffer)]
+        self._kept = [
+            (part, name, buffer, buffer.detach().clone())
+            for part in parts
+            for name, buffer in part.named_buffers(recurse=False)
+            if not is_lazy(buffer)
+        ]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -89,7 +93,9 @@ def undisturbed(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[N
 
 
 def _get(device: torch.device) -> Tensor:
-    state: Tensor = torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    state: Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
 
 

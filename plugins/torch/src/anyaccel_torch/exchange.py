@@ -84,12 +84,12 @@ class TorchExchange(TorchPlacement, Exchange):
         if not getattr(getattr(foreign, "flags", None), "writeable", True):
             return self.from_host(np.asarray(foreign), device)  # torch would write to what its owner says is read-only
         try:
-            taken = torch.from_dlpack(foreign)
+            taken = torch.from_dlpack(foreign)  # type: ignore[attr-defined]
         except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise MoveError(
                 f"torch cannot take over a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
                 there=first_line(error),
-                remedy="give a plain array without gradients, or go through host memory: from_host(numpy_array, device)",
+                remedy="give a plain array without gradients, or go through host memory with from_host",
             ) from error
         return self.move(taken, device)
 

@@ -87,7 +87,8 @@ def _classes(label: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tens
             raise _misfit(label, outputs, targets, "probabilities have the shape of the logits [.., classes]")
         return outputs.flatten(0, -2), targets.to(outputs.dtype).flatten(0, -2)
     if outputs.ndim < 2 or outputs.shape[:-1] != targets.shape:
-        raise _misfit(label, outputs, targets, "class indices have the shape of the logits [.., classes] without the last axis")
+        rule = "class indices have the shape of the logits [.., classes] without the last axis"
+        raise _misfit(label, outputs, targets, rule)
     return outputs.flatten(0, -2), targets.long().flatten()
 
 
@@ -133,7 +134,8 @@ def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> Bou
         if not isinstance(found, Tensor) or found.ndim:
             shown = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             remedy = "let it give the mean over the batch, such as with reduction='mean'"
-            raise RecipeError(f"loss {term.label!r}: {term.loss.name} gives {shown}, not a scalar tensor", remedy=remedy)
+            asked = f"loss {term.label!r}: {term.loss.name} gives {shown}"
+            raise RecipeError(asked, there="a loss must give a scalar tensor", remedy=remedy)
         return found
 
     def parts(values: Values) -> tuple[Tensor, Tensor]:
@@ -152,8 +154,9 @@ def _made(term: LossTerm) -> Any:
         made = own(**term.loss.kwargs)
     except (TypeError, ValueError) as error:
         asked = f"loss {term.label!r}: {term.loss.name} cannot be made: {first_line(error)}"
-        remedy = "correct loss_kwargs, or give an instance"
-        raise RecipeError(asked, there=f"loss_kwargs: {', '.join(term.loss.kwargs) or 'none'}", remedy=remedy) from error
+        there = f"loss_kwargs: {', '.join(term.loss.kwargs) or 'none'}"
+        raise RecipeError(asked, there=there, remedy="correct loss_kwargs, or give an instance") from error
     if not callable(made):
-        raise RecipeError(f"loss {term.label!r}: a {term.loss.name} cannot be called", remedy="give a class like torch.nn.MSELoss")
+        asked = f"loss {term.label!r}: a {term.loss.name} cannot be called"
+        raise RecipeError(asked, remedy="give a class such as torch.nn.MSELoss")
     return made

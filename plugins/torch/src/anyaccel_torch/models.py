@@ -53,14 +53,15 @@ class SequentialMLP(nn.Module):
         for i, (fan_in, fan_out) in enumerate(self.recipe.sizes(shapes)):
             layer = nn.Linear(fan_in, fan_out, device="meta")  # no values yet, and no random number drawn for them
             for name in ("weight", "bias"):
-                setattr(layer, name, nn.Parameter(torch.from_numpy(weights[f"layers.{i}.{name}"]).to(device, copy=True)))
+                values = torch.from_numpy(weights[f"layers.{i}.{name}"]).to(device, copy=True)
+                setattr(layer, name, nn.Parameter(values))
             self.layers.append(layer.train(self.training))
         self.input_shapes = shapes
 
     def forward(self, *inputs: Tensor) -> Tensor:
         if self.input_shapes is None:
             self.build([x.shape[1:] for x in inputs], seed=0, device=inputs[0].device)
-        x = _flat(inputs[0]) if len(inputs) == 1 else torch.cat([_flat(x) for x in inputs], 1)
+        x: Tensor = _flat(inputs[0]) if len(inputs) == 1 else torch.cat([_flat(x) for x in inputs], 1)
         activate, dropout = _ACTIVATIONS.get(self.recipe.activation), self.recipe.dropout
         *hidden, last = self.layers
         for layer in hidden:

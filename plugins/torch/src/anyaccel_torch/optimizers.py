@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,17 +59,17 @@ def _own(cls: type, recipe: Optimizer, parameters: list[nn.Parameter]) -> torch.
         raise RecipeError(f"{recipe.name} is not an optimizer of torch", there=known, remedy="use one of these")
     closure = inspect.signature(cls.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise RecipeError(f"{recipe.name} computes the loss itself, several times in a step", there=known, remedy="use another")
+        asked = f"{recipe.name} wants to compute the loss itself, several times in a step"
+        raise RecipeError(asked, there=known, remedy="use another, or run your own loop for it")
+    made: Callable[..., torch.optim.Optimizer] = cls
     try:
-        made: torch.optim.Optimizer = cls(parameters, lr=recipe.lr, **recipe.settings)
+        return made(parameters, lr=recipe.lr, **recipe.settings)
     except (TypeError, ValueError) as error:
-        remedy = "correct the settings of Optimizer(...)"
-        raise RecipeError(f"{recipe.name} cannot be made: {first_line(error)}", there=f"lr, {_keys(recipe)}", remedy=remedy) from error
-    return made
-
-
-def _keys(recipe: Optimizer) -> str:
-    return ", ".join(recipe.settings) or "no setting"
+        asked, there = (
+            f"{recipe.name} cannot be made: {first_line(error)}",
+            f"settings {', '.join(('lr', *recipe.settings))}",
+        )
+        raise RecipeError(asked, there=there, remedy="correct the settings of Optimizer(...)") from error
 
 
 def place_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -125,11 +125,12 @@ class GroupOptimizer:
         self._optimizer = make(self._recipe, self.parameters) if self.parameters else None
         if self._optimizer is not None:
             self._install(self._optimizer, states)
+        self._step = self.stepper(clip=False)
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def stepper(self, *, clip: bool) -> Callable[[], None]:
-        """A function that does one step with the gradients there are, clipping them first if `clip` and the recipe say so."""
+        """A function that does one step with the gradients there are, clipped first if `clip` and the recipe say so."""
         optimizer = self._optimizer
         if optimizer is None:
             return lambda: None
@@ -150,6 +151,26 @@ class GroupOptimizer:
 
         return run
 
+    def apply(self, scale: Any = None) -> None:
+        """One step with the gradients, times `scale` (a number, or a scalar tensor on any device) if it is given."""
+        if scale is not None:
+            for grad in self._grads():
+                grad.mul_(scale.to(grad.device) if isinstance(scale, Tensor) else scale)
+        self._step()
+
+    @torch.no_grad()
+    def stats(self) -> tuple[Tensor, Tensor]:
+        """Squared L2 norm of the gradients, and whether all are finite; scalars on the first parameter's device."""
+        grads, home = self._grads(), self.parameters[0].device if self.parameters else torch.device("cpu")
+        if not grads:
+            return torch.zeros((), device=home), torch.ones((), dtype=torch.bool, device=home)
+        norms = [torch.linalg.vector_norm(grad.float() if grad.itemsize < 4 else grad).to(home) for grad in grads]
+        finite = [grad.isfinite().all().to(home) for grad in grads]
+        return torch.stack(norms).square().sum(), torch.stack(finite).all()
+
+    def _grads(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
     # -- state -----------------------------------------------------------------------------------------------------
 
     def _install(self, optimizer: torch.optim.Optimizer, states: Mapping[str, NodeState]) -> None:
@@ -160,12 +181,14 @@ class GroupOptimizer:
                 if name not in named:
                     raise self._misfit(node, f"parameter {name!r}", f"its parameters are {', '.join(named)}")
                 if wanted is not None and set(slots) != wanted:
-                    raise self._misfit(node, f"slots {', '.join(slots)}", f"{self._recipe.name} keeps {', '.join(sorted(wanted)) or 'none'}")
+                    keeps = f"{self._recipe.name} keeps {', '.join(sorted(wanted)) or 'none'}"
+                    raise self._misfit(node, f"slots {', '.join(slots)}", keeps)
                 self._fill(optimizer, named[name], given.step, slots, f"node {node!r}, parameter {name!r}")
         if wanted == {"velocity"}:
             # torch's fused SGD wants all velocities or none, and a parameter may get its first gradient later
             for parameter in self.parameters:
-                optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter, requires_grad=False))
+                zeros = torch.zeros_like(parameter, requires_grad=False)
+                optimizer.state[parameter].setdefault("momentum_buffer", zeros)
 
     def _fill(
         self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, step: int, slots: Mapping[str, Any], what: str
@@ -174,8 +197,9 @@ class GroupOptimizer:
         state = optimizer.state[parameter]
         for slot, value in slots.items():
             if self._names and value.shape != parameter.shape:
-                shapes = f"{list(value.shape)} for a parameter of {list(parameter.shape)}"
-                raise StateError(f"{what}: slot {slot!r} has shape {shapes}", remedy="load the state of this very graph")
+                there = f"the parameter has shape {list(parameter.shape)}"
+                asked = f"{what}: slot {slot!r} has shape {list(value.shape)}"
+                raise StateError(asked, there=there, remedy="load the state of this very graph")
             state[self._names.get(slot, slot)] = value.detach().clone().to(parameter.device)
         if slots and self._wanted() != {"velocity"}:
             state["step"] = torch.tensor(float(step), dtype=torch.float32, device=_where("step", group, parameter))
@@ -234,8 +258,3 @@ def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-
-
-def grads_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The gradients that there are, in the order of the parameters."""
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -72,8 +72,7 @@ class TorchPlacement(Backend):
             return place_state(obj)
         if not hasattr(obj, "to"):
             return mapped(obj, lambda item: self.place(item, device))
-        for tensor in tensors_in(obj):
-            self.check_dtype(tensor, device)
+        any(self.check_dtype(tensor, device) for tensor in tensors_in(obj))
         with telling(f"{type(obj).__name__} on {device}"):
             return obj.to(self.torch_device(device))
 
@@ -89,8 +88,10 @@ class TorchPlacement(Backend):
 
     def check_dtype(self, tensor: Any, device: Device) -> None:
         """Raise MoveError if the device cannot hold the tensor's dtype."""
-        if device.kind in self.lacking and (name := str(tensor.dtype).removeprefix("torch.")) in self.lacking[device.kind]:
-            raise MoveError(f"{device} cannot hold {name}", there="a move keeps the dtype", remedy="cast it first: .float()")
+        lacking = self.lacking.get(device.kind)
+        if lacking and (name := str(tensor.dtype).removeprefix("torch.")) in lacking:
+            remedy = "cast it first, such as with .float()"
+            raise MoveError(f"{device} cannot hold {name}", there="a move keeps the dtype", remedy=remedy)
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         return self.torch_device(device)  # type: ignore[no-any-return]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anyaccel.device import Device
-from anyaccel.errors import GraphError, RecipeError
+from anyaccel.errors import GraphError, RecipeError, ShapeError
 from anyaccel.segment import Operation, Segment
+from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.models import outputs_of
 
 Run = Callable[[list[Any]], None]
@@ -45,7 +46,8 @@ class Wiring:
         """
         if name not in self._homes:
             there = ", ".join(self._homes) or "no value"
-            raise GraphError(f"{name!r} is no value of the segment so far", there=there, remedy="put what gives it first")
+            asked = f"{name!r} is no value of the segment so far"
+            raise GraphError(asked, there=there, remedy="put the operation that gives it first")
         home = self._homes[name]
         device = home if device is None else device
         if (name, device) not in self._slots:
@@ -61,7 +63,7 @@ class Wiring:
         sources = [self.slot(name, device) for name in operation.inputs]
         targets = [self._enter(name, device) for name in operation.outputs]
         if operation.model is None:
-            self.runs.append(_joined(operation.axis, sources, targets[0]))
+            self.runs.append(_joined(operation, sources, targets[0]))
         elif not callable(operation.model):
             kind = type(operation.model).__name__
             raise RecipeError(f"{operation.label!r} cannot be called: it is a {kind}", remedy="give an nn.Module")
@@ -78,9 +80,17 @@ def _hop(source: int, target: int, device: torch.device) -> Run:
     return run
 
 
-def _joined(axis: int, sources: Sequence[int], target: int) -> Run:
+def _joined(operation: Operation, sources: Sequence[int], target: int) -> Run:
+    axis = operation.axis
+
     def run(values: list[Any]) -> None:
-        values[target] = torch.cat([values[source] for source in sources], axis if axis < 0 else axis + 1)
+        parts = [values[source] for source in sources]
+        whole = axis + 1 if axis >= 0 else parts[0].ndim + axis
+        if whole < 1:
+            there = f"its inputs have {parts[0].ndim - 1} axes per sample, and the batch is never joined"
+            asked = f"{operation.label!r} cannot join along axis {axis}"
+            raise ShapeError(asked, there=there, remedy="name an axis of a sample")
+        values[target] = torch.cat(parts, whole)
 
     return run
 
@@ -110,6 +120,30 @@ def _many(operation: Operation, sources: Sequence[int], targets: Sequence[int]) 
     return run
 
 
-def modules_of(operations: Sequence[Operation]) -> Mapping[str, torch.nn.Module]:
-    """The models that are modules, by label."""
-    return {each.label: each.model for each in operations if isinstance(each.model, torch.nn.Module)}
+def modules_of(segment: Segment, losses: Sequence[BoundLoss]) -> dict[torch.nn.Module, bool]:
+    """The modules of a segment and of its own losses, each once, and whether it trains in any of its places."""
+    found: dict[torch.nn.Module, bool] = {}
+    trainable = {each.label: each.trainable for each in segment.operations}
+    for each in segment.operations:
+        if isinstance(each.model, torch.nn.Module):
+            found[each.model] = each.trainable or found.get(each.model, False)
+    for term, loss in zip(segment.losses, losses, strict=True):
+        if loss.module is not None:
+            found[loss.module] = trainable.get(term.on, True) or found.get(loss.module, False)
+    return found
+
+
+def members_of(
+    segment: Segment, losses: Sequence[BoundLoss], nodes: Sequence[str], seen: set[int]
+) -> dict[str, dict[str, torch.nn.Parameter]]:
+    """Trained parameters by node and name, those of own losses as `loss.LABEL.NAME`; adds them to `seen`, skips what is."""
+    members: dict[str, dict[str, torch.nn.Parameter]] = {}
+    for node in nodes:
+        model = next((each.model for each in segment.operations if each.label == node), None)
+        named = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
+        for term, loss in zip(segment.losses, losses, strict=True):
+            if term.on == node and loss.module is not None:
+                named |= {f"loss.{term.label}.{name}": found for name, found in loss.module.named_parameters()}
+        members[node] = {name: each for name, each in named.items() if each.requires_grad and id(each) not in seen}
+        seen.update(map(id, members[node].values()))
+    return members

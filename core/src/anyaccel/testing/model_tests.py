@@ -1,0 +1,202 @@
+"""ModelTests: what a backend that computes says of models: shapes, initial weights, state in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyaccel.device import Device
+from anyaccel.errors import ShapeError, StateError
+from anyaccel.models import MLPRecipe
+from anyaccel.recipes import LOSSES, OPTIMIZERS, Loss, Optimizer
+from anyaccel.segment import TensorSpec
+from anyaccel.testing.bench import Array, Bench, same
+from anyaccel.testing.subject import STANDARD_MODEL, Subject
+
+Make = Callable[[], Any]
+X = TensorSpec((4,), "float32")
+
+
+def standard(bench: Bench, **settings: Any) -> Any:
+    """The model that every framework has, not built yet; a skip where it is not offered."""
+    offered = bench.compute.models()
+    if STANDARD_MODEL not in offered:
+        pytest.skip(f"no {STANDARD_MODEL} in models()")
+    cls: Callable[..., Any] = offered[STANDARD_MODEL]
+    return cls(**settings)
+
+
+class ShapeTests(Subject):
+    """Shapes and initial weights."""
+
+    def test_infer_gives_shape_and_dtype(self, bench: Bench, model: Make) -> None:
+        """Per sample, without the batch: [4] goes in and [3] comes out."""
+        assert bench.compute.infer(model(), [X], 0) == (TensorSpec((3,), "float32"),)
+
+    def test_infer_keeps_what_is_built(self, bench: Bench, model: Make) -> None:
+        """A model that has its weights keeps them, whatever the seed."""
+        ready = bench.ready(model)
+        before = bench.compute.state(ready)
+        bench.compute.infer(ready, [X], 99)
+        same(bench.compute.state(ready), before)
+
+    @pytest.mark.parametrize("shape", [(5,), ()], ids=str)
+    def test_infer_refuses_wrong_shapes(self, bench: Bench, model: Make, shape: tuple[int, ...]) -> None:
+        """Inputs that the model does not take raise ShapeError with the framework's own words."""
+        with pytest.raises(ShapeError) as caught:
+            bench.compute.infer(bench.ready(model), [TensorSpec(shape, "float32")], 0)
+        assert len(str(caught.value)) > 20
+
+    def test_dtype_of_is_that_of_the_inputs_it_wants(self, bench: Bench, model: Make) -> None:
+        """A float32 model wants float32."""
+        assert bench.compute.dtype_of(bench.ready(model)) == "float32"
+
+    def test_parameters_are_told_with_whole_shapes(self, bench: Bench, model: Make) -> None:
+        """Every parameter has its name, shape and dtype, as in the state."""
+        ready = bench.ready(model)
+        told = {name: (spec.shape, spec.dtype) for name, spec in bench.compute.parameters(ready).items()}
+        assert told
+        assert told == {name: (value.shape, value.dtype.name) for name, value in bench.values(ready).items()}
+
+    def test_named_models_are_made_from_their_configuration(self, bench: Bench) -> None:
+        """Each model of `models()` takes its own configuration as keywords."""
+        for cls in bench.compute.models().values():
+            config = cls().get_config()
+            assert cls(**config).get_config() == config
+
+    @pytest.mark.parametrize("shape", [(4,), (2, 2)], ids=str)
+    def test_the_standard_model_has_the_weights_of_its_recipe(self, bench: Bench, shape: tuple[int, ...]) -> None:
+        """For a seed, SequentialMLP starts with the same numbers in every framework, to the bit."""
+        settings = {"output_shape": (3,), "n_layers": 3, "hidden_dim": 5}
+        model = standard(bench, **settings)
+        bench.compute.infer(model, [TensorSpec(shape, "float32")], 1234)
+        expected = MLPRecipe.from_config(settings).weights([shape], 1234)
+        same({name.partition("/")[2]: value for name, value in bench.compute.state(model).items()}, expected)
+
+    def test_the_standard_model_depends_on_its_seed_alone(self, bench: Bench) -> None:
+        """Two seeds make two models, one seed makes one."""
+        one, two, three = (standard(bench, output_shape=(3,)) for _ in range(3))
+        for model, seed in ((one, 5), (two, 5), (three, 6)):
+            bench.compute.infer(model, [X], seed)
+        same(bench.values(one), bench.values(two))
+        assert any((bench.values(one)[name] != value).any() for name, value in bench.values(three).items())
+
+    def test_the_standard_model_takes_any_shapes(self, bench: Bench) -> None:
+        """Inputs are flattened and joined, the output has the shape that was asked for."""
+        model = standard(bench, output_shape=(2, 3))
+        inputs = [TensorSpec((4,), "float32"), TensorSpec((2, 2), "float32")]
+        assert bench.compute.infer(model, inputs, 0) == (TensorSpec((2, 3), "float32"),)
+
+
+class StateTests(Subject):
+    """Values of models, out and in again."""
+
+    def test_place_takes_a_model_along(self, bench: Bench, model: Make, second: Device) -> None:
+        """A placed model is on the device, and its values are what they were."""
+        ready = bench.ready(model)
+        before = bench.compute.state(ready)
+        placed = bench.backend.place(ready, second)
+        assert bench.backend.device_of(placed) == second
+        same(bench.compute.state(placed), before)
+
+    def test_place_of_a_placed_model_changes_nothing(self, bench: Bench, model: Make) -> None:
+        """A second call keeps device and values."""
+        ready = bench.ready(model)
+        before = bench.compute.state(ready)
+        again = bench.backend.place(ready, bench.device)
+        assert bench.backend.device_of(again) == bench.device
+        same(bench.compute.state(again), before)
+
+    def test_it_owns_its_models(self, bench: Bench, model: Make) -> None:
+        """A model of the framework is its own."""
+        assert bench.backend.owns(bench.ready(model))
+
+    def test_state_is_of_arrays_by_name(self, bench: Bench, model: Make) -> None:
+        """Values are NumPy arrays, called `parameters/NAME` or `buffers/NAME`."""
+        state = bench.compute.state(bench.ready(model))
+        assert state
+        assert all(isinstance(value, np.ndarray) for value in state.values())
+        assert all(name.partition("/")[0] in ("parameters", "buffers") for name in state)
+
+    def test_state_goes_back_in(self, bench: Bench, model: Make) -> None:
+        """What was written is read again, to the bit."""
+        ready = bench.ready(model)
+        wanted = {name: value + 1 for name, value in bench.compute.state(ready).items()}
+        bench.compute.load_state(ready, wanted)
+        same(bench.compute.state(ready), wanted)
+
+    def test_state_has_buffers(self, bench: Bench, buffered_model: Make) -> None:
+        """Values that change without gradients are in the state, and go back in."""
+        ready = bench.ready(buffered_model)
+        state = bench.compute.state(ready)
+        assert any(name.startswith("buffers/") for name in state)
+        wanted = {name: value + 1 for name, value in state.items()}
+        bench.compute.load_state(ready, wanted)
+        same(bench.compute.state(ready), wanted)
+
+    def test_state_is_a_copy(self, bench: Bench, model: Make) -> None:
+        """Neither the arrays given out nor those taken in are the model's own memory."""
+        ready = bench.ready(model)
+        before = {name: value.copy() for name, value in bench.compute.state(ready).items()}
+        overwrite(bench.compute.state(ready))
+        same(bench.compute.state(ready), before)
+        given = {name: value.copy() for name, value in before.items()}
+        bench.compute.load_state(ready, given)
+        overwrite(given)
+        same(bench.compute.state(ready), before)
+
+    def test_state_is_written_where_the_model_is(self, bench: Bench, model: Make, second: Device) -> None:
+        """Loading moves nothing."""
+        ready = bench.on(second).ready(model)
+        bench.compute.load_state(ready, bench.compute.state(ready))
+        assert bench.backend.device_of(ready) == second
+
+    @pytest.mark.parametrize("fault", ["missing", "strange", "shape", "dtype"])
+    def test_a_state_that_does_not_fit_is_refused_whole(self, bench: Bench, model: Make, fault: str) -> None:
+        """Other names, shapes or dtypes raise StateError, and nothing is written."""
+        ready = bench.ready(model)
+        before = bench.compute.state(ready)
+        wrong = {name: value + 1 for name, value in before.items()}
+        last = list(wrong)[-1]
+        value = wrong.pop(last)
+        if fault == "strange":
+            wrong.update({last: value, "parameters/of.another.model": value})
+        elif fault != "missing":
+            wrong[last] = value[..., None] if fault == "shape" else value.astype("float64")
+        with pytest.raises(StateError):
+            bench.compute.load_state(ready, wrong)
+        same(bench.compute.state(ready), before)
+
+
+class RefusalTests(Subject):
+    """Recipes that a backend can and cannot build."""
+
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_every_named_optimizer_is_taken(self, bench: Bench, name: str) -> None:
+        """No backend lacks an optimizer that has a name."""
+        assert bench.compute.refuses(Optimizer(name)) == ""
+
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_every_named_loss_is_taken(self, bench: Bench, name: str) -> None:
+        """No backend lacks a loss that has a name."""
+        assert bench.compute.refuses(Loss(name)) == ""
+
+    @pytest.mark.parametrize("recipe", [Optimizer, Loss])
+    def test_classes_of_other_frameworks_are_refused_with_a_reason(self, bench: Bench, recipe: type) -> None:
+        """A class that is not the framework's own is told apart before anything is built."""
+        foreign = type("Foreign", (), {"__module__": "another_framework.parts", "__call__": lambda self: None})
+        assert bench.compute.refuses(recipe(foreign))
+
+
+class ModelTests(ShapeTests, StateTests, RefusalTests):
+    """Every promise of `Compute` that needs no program."""
+
+
+def overwrite(state: dict[str, Array]) -> None:
+    """Change arrays in place, those that allow it."""
+    for value in state.values():
+        if value.flags.writeable:
+            value[...] = 123

@@ -1,0 +1,130 @@
+"""Shapes, values and programs of torch modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyaccel.backend import Compute, Program
+from anyaccel.errors import MoveError, StateError
+from anyaccel.segment import Segment, TensorSpec
+from anyaccel_torch.placement import TorchPlacement
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TorchCompute(TorchPlacement, Compute):
+    """Takes `nn.Module`s as models; what they give may be a tensor, or a tuple, list or dict of tensors."""
+
+    def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
+        """See `Compute.infer`; runs the model on zeros in evaluation mode, and leaves it as it was."""
+        from anyaccel_torch.shapes import infer
+
+        return infer(model, inputs, seed)
+
+    def dtype_of(self, model: Any) -> str | None:
+        from anyaccel_torch.shapes import wanted_dtype
+
+        return wanted_dtype(model)
+
+    def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
+        """See `Compute.parameters`; a parameter that several parts share stands under its first name.
+
+        Raises:
+            StateError: the model is not built yet.
+        """
+        from anyaccel_torch.shapes import name_of
+
+        named = _built(model, dict(model.named_parameters()))
+        return {name: TensorSpec(tuple(tensor.shape), name_of(tensor.dtype)) for name, tensor in named.items()}
+
+    def build(self, segment: Segment) -> Program:
+        from anyaccel_torch.program import TorchProgram
+
+        return TorchProgram(segment, self.torch_device)
+
+    def state(self, model: Any) -> dict[str, np.ndarray]:
+        """See `Compute.state`; buffers that the module does not keep (`persistent=False`) are left out.
+
+        Raises:
+            StateError: the model is not built yet, or has a dtype that NumPy lacks.
+        """
+        return {name: _host_copy(name, tensor) for name, tensor in _named(model).items()}
+
+    def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
+        """See `Compute.load_state`; nothing is written if anything does not fit."""
+        import torch
+
+        from anyaccel_torch.exchange import copied
+
+        named = _named(model)
+        _check_names(state, named)
+        try:
+            values = {name: copied(np.asarray(state[name])) for name in named}
+        except MoveError as error:
+            asked = f"the state cannot be loaded: {error.asked}"
+            raise StateError(asked, there=error.there, remedy=error.remedy) from error
+        for name, tensor in named.items():
+            _check_value(name, values[name], tensor)
+        with torch.no_grad():
+            for name, tensor in named.items():
+                tensor.copy_(values[name])
+
+    def models(self) -> Mapping[str, type]:
+        from anyaccel_torch.models import SequentialMLP
+
+        return {"SequentialMLP": SequentialMLP}
+
+
+def _built(model: torch.nn.Module, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    from torch.nn.parameter import is_lazy
+
+    from anyaccel_torch.models import SequentialMLP
+
+    unbuilt = any(isinstance(part, SequentialMLP) and not part.layers for part in model.modules())
+    if unbuilt or any(is_lazy(tensor) for tensor in named.values()):
+        raise StateError(
+            f"{type(model).__name__} has no parameters yet: the shapes of its inputs are not known",
+            remedy="build the graph it is in, or call it once with a batch",
+        )
+    return named
+
+
+def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers under the names of a state; those that are shared once."""
+    named: dict[str, torch.Tensor] = {f"parameters/{name}": tensor for name, tensor in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+    _built(model, {**named, **buffers})
+    kept = model.state_dict(keep_vars=True)
+    return named | {f"buffers/{name}": tensor for name, tensor in buffers.items() if name in kept}
+
+
+def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
+    try:
+        host: np.ndarray = tensor.detach().cpu().numpy().copy()
+    except TypeError as error:
+        raise StateError(
+            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, which NumPy lacks",
+            there=str(error),
+            remedy="convert the model before saving, with model.float(), and back after loading",
+        ) from error
+    return host
+
+
+def _check_names(state: Mapping[str, np.ndarray], named: Mapping[str, torch.Tensor]) -> None:
+    missing, strange = [name for name in named if name not in state], [name for name in state if name not in named]
+    if missing or strange:
+        asked = [f"lacks {', '.join(missing)}"] if missing else []
+        asked += [f"has {', '.join(strange)}, which the model has not"] if strange else []
+        there = f"the model has {', '.join(named) or 'no values'}"
+        raise StateError(f"the state {' and '.join(asked)}", there=there, remedy="load the state of a model made alike")
+
+
+def _check_value(name: str, value: torch.Tensor, tensor: torch.Tensor) -> None:
+    if value.shape != tensor.shape or value.dtype != tensor.dtype:
+        given, has = (f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (value, tensor))
+        remedy = "load the state of a model of the same sizes and dtype"
+        raise StateError(f"{name} in the state is {given}", there=f"the model's is {has}", remedy=remedy)

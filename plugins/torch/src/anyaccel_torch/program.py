@@ -1,0 +1,256 @@
+"""A segment at work in torch: whole training steps in one call, or forward, pullback and apply one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyaccel.backend import Stepping
+from anyaccel.device import Device
+from anyaccel.errors import PhaseError
+from anyaccel.segment import LossTerm, NodeState, Segment
+from anyaccel_torch.custody import Buffers, Gradients, Modes, RandomState, seed
+from anyaccel_torch.faults import telling
+from anyaccel_torch.losses import BoundLoss, bind
+from anyaccel_torch.optimizers import GroupOptimizer, Kept
+from anyaccel_torch.wiring import Wiring, members_of, modules_of
+
+Losses = dict[str, tuple[Tensor, Tensor]]
+
+# Rows are gathered for many steps at once, so that a step pays for no gather; this bounds what that holds.
+BLOCK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What `TorchProgram.restore` goes back to."""
+
+    parameters: list[Tensor]
+    buffers: Buffers
+    groups: list[Kept]
+    random: RandomState
+
+
+class TorchProgram(Stepping):
+    """Works on the user's own modules in place; their modes and `requires_grad` flags are as before after `release`.
+
+    Parameters of the groups' nodes (and of own losses on them) are trained, but for those whose `requires_grad` the
+    user has switched off; each is trained once, in whatever nodes it is. A node with `trainable=False` stays in
+    evaluation mode, BatchNorm and dropout included, and passes gradients on without taking any. Torch's global random
+    state is this program's until `release`.
+
+    Args:
+        segment: what to compute; its models are placed.
+        torch_device: how torch calls a device.
+
+    Raises:
+        RecipeError: an optimizer or loss that torch lacks.
+        StateError: an optimizer state that does not fit.
+    """
+
+    def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
+        self.segment = segment
+        self._wiring = Wiring(segment, torch_device)
+        self._losses = [self._bound(term, torch_device(term.device)) for term in segment.losses]
+        self._outputs = [self._wiring.slot(name) for name in segment.outputs]
+        self._pulled = [list(segment.inputs).index(name) for name in segment.needs_pullback]
+        self._rest = [None] * (self._wiring.size - len(segment.inputs))
+        self._devices = {torch_device(operation.device) for operation in segment.operations}
+        self._modules = modules_of(segment, self._losses)
+        self._modes, self._random = Modes(self._modules), RandomState(self._devices)
+        self._groups = self._made_groups()
+        self._trained = [parameter for group in self._groups for parameter in group.parameters]
+        self._flags = Gradients(p for module in self._modules for p in module.parameters()) if self._groups else None
+        if self._flags is not None:  # where nothing is trained, another program may have set the flags: leave them
+            self._flags.only(self._trained)
+        self._steppers = [group.stepper(clip=True) for group in self._groups]
+        self._written: dict[bool, set[int]] = {}
+        self._final: dict[str, NodeState] | None = None
+
+    def _bound(self, term: LossTerm, device: torch.device) -> BoundLoss:
+        return bind(term, [self._wiring.slot(name, device) for name in term.inputs], device)
+
+    def _made_groups(self) -> list[GroupOptimizer]:
+        seen: set[int] = set()
+        return [
+            GroupOptimizer(group, members_of(self.segment, self._losses, group.nodes, seen), self.segment.states)
+            for group in self.segment.groups
+        ]
+
+    def seed(self, key: int) -> None:
+        seed(self._devices, key)
+
+    # -- whole steps -----------------------------------------------------------------------------------------------
+
+    def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
+        self._enter(training=True)
+        with telling(f"a training step of {batch} rows in segment {self.segment.label!r}"):
+            found = self._stepped(self._batches(columns, orders, start, count, batch))
+            return self._stacked(found)
+
+    def _stepped(self, batches: Iterator[list[Any]]) -> list[Tensor]:
+        runs, steppers, trained = self._wiring.runs, self._steppers, self._trained
+        means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
+        kept: list[Tensor] = []
+        roots: list[int] | None = None
+        for values in batches:
+            for run in runs:
+                run(values)
+            found = [mean(values) for mean in means]
+            if roots is None:
+                roots, weights = self._roots(found)
+            backward([found[i] for i in roots], weights)
+            for step in steppers:
+                step()
+            for parameter in trained:
+                parameter.grad = None
+            kept += [value.detach() for value in found]
+        return kept
+
+    def _roots(self, found: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        """Which losses reach a parameter, and the weight of each as the gradient that its pullback starts from."""
+        roots = [i for i, value in enumerate(found) if value.requires_grad]
+        if not roots or not self._trained:
+            raise PhaseError(
+                f"no loss of segment {self.segment.label!r} reaches a parameter that is to be trained",
+                there=f"losses: {', '.join(loss.label for loss in self._losses) or 'none'}; "
+                f"parameters to train: {len(self._trained)}",
+                remedy="unfreeze a node before the loss, set requires_grad on its parameters, or add a loss after it",
+            )
+        return roots, [torch.full_like(found[i], self._losses[i].weight, requires_grad=False) for i in roots]
+
+    def _batches(
+        self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, count: int, batch: int
+    ) -> Iterator[list[Any]]:
+        row = sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
+        stop, rows_held = start + count * batch, batch * max(1, BLOCK_BYTES // max(1, row * batch))
+        for begin in range(start, stop, rows_held):
+            end = min(begin + rows_held, stop)
+            gathered = [column.index_select(0, order[begin:end]) for column, order in zip(columns, orders, strict=True)]
+            for rows in zip(*[torch.split(block, batch) for block in gathered], strict=True):
+                yield [*rows, *self._rest]
+
+    def _stacked(self, found: list[Tensor]) -> Tensor:
+        width = len(self._losses)
+        if not found:
+            return torch.empty(0, width, device=next(iter(self._devices), None))
+        columns = [torch.stack(found[i::width]) for i in range(width)]
+        return torch.stack([column.to(columns[0].device) for column in columns], dim=1)
+
+    # -- one by one ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
+        self._enter(training=False)
+        with telling(f"a batch of segment {self.segment.label!r}"):
+            values = self._computed(inputs, training=False)
+            return tuple(values[i] for i in self._outputs), {loss.label: loss.parts(values) for loss in self._losses}
+
+    def forward_pullback(
+        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        self._enter(training=True)
+        leaves = {i: inputs[i].detach().requires_grad_() for i in self._pulled}
+        # torch forbids a module to write into a leaf, as an in-place activation would: it gets a copy
+        given = [leaves[i].clone() if i in leaves else tensor for i, tensor in enumerate(inputs)]
+        with telling(f"a batch of segment {self.segment.label!r}"):
+            values = self._computed(given, training=True)
+            losses = {loss.label: loss.parts(values) for loss in self._losses}
+        outputs = [values[i] for i in self._outputs]
+        terms = [losses[loss.label][0] * self._factor(loss.label, loss.weight, losses, scale) for loss in self._losses]
+
+        def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            seeds = [(term, None) for term in terms]
+            seeds += [pair for pair in zip(outputs, cotangents, strict=True) if pair[1] is not None]
+            seeds = [pair for pair in seeds if pair[0].requires_grad]
+            with telling(f"the pullback of segment {self.segment.label!r}"):
+                if seeds:
+                    torch.autograd.backward([root for root, _ in seeds], [start for _, start in seeds])
+            return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values())
+
+        detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
+        return tuple(output.detach() for output in outputs), detached, pullback
+
+    def _factor(self, label: str, weight: float, losses: Losses, scale: Mapping[str, Any] | None) -> Any:
+        return weight / losses[label][1] if scale is None else scale[label]
+
+    def _computed(self, inputs: Sequence[Any], *, training: bool) -> list[Any]:
+        """All values. An input that a module writes to is copied before: it belongs to somebody else."""
+        written = self._written.get(training)
+        given = [tensor.clone() if written is None or i in written else tensor for i, tensor in enumerate(inputs)]
+        values = [*given, *self._rest]
+        for run in self._wiring.runs:
+            run(values)
+        if written is None:  # the first batch was copied whole, and tells by torch's count of writes who does
+            self._written[training] = {i for i, tensor in enumerate(given) if tensor._version}
+        return values
+
+    def _enter(self, *, training: bool) -> None:
+        """Set modes where they differ: another program over the same modules may have set them meanwhile."""
+        for module, trained in self._modules.items():
+            if module.training is not (training and trained):
+                module.train(training and trained)
+
+    # -- gradients and state ---------------------------------------------------------------------------------------
+
+    def grad_stats(self) -> dict[str, tuple[Any, Any]]:
+        return {group.name: group.stats() for group in self._groups}
+
+    def reduce(self, fn: Callable[[Any], Any]) -> None:
+        """See `Program.reduce`; a parameter that no loss reached has no gradient, and `fn` is not called for it."""
+        for parameter in self._trained:
+            if parameter.grad is not None:
+                parameter.grad = fn(parameter.grad)
+
+    def apply(self, scale: Mapping[str, Any] | None = None) -> None:
+        with telling(f"an optimizer step of segment {self.segment.label!r}"):
+            for group in self._groups:
+                group.apply(None if scale is None else scale.get(group.name))
+        self.discard()
+
+    def discard(self) -> None:
+        for parameter in self._trained:
+            parameter.grad = None
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            [parameter.detach().clone() for parameter in self._trained],
+            Buffers(self._modules),
+            [group.snapshot() for group in self._groups],
+            RandomState(self._devices),
+        )
+
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `Program.restore`; gradients are forgotten."""
+        self.discard()
+        for parameter, kept in zip(self._trained, snapshot.parameters, strict=True):
+            parameter.copy_(kept)
+        snapshot.buffers.restore()
+        for group, was in zip(self._groups, snapshot.groups, strict=True):
+            group.restore(was)
+        snapshot.random.restore()
+
+    def states(self) -> dict[str, NodeState]:
+        return self._final if self._final is not None else self._states(copies=True)
+
+    def release(self) -> dict[str, NodeState]:
+        if self._final is None:
+            self.discard()
+            self._final = self._states(copies=False)
+            if self._flags is not None:
+                self._flags.restore()
+            self._modes.restore()
+            self._random.restore()
+        return self._final
+
+    def _states(self, *, copies: bool) -> dict[str, NodeState]:
+        found: dict[str, NodeState] = {}
+        for group in self._groups:
+            found |= group.states(copies=copies)
+        return found
