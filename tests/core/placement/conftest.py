@@ -8,7 +8,7 @@ import pytest
 
 from anyaccel import accelerator, placement
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import plugin
+from anyaccel.testing.faulty import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 
@@ -19,7 +19,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
     def exchange(*backends: TinyBackend, built_in: TinyBackend | None = None) -> Registry:
         registry = Registry(lambda: built_in or TinyBackend("numpy"), lambda: ())
         for i, backend in enumerate(backends):
-            registry.register(plugin(f"p{i}", backends=lambda backend=backend: [backend]), f"p{i}")
+            registry.register(plugin_module(f"p{i}", backends=lambda backend=backend: [backend]), f"p{i}")
         for module in (accelerator, placement):
             monkeypatch.setattr(module, "registry", lambda: registry)
         return registry

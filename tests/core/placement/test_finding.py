@@ -22,7 +22,11 @@ class Batch:
 @pytest.fixture
 def three(use) -> list[TinyBackend]:
     """Three frameworks on overlapping kinds, offered in an order that is nobody's preference."""
-    backends = [TinyBackend("a", ("cpu", "sim:0")), TinyBackend("b", ("xpu:0", "gpu:1", "gpu:0")), TinyBackend("c", ("mps", "gpu:0"))]
+    backends = [
+        TinyBackend("a", ("cpu", "sim:0")),
+        TinyBackend("b", ("xpu:0", "gpu:1", "gpu:0")),
+        TinyBackend("c", ("mps", "gpu:0")),
+    ]
     use(*backends)
     return backends
 
@@ -33,7 +37,13 @@ def test_devices_are_each_told_once_and_best_first(three):
 
 @pytest.mark.parametrize(
     ("kind", "there"),
-    [("gpu", ["gpu:0", "gpu:1"]), ("cuda", ["gpu:0", "gpu:1"]), ("metal", ["mps:0"]), ("GPU", ["gpu:0", "gpu:1"]), ("tpu", [])],
+    [
+        ("gpu", ["gpu:0", "gpu:1"]),
+        ("cuda", ["gpu:0", "gpu:1"]),
+        ("metal", ["mps:0"]),
+        ("GPU", ["gpu:0", "gpu:1"]),
+        ("tpu", []),
+    ],
 )
 def test_devices_of_a_kind_by_any_of_its_names(three, kind, there):
     assert [str(d) for d in devices(kind)] == there

@@ -181,7 +181,9 @@ def test_a_defaultdict_is_a_dict(tiny):
     assert moved["new"] == []
 
 
-@pytest.mark.parametrize("kind", [lambda c: {"x": c}, lambda c: [c, [c]], lambda c: (c,), lambda c: Pair(c, c), Batch, Frozen])
+@pytest.mark.parametrize(
+    "kind", [lambda c: {"x": c}, lambda c: [c, [c]], lambda c: (c,), lambda c: Pair(c, c), Batch, Frozen]
+)
 def test_what_is_there_already_is_the_same_container(tiny, kind):
     before = kind(tiny.new())
     assert move(before, "cpu") is before

@@ -14,7 +14,7 @@ from anyaccel import accelerator, placement
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, DeviceMismatchError
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import plugin
+from anyaccel.testing.faulty import plugin_module
 from anyaccel.testing.tiny import Cell, TinyBackend
 
 SIMS = ("sim:0", "sim:1", "sim:2")
@@ -52,7 +52,7 @@ class PlacementMachine(RuleBasedStateMachine):
         self.small = TinyBackend("small", ("cpu", "sim:0"))
         registry = Registry(lambda: TinyBackend("numpy"), lambda: ())
         for backend in (self.sims, self.small):
-            registry.register(plugin(backend.framework, backends=lambda b=backend: [b]), backend.framework)
+            registry.register(plugin_module(backend.framework, backends=lambda b=backend: [b]), backend.framework)
         self.patch = pytest.MonkeyPatch()
         for module in (accelerator, placement):
             self.patch.setattr(module, "registry", lambda: registry)

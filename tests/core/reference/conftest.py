@@ -41,7 +41,7 @@ def slopes_of(function: Callable[[], float], array: np.ndarray, step: float = 1e
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def slopes():
     return slopes_of
 

@@ -14,13 +14,13 @@ from anyaccel.errors import (
     FrameworkError,
     NoBackendError,
 )
-from anyaccel.testing.faulty import entry, plugin
+from anyaccel.testing.faulty import entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 
 def offering(*backends: TinyBackend):
     name = backends[0].framework
-    return entry(name, plugin(name, backends=lambda: list(backends)), f"anyaccel-{name}")
+    return entry(name, plugin_module(name, backends=lambda: list(backends)), f"anyaccel-{name}")
 
 
 def raised(error: type[AnyaccelError], call, *args, **options) -> AnyaccelError:
@@ -46,8 +46,8 @@ def test_find_without_a_kind_gives_the_first_where_the_cpu_is_not_served(make):
 
 def test_two_plugins_serve_one_framework_on_different_kinds(make):
     """MPS is torch on mps: a vendor's plugin adds a kind to a framework that another plugin brought."""
-    base = entry("a", plugin("a", backends=lambda: [TinyBackend("torch", ("cpu",))]), "anyaccel-torch")
-    more = entry("b", plugin("b", backends=lambda: [TinyBackend("torch", ("mps",))]), "anyaccel-mps")
+    base = entry("a", plugin_module("a", backends=lambda: [TinyBackend("torch", ("cpu",))]), "anyaccel-torch")
+    more = entry("b", plugin_module("b", backends=lambda: [TinyBackend("torch", ("mps",))]), "anyaccel-mps")
     registry = make(base, more)
     assert registry.kinds("torch") == ("cpu", "mps")
     assert registry.find("torch", "mps") is not registry.find("torch", "cpu")
@@ -193,7 +193,7 @@ def test_a_backend_whose_framework_is_not_imported_is_not_asked(make, monkeypatc
 def test_ownership_is_decided_anew_when_a_plugin_is_registered(make):
     registry, backend = make(), TinyBackend("late")
     assert registry.owners(backend.new()) == ()
-    registry.register(plugin("late", backends=lambda: [backend]), "late")
+    registry.register(plugin_module("late", backends=lambda: [backend]), "late")
     assert registry.owner(backend.new()) == "late"
 
 
@@ -208,7 +208,7 @@ def test_a_class_without_a_module_is_owned_by_nobody(make):
 
 def test_hooks_of_a_plugin_without_backends_are_called(make):
     seen = []
-    registry = make(entry("watch", plugin("watch", epoch_start=lambda run: seen.append(run)), "anyaccel-watch"))
+    registry = make(entry("watch", plugin_module("watch", epoch_start=lambda run: seen.append(run)), "anyaccel-watch"))
     registry.hooks.hook.epoch_start(run=types.SimpleNamespace(epoch=3))
     assert [run.epoch for run in seen] == [3]
 
@@ -220,6 +220,6 @@ def test_offering_hooks_are_called_once_when_the_plugin_is_loaded(make):
         calls.append(1)
         return []
 
-    registry = make(entry("once", plugin("once", backends=backends), "anyaccel-once"))
+    registry = make(entry("once", plugin_module("once", backends=backends), "anyaccel-once"))
     assert registry.frameworks and registry.plugins and registry.hooks and registry.backends
     assert calls == [1]

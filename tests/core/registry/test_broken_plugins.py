@@ -10,7 +10,7 @@ from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import FrameworkError, PluginError
 from anyaccel.hookspecs import hookimpl
-from anyaccel.testing.faulty import entry, plugin
+from anyaccel.testing.faulty import entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 
@@ -44,22 +44,24 @@ def broken_entries() -> list:
     """One entry point for each way to be broken, each from a distribution of its own."""
     ways = {
         "import": _missing_import,
-        "misspelt": plugin("misspelt", backend=lambda: []),
-        "argument": plugin("argument", epoch_end=lambda run, loss: None),
-        "lacking": plugin("lacking", backends=lambda: [Lacking()]),
-        "theft": plugin("theft", backends=lambda: [TinyBackend("good", ("cpu",))]),
-        "number": plugin("number", backends=lambda: 7),
-        "word": plugin("word", backends=lambda: "torch"),
-        "alien": plugin("alien", backends=lambda: [object()]),
-        "shadow": plugin("shadow", backends=lambda: [TinyBackend("numpy", ("gpu",))]),
-        "policy": plugin("policy", policies=lambda: ["first"]),
+        "misspelt": plugin_module("misspelt", backend=list),
+        "argument": plugin_module("argument", epoch_end=lambda run, loss: None),
+        "lacking": plugin_module("lacking", backends=lambda: [Lacking()]),
+        "theft": plugin_module("theft", backends=lambda: [TinyBackend("good", ("cpu",))]),
+        "number": plugin_module("number", backends=lambda: 7),
+        "word": plugin_module("word", backends=lambda: "torch"),
+        "alien": plugin_module("alien", backends=lambda: [object()]),
+        "shadow": plugin_module("shadow", backends=lambda: [TinyBackend("numpy", ("gpu",))]),
+        "policy": plugin_module("policy", policies=lambda: ["first"]),
         "exits": SystemExit(3),
     }
     return [entry(name, target, f"anyaccel-{name}", "0.3") for name, target in ways.items()]
 
 
 def good_entry():
-    return entry("a-good", plugin("good", backends=lambda: [TinyBackend("good", ("cpu", "gpu:0"))]), "anyaccel-good")
+    return entry(
+        "a-good", plugin_module("good", backends=lambda: [TinyBackend("good", ("cpu", "gpu:0"))]), "anyaccel-good"
+    )
 
 
 NAMED = {
@@ -111,7 +113,7 @@ def test_a_refused_plugin_leaves_no_row_and_no_hook_behind(make, name):
 
 
 def test_a_plugin_is_refused_whole_if_one_of_its_rows_is_taken(make):
-    both = plugin("both", backends=lambda: [TinyBackend("new", ("cpu",)), TinyBackend("good", ("gpu",))])
+    both = plugin_module("both", backends=lambda: [TinyBackend("new", ("cpu",)), TinyBackend("good", ("gpu",))])
     registry = make(good_entry(), entry("both", both))
     assert not registry.serves("new", "cpu")
 
@@ -122,8 +124,8 @@ def test_the_remedy_for_a_missing_import_names_the_module(make):
 
 
 def test_two_plugins_of_one_name_are_both_listed_and_the_first_wins(make):
-    first = entry("twice", plugin("first", backends=lambda: [TinyBackend("first")]), "anyaccel-a", "1")
-    second = entry("twice", plugin("second", backends=lambda: [TinyBackend("second")]), "anyaccel-b", "2")
+    first = entry("twice", plugin_module("first", backends=lambda: [TinyBackend("first")]), "anyaccel-a", "1")
+    second = entry("twice", plugin_module("second", backends=lambda: [TinyBackend("second")]), "anyaccel-b", "2")
     registry = make(first, second)
     assert registry.frameworks == ("numpy", "first")
     refused = registry.plugins[-1]
@@ -132,7 +134,7 @@ def test_two_plugins_of_one_name_are_both_listed_and_the_first_wins(make):
 
 
 def test_a_plugin_cannot_take_the_name_of_the_built_in_one(make):
-    registry = make(entry("numpy", plugin("fake", backends=lambda: [TinyBackend("other")]), "anyaccel-fake"))
+    registry = make(entry("numpy", plugin_module("fake", backends=lambda: [TinyBackend("other")]), "anyaccel-fake"))
     assert registry.frameworks == ("numpy",)
     assert "the name 'numpy' is taken" in registry.plugins[-1].cause
 
@@ -140,20 +142,20 @@ def test_a_plugin_cannot_take_the_name_of_the_built_in_one(make):
 @bug("_offer hides a TypeError raised inside a generator")
 def test_a_generator_that_fails_tells_its_own_reason(make):
     """`backends` may be a generator; the missing methods of a backend made in it must not read as 'not a list'."""
-    registry = make(entry("lazy", plugin("lazy", backends=_generator), "anyaccel-lazy"))
+    registry = make(entry("lazy", plugin_module("lazy", backends=_generator), "anyaccel-lazy"))
     assert "move" in registry.plugins[-1].cause, registry.plugins[-1].cause
 
 
 @bug("_check_rows does not compare a plugin's own rows")
 def test_one_plugin_that_offers_a_pair_twice_is_refused(make):
-    twice = plugin("twice", backends=lambda: [TinyBackend("pair"), TinyBackend("pair")])
+    twice = plugin_module("twice", backends=lambda: [TinyBackend("pair"), TinyBackend("pair")])
     registry = make(entry("twice", twice, "anyaccel-twice"))
     assert not registry.serves("pair", "cpu")
     assert "pair on cpu" in registry.plugins[-1].cause
 
 
 def test_a_module_that_two_entry_points_name_is_listed_once_as_good(make):
-    module = plugin("watcher", epoch_start=lambda run: None)
+    module = plugin_module("watcher", epoch_start=lambda run: None)
     registry = make(entry("one", module, "anyaccel-one"), entry("two", module, "anyaccel-two"))
     assert [(p.name, p.error is None) for p in registry.plugins] == [("numpy", True), ("one", True), ("two", False)]
 
@@ -161,20 +163,20 @@ def test_a_module_that_two_entry_points_name_is_listed_once_as_good(make):
 def test_register_by_hand_raises_what_is_wrong(make):
     registry = make(good_entry())
     with pytest.raises(PluginError, match=r"claims good on cpu.*a-good.*uninstall"):
-        registry.register(plugin("theft", backends=lambda: [TinyBackend("good")]), "theft")
+        registry.register(plugin_module("theft", backends=lambda: [TinyBackend("good")]), "theft")
     assert [p.name for p in registry.plugins] == ["numpy", "a-good"]
 
 
 @bug("register raises what it caught, not the PluginError it promises")
 def test_register_by_hand_names_a_misspelt_hook_as_a_plugin_error(make):
     with pytest.raises(PluginError, match="unknown hook 'backend'"):
-        make().register(plugin("misspelt", backend=lambda: []), "misspelt")
+        make().register(plugin_module("misspelt", backend=list), "misspelt")
 
 
 def test_register_by_hand_serves_at_once(make):
     registry = make()
     assert not registry.serves("late", "cpu")
-    registry.register(plugin("late", backends=lambda: [TinyBackend("late")]), "late")
+    registry.register(plugin_module("late", backends=lambda: [TinyBackend("late")]), "late")
     assert registry.find("late").framework == "late"
 
 

@@ -13,14 +13,14 @@ import pytest
 from anyaccel.errors import FrameworkError, PluginError
 from anyaccel.plugin import SWITCH
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import entry, plugin, write_distribution
+from anyaccel.testing.faulty import entry, plugin_module, write_distribution
 from anyaccel.testing.tiny import TinyBackend
 
 
 def offering(framework: str, *devices: str, **facts):
     """An entry point named as its framework, from the distribution anyaccel-FRAMEWORK."""
     hooks = {"backends": lambda: [TinyBackend(framework, devices or ("cpu",), **facts)]}
-    return entry(framework, plugin(framework, **hooks), f"anyaccel-{framework}")
+    return entry(framework, plugin_module(framework, **hooks), f"anyaccel-{framework}")
 
 
 def test_nothing_is_loaded_before_the_first_question():
@@ -76,7 +76,7 @@ def test_threads_that_load_at_once_load_once(make, n):
     def slow():
         time.sleep(0.05)
         loaded.append(threading.get_ident())
-        return plugin("slow", backends=lambda: [TinyBackend("slow")])
+        return plugin_module("slow", backends=lambda: [TinyBackend("slow")])
 
     registry, seen = make(entry("slow", slow)), []
 
@@ -102,7 +102,7 @@ def test_a_plugin_may_ask_the_registry_while_it_is_loaded(make):
         calls.append(registry.frameworks)
         return [TinyBackend("asking")]
 
-    registry = make(offering("a"), entry("b", plugin("b", backends=backends), "anyaccel-b"), offering("c"))
+    registry = make(offering("a"), entry("b", plugin_module("b", backends=backends), "anyaccel-b"), offering("c"))
     assert registry.frameworks == ("numpy", "a", "asking", "c")
     assert calls == [("numpy", "a")]
 
@@ -110,7 +110,7 @@ def test_a_plugin_may_ask_the_registry_while_it_is_loaded(make):
 @pytest.mark.xfail(reason="BUG in anyaccel/registry.py: load keeps the half of what was interrupted", strict=True)
 def test_a_load_that_was_interrupted_can_be_done_again(make):
     """Ctrl-C while a plugin is imported ends the call, and the next one finds nothing amiss."""
-    outcomes = iter([KeyboardInterrupt(), plugin("b", backends=lambda: [TinyBackend("b")])])
+    outcomes = iter([KeyboardInterrupt(), plugin_module("b", backends=lambda: [TinyBackend("b")])])
 
     def second():
         outcome = next(outcomes)
@@ -189,7 +189,9 @@ def test_a_distribution_of_its_own_serves(installed, tmp_path):
 def test_a_distribution_that_fails_to_import_is_told_with_name_version_and_cause(installed, tmp_path):
     installed("anyaccel-torch", "import a_framework_that_is_missing")
     said = in_a_clean_process(tmp_path, "registry.find('torch')")
-    assert said.startswith("FrameworkError torch is not served: its plugin torch (anyaccel-torch 7.1) is installed but broken")
+    assert said.startswith(
+        "FrameworkError torch is not served: its plugin torch (anyaccel-torch 7.1) is installed but broken"
+    )
     assert "No module named 'a_framework_that_is_missing'" in said
     assert "install the module 'a_framework_that_is_missing', or uninstall anyaccel-torch" in said
 
@@ -226,9 +228,11 @@ def test_a_policy_is_found_by_name_and_its_absence_told(make):
     def first(nodes):
         return {}
 
-    registry = make(entry("p", plugin("p", policies=lambda: {"first": first}), "anyaccel-p"))
+    registry = make(entry("p", plugin_module("p", policies=lambda: {"first": first}), "anyaccel-p"))
     assert registry.policy("first") is first
-    with pytest.raises(PluginError, match=r"no plugin offers the placement policy 'best'. There is: first. To do: install"):
+    with pytest.raises(
+        PluginError, match=r"no plugin offers the placement policy 'best'. There is: first. To do: install"
+    ):
         registry.policy("best")
     with pytest.raises(PluginError, match="There is: none"):
         make().policy("best")

@@ -10,13 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, FrameworkError, NoBackendError
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import entry, plugin
+from anyaccel.testing.faulty import entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 FRAMEWORKS = ("a", "b", "c")
 KINDS = ("cpu", "gpu", "mps")
 rows = st.lists(
-    st.tuples(st.sampled_from(FRAMEWORKS), st.sets(st.sampled_from(KINDS), min_size=1)), max_size=2, unique_by=lambda r: r[0]
+    st.tuples(st.sampled_from(FRAMEWORKS), st.sets(st.sampled_from(KINDS), min_size=1)),
+    max_size=2,
+    unique_by=lambda r: r[0],
 )
 names = st.sampled_from(["p", "q", "r", "s"])
 ways = st.sampled_from(["misspelt", "argument", "alien", "shadow"])
@@ -28,12 +30,12 @@ def made(offers) -> list[TinyBackend]:
 
 def broken(way: str):
     hooks = {
-        "misspelt": {"backend": lambda: []},
+        "misspelt": {"backend": list},
         "argument": {"backends": lambda: made([("c", {"xpu"})]), "epoch_end": lambda run, loss: None},
         "alien": {"backends": lambda: [TinyBackend("c", ("xpu",)), object()]},
         "shadow": {"backends": lambda: [TinyBackend("c", ("xpu",)), TinyBackend("numpy", ("xpu",))]},
     }
-    return plugin(way, **hooks[way])
+    return plugin_module(way, **hooks[way])
 
 
 class RegistryMachine(RuleBasedStateMachine):
@@ -46,7 +48,9 @@ class RegistryMachine(RuleBasedStateMachine):
         self.seen: set[str] = {"numpy"}
         self.backends: list[TinyBackend] = []
         offered = [(name, made(offers)) for name, offers in found]
-        entries = [entry(name, plugin(name, backends=lambda b=b: b), f"dist-{i}") for i, (name, b) in enumerate(offered)]
+        entries = [
+            entry(name, plugin_module(name, backends=lambda b=b: b), f"dist-{i}") for i, (name, b) in enumerate(offered)
+        ]
         self.registry = Registry(lambda: TinyBackend("numpy"), lambda: entries)
         for name, backends in sorted(offered, key=lambda pair: pair[0]):
             self.model_takes(name, backends)
@@ -67,7 +71,7 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(name=names, offers=rows)
     def register_good(self, name, offers) -> None:
         backends, seen = made(offers), set(self.seen)
-        module = plugin(name, backends=lambda: backends)
+        module = plugin_module(name, backends=lambda: backends)
         if self.model_takes(name, backends):
             self.registry.register(module, name)
         else:

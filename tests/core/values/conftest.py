@@ -8,7 +8,7 @@ import pytest
 
 from anyaccel import accelerator
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import plugin
+from anyaccel.testing.faulty import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 
@@ -19,7 +19,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
     def exchange(*backends: TinyBackend) -> Registry:
         registry = Registry(lambda: TinyBackend("numpy"), lambda: ())
         for i, backend in enumerate(backends):
-            registry.register(plugin(f"p{i}", backends=lambda backend=backend: [backend]), f"p{i}")
+            registry.register(plugin_module(f"p{i}", backends=lambda backend=backend: [backend]), f"p{i}")
         monkeypatch.setattr(accelerator, "registry", lambda: registry)
         return registry
 

@@ -14,13 +14,17 @@ from anyaccel import Accelerator, Device
 from anyaccel.errors import ConfigError, DeviceParseError, DeviceUnavailableError, FrameworkError
 from anyaccel.testing.tiny import TinyBackend
 
-spellings = st.sampled_from(["cpu", "cuda", "cuda:0", "GPU", "gpu:1", "rocm:1", "mps", "metal", "mps:0", "xpu:3", "my_chip"])
+spellings = st.sampled_from(
+    ["cpu", "cuda", "cuda:0", "GPU", "gpu:1", "rocm:1", "mps", "metal", "mps:0", "xpu:3", "my_chip"]
+)
 
 
 # -- the value ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("same", [("cuda", "cuda:0", "gpu", "gpu:0", "rocm", " GPU "), ("mps", "mps:0", "metal"), ("cpu", "cpu:0")])
+@pytest.mark.parametrize(
+    "same", [("cuda", "cuda:0", "gpu", "gpu:0", "rocm", " GPU "), ("mps", "mps:0", "metal"), ("cpu", "cpu:0")]
+)
 def test_b7_accelerators_are_equal_where_the_place_is(same):
     """B7: in the predecessor, Accelerator('gpu:0') != Accelerator('cuda:0')."""
     assert len({Accelerator(text) for text in same}) == 1
@@ -81,7 +85,9 @@ def test_it_cannot_be_changed():
         Accelerator("gpu").pin_memory = True
 
 
-@pytest.mark.parametrize("wrong", [{}, {"device": "gpu", "x": 1}, {"pin_memory": True}, [("device", "gpu")], "gpu", None])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"device": "gpu", "x": 1}, {"pin_memory": True}, [("device", "gpu")], "gpu", None]
+)
 def test_a_malformed_configuration_is_told_with_a_right_one(wrong):
     with pytest.raises(ConfigError, match=r"is not the configuration of an accelerator.*keys device and pin_memory"):
         Accelerator.from_config(wrong)
@@ -127,10 +133,17 @@ def test_making_one_asks_nothing(monkeypatch):
 
     monkeypatch.setattr(accelerator, "registry", pytest.fail)
     made = Accelerator("cuda:5")
-    assert (str(made), repr(made), made.vendor, made == Accelerator("gpu:5")) == ("gpu:5", "Accelerator('cuda:5')", "nvidia", True)
+    assert (str(made), repr(made), made.vendor, made == Accelerator("gpu:5")) == (
+        "gpu:5",
+        "Accelerator('cuda:5')",
+        "nvidia",
+        True,
+    )
 
 
-@pytest.mark.parametrize(("text", "there"), [("gpu", True), ("rocm", True), ("cuda", False), ("gpu:1", False), ("mps", False)])
+@pytest.mark.parametrize(
+    ("text", "there"), [("gpu", True), ("rocm", True), ("cuda", False), ("gpu:1", False), ("mps", False)]
+)
 def test_a_vendor_word_stays_a_constraint(use, text, there):
     use(TinyBackend("a", ("gpu:0",), vendor="amd"))
     assert Accelerator(text).is_available("a") is there

@@ -52,7 +52,13 @@ def test_a_device_without_an_index_is_number_zero(word):
 
 @pytest.mark.parametrize(
     ("written", "kind", "vendor"),
-    [("cuda", "gpu", "nvidia"), ("rocm", "gpu", "amd"), ("metal", "mps", "apple"), ("gpu", "gpu", ""), ("mps", "mps", "")],
+    [
+        ("cuda", "gpu", "nvidia"),
+        ("rocm", "gpu", "amd"),
+        ("metal", "mps", "apple"),
+        ("gpu", "gpu", ""),
+        ("mps", "mps", ""),
+    ],
 )
 def test_vendor_words_are_aliases_of_kinds(written, kind, vendor):
     assert Device.parse(written) == Device(written) == Device(kind)
@@ -81,8 +87,8 @@ def test_b13_kinds_are_an_open_set(kind):
 
 
 MALFORMED = [
-    "", " ", ":", ":0", "gpu:", "gpu:-1", "gpu:1:2", "gpu 1", "gpu:01", "gpu:1.0", "gpu:one", "gpu:100000", "1gpu", "_gpu",
-    "g-pu", "gpu/0", "/gpu:0", "gpu:0,1", "gpu:\u0661", "\uff47pu", "gpu\x00", "gpu:0\nx",
+    "", " ", ":", ":0", "gpu:", "gpu:-1", "gpu:1:2", "gpu 1", "gpu:01", "gpu:1.0", "gpu:one", "gpu:100000", "1gpu",
+    "_gpu", "g-pu", "gpu/0", "/gpu:0", "gpu:0,1", "gpu:\u0661", "\uff47pu", "gpu\x00", "gpu:0\nx",
 ]  # fmt: skip
 
 
@@ -96,13 +102,18 @@ def test_a_malformed_spelling_is_told_as_it_was_read(text):
     assert isinstance(caught.value, AnyaccelError) and isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("value", [None, 0, 1.5, True, b"gpu", ["gpu"], object(), SimpleNamespace(type="gpu", index="0")])
+@pytest.mark.parametrize(
+    "value", [None, 0, 1.5, True, b"gpu", ["gpu"], object(), SimpleNamespace(type="gpu", index="0")]
+)
 def test_what_is_neither_text_nor_a_device_is_refused(value):
     with pytest.raises(DeviceParseError):
         Device.parse(value)
 
 
-@pytest.mark.parametrize(("kind", "index"), [("gpu", -1), ("gpu", 1.0), ("gpu", True), ("gpu", None), ("gpu", "0"), ("GPU", 0), ("gpu:1", 0), (3, 0)])
+@pytest.mark.parametrize(
+    ("kind", "index"),
+    [("gpu", -1), ("gpu", 1.0), ("gpu", True), ("gpu", None), ("gpu", "0"), ("GPU", 0), ("gpu:1", 0), (3, 0)],
+)
 def test_a_device_is_checked_when_it_is_made(kind, index):
     with pytest.raises(DeviceParseError):
         Device(kind, index)

@@ -19,8 +19,8 @@ def bug(what: str) -> pytest.MarkDecorator:
 
 @pytest.mark.parametrize(
     ("written", "name"),
-    [("mse", "mse"), ("MSE", "mse"), ("l2", "mse"), ("mean_squared_error", "mse"), ("l1", "mae"), ("ce", "cross_entropy"),
-     ("mean_absolute_error", "mae"), ("bce", "binary_cross_entropy"), ("cross_entropy", "cross_entropy")],
+    [("mse", "mse"), ("MSE", "mse"), ("l2", "mse"), ("mean_squared_error", "mse"), ("l1", "mae"),
+     ("ce", "cross_entropy"), ("mean_absolute_error", "mae"), ("bce", "binary_cross_entropy"), ("cross_entropy", "cross_entropy")],
 )  # fmt: skip
 def test_losses_by_any_of_their_names(written, name):
     assert Loss(written).name == name
@@ -55,7 +55,10 @@ def test_a_class_takes_arguments():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"loss": "hinge"}, "no loss is called 'hinge'. There is: mse, mae, cross_entropy, binary_cross_entropy. To do: use"),
+        (
+            {"loss": "hinge"},
+            "no loss is called 'hinge'. There is: mse, mae, cross_entropy, binary_cross_entropy. To do: use",
+        ),
         ({"loss": "mse", "loss_kwargs": {"a": 1, "b": 2}}, "loss 'mse' was given a, b, and takes no arguments"),
         ({"loss": own_loss, "loss_kwargs": {"a": 1}}, "loss 'own_loss' was given a, and takes no arguments"),
         ({"loss": 3}, "3 is not a loss. There is: names: mse,"),
@@ -81,7 +84,10 @@ def test_an_applied_loss_is_read_back_from_its_configuration():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"inputs": "outputs"}, "loss on 'head': inputs='outputs' is not a list of names. To do: write ['outputs', 'targets']"),
+        (
+            {"inputs": "outputs"},
+            "loss on 'head': inputs='outputs' is not a list of names. To do: write ['outputs', 'targets']",
+        ),
         ({"inputs": []}, "loss on 'head': inputs=[] is not a list of names"),
         ({"weight": -1}, "loss on 'head': weight=-1 is not a finite number of at least 0"),
         ({"weight": math.nan}, "loss on 'head': weight=nan is not a finite number of at least 0"),
@@ -125,7 +131,9 @@ def test_a_key_too_many_or_too_few_is_a_named_error(cls, wrong):
         (TensorSpec((0, 4), "int64"), 0),
         (TensorSpec((3,), "bfloat16"), 6),
         (TensorSpec((3,), "complex64"), 24),
-        pytest.param(TensorSpec((3,), "float8_e4m3fn"), 3, marks=bug("anyaccel/segment.py: _item_size joins all digits")),
+        pytest.param(
+            TensorSpec((3,), "float8_e4m3fn"), 3, marks=bug("anyaccel/segment.py: _item_size joins all digits")
+        ),
     ],
 )
 def test_bytes_of_one_sample(spec, nbytes):

@@ -20,7 +20,10 @@ recipes = pytest.mark.xfail(reason="BUG in anyaccel/recipes.py: int() of an infi
         (Schedule(), {0: 1, 1: 1, 10_000: 1}),
         (Schedule("linear", steps=4), {0: 1, 1: 0.75, 2: 0.5, 3: 0.25, 4: 0, 5: 0, 99: 0}),
         (Schedule("linear", steps=4, final=0.2), {0: 1, 2: 0.6, 4: 0.2, 99: 0.2}),
-        (Schedule("cosine", steps=4), {0: 1, 1: (2 + math.sqrt(2)) / 4, 2: 0.5, 3: (2 - math.sqrt(2)) / 4, 4: 0, 99: 0}),
+        (
+            Schedule("cosine", steps=4),
+            {0: 1, 1: (2 + math.sqrt(2)) / 4, 2: 0.5, 3: (2 - math.sqrt(2)) / 4, 4: 0, 99: 0},
+        ),
         (Schedule("cosine", steps=2, final=0.5), {0: 1, 1: 0.75, 2: 0.5, 3: 0.5}),
         (Schedule("exponential", rate=0.25), {0: 1, 1: 0.25, 2: 0.0625}),
         (Schedule("exponential", rate=0.25, every=2), {0: 1, 1: 0.5, 2: 0.25, 3: 0.125}),
@@ -37,7 +40,13 @@ def test_factors_golden(schedule, expected):
 
 some = st.one_of(
     st.builds(Schedule, st.just("constant"), warmup=st.integers(0, 5)),
-    st.builds(Schedule, st.sampled_from(["linear", "cosine"]), steps=st.integers(1, 9), final=st.floats(0, 1), warmup=st.integers(0, 5)),
+    st.builds(
+        Schedule,
+        st.sampled_from(["linear", "cosine"]),
+        steps=st.integers(1, 9),
+        final=st.floats(0, 1),
+        warmup=st.integers(0, 5),
+    ),
     st.builds(Schedule, st.sampled_from(["exponential", "step"]), rate=st.floats(0.1, 1), every=st.integers(1, 9)),
 )
 
@@ -63,7 +72,10 @@ def test_settings_may_be_given_in_any_order():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "poly"}, "no schedule is called 'poly'. There is: constant, linear, cosine, exponential, step. To do: use one"),
+        (
+            {"name": "poly"},
+            "no schedule is called 'poly'. There is: constant, linear, cosine, exponential, step. To do: use one",
+        ),
         ({"name": "linear"}, "schedule 'linear' lacks steps. To do: give steps=..."),
         ({"name": "step", "rate": 0.5}, "schedule 'step' lacks every. To do: give every=..."),
         ({"name": "exponential"}, "schedule 'exponential' lacks rate. To do: give rate=..."),
@@ -113,8 +125,14 @@ def test_the_rate_is_the_schedules_factor_times_lr():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "lion"}, "no optimizer is called 'lion'. There is: sgd, momentum, adam, adamw. To do: use one of these names, or give"),
-        ({"name": "adam", "momentum": 0.9}, "optimizer 'adam' has no setting momentum. There is: betas, eps, weight_decay"),
+        (
+            {"name": "lion"},
+            "no optimizer is called 'lion'. There is: sgd, momentum, adam, adamw. To do: use one of these names",
+        ),
+        (
+            {"name": "adam", "momentum": 0.9},
+            "optimizer 'adam' has no setting momentum. There is: betas, eps, weight_decay",
+        ),
         ({"name": "sgd", "opt_kwargs": {"b": 1}}, "optimizer 'sgd' has no setting b."),
         ({"lr": 0}, "optimizer 'adam': lr=0 is not a positive number"),
         ({"lr": math.nan}, "optimizer 'adam': lr=nan is not a positive number"),

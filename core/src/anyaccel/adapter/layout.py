@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from anyaccel.adapter.ops import ArrayOps
@@ -19,7 +19,7 @@ class Layout:
     is made. `wanted` has the values whose cotangents matter.
 
     Raises:
-        GraphError: two different models share a parameter.
+        GraphError: two different models, one of which learns, share a parameter.
     """
 
     def __init__(self, segment: Segment, ops: ArrayOps) -> None:
@@ -44,7 +44,7 @@ class Layout:
         self.home = {name: device for name, (_, device) in segment.inputs.items()}
         self.home.update((name, op.device) for op in segment.operations for name in op.outputs)
         self.wanted = self._wanted(segment)
-        _refuse_ties(self.parameters)
+        _refuse_ties(self.parameters, {self.owner[label] for label in self.trained})
 
     def _wanted(self, segment: Segment) -> set[str]:
         wanted = set(segment.needs_pullback)
@@ -54,12 +54,12 @@ class Layout:
         return wanted
 
 
-def _refuse_ties(parameters: Mapping[str, Mapping[str, Any]]) -> None:
+def _refuse_ties(parameters: Mapping[str, Mapping[str, Any]], learning: Set[str]) -> None:
     holders: dict[int, str] = {}
     for label, arrays in parameters.items():
         for name, array in arrays.items():
             holder = holders.setdefault(id(array), label)
-            if holder != label:
+            if holder != label and not learning.isdisjoint((holder, label)):
                 raise GraphError(
                     f"nodes {holder!r} and {label!r} have different models that share the parameter {name!r}",
                     remedy="give both nodes the same model object, or each its own parameters",

@@ -25,7 +25,7 @@ class ArrayProgram(Stepping):
 
     Raises:
         RecipeError: an optimizer or loss that the framework lacks.
-        GraphError: two different models share a parameter.
+        GraphError: two different models, one of which learns, share a parameter.
     """
 
     def __init__(self, segment: Segment, ops: ArrayOps) -> None:

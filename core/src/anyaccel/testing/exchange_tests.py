@@ -155,9 +155,7 @@ class ExchangeTests(Subject):
     # -- rows ------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 8), (0, 3), (3, 7), (6, 8), (2, 2), (6, 20)])
-    def test_rows_without_an_order_are_a_slice(
-        self, exchange: Exchange, device: Device, start: int, stop: int
-    ) -> None:
+    def test_rows_without_an_order_are_a_slice(self, exchange: Exchange, device: Device, start: int, stop: int) -> None:
         """`column[start:stop]`, shorter at the end as slices are."""
         found = exchange.rows(exchange.from_host(ROWS, device), start, stop)
         np.testing.assert_array_equal(exchange.to_host(found), ROWS[start:stop])
@@ -190,5 +188,3 @@ class ExchangeTests(Subject):
         column = exchange.from_host(numbers((4, 2), "int32"), device)
         order = exchange.from_host(np.array([1, 0]), device)
         assert exchange.to_host(exchange.rows(column, 0, 2, order)).dtype == np.int32
-
-

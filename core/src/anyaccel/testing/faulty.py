@@ -39,8 +39,8 @@ class FakeEntryPoint:
         return self.target() if callable(self.target) else self.target
 
 
-def plugin(name: str, **hooks: Callable[..., Any]) -> ModuleType:
-    """A plugin module with these functions as hooks: `plugin("torch", backends=lambda: [TorchBackend()])`."""
+def plugin_module(name: str, **hooks: Callable[..., Any]) -> ModuleType:
+    """A plugin module with these functions as hooks: `plugin_module("tiny", backends=lambda: [TinyBackend()])`."""
     module = ModuleType(name)
     for hook, function in hooks.items():
         setattr(module, hook, hookimpl(function))

@@ -184,12 +184,6 @@ class RefusalTests(Subject):
         """No backend lacks a loss that has a name."""
         assert bench.compute.refuses(Loss(name)) == ""
 
-    @pytest.mark.parametrize("recipe", [Optimizer, Loss])
-    def test_classes_of_other_frameworks_are_refused_with_a_reason(self, bench: Bench, recipe: type) -> None:
-        """A class that is not the framework's own is told apart before anything is built."""
-        foreign = type("Foreign", (), {"__module__": "another_framework.parts", "__call__": lambda self: None})
-        assert bench.compute.refuses(recipe(foreign))
-
 
 class ModelTests(ShapeTests, StateTests, RefusalTests):
     """Every promise of `Compute` that needs no program."""

@@ -1,4 +1,4 @@
-"""What the formulas of docs/reference/formulas.md give, written once more in NumPy and float64, apart from core's own."""
+"""The formulas of docs/reference/formulas.md once more, in NumPy and float64, apart from core's own code."""
 
 from __future__ import annotations
 

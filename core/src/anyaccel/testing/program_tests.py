@@ -129,9 +129,7 @@ class BackTests(Subject):
     """Gradients and cotangents, against differences of what goes forward."""
 
     @pytest.mark.parametrize("name", LOSSES)
-    def test_gradients_are_those_of_the_loss(
-        self, bench: Bench, model: Make, exact_model: Make, name: str
-    ) -> None:
+    def test_gradients_are_those_of_the_loss(self, bench: Bench, model: Make, exact_model: Make, name: str) -> None:
         """Along a direction in the space of parameters, the mean loss changes as the gradients say."""
         ready = bench.finest(exact_model, model)
         batch, step, tolerance = fine(bench, ready)

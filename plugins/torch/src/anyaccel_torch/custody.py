@@ -16,6 +16,19 @@ class Modes:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._kept = {part: part.training for module in modules for part in module.modules()}
 
+    def enter(self, module: nn.Module, *, training: bool) -> None:
+        """Switch a module between training and evaluation, if it is not there yet.
+
+        Parts that were in evaluation mode inside a module in training mode stay so: that is how a user freezes the
+        statistics of a BatchNorm.
+        """
+        if module.training is training:
+            return
+        module.train(training)
+        if training and self._kept[module]:
+            for part in module.modules():
+                part.training = self._kept.get(part, True)
+
     def restore(self) -> None:
         """Set every part to what it was; calls no `train` of the user's."""
         for part, training in self._kept.items():

@@ -61,7 +61,7 @@ class TorchExchange(TorchPlacement, Exchange):
         with telling(f"an array of {array.nbytes} bytes on {device}"):
             pinned = pinned and device.kind in self.pinning
             host = copied(array, pinned=pinned)
-            self.check_dtype(host, device)
+            self.check_dtypes(host, device)
             return host.to(self.torch_device(device), non_blocking=pinned and host.is_pinned())
 
     def to_host(self, tensor: Any) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, MoveError, OutOfMemoryError
 
 _NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory")
@@ -31,8 +32,10 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def why_none(kind: str) -> str:
-    """Why torch has no device of a kind; asks how it was built, and initialises nothing."""
+def why_not(device: Device, count: int) -> str:
+    """Why torch, which sees `count` devices of this kind, has not this one; initialises nothing."""
+    if count:
+        return "" if device.index < count else f"torch sees {count} of this kind"
     try:
         import torch
     except Exception as error:  # a broken torch must not break the listing of devices
@@ -40,7 +43,7 @@ def why_none(kind: str) -> str:
     versions, names = {
         "gpu": (("cuda", "hip"), "CUDA and ROCm"),
         "xpu": (("xpu",), "XPU"),
-    }.get(kind, ((), ""))
+    }.get(device.kind, ((), ""))
     if names and not any(getattr(torch.version, version, None) for version in versions):
         return f"this torch, {torch.__version__}, is built without {names}"
     return "torch finds no driver, or the driver finds no device"

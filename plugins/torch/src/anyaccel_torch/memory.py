@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
+from anyaccel_torch.faults import host_bytes
 from anyaccel_torch.placement import TorchPlacement
 
 
@@ -14,7 +13,7 @@ class TorchMemory(TorchPlacement, Memory):
 
     def memory(self, device: Device) -> MemoryInfo:
         if device.kind == "cpu":
-            total, free = _pages("SC_PHYS_PAGES"), _pages("SC_AVPHYS_PAGES")
+            total, free = host_bytes("SC_PHYS_PAGES"), host_bytes("SC_AVPHYS_PAGES")
             return MemoryInfo(total, free, used=0, peak=0)
         import torch
 
@@ -28,11 +27,3 @@ class TorchMemory(TorchPlacement, Memory):
             import torch
 
             torch.get_device_module(self.torch_device(device)).empty_cache()
-
-
-def _pages(name: str) -> int:
-    """Bytes of a count of memory pages, 0 where the system does not say."""
-    try:
-        return max(os.sysconf(name), 0) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not every system has sysconf, or this name
-        return 0

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel_torch.faults import telling, why_none
+from anyaccel_torch.faults import host_bytes, telling, why_not
 from anyaccel_torch.trees import mapped, tensors_in
 
 
@@ -36,15 +36,14 @@ class TorchPlacement(Backend):
             return 0
 
     def why_not(self, device: Device) -> str:
-        if (count := self._count(device.kind)) == 0:
-            return why_none(device.kind)
-        return "" if device.index < count else f"torch sees {count} of this kind"
+        return why_not(device, self._count(device.kind))
 
     def device_info(self, device: Device) -> DeviceInfo:
         import torch
 
         if device.kind == "cpu":
-            return DeviceInfo(platform.processor() or platform.machine() or "cpu", memory_space="host")
+            name = platform.processor() or platform.machine() or "cpu"
+            return DeviceInfo(name, memory_space="host", total_memory=host_bytes("SC_PHYS_PAGES"))
         found = torch.get_device_module(self.torch_device(device)).get_device_properties(device.index)
         vendor = {"gpu": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}.get(device.kind, "")
         uuid = str(getattr(found, "uuid", "")).lower()
@@ -53,7 +52,7 @@ class TorchPlacement(Backend):
 
     def device_string(self, device: Device) -> str:
         word = self.types.get(device.kind, device.kind)
-        return word if word == "cpu" and device.index == 0 else f"{word}:{device.index}"  # torch copies to "cpu:0"
+        return word if word in ("cpu", "meta") and device.index == 0 else f"{word}:{device.index}"  # `to` copies to cpu:0
 
     def torch_device(self, device: Device) -> Any:
         """The device as torch's own object."""
@@ -72,26 +71,25 @@ class TorchPlacement(Backend):
             return place_state(obj)
         if not hasattr(obj, "to"):
             return mapped(obj, lambda item: self.place(item, device))
-        any(self.check_dtype(tensor, device) for tensor in tensors_in(obj))
+        self.check_dtypes(obj, device)
         with telling(f"{type(obj).__name__} on {device}"):
             return obj.to(self.torch_device(device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        self.check_dtype(tensor, device)
+        self.check_dtypes(tensor, device)
         target = self.torch_device(device)
-        with telling(f"a tensor of {tensor.nbytes} bytes on {device}"):
-            if pinned and device.kind in self.pinning and tensor.device.type == "cpu":
-                from anyaccel_torch.exchange import sent
+        with telling(f"a tensor of shape {list(tensor.shape)} on {device}"):
+            if not pinned or device.kind not in self.pinning or tensor.device.type != "cpu":
+                return tensor.to(target)
+            from anyaccel_torch.exchange import sent
 
-                return sent(tensor, target)
-            return tensor.to(target)
+            return sent(tensor, target)
 
-    def check_dtype(self, tensor: Any, device: Device) -> None:
-        """Raise MoveError if the device cannot hold the tensor's dtype."""
-        lacking = self.lacking.get(device.kind)
-        if lacking and (name := str(tensor.dtype).removeprefix("torch.")) in lacking:
-            remedy = "cast it first, such as with .float()"
-            raise MoveError(f"{device} cannot hold {name}", there="a move keeps the dtype", remedy=remedy)
+    def check_dtypes(self, obj: Any, device: Device) -> None:
+        """Raise MoveError if the device cannot hold the dtype of a tensor in `obj`."""
+        if lacking := self.lacking.get(device.kind):
+            for name in {str(tensor.dtype).removeprefix("torch.") for tensor in tensors_in(obj)} & lacking:
+                raise MoveError(f"{device} cannot hold {name}", there="moves keep dtypes", remedy="cast it: .float()")
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         return self.torch_device(device)  # type: ignore[no-any-return]

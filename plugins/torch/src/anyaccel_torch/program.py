@@ -193,8 +193,7 @@ class TorchProgram(Stepping):
     def _enter(self, *, training: bool) -> None:
         """Set modes where they differ: another program over the same modules may have set them meanwhile."""
         for module, trained in self._modules.items():
-            if module.training is not (training and trained):
-                module.train(training and trained)
+            self._modes.enter(module, training=training and trained)
 
     # -- gradients and state ---------------------------------------------------------------------------------------
 

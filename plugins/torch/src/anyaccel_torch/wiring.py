@@ -136,7 +136,7 @@ def modules_of(segment: Segment, losses: Sequence[BoundLoss]) -> dict[torch.nn.M
 def members_of(
     segment: Segment, losses: Sequence[BoundLoss], nodes: Sequence[str], seen: set[int]
 ) -> dict[str, dict[str, torch.nn.Parameter]]:
-    """Trained parameters by node and name, those of own losses as `loss.LABEL.NAME`; adds them to `seen`, skips what is."""
+    """Trained parameters by node and name, own losses' as `loss.LABEL.NAME`; each once, as `seen` (ids) remembers."""
     members: dict[str, dict[str, torch.nn.Parameter]] = {}
     for node in nodes:
         model = next((each.model for each in segment.operations if each.label == node), None)

@@ -1,0 +1,15 @@
+"""ComputeTests: every promise of a backend that computes."""
+
+from __future__ import annotations
+
+import pytest
+
+from anyaccel.testing.model_tests import ModelTests
+from anyaccel.testing.program_tests import ProgramTests
+from anyaccel.testing.segment_tests import SegmentTests
+from anyaccel.testing.training_tests import TrainingTests
+
+
+@pytest.mark.anyaccel_capability("compute")
+class ComputeTests(ModelTests, ProgramTests, TrainingTests, SegmentTests):
+    """Every promise of `Compute` and of `Program`."""

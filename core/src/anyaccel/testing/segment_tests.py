@@ -1,0 +1,179 @@
+"""SegmentTests: programs of several operations: chains, concatenation, frozen and shared models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyaccel.errors import RecipeError
+from anyaccel.recipes import Loss, Optimizer
+from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.testing.bench import GROUP, LOSS, Batch, Bench, Wiring, close, same
+from anyaccel.testing.subject import Subject
+
+Make = Callable[[], Any]
+BATCH = Batch.of(6)
+SGD = Optimizer("sgd", lr=0.1)
+FOREIGN = type("Foreign", (), {"__module__": "another_framework.parts", "__call__": lambda self, *inputs: None})
+SAMPLE = np.random.default_rng(8).normal(size=(6, 2, 3)).astype("float32")
+
+
+def chain(bench: Bench, first: Any, second: Any, trainable: tuple[bool, bool]) -> Segment:
+    """x[4] to `first` to y[3], joined with z[1] and on to `second`; those that are trainable are one group."""
+    f32 = [TensorSpec((n,), "float32") for n in (4, 1, 3)]
+    nodes = tuple(label for label, wanted in zip(("first", "second"), trainable, strict=True) if wanted)
+    return Segment(
+        label="chain",
+        operations=(
+            bench.operation("first", first, ("x",), ("y",), trainable=trainable[0]),
+            bench.operation("join", None, ("y", "z"), ("j",), trainable=False),
+            bench.operation("second", second, ("j",), ("out",), trainable=trainable[1]),
+        ),
+        inputs={name: (spec, bench.device) for name, spec in zip("xzt", f32, strict=True)},
+        outputs=("out",),
+        losses=(bench.term(("out", "t")),),
+        groups=(ParameterGroup(GROUP, SGD, nodes),),
+    )
+
+
+def chained(bench: Bench) -> tuple[Any, Any, Any]:
+    """What a program of `chain` takes."""
+    return bench.put(BATCH.x), bench.put(BATCH.x[:, :1].copy()), bench.put(BATCH.targets["mse"])
+
+
+def joining(bench: Bench, axis: int, specs: Sequence[tuple[int, ...]]) -> Segment:
+    """Inputs a and b joined along an axis of the sample."""
+    return Segment(
+        label="joining",
+        operations=(Operation("join", None, ("a", "b"), ("j",), bench.device, trainable=False, axis=axis),),
+        inputs={name: (TensorSpec(s, "float32"), bench.device) for name, s in zip("ab", specs, strict=True)},
+        outputs=("j",),
+        needs_pullback=("a", "b"),
+    )
+
+
+class SegmentTests(Subject):
+    """Every promise of `Compute.build` about how operations work together."""
+
+    def test_a_chain_is_its_parts_one_after_the_other(self, bench: Bench, model: Make) -> None:
+        """The output of an operation is the input of those that name it."""
+        first, second = bench.ready(model), bench.ready(model, seed=8)
+        (y,), _ = bench.build(first).forward(bench.inputs(BATCH))
+        joined = np.concatenate([bench.read(y), BATCH.x[:, :1]], axis=1)
+        (expected,), _ = bench.build(second).forward(bench.inputs(Batch(joined, BATCH.targets)))
+        (found,), _ = bench.compute.build(chain(bench, first, second, (True, True))).forward(chained(bench))
+        close(bench.read(found), bench.read(expected))
+
+    @pytest.mark.parametrize("trainable", [(False, True), (True, False)], ids=["first", "second"])
+    def test_a_frozen_operation_is_not_changed(self, bench: Bench, model: Make, trainable: tuple[bool, bool]) -> None:
+        """It keeps its values to the bit, and what stands before it is trained through it all the same."""
+        both = (bench.ready(model), bench.ready(model, seed=8))
+        before = [bench.compute.state(each) for each in both]
+        program = bench.compute.build(chain(bench, *both, trainable))
+        bench.pull(program, chained(bench))
+        program.apply()
+        states = program.release()
+        after = [bench.compute.state(each) for each in both]
+        frozen, trained = (0, 1) if trainable[1] else (1, 0)
+        same(after[frozen], before[frozen])
+        assert any((after[trained][name] != value).any() for name, value in before[trained].items())
+        assert states[("first", "second")[trained]].step == 1
+
+    def test_a_frozen_operation_is_in_evaluation_mode(self, bench: Bench, buffered_model: Make) -> None:
+        """Its buffers do not change while others train."""
+        frozen, trained = bench.ready(buffered_model), bench.ready(buffered_model)
+        before = bench.compute.state(frozen)
+        program = bench.compute.build(chain(bench, trained, frozen, (True, False)))
+        bench.pull(program, chained(bench))
+        program.apply()
+        program.release()
+        same(bench.compute.state(frozen), before)
+
+    def test_a_shared_model_gets_the_sum_of_its_gradients(self, bench: Bench, model: Make) -> None:
+        """One model in two operations is stepped once, with what both cause."""
+        ready, other = bench.ready(model), Batch.of(6, seed=2)
+        start = bench.values(ready)
+        one, two = (bench.gradient_of(ready, batch) for batch in (BATCH, other))
+        program = bench.compute.build(sharing(bench, ready))
+        bench.pull(program, (*bench.inputs(BATCH), *bench.inputs(other)))
+        program.apply()
+        program.release()
+        close(bench.values(ready), {name: w - 0.1 * (one[name] + two[name]) for name, w in start.items()})
+
+    @pytest.mark.parametrize("axis", [0, 1, -1, -2])
+    def test_values_are_joined_along_an_axis_of_the_sample(self, bench: Bench, axis: int) -> None:
+        """The batch is never joined, and cotangents are cut apart again."""
+        program = bench.compute.build(joining(bench, axis, [(2, 3), (2, 3)]))
+        (j,), _, pullback = program.forward_pullback((bench.put(SAMPLE), bench.put(-SAMPLE)))
+        along = axis + 1 if axis >= 0 else axis
+        np.testing.assert_array_equal(bench.read(j), np.concatenate([SAMPLE, -SAMPLE], axis=along))
+        cotangents = pullback([bench.put(np.concatenate([2 * SAMPLE, 3 * SAMPLE], axis=along))])
+        for found, factor in zip(cotangents, (2, 3), strict=True):
+            np.testing.assert_array_equal(bench.read(found), factor * SAMPLE)
+
+    def test_values_of_different_sizes_are_joined(self, bench: Bench) -> None:
+        """The axis along which values are joined may differ between them."""
+        program = bench.compute.build(joining(bench, -1, [(2, 3), (2, 1)]))
+        narrow = np.ascontiguousarray(SAMPLE[..., :1])
+        (j,), _ = program.forward((bench.put(SAMPLE), bench.put(narrow)))
+        np.testing.assert_array_equal(bench.read(j), np.concatenate([SAMPLE, narrow], axis=-1))
+
+    def test_groups_have_optimizers_of_their_own(self, bench: Bench, model: Make) -> None:
+        """Each group is stepped by its recipe and scaled by its scale, and has its own norm."""
+        first, second = bench.ready(model), bench.ready(model, seed=8)
+        wired = chain(bench, first, second, (True, True))
+        slow = Optimizer("sgd", lr=0.01)
+        groups = (ParameterGroup("a", SGD, ("first",)), ParameterGroup("b", slow, ("second",)))
+        program = bench.compute.build(replace(wired, groups=groups))
+        start = [bench.values(each) for each in (first, second)]
+        bench.pull(program, chained(bench))
+        gradients = bench.gradients(program)
+        stats = program.grad_stats()
+        program.apply({"b": 0.5})
+        program.release()
+        names = [list(values) for values in start]
+        parts = gradients[: len(names[0])], gradients[len(names[0]) :]
+        for group, part in zip("ab", parts, strict=True):
+            close(float(bench.read(stats[group][0])), sum(float(np.square(g.astype("f8")).sum()) for g in part))
+        for each, values, part, rate in zip((first, second), start, parts, (0.1, 0.005), strict=True):
+            expected = {name: values[name] - rate * g for name, g in zip(values, part, strict=True)}
+            close(bench.values(each), expected)
+
+    def test_inputs_nobody_uses_have_a_zero_cotangent(self, bench: Bench, model: Make) -> None:
+        """A value that reached no output and no loss is answered with zeros or None, not an error."""
+        wired = chain(bench, bench.ready(model), bench.ready(model), (True, True))
+        program = bench.compute.build(replace(wired, losses=(), needs_pullback=("x",)))
+        (found,) = program.forward_pullback(chained(bench))[2]([None])
+        assert found is None or not np.asarray(bench.read(found)).any()
+
+    def test_an_optimizer_of_another_framework_is_refused(self, bench: Bench, model: Make) -> None:
+        """It is told apart beforehand by `refuses`, or raises RecipeError when the program is built."""
+        recipe = Optimizer(FOREIGN)
+        if not bench.compute.refuses(recipe):
+            with pytest.raises(RecipeError):
+                bench.build(bench.ready(model), optimizer=recipe)
+
+    def test_a_loss_of_another_framework_is_refused(self, bench: Bench, model: Make) -> None:
+        """It is told apart beforehand by `refuses`, or raises RecipeError when the program is built or first runs."""
+        wired = bench.segment(Wiring(bench.ready(model)))
+        term = LossTerm(LOSS, "node", Loss(FOREIGN), ("y", "t"), bench.device)
+        if not bench.compute.refuses(term.loss):
+            with pytest.raises(RecipeError):
+                bench.compute.build(replace(wired, losses=(term,))).forward(bench.inputs(BATCH))
+
+
+def sharing(bench: Bench, model: Any) -> Segment:
+    """One model in two operations, each with inputs, targets and a loss of its own."""
+    specs = {name: (TensorSpec((size,), "float32"), bench.device) for name, size in (("x", 4), ("t", 3))}
+    return Segment(
+        label="sharing",
+        operations=tuple(bench.operation(f"node{i}", model, (f"x{i}",), (f"y{i}",)) for i in (1, 2)),
+        inputs={f"{name}{i}": spec for i in (1, 2) for name, spec in specs.items()},
+        outputs=("y1", "y2"),
+        losses=tuple(bench.term((f"y{i}", f"t{i}"), label=f"loss{i}") for i in (1, 2)),
+        groups=(ParameterGroup(GROUP, SGD, ("node1", "node2")),),
+    )

@@ -1,0 +1,332 @@
+"""Listing, naming, placing and moving; what needs an accelerator runs on recorded calls or on torch's meta device."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections import OrderedDict, namedtuple
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from anyaccel.device import Device
+from anyaccel.errors import MoveError, OutOfMemoryError
+from anyaccel_torch.backend import TorchBackend
+from anyaccel_torch.faults import telling
+
+CPU, GPU, META = Device("cpu"), Device("gpu"), Device("meta")
+
+
+class OnMeta(TorchBackend):
+    """torch's meta device stands in for another chip: its tensors have a device and no values."""
+
+    kinds = ("meta",)
+
+
+class NoDouble(TorchBackend):
+    kinds = ("cpu",)
+    lacking: ClassVar = {"cpu": frozenset({"float64"})}
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, count: int = 2, hip: str | None = None) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.version, "cuda", None if hip else "13.0")
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("CUDA was initialised"))
+
+
+# -- devices ---------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_come_first_and_nothing_is_initialised(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch)
+    assert list(backend.devices()) == [Device("gpu", 0), Device("gpu", 1), CPU]
+    assert backend.why_not(Device("gpu", 1)) == ""
+    assert backend.why_not(Device("gpu", 2)) == "torch sees 2 of this kind"
+
+
+def test_listing_never_raises(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
+    assert list(backend.devices()) == [Device("xpu", 0), CPU]
+
+
+def test_a_torch_that_cannot_be_imported_has_no_devices(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def broken(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "torch":
+            raise OSError("libtorch.so: undefined symbol\nmore")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", broken)
+    assert list(backend.devices()) == []
+    assert backend.why_not(CPU) == "torch cannot be imported: libtorch.so: undefined symbol"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "device", "expected"),
+    [
+        (None, GPU, "is built without CUDA and ROCm"),
+        ("13.0", GPU, "torch finds no driver, or the driver finds no device"),
+        (None, Device("xpu"), "is built without XPU"),
+        (None, Device("cpu", 1), "torch sees 1 of this kind"),
+    ],
+)
+def test_why_not(
+    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, cuda: str | None, device: Device, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert expected in backend.why_not(device)
+
+
+@pytest.mark.parametrize(("hip", "vendor", "identity"), [(None, "nvidia", "GPU-ab-12"), ("7.0", "amd", "ab-12")])
+def test_device_info_of_a_gpu(
+    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, hip: str | None, vendor: str, identity: str
+) -> None:
+    fake_cuda(monkeypatch, hip=hip)
+    found = SimpleNamespace(name="H200", uuid="AB-12", total_memory=150)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    info = backend.device_info(GPU)
+    assert (info.name, info.vendor, info.identity, info.memory_space) == ("H200", vendor, identity, identity)
+    assert info.total_memory == 150
+
+
+def test_device_info_of_the_cpu(backend: TorchBackend) -> None:
+    info = backend.device_info(CPU)
+    assert info.name and (info.vendor, info.memory_space) == ("", "host")
+    assert info.total_memory == backend.memory(CPU).total > 2**20
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [(CPU, "cpu"), (GPU, "cuda:0"), (Device("gpu", 1), "cuda:1"), (Device("xpu"), "xpu:0")]
+)
+def test_device_string(backend: TorchBackend, device: Device, name: str) -> None:
+    assert backend.device_string(device) == name
+    assert Device.parse(backend.torch_device(device)) == device
+
+
+def test_another_chip_is_a_subclass() -> None:
+    class Mps(TorchBackend):
+        kinds = ("mps",)
+
+    assert Mps().device_string(Device("mps")) == "mps:0"
+    assert list(Mps().devices()) == []
+    assert OnMeta().place(nn.Linear(2, 1), META).weight.is_meta
+
+
+class Elsewhere(torch.Tensor):
+    """Says that it is on another device."""
+
+    where: ClassVar = torch.device("cuda")
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.where
+
+
+def test_b7_a_device_without_index_is_index_0(backend: TorchBackend) -> None:
+    tensor = torch.zeros(1).as_subclass(Elsewhere)
+    assert backend.device_of(tensor) == Device.parse("cuda") == Device.parse("gpu:0") == GPU
+
+
+def test_b8_a_model_on_mps_has_a_device(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    for spelt in ("mps", "mps:0"):
+        monkeypatch.setattr(Elsewhere, "where", torch.device(spelt))
+        assert backend.device_of(torch.zeros(1).as_subclass(Elsewhere)) == Device("mps", 0)
+
+
+def test_device_of(backend: TorchBackend) -> None:
+    linear = nn.Linear(2, 1)
+    assert backend.device_of(torch.zeros(1)) == CPU
+    assert backend.device_of(linear) == CPU
+    assert backend.device_of(nn.BatchNorm1d(2, affine=False)) == CPU
+    assert backend.device_of(nn.ReLU()) is None
+    assert backend.device_of(torch.optim.Adam(linear.parameters())) == CPU
+    assert backend.device_of({"a": [nn.ReLU(), torch.zeros(1, device="meta")]}) == META
+    assert backend.device_of("text") is None
+
+
+# -- place -----------------------------------------------------------------------------------------------------------
+
+
+def test_place_keeps_the_module_and_its_parameters(backend: TorchBackend) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = list(model.parameters())
+    assert backend.place(backend.place(model, CPU), CPU) is model
+    assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
+    assert OnMeta().place(model, META) is model
+    assert {t.device.type for t in [*model.parameters(), *model.buffers()]} == {"meta"}
+
+
+def test_place_a_tree() -> None:
+    Pair = namedtuple("Pair", "a b")
+    tree = {"t": torch.zeros(2), "m": nn.Linear(1, 1), "p": Pair(torch.zeros(1), 3), "l": [(torch.zeros(1), "text")]}
+    placed = OnMeta().place(tree, META)
+    assert placed["t"].is_meta and placed["m"] is tree["m"] and placed["m"].weight.is_meta
+    assert isinstance(placed["p"], Pair) and placed["p"].a.is_meta and placed["p"].b == 3
+    assert placed["l"][0][0].is_meta and placed["l"][0][1] == "text"
+    assert OnMeta().place(placed, META) is placed
+    assert type(OnMeta().place(OrderedDict(a=torch.zeros(1)), META)) is OrderedDict
+
+
+def test_place_packed_sequences_leaves_their_sizes_on_the_host() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.zeros(3, 1), torch.zeros(2, 1)])
+    placed = OnMeta().place(packed, META)
+    assert placed.data.is_meta and placed.batch_sizes.device.type == "cpu"
+
+
+def test_place_a_model_without_values_is_an_error(backend: TorchBackend) -> None:
+    with pytest.raises(MoveError, match=r"Linear on cpu:0: there are no values.*to_empty"):
+        backend.place(nn.Linear(1, 1, device="meta"), CPU)
+
+
+def stepped(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(model.parameters(), **settings)
+    model(torch.zeros(1, 2)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(("setting", "where"), [("foreach", "cpu"), ("capturable", "meta"), ("fused", "meta")])
+def test_b2_adam_step_stays_where_torch_wants_it(setting: str, where: str) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = stepped(model)
+    optimizer.param_groups[0][setting] = True
+    OnMeta().place(model, META)
+    assert OnMeta().place(optimizer, META) is optimizer
+    for state in optimizer.state.values():
+        assert (state["exp_avg"].device.type, state["exp_avg_sq"].device.type) == ("meta", "meta")
+        assert state["step"].device.type == where
+    before = {key: dict(state) for key, state in optimizer.state.items()}
+    OnMeta().place(optimizer, META)
+    assert all(optimizer.state[p][k] is v for p, state in before.items() for k, v in state.items())
+
+
+def test_b2_a_step_that_was_moved_away_comes_back() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = stepped(model)
+    for state in optimizer.state.values():
+        state["step"] = state["step"].to("meta")
+        state["lists"] = [torch.zeros(1, device="meta")]
+    with pytest.raises(NotImplementedError):  # a meta tensor has no values, which shows that it is the host's turn
+        TorchBackend().place(optimizer, CPU)
+
+
+def test_optimizer_state_follows_its_parameters_not_the_request() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = stepped(model)
+    OnMeta().place(optimizer, META)
+    assert {state["exp_avg"].device.type for state in optimizer.state.values()} == {"cpu"}
+
+
+def test_an_optimizer_without_state_is_left_alone(backend: TorchBackend) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters())
+    assert backend.place(optimizer, CPU) is optimizer and not optimizer.state
+
+
+# -- move ------------------------------------------------------------------------------------------------------------
+
+
+def test_move_returns_what_is_there_already(backend: TorchBackend) -> None:
+    tensor = torch.zeros(2, dtype=torch.float64)
+    assert backend.move(tensor, CPU) is tensor
+    moved = OnMeta().move(tensor, META)
+    assert moved.is_meta and moved.dtype == torch.float64 and moved.shape == (2,)
+
+
+def test_b6_pinned_has_no_effect_towards_the_cpu(backend: TorchBackend) -> None:
+    tensor = torch.zeros(2)
+    assert backend.move(tensor, CPU, pinned=True) is tensor
+
+
+class Pinning(TorchBackend):
+    kinds = ("meta",)
+    pinning = frozenset({"meta"})
+
+
+def test_b6_pinned_has_no_effect_where_it_cannot_be_had() -> None:
+    for tensor in (torch.zeros(2), torch.zeros(2, requires_grad=True), torch.eye(2).to_sparse()):
+        assert Pinning().move(tensor, META, pinned=True).is_meta
+
+
+def test_b6_nothing_is_pinned_on_its_way_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: pytest.fail("was pinned"))
+    tensor = torch.zeros(2, device="meta")
+    assert Pinning().move(tensor, META, pinned=True) is tensor
+
+
+def test_a_pinned_copy_is_sent_from_a_buffer_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, sent = torch.Tensor.to, []
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        sent.append((self, kwargs))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty_like", lambda like, *, device, pin_memory: torch.empty(like.shape))
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    tensor = torch.ones(2)
+    Pinning().move(tensor, META, pinned=True)
+    ((buffer, kwargs),) = sent
+    assert kwargs == {"non_blocking": True}
+    assert buffer.data_ptr() != tensor.data_ptr() and buffer.tolist() == [1.0, 1.0]
+
+
+def test_a_dtype_that_the_device_lacks_is_an_error() -> None:
+    for act in (NoDouble().move, NoDouble().place):
+        with pytest.raises(MoveError, match=r"cpu:0 cannot hold float64\. There is: moves keep dtypes\. To do: cast"):
+            act(torch.zeros(1, dtype=torch.float64), CPU)
+    with pytest.raises(MoveError, match="cannot hold float64"):
+        NoDouble().place(nn.Linear(1, 1, dtype=torch.float64), CPU)
+    assert NoDouble().move(torch.zeros(1), CPU).dtype == torch.float32
+
+
+# -- scope, synchronize, faults --------------------------------------------------------------------------------------
+
+
+def test_scope_is_left_after_an_error(backend: TorchBackend) -> None:
+    before = torch.get_default_device()
+    with pytest.raises(KeyError), OnMeta().scope(META):
+        assert torch.zeros(1).is_meta
+        raise KeyError
+    assert torch.get_default_device() == before and not torch.zeros(1).is_meta
+    with backend.scope(CPU):
+        assert torch.zeros(1).device.type == "cpu"
+
+
+def test_synchronize_waits_for_accelerators_only(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    backend.synchronize(CPU)
+    assert waited == []
+    backend.synchronize(Device("gpu", 1))
+    assert waited == [torch.device("cuda:1")]
+
+
+def test_no_room_is_an_error_of_ours() -> None:
+    with (
+        pytest.raises(
+            OutOfMemoryError, match=r"no room for a test\. There is: .*1125899906842624.*\. To do: use smaller"
+        ),
+        telling("a test"),
+    ):
+        torch.empty(2**48, dtype=torch.float32)
+    with pytest.raises(OutOfMemoryError, match="CUDA out of memory"), telling("a test"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+    with pytest.raises(RuntimeError, match="something else"), telling("a test"):
+        raise RuntimeError("something else")
+
+
+def test_placement_stays_small() -> None:
+    source = sys.modules["anyaccel_torch.placement"].__file__
+    assert source is not None
+    with open(source) as lines:
+        assert sum(1 for _ in lines) <= 100

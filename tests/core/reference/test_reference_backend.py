@@ -1,0 +1,360 @@
+"""ReferenceBackend: ownership, places, exchange, shapes, state, memory, and every message of these."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from anyaccel.backend import capabilities
+from anyaccel.device import Device
+from anyaccel.errors import DeviceMismatchError, MoveError, ShapeError, StateError
+from anyaccel.recipes import Loss, Optimizer
+from anyaccel.reference import (
+    Activation,
+    Applied,
+    BatchNorm,
+    Dense,
+    Module,
+    Sequential,
+    SequentialMLP,
+    SimArray,
+    simulate,
+)
+from anyaccel.registry import Registry
+from anyaccel.segment import TensorSpec
+
+CPU, SIM0, SIM1 = Device("cpu"), Device("sim", 0), Device("sim", 1)
+THREE = TensorSpec((3,), "float32")
+
+
+@pytest.fixture
+def sims():
+    with simulate(2) as made:
+        yield made
+
+
+@pytest.fixture
+def dense(backend):
+    module = Dense(2)
+    backend.infer(module, [THREE], 0)
+    return module
+
+
+# -- what it is ----------------------------------------------------------------------------------------------------
+
+
+def test_it_has_every_capability(backend):
+    assert capabilities(backend) == ("exchange", "compute", "memory")
+
+
+def test_the_registry_finds_it_as_the_owner(backend):
+    registry = Registry(lambda: backend, lambda: [])
+    for mine in (np.ones(2), np.float32(1), Dense(2)):
+        assert registry.owner(mine) == "numpy"
+    assert not any(registry.owners(other) for other in (Loss("mse"), Optimizer(), np.dtype("int8"), np.sum, [], 1.0))
+
+
+def test_where_things_are(backend, sims, dense):
+    assert backend.device_of(np.ones(2)) == backend.device_of(np.float32(1)) == CPU
+    assert backend.device_of(backend.move(np.ones(2), SIM1)) == SIM1
+    assert backend.device_of(dense) == CPU
+    assert backend.device_of(Dense(2)) is backend.device_of("text") is None
+    dense.parameters["bias"] = backend.move(dense.parameters["bias"], SIM0)
+    with pytest.raises(DeviceMismatchError, match=r"values of a Dense are on several devices\. There is: cpu:0, sim:0"):
+        backend.device_of(dense)
+
+
+def test_what_devices_are(backend, sims):
+    assert [backend.device_string(device) for device in (CPU, SIM1)] == ["cpu", "sim:1"]
+    assert backend.device_info(CPU).memory_space == "host"
+    assert backend.device_info(CPU).name
+    assert backend.device_info(SIM1).memory_space == "sim:1"
+    assert "simulated" in backend.device_info(SIM1).name
+
+
+def test_why_a_device_is_not_there(backend):
+    assert backend.why_not(CPU) == ""
+    assert backend.why_not(Device("cpu", 1)) == "numpy counts all cores as cpu:0"
+    assert backend.why_not(SIM0) == "none was made; anyaccel.simulate(1) or ANYACCEL_SIMULATE=1 makes it"
+    assert backend.why_not(Device("gpu")) == ""
+    with simulate(1):
+        assert backend.why_not(SIM1).startswith("1 simulated device was made; ")
+
+
+def test_memory_figures(backend):
+    assert backend.memory(CPU).total >= backend.memory(CPU).free >= 0
+    backend.release_memory(CPU)
+    with simulate(1, capacity=1000):
+        kept = backend.from_host(np.zeros(10), SIM0)
+        del kept
+        kept = backend.from_host(np.zeros(5), SIM0)
+        found = backend.memory(SIM0)
+        assert (found.total, found.free, found.used, found.peak) == (1000, 960, 40, 80)
+        assert backend.device_info(SIM0).total_memory == 1000
+        assert kept.nbytes == 40
+    with simulate(1):
+        assert backend.memory(SIM0).total == backend.memory(SIM0).free == 0
+
+
+# -- place and move ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_there_already_is_returned_as_it_is(backend, sims):
+    host = np.ones(2)
+    there = backend.move(host, SIM0)
+    assert backend.move(host, CPU) is host
+    assert backend.move(there, SIM0, pinned=True) is there
+    assert backend.place(there, SIM0) is there
+    assert type(backend.move(there, CPU)) is np.ndarray
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "bool", "float16", "float32", "complex64"])
+def test_dtypes_and_shapes_are_kept(dtype, backend, sims):
+    host = np.zeros((2, 0, 3), dtype)
+    there = backend.move(host, SIM0)
+    assert (there.dtype, there.shape) == (host.dtype, host.shape)
+    assert backend.move(np.ones((), dtype)[()], SIM0).dtype == dtype
+
+
+def test_placing_a_module_moves_its_values_and_returns_it(backend, sims):
+    module = Sequential(Dense(2), BatchNorm())
+    backend.infer(module, [THREE], 0)
+    assert backend.place(module, SIM1) is module
+    values = [*module.parameters.values(), *module.buffers.values()]
+    assert {backend.device_of(value) for value in values} == {SIM1}
+    backend.place(module, SIM1)
+    assert all(value is before for value, before in zip(module.parameters.values(), values, strict=False))
+    assert backend.infer(module, [THREE], 0) == (TensorSpec((2,), "float32"),)
+    assert backend.device_of(backend.place(module, CPU)) == CPU
+
+
+def test_placing_a_tree_leaves_text_and_numbers(backend, sims):
+    tree = {"a": [np.ones(1), None, 3], "b": (np.zeros(1), "text", 1.5, True)}
+    placed = backend.place(tree, SIM0)
+    assert backend.device_of(placed["a"][0]) == backend.device_of(placed["b"][0]) == SIM0
+    assert placed["a"][1:] == [None, 3]
+    assert placed["b"][1:] == ("text", 1.5, True)
+
+
+def test_what_cannot_be_moved_or_placed(backend):
+    with pytest.raises(MoveError, match=r"a Dense is not a tensor of numpy\. To do: use anyaccel\.place"):
+        backend.move(Dense(2), CPU)
+    with pytest.raises(MoveError, match=r"numpy cannot place a set\. There is: it places modules, and trees of arrays"):
+        backend.place({1}, CPU)
+
+
+# -- exchange ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [CPU, SIM0], ids=str)
+def test_what_comes_from_the_host_owns_its_memory(device, backend, sims):
+    host = np.arange(4)
+    taken = backend.from_host(host, device, pinned=True)
+    host[0] = 9
+    assert backend.to_host(taken).tolist() == [0, 1, 2, 3]
+    assert backend.to_host(taken).dtype == np.int64
+    assert type(backend.to_host(taken)) is np.ndarray
+
+
+def test_to_host_shares_memory_on_the_cpu_only(backend, sims):
+    host = np.ones(2)
+    assert backend.to_host(host) is host
+    there = backend.from_host(host, SIM0)
+    copy = backend.to_host(there)
+    copy[0] = 5
+    assert np.asarray(there).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("array", [np.array(["a"]), np.array([None]), np.array(["2020"], "datetime64[Y]")])
+def test_arrays_without_numbers_are_refused(array, backend):
+    with pytest.raises(MoveError, match=r"holds no numbers\. To do: encode it as numbers first"):
+        backend.from_host(array, CPU)
+
+
+class Foreign:
+    """Another framework's tensor, by DLPack."""
+
+    def __init__(self, array, refusal=None):
+        self.array = array
+        self.refusal = refusal
+
+    def __dlpack__(self, **kwargs):
+        if self.refusal:
+            raise self.refusal
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_adopting_shares_memory_on_the_cpu_and_cannot_write_to_it(backend, sims):
+    host = np.ones(3, "float32")
+    shared = backend.adopt(Foreign(host), CPU)
+    host[0] = 7
+    assert shared.tolist() == [7, 1, 1]
+    with pytest.raises(ValueError, match="read-only"):
+        shared[0] = 1
+    copied = backend.adopt(Foreign(host), SIM0)
+    host[0] = 8
+    assert np.asarray(copied).tolist() == [7, 1, 1]
+    assert sims[0].transfers.into.number == 1
+    assert backend.adopt(host, CPU) is host
+
+
+def test_what_cannot_be_adopted_carries_the_words_of_who_refused(backend):
+    refusal = BufferError("Can't export tensors that require gradient")
+    with pytest.raises(MoveError) as caught:
+        backend.adopt(Foreign(np.ones(1), refusal), CPU)
+    assert f"Foreign cannot be adopted: {refusal}" in str(caught.value)
+    assert "To do: detach it, move it to the CPU, or cast it (bfloat16 to float32)" in str(caught.value)
+    with pytest.raises(MoveError, match="a list cannot be adopted: it has no __dlpack__"):
+        backend.adopt([1.0], CPU)
+
+
+@pytest.mark.parametrize("device", [CPU, SIM0], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_rows_of_a_column(device, dtype, backend, sims):
+    column = np.arange(10).astype(dtype).reshape(5, 2)
+    there, order = backend.from_host(column, device), backend.from_host(np.array([4, 2, 0, 1, 3]), device)
+    sims[0].clear()
+    plain, mixed = backend.rows(there, 1, 3), backend.rows(there, 1, 9, order)
+    assert backend.device_of(plain) == backend.device_of(mixed) == device
+    assert (sims[0].syncs, sims[0].transfers.out.number) == (0, 0)
+    np.testing.assert_array_equal(backend.to_host(plain), column[1:3])
+    np.testing.assert_array_equal(backend.to_host(mixed), column[[2, 0, 1, 3]])
+
+
+def test_scalars_come_as_float64(backend, sims):
+    values = [np.float32(1.5), np.array(2), backend.from_host(np.array(3.0), SIM0)]
+    assert backend.scalars(values).tolist() == [1.5, 2, 3]
+
+
+# -- compute -------------------------------------------------------------------------------------------------------
+
+
+def test_shapes_are_inferred_and_models_built_once(backend):
+    mlp = SequentialMLP((2, 2))
+    assert backend.infer(mlp, [THREE, TensorSpec((2, 2), "float32")], 5) == (TensorSpec((2, 2), "float32"),)
+    assert backend.parameters(mlp)["layers.0.weight"] == TensorSpec((16, 7), "float32")
+    again = SequentialMLP((2, 2))
+    backend.infer(again, [TensorSpec((7,), "float32")], 5)
+    np.testing.assert_array_equal(again.parameters["layers.0.weight"], mlp.parameters["layers.0.weight"])
+
+
+def test_dtypes_that_models_want(backend):
+    class Scale(Module):
+        def __init__(self):
+            super().__init__()
+            self.parameters.update(index=np.zeros(1, "int64"), factor=np.ones(1))
+
+        def apply(self, values, inputs, *, train, key):
+            return Applied(inputs, lambda cotangents: ({}, cotangents))
+
+    assert backend.dtype_of(SequentialMLP(dtype="float64")) == "float64"
+    assert backend.dtype_of(Sequential(Activation("tanh"), Dense(2))) == "float32"
+    assert backend.dtype_of(Scale()) == "float64"
+    assert backend.dtype_of(Activation("tanh")) is None
+
+
+class Odd(Module):
+    """Gives whatever it was made with."""
+
+    def __init__(self, gives):
+        super().__init__()
+        self.gives = gives
+        self.parameters["w"] = np.ones((4, 3))
+
+    def apply(self, values, inputs, *, train, key):
+        return Applied((self.gives(values["w"], *inputs),), lambda cotangents: ({}, ()))
+
+
+@pytest.mark.parametrize(
+    ("gives", "words"),
+    [
+        (lambda w, x: w @ x, "Odd does not take float32[3]: matmul: "),
+        (lambda w, x: x[0], "Odd gave [3] for a batch of 2 samples. To do: let every output be an array with the batch"),
+        (lambda w, x: 1.0, "Odd gave float for a batch of 2 samples"),
+        (lambda w, x, y: x, "Odd does not take float32[3]: "),
+    ],
+)
+def test_a_model_that_does_not_take_its_inputs_says_so_in_its_own_words(gives, words, backend):
+    with pytest.raises(ShapeError) as caught:
+        backend.infer(Odd(gives), [THREE], 0)
+    assert words in str(caught.value)
+
+
+def test_both_shapes_stand_in_the_message(backend):
+    with pytest.raises(ShapeError, match=r"There is: parameters w \[4, 3\]\. To do: change what feeds it, or the module"):
+        backend.infer(Odd(lambda w, x: w @ x), [THREE], 0)
+
+
+def test_a_dtype_that_numpy_lacks_is_told(backend):
+    with pytest.raises(ShapeError, match="does not take bfloat16"):
+        backend.infer(Activation("tanh"), [TensorSpec((3,), "bfloat16")], 0)
+
+
+def test_a_plain_function_is_no_model(backend):
+    with pytest.raises(ShapeError) as caught:
+        backend.infer(np.tanh, [THREE], 0)
+    assert str(caught.value) == (
+        "a ufunc is no model of numpy: its gradients are not known. "
+        "To do: derive a class from anyaccel.reference.Module, and give its pullback."
+    )
+
+
+def test_named_models_and_recipes(backend):
+    assert backend.models() == {"SequentialMLP": SequentialMLP}
+    assert backend.refuses(Optimizer("adam")) == backend.refuses(Loss("mse")) == backend.refuses(Loss(max)) == ""
+    assert backend.refuses(Optimizer(Dense)) == "numpy has the named optimizers only"
+
+
+# -- state ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [CPU, SIM0], ids=str)
+def test_state_goes_out_as_copies_and_comes_back_in_place(device, backend, sims):
+    module = Sequential(Dense(2), BatchNorm())
+    backend.infer(module, [THREE], 0)
+    backend.place(module, device)
+    state = backend.state(module)
+    assert list(state) == [
+        "parameters/0.weight", "parameters/0.bias", "parameters/1.weight", "parameters/1.bias",
+        "buffers/1.running_mean", "buffers/1.running_var",
+    ]  # fmt: skip
+    changed = {name: value + 1 for name, value in state.items()}
+    backend.load_state(module, changed)
+    for values in changed.values():
+        values += 1
+    assert backend.device_of(module) == device
+    for name, value in backend.state(module).items():
+        assert type(value) is np.ndarray
+        np.testing.assert_array_equal(value, state[name] + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.pop("parameters/bias"), "it lacks parameters/bias"),
+        (lambda s: s.update(x=s["parameters/bias"]), "it has in excess x"),
+        (lambda s: s.clear(), "it lacks parameters/bias, parameters/weight"),
+        (lambda s: s.update({"parameters/bias": np.zeros(5, "float32")}), "parameters/bias is float32[5] in the state. There is: float32[2] in the model"),
+        (lambda s: s.update({"parameters/bias": np.zeros(2)}), "parameters/bias is float64[2] in the state"),
+    ],
+)  # fmt: skip
+def test_a_state_that_does_not_belong_is_refused_and_nothing_written(change, words, backend, dense):
+    before, state = dict(dense.parameters), backend.state(dense)
+    state["parameters/weight"] += 1
+    change(state)
+    with pytest.raises(StateError) as caught:
+        backend.load_state(dense, state)
+    assert words in str(caught.value)
+    assert all(dense.parameters[name] is value for name, value in before.items())
+
+
+def test_an_unbuilt_model_takes_no_state(backend, dense):
+    with pytest.raises(StateError, match="the state does not belong to this Dense: it has in excess parameters/bias"):
+        backend.load_state(Dense(2), backend.state(dense))
+
+
+def test_simulated_arrays_are_of_the_class_that_says_so(backend, sims):
+    assert isinstance(backend.move(np.float64(2), SIM0), SimArray)

@@ -1,0 +1,129 @@
+"""Random small graphs as recipes, so that the same one can be built in any framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import anyaccel as aa
+from anyaccel.registry import registry
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A node: an MLP of one or two layers, on one or two inputs (joined by a ConcatNode if two), numbered."""
+
+    inputs: tuple[int, ...]
+    width: int
+    layers: int
+    activation: str
+    frozen: bool
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A graph over one feature column [5]; input -1 is the data, the last layer gets a loss."""
+
+    layers: tuple[Layer, ...]
+    loss: str
+    optimizer: tuple[tuple[str, Any], ...]
+    clip: float | None
+    schedule: bool
+    dtype: str
+    extra_loss: bool
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    """Graphs of one to four nodes with branches, joins and frozen nodes."""
+    count = draw(st.integers(1, 4))
+    layers = []
+    for i in range(count):
+        inputs = draw(st.lists(st.integers(-1, i - 1), min_size=1, max_size=2, unique=True))
+        layers.append(
+            Layer(
+                tuple(inputs),
+                draw(st.integers(1, 4)),
+                draw(st.integers(1, 2)),
+                draw(st.sampled_from(["relu", "tanh", "sigmoid"])),
+                draw(st.booleans()) and i < count - 1,
+            )
+        )
+    name = draw(st.sampled_from(["sgd", "momentum", "adam", "adamw"]))
+    settings: dict[str, Any] = {"name": name, "lr": draw(st.sampled_from([1e-2, 3e-2])), "weight_decay": draw(st.sampled_from([0.0, 0.1]))}
+    if name == "momentum":
+        settings["nesterov"] = draw(st.booleans())
+    return Recipe(
+        tuple(layers),
+        draw(st.sampled_from(["mse", "mae", "binary_cross_entropy", "cross_entropy"])),
+        tuple(settings.items()),
+        draw(st.sampled_from([None, 0.05, 1.0])),
+        draw(st.booleans()),
+        draw(st.sampled_from(["float64", "float32"])),
+        draw(st.booleans()),
+    )
+
+
+def feature_set(recipe: Recipe, rows: int = 37) -> aa.FeatureSet:
+    """Data for a recipe: inputs [rows, 5] in its dtype, and targets of every kind that its losses take."""
+    random = np.random.default_rng(3)
+    width = recipe.layers[-1].width
+    columns = {
+        "x": random.standard_normal((rows, 5)).astype(recipe.dtype),
+        "real": random.standard_normal((rows, width)).astype(recipe.dtype),
+        "bits": random.integers(0, 2, (rows, width)).astype(recipe.dtype),
+        "kind": random.integers(0, width, rows),
+        "first": random.standard_normal((rows, recipe.layers[0].width)).astype(recipe.dtype),
+    }
+    return aa.FeatureSet.from_dict("data", columns, ["x"], [name for name in columns if name != "x"])
+
+
+def graph(recipe: Recipe, source: aa.FeatureSet, owners: Mapping[int, str] | str) -> aa.ModelGraph:
+    """The recipe as a graph; `owners` says who computes each layer (or all)."""
+    nodes: list[Any] = []
+    for i, layer in enumerate(recipe.layers):
+        framework = owners if isinstance(owners, str) else owners[i]
+        mlp: Any = registry().computing(framework).models()["SequentialMLP"]
+        ups = [source.reference(targets=[]) if up < 0 else f"n{up}" for up in layer.inputs]
+        if len(ups) > 1:
+            nodes.append(aa.ConcatNode(f"join{i}", ups))
+            ups = [f"join{i}"]
+        model = mlp(
+            output_shape=(layer.width,), n_layers=layer.layers, hidden_dim=3, activation=layer.activation, dtype=recipe.dtype
+        )
+        node = aa.ModelNode(f"n{i}", model, ups)
+        node.frozen = layer.frozen
+        nodes.append(node)
+    schedule = aa.Schedule("cosine", steps=9, final=0.1, warmup=2) if recipe.schedule else None
+    optimizer = aa.Optimizer(**dict(recipe.optimizer), clip_norm=recipe.clip, schedule=schedule)
+    return aa.ModelGraph(nodes, optimizer, seed=7)
+
+
+def losses(recipe: Recipe) -> list[aa.AppliedLoss]:
+    """The losses of a recipe: one on the last node, and perhaps one on the first."""
+    last = len(recipe.layers) - 1
+    target = {"binary_cross_entropy": "bits", "cross_entropy": "kind"}.get(recipe.loss, "real")
+    found = [aa.AppliedLoss(recipe.loss, on=f"n{last}", inputs=["outputs", f"data.{target}"], label="last")]
+    if recipe.extra_loss:
+        found.append(aa.AppliedLoss("mse", on="n0", inputs=["outputs", "data.first"], weight=0.3, label="first"))
+    return found
+
+
+def train(recipe: Recipe, owners: Mapping[int, str] | str, epochs: int = 3, **settings: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """Results and end state of a few shuffled epochs with a last partial batch."""
+    source = feature_set(recipe)
+    made = graph(recipe, source, owners)
+    experiment = aa.Experiment("parity", made, progress="none")
+    phase = aa.TrainPhase(
+        "train",
+        data=source,
+        sampler=aa.SimpleSampler(8, shuffle=True, seed=5),
+        losses=losses(recipe),
+        n_epochs=epochs,
+        **settings,
+    )
+    return experiment.run_phase(phase), made.state()
