@@ -49,7 +49,7 @@ class _Nothing(Backend):
 
 
 def test_the_registry_takes_the_plugin() -> None:
-    registry = Registry(_Nothing, lambda: [])
+    registry = Registry(_Nothing, list)
     registry.register(anyaccel_torch, "torch")
     assert registry.kinds("torch") == ("gpu", "xpu", "cpu")
     assert registry.serving("torch", Device("cpu")).framework == "torch"
@@ -62,7 +62,7 @@ def test_the_registry_tells_why_a_gpu_is_missing(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", None)
-    registry = Registry(_Nothing, lambda: [])
+    registry = Registry(_Nothing, list)
     registry.register(anyaccel_torch, "torch")
     with pytest.raises(DeviceUnavailableError, match=r"gpu:0 is not on this machine .*built without CUDA"):
         registry.serving("torch", Device("gpu"))

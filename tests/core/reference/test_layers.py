@@ -178,7 +178,7 @@ FLOATS, INTS = TensorSpec((3,), "float32"), TensorSpec((3,), "int64")
     [
         (Dense(2), [INTS], "Dense(2) computes in float32 and was given int64[3]. To do: cast the features to float32"),
         (Dense(2), [TensorSpec((3,), "float64")], "computes in float32 and was given float64[3]"),
-        (Dense(2), [FLOATS, FLOATS], "Dense takes one input with at least one axis, and was given float32[3], float32[3]"),
+        (Dense(2), [FLOATS, FLOATS], "Dense takes one input with at least one axis, and was given float32[3], "),
         (Dense(2), [TensorSpec((), "float32")], "at least one axis, and was given float32[]"),
         (BatchNorm(), [TensorSpec((3, 2), "float32")], "BatchNorm takes one input with one axis"),
         (SequentialMLP(), [INTS], "computes in float32 and was given int64[3]"),

@@ -131,7 +131,9 @@ def test_nothing_broadcasts(name, outputs, targets, there, judge):
     with pytest.raises(ShapeError) as caught:
         judge(name, outputs, targets, label="fit")
     message = str(caught.value)
-    assert message.startswith(f"loss 'fit' on 'v0': {name} of outputs float64{list(outputs.shape)} does not take targets")
+    assert message.startswith(
+        f"loss 'fit' on 'v0': {name} of outputs float64{list(outputs.shape)} does not take targets"
+    )
     assert f"There is: it takes {there}" in message
 
 
@@ -153,7 +155,9 @@ class Huber:
         return total, outputs.size, (np.where(near, d, self.delta * np.sign(d)), None)
 
 
-@pytest.mark.parametrize("own", [Loss(Huber()), Loss(Huber, loss_kwargs={"delta": 2.0}), Loss(lambda *xy: Huber()(*xy))])
+@pytest.mark.parametrize(
+    "own", [Loss(Huber()), Loss(Huber, loss_kwargs={"delta": 2.0}), Loss(lambda *xy: Huber()(*xy))]
+)
 def test_a_loss_of_ones_own_gives_sum_weight_and_gradients(own, judge, slopes):
     inputs = LOGITS.copy(), np.full_like(LOGITS, 0.3)
     judged = judge(own, *inputs)

@@ -62,7 +62,7 @@ class Graph:
         numbers = np.random.default_rng(0)
         self.columns = {name: numbers.normal(size=(ROWS, WIDTH)) for name in ("c0", "c1", "y")}
         self.cotangent = numbers.normal(size=(ROWS, WIDTH))
-        inputs = {name: (SPEC, places[0]) for name in self.columns}
+        inputs = dict.fromkeys(self.columns, (SPEC, places[0]))
         self.segment = Segment("random", tuple(operations), inputs, (f"n{len(nodes) - 1}",), terms, groups, ("c0",))
         self.end = where[f"n{len(nodes) - 1}"]
 

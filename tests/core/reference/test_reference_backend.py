@@ -48,7 +48,7 @@ def test_it_has_every_capability(backend):
 
 
 def test_the_registry_finds_it_as_the_owner(backend):
-    registry = Registry(lambda: backend, lambda: [])
+    registry = Registry(lambda: backend, list)
     for mine in (np.ones(2), np.float32(1), Dense(2)):
         assert registry.owner(mine) == "numpy"
     assert not any(registry.owners(other) for other in (Loss("mse"), Optimizer(), np.dtype("int8"), np.sum, [], 1.0))
@@ -272,7 +272,10 @@ class Odd(Module):
     ("gives", "words"),
     [
         (lambda w, x: w @ x, "Odd does not take float32[3]: matmul: "),
-        (lambda w, x: x[0], "Odd gave [3] for a batch of 2 samples. To do: let every output be an array with the batch"),
+        (
+            lambda w, x: x[0],
+            "Odd gave [3] for a batch of 2 samples. To do: let every output be an array with the batch",
+        ),
         (lambda w, x: 1.0, "Odd gave float for a batch of 2 samples"),
         (lambda w, x, y: x, "Odd does not take float32[3]: "),
     ],
@@ -284,7 +287,9 @@ def test_a_model_that_does_not_take_its_inputs_says_so_in_its_own_words(gives, w
 
 
 def test_both_shapes_stand_in_the_message(backend):
-    with pytest.raises(ShapeError, match=r"There is: parameters w \[4, 3\]\. To do: change what feeds it, or the module"):
+    with pytest.raises(
+        ShapeError, match=r"There is: parameters w \[4, 3\]\. To do: change what feeds it, or the module"
+    ):
         backend.infer(Odd(lambda w, x: w @ x), [THREE], 0)
 
 

@@ -255,8 +255,15 @@ def test_memory_is_counted_once_for_all_views_and_given_back(there, sims):
 def test_running_out_of_memory_tells_the_figures(backend):
     with simulate(1, capacity=1000) as sims:
         x = backend.from_host(np.zeros(100), SIM0)
-        for too_much in (lambda: x + 1, lambda: x.copy(), lambda: np.stack([x, x]), lambda: backend.from_host(np.zeros(26), SIM0)):
-            with pytest.raises(OutOfMemoryError, match=r"sim:0 has no room for \d+ bytes\. There is: 200 bytes free of 1000"):
+        for too_much in (
+            lambda: x + 1,
+            lambda: x.copy(),
+            lambda: np.stack([x, x]),
+            lambda: backend.from_host(np.zeros(26), SIM0),
+        ):
+            with pytest.raises(
+                OutOfMemoryError, match=r"sim:0 has no room for \d+ bytes\. There is: 200 bytes free of 1000"
+            ):
                 too_much()
         gc.collect()
         assert sims[0].used == 800
@@ -270,7 +277,11 @@ def test_running_out_of_memory_tells_the_figures(backend):
 def test_a_device_without_float64_refuses_to_take_and_to_make_it(backend):
     with simulate(1, float64=False):
         x = backend.from_host(np.ones(3, "float32"), SIM0)
-        for make in (lambda: backend.move(np.ones(3), SIM0), lambda: x.astype("float64"), lambda: x * np.ones((), "complex128")):
+        for make in (
+            lambda: backend.move(np.ones(3), SIM0),
+            lambda: x.astype("float64"),
+            lambda: x * np.ones((), "complex128"),
+        ):
             with pytest.raises(MoveError) as caught:
                 make()
             assert str(caught.value).startswith("sim:0 cannot hold ")

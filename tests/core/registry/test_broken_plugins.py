@@ -36,6 +36,10 @@ def _missing_import() -> ModuleType:
     raise AssertionError
 
 
+def _nothing() -> list:
+    return []
+
+
 def _generator() -> object:
     yield Lacking()
 
@@ -44,7 +48,7 @@ def broken_entries() -> list:
     """One entry point for each way to be broken, each from a distribution of its own."""
     ways = {
         "import": _missing_import,
-        "misspelt": plugin_module("misspelt", backend=list),
+        "misspelt": plugin_module("misspelt", backend=_nothing),
         "argument": plugin_module("argument", epoch_end=lambda run, loss: None),
         "lacking": plugin_module("lacking", backends=lambda: [Lacking()]),
         "theft": plugin_module("theft", backends=lambda: [TinyBackend("good", ("cpu",))]),
@@ -170,7 +174,7 @@ def test_register_by_hand_raises_what_is_wrong(make):
 @bug("register raises what it caught, not the PluginError it promises")
 def test_register_by_hand_names_a_misspelt_hook_as_a_plugin_error(make):
     with pytest.raises(PluginError, match="unknown hook 'backend'"):
-        make().register(plugin_module("misspelt", backend=list), "misspelt")
+        make().register(plugin_module("misspelt", backend=_nothing), "misspelt")
 
 
 def test_register_by_hand_serves_at_once(make):

@@ -30,7 +30,7 @@ def made(offers) -> list[TinyBackend]:
 
 def broken(way: str):
     hooks = {
-        "misspelt": {"backend": list},
+        "misspelt": {"backend": lambda: ()},
         "argument": {"backends": lambda: made([("c", {"xpu"})]), "epoch_end": lambda run, loss: None},
         "alien": {"backends": lambda: [TinyBackend("c", ("xpu",)), object()]},
         "shadow": {"backends": lambda: [TinyBackend("c", ("xpu",)), TinyBackend("numpy", ("xpu",))]},

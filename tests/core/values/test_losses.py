@@ -20,7 +20,8 @@ def bug(what: str) -> pytest.MarkDecorator:
 @pytest.mark.parametrize(
     ("written", "name"),
     [("mse", "mse"), ("MSE", "mse"), ("l2", "mse"), ("mean_squared_error", "mse"), ("l1", "mae"),
-     ("ce", "cross_entropy"), ("mean_absolute_error", "mae"), ("bce", "binary_cross_entropy"), ("cross_entropy", "cross_entropy")],
+     ("ce", "cross_entropy"), ("mean_absolute_error", "mae"), ("bce", "binary_cross_entropy"),
+     ("cross_entropy", "cross_entropy")],
 )  # fmt: skip
 def test_losses_by_any_of_their_names(written, name):
     assert Loss(written).name == name

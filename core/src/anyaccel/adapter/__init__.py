@@ -6,7 +6,7 @@ arrays cannot be written to fits as well as one whose arrays can.
 """
 
 from anyaccel.adapter.losses import loss_function
-from anyaccel.adapter.ops import Applied, ArrayOps, Judged, LossFunction, cast, scaled
+from anyaccel.adapter.ops import Applied, ArrayOps, Judged, LossFunction, cast, factor_on, scaled
 from anyaccel.adapter.optimizers import Rule, rule
 from anyaccel.adapter.program import ArrayProgram
 
@@ -18,6 +18,7 @@ __all__ = [
     "LossFunction",
     "Rule",
     "cast",
+    "factor_on",
     "loss_function",
     "rule",
     "scaled",

@@ -104,8 +104,11 @@ def cast(array: Any, dtype: Any) -> Any:
     return array if array.dtype == dtype else array.astype(dtype)
 
 
-def scaled(ops: ArrayOps, array: Any, factor: Any, device: Device) -> Any:
-    """`array * factor` in the array's dtype; the factor is a number, or a scalar array on any device."""
-    if isinstance(factor, (int, float, np.generic)):
-        return array * float(factor)
-    return array * cast(ops.move(factor, device), array.dtype)
+def factor_on(ops: ArrayOps, factor: Any, device: Device) -> Any:
+    """A factor for arrays on `device`: a float for any number, a scalar array moved there."""
+    return float(factor) if isinstance(factor, (int, float, np.generic)) else ops.move(factor, device)
+
+
+def scaled(array: Any, factor: Any) -> Any:
+    """`array * factor` in the array's dtype; the factor comes from `factor_on`."""
+    return array * (factor if isinstance(factor, float) else cast(factor, array.dtype))

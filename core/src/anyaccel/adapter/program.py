@@ -8,9 +8,9 @@ from typing import Any
 
 from anyaccel import rng
 from anyaccel.adapter.layout import Layout
+from anyaccel.adapter.learning import Learning
 from anyaccel.adapter.losses import loss_function
-from anyaccel.adapter.ops import Applied, ArrayOps, Judged, cast, scaled
-from anyaccel.adapter.optimizers import Rule, rule
+from anyaccel.adapter.ops import Applied, ArrayOps, Judged, cast, factor_on, scaled
 from anyaccel.adapter.values import Cotangents, Values
 from anyaccel.backend import Stepping
 from anyaccel.segment import LossTerm, NodeState, Operation, Segment
@@ -32,17 +32,11 @@ class ArrayProgram(Stepping):
         self.segment = segment
         self._ops = ops
         self._layout = layout = Layout(segment, ops)
-        self._rules = {group.name: rule(group.optimizer) for group in segment.groups}
+        self._learning = Learning(segment, ops, layout)
         self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
-        # The mappings by node are replaced and never changed, so that a snapshot need not copy them.
-        self._parameters = dict(layout.parameters)
         self._buffers: dict[str, Mapping[str, Any]] = {
             label: dict(ops.buffers(model)) for label, model in layout.models.items()
         }
-        self._states = {
-            node: self._resumed(node, self._rules[name]) for name, nodes in layout.groups.items() for node in nodes
-        }
-        self._gradients: dict[str, dict[str, Any]] = {}
         self._stream = 0
         self._draws = 0
 
@@ -102,7 +96,7 @@ class ArrayProgram(Stepping):
         if op.model is None:
             return _joined(self._ops, op, given).outputs
         owner = self._layout.owner[op.label]
-        return self._ops.call(op.model, self._parameters[owner], self._buffers[owner], given)
+        return self._ops.call(op.model, self._learning.parameters[owner], self._buffers[owner], given)
 
     def _recorded(self, op: Operation, values: Values) -> Applied | None:
         """Run an operation and keep its way back; None where nothing will flow back through it."""
@@ -118,7 +112,7 @@ class ArrayProgram(Stepping):
         if op.model is None:
             return _joined(self._ops, op, given)
         owner, key = self._layout.owner[op.label], rng.key(self._stream, op.label, self._draws)
-        parameters, buffers = self._parameters[owner], self._buffers[owner]
+        parameters, buffers = self._learning.parameters[owner], self._buffers[owner]
         applied = self._ops.vjp(op.model, parameters, buffers, given, op.trainable, key)
         if op.trainable and applied.buffers is not None:
             self._buffers[owner] = applied.buffers
@@ -127,11 +121,10 @@ class ArrayProgram(Stepping):
     def _start(self, term: LossTerm, loss: Judged, scale: Any, values: Values, flow: Cotangents) -> None:
         if self._layout.wanted.isdisjoint(term.inputs):
             return
-        factor = term.weight / loss.weight if scale is None else scale
+        factor = factor_on(self._ops, term.weight / loss.weight if scale is None else scale, term.device)
         for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
             if gradient is not None and name in self._layout.wanted:
-                whole = scaled(self._ops, gradient, factor, term.device)
-                flow.add(name, term.device, cast(whole, values.home(name).dtype))
+                flow.add(name, term.device, cast(scaled(gradient, factor), values.home(name).dtype))
 
     def _back(self, op: Operation, applied: Applied | None, values: Values, flow: Cotangents) -> None:
         found = [flow.take(name) for name in op.outputs]
@@ -144,7 +137,7 @@ class ArrayProgram(Stepping):
         )
         gradients, cotangents = applied.pullback(whole)
         if op.label in self._layout.trained:
-            self._add(self._layout.owner[op.label], gradients)
+            self._learning.add(self._layout.owner[op.label], gradients)
         for name, cotangent in zip(op.inputs, cotangents, strict=True):
             if cotangent is not None and name in self._layout.wanted:
                 flow.add(name, op.device, cotangent)
@@ -155,56 +148,21 @@ class ArrayProgram(Stepping):
 
     # -- gradients and updates -------------------------------------------------------------------------------------
 
-    def _add(self, node: str, gradients: Mapping[str, Any]) -> None:
-        there = self._gradients.setdefault(node, {})
-        for name, gradient in gradients.items():
-            there[name] = there[name] + gradient if name in there else gradient
-
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """Squared norm and finiteness by group, on the device of its first node."""
-        return {name: self._stats(nodes) for name, nodes in self._layout.groups.items()}
-
-    def _stats(self, nodes: Sequence[str]) -> tuple[Any, Any]:
-        xp = self._ops.xp
-        found = [gradient for node in nodes for gradient in self._gradients.get(node, {}).values()]
-        if not found:
-            return xp.zeros(()), xp.zeros(()) == 0
-        first = self._layout.device[nodes[0]]
-        squares = [self._ops.move(xp.sum(gradient * gradient), first) for gradient in found]
-        finite = [self._ops.move(xp.all(xp.isfinite(gradient)), first) for gradient in found]
-        return xp.sum(xp.stack(squares)), xp.all(xp.stack(finite))
+        """Squared norm and finiteness by group."""
+        return self._learning.stats()
 
     def reduce(self, fn: Callable[[Any], Any]) -> None:
-        """Replace every gradient, in the order of the groups' nodes and of the nodes' parameters."""
-        for nodes in self._layout.groups.values():
-            for node in nodes:
-                there = self._gradients.get(node, {})
-                there.update({name: fn(there[name]) for name in self._parameters[node] if name in there})
+        """Replace every gradient."""
+        self._learning.reduce(fn)
 
     def apply(self, scale: Mapping[str, Any] | None = None) -> None:
         """One optimizer step; then forget the gradients."""
-        for name, nodes in self._layout.groups.items():
-            for node in nodes:
-                if node in self._gradients:
-                    self._update(node, self._rules[name], (scale or {}).get(name))
-        self.discard()
-
-    def _update(self, node: str, rule: Rule, scale: Any) -> None:
-        state, parameters = self._states[node], self._parameters[node]
-        coefficients, slots, after = rule.coefficients(state.step + 1), dict(state.slots), dict(parameters)
-        for name, gradient in self._gradients[node].items():
-            w = parameters[name]
-            g = gradient if scale is None else scaled(self._ops, gradient, scale, self._layout.device[node])
-            before = slots.get(name) or {slot: self._ops.xp.zeros_like(w) for slot in rule.slots}
-            updated, slots[name] = rule.update(self._ops.xp, w, g, before, coefficients)
-            after[name] = cast(updated, w.dtype)
-        self._parameters[node], self._states[node] = after, NodeState(state.step + 1, slots)
+        self._learning.apply(scale or {})
 
     def discard(self) -> None:
         """Forget the gradients."""
-        self._gradients = {}
-
-    # -- whole steps -----------------------------------------------------------------------------------------------
+        self._learning.discard()
 
     def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
         """`count` training steps as a plain loop; mean losses [count, losses] on the device of the first loss."""
@@ -219,51 +177,29 @@ class ArrayProgram(Stepping):
     def _step(self, inputs: Sequence[Any]) -> list[Any]:
         _, losses, pullback = self.forward_pullback(inputs)
         pullback([None] * len(self.segment.outputs))
-        self.apply(self._clips())
-        return [losses[term.label][0] / losses[term.label][1] for term in self.segment.losses]
-
-    def _clips(self) -> dict[str, Any]:
-        xp, limits = self._ops.xp, {group.name: group.optimizer.clip_norm for group in self.segment.groups}
-        return {
-            name: xp.minimum(1.0, limit / (xp.sqrt(self._stats(self._layout.groups[name])[0]) + 1e-6))
-            for name, limit in limits.items()
-            if limit is not None
-        }
+        self.apply(self._learning.clips())
+        return [total / weight for total, weight in losses.values()]
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def _resumed(self, node: str, rule: Rule) -> NodeState:
-        """The state of an earlier phase, where it is one of this rule and these parameters; else a fresh one."""
-        sharing = [node, *(label for label, owner in self._layout.owner.items() if owner == node)]
-        found = next((self.segment.states[label] for label in sharing if label in self.segment.states), NodeState())
-        slots: dict[str, dict[str, Any]] = {}
-        for name, w in self._parameters[node].items():
-            kept = found.slots.get(name, {})
-            if set(kept) != set(rule.slots) or any(tuple(kept[slot].shape) != tuple(w.shape) for slot in kept):
-                return NodeState()
-            slots[name] = {slot: self._ops.move(kept[slot], self._layout.device[node]) for slot in rule.slots}
-        return NodeState(found.step, slots)
-
     def snapshot(self) -> Any:
         """Parameters, buffers, optimizer state and random state, as they are now."""
-        return dict(self._parameters), dict(self._buffers), dict(self._states), self._stream, self._draws
+        return self._learning.snapshot(), dict(self._buffers), self._stream, self._draws
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot; gradients are forgotten."""
-        parameters, buffers, states, self._stream, self._draws = snapshot
-        self._parameters, self._buffers, self._states = dict(parameters), dict(buffers), dict(states)
-        self.discard()
+        learning, buffers, self._stream, self._draws = snapshot
+        self._learning.restore(learning)
+        self._buffers = dict(buffers)
 
     def states(self) -> dict[str, NodeState]:
         """The optimizer state by node: of the trained ones as it is now, of all others as it was given."""
-        owner = self._layout.owner
-        others = {label: state for label, state in self.segment.states.items() if owner.get(label) not in self._states}
-        return {**others, **self._states}
+        return self._learning.all_states()
 
     def release(self) -> dict[str, NodeState]:
         """Write parameters and buffers to the user's models and hand out the optimizer state."""
         for label, model in self._layout.models.items():
-            self._ops.write(model, self._parameters[label], self._buffers[label])
+            self._ops.write(model, self._learning.parameters[label], self._buffers[label])
         return self.states()
 
 

@@ -43,7 +43,9 @@ class Estimator(Module):
         if targets is None:
             self.estimator.fit(_table(inputs))
         else:
-            self.estimator.fit(_table(inputs), targets.reshape(len(targets)) if targets.size == len(targets) else targets)
+            self.estimator.fit(
+                _table(inputs), targets.reshape(len(targets)) if targets.size == len(targets) else targets
+            )
         self._fitted = True
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:

@@ -109,7 +109,7 @@ class SteppingTests(Subject):
             program = built(bench, bench.twin(make, ready), optimizer=RECIPES["adam"])
             program.seed(3)
             results.append(stepped(bench, program, calls))
-        close(*results)
+        close(results[0], results[1])
 
     def test_steps_follow_the_seed(self, bench: Bench, random_model: Make) -> None:
         """The same key gives the same losses, another key others."""

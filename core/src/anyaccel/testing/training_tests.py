@@ -10,6 +10,7 @@ import pytest
 
 from anyaccel.device import Device
 from anyaccel.recipes import Optimizer, Schedule
+from anyaccel.segment import NodeState
 from anyaccel.testing import oracle
 from anyaccel.testing.bench import GROUP, LOSS, NODE, Batch, Bench, close, same
 from anyaccel.testing.subject import Subject
@@ -220,7 +221,7 @@ class LifeTests(Subject):
         straight = bench.build(ready, optimizer=recipe)
         bench.train(straight, BATCH, 6)
         straight.release()
-        states = {}
+        states: dict[str, NodeState] = {}
         for _ in range(2):
             program = bench.build(other, optimizer=recipe, states=states)
             bench.train(program, BATCH, 3)

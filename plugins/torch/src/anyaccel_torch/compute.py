@@ -58,7 +58,7 @@ class TorchCompute(TorchPlacement, Compute):
         """See `Compute.load_state`; nothing is written if anything does not fit."""
         import torch
 
-        from anyaccel_torch.exchange import copied
+        from anyaccel_torch.host import copied
 
         named = _named(model)
         _check_names(state, named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
-from anyaccel_torch.faults import host_bytes
+from anyaccel_torch.host import host_bytes
 from anyaccel_torch.placement import TorchPlacement
 
 

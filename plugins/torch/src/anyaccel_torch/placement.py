@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel_torch.faults import host_bytes, telling, why_not
+from anyaccel_torch.faults import telling, why_not
+from anyaccel_torch.host import host_bytes, sent
 from anyaccel_torch.trees import mapped, tensors_in
 
 
@@ -52,7 +53,8 @@ class TorchPlacement(Backend):
 
     def device_string(self, device: Device) -> str:
         word = self.types.get(device.kind, device.kind)
-        return word if word in ("cpu", "meta") and device.index == 0 else f"{word}:{device.index}"  # `to` copies to cpu:0
+        alone = word in ("cpu", "meta") and device.index == 0  # torch's `to` would copy to "cpu:0"
+        return word if alone else f"{word}:{device.index}"
 
     def torch_device(self, device: Device) -> Any:
         """The device as torch's own object."""
@@ -79,11 +81,8 @@ class TorchPlacement(Backend):
         self.check_dtypes(tensor, device)
         target = self.torch_device(device)
         with telling(f"a tensor of shape {list(tensor.shape)} on {device}"):
-            if not pinned or device.kind not in self.pinning or tensor.device.type != "cpu":
-                return tensor.to(target)
-            from anyaccel_torch.exchange import sent
-
-            return sent(tensor, target)
+            pinned = pinned and device.kind in self.pinning and tensor.device.type == "cpu"
+            return sent(tensor, target) if pinned else tensor.to(target)
 
     def check_dtypes(self, obj: Any, device: Device) -> None:
         """Raise MoveError if the device cannot hold the dtype of a tensor in `obj`."""

@@ -187,7 +187,7 @@ class TorchProgram(Stepping):
         for run in self._wiring.runs:
             run(values)
         if written is None:  # the first batch was copied whole, and tells by torch's count of writes who does
-            self._written[training] = {i for i, tensor in enumerate(given) if tensor._version}
+            self._written[training] = {i for i, tensor in enumerate(given) if tensor._version}  # noqa: SLF001
         return values
 
     def _enter(self, *, training: bool) -> None:

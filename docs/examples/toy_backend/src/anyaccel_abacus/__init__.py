@@ -1,0 +1,12 @@
+"""abacus for anyaccel. Importing this does not import abacus."""
+
+from __future__ import annotations
+
+from anyaccel import Backend, hookimpl
+from anyaccel_abacus.backend import AbacusBackend
+
+
+@hookimpl
+def backends() -> list[Backend]:
+    """The one backend of this plugin."""
+    return [AbacusBackend()]

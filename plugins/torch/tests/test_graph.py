@@ -1,0 +1,232 @@
+"""Graphs of torch modules from end to end, as a user builds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from anyaccel_torch import SequentialMLP
+from anyaccel_torch.backend import TorchBackend
+
+import anyaccel as aa
+from anyaccel.errors import AnyaccelError, DeviceUnavailableError, PhaseError, RecipeError, ShapeError
+
+
+class Net(torch.nn.Module):
+    """A plain module with everything that has state: weights, running means, dropout."""
+
+    def __init__(self, inputs: int = 6, outputs: int = 3) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(inputs, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.drop = torch.nn.Dropout(0.3)
+        self.second = torch.nn.Linear(8, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.drop(torch.relu(self.norm(self.first(x)))))
+
+
+def data(rows: int = 50, dtype: str = "float64") -> aa.FeatureSet:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((rows, 6)).astype(dtype)
+    columns = {"x": x, "y": x[:, :1] * 2, "kind": (x[:, 0] > 0).astype(np.int64)}
+    source = aa.FeatureSet.from_dict("data", columns, ["x"], ["y", "kind"])
+    source.split_random({"train": 0.8, "val": 0.2})
+    return source
+
+
+def seeded_net(**sizes: int) -> Net:
+    torch.manual_seed(1)
+    return Net(**sizes)
+
+
+def graph(source: aa.FeatureSet, model: Any, optimizer: Any = None) -> aa.ModelGraph:
+    node = aa.ModelNode("net", model, source.reference(targets=["kind"]))
+    return aa.ModelGraph([node], optimizer or aa.Optimizer("adam", lr=1e-2))
+
+
+def training(epochs: int = 2, loss: Any = "cross_entropy", **settings: Any) -> aa.TrainPhase:
+    sampler = aa.SimpleSampler(8, shuffle=True, seed=2)
+    losses = [aa.AppliedLoss(loss, on="net")]
+    return aa.TrainPhase.from_split("train", split="train", sampler=sampler, losses=losses, n_epochs=epochs, **settings)
+
+
+def run(made: aa.ModelGraph, *phases: aa.TrainPhase) -> Any:
+    return [aa.Experiment("test", made, progress="none").run_phase(phase) for phase in phases][-1]
+
+
+def test_a_plain_module_is_taken_as_it_is_and_holds_the_result() -> None:
+    net = seeded_net()
+    before = net.first.weight.detach().clone()
+    source = data()
+    made = graph(source, net)
+    results = run(made, training(20))
+    assert made["net"].model is net
+    assert results.loss[-1] < results.loss[0]
+    assert not torch.equal(net.first.weight, before)
+    assert net.training and net.first.weight.requires_grad and net.first.weight.grad is None
+
+
+def test_a_run_continued_from_its_state_equals_one_that_never_stopped() -> None:
+    """Dropout, batch statistics, Adam's moments, a schedule and the order of batches all go on."""
+    optimizer = aa.Optimizer("adamw", lr=1e-2, schedule=aa.Schedule("cosine", steps=40), clip_norm=0.5)
+    source = data()
+    whole = graph(source, seeded_net(), optimizer)
+    expected = run(whole, training(4))
+    half = graph(source, seeded_net(), optimizer)
+    run(half, training(2))
+    state = half.state()
+    torch.manual_seed(99)
+    other = graph(source, Net(), optimizer)
+    results = run(other.load_state(state), training(2))
+    np.testing.assert_array_equal(results.loss, expected.loss[2:])
+    for name, array in whole.state().items():
+        np.testing.assert_array_equal(other.state()[name], array, err_msg=name)
+
+
+def test_a_phase_leaves_the_global_random_state_alone() -> None:
+    made = graph(data(), seeded_net())
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    run(made, training(1))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("loss", "optimizer"),
+    [
+        (aa.Loss(torch.nn.CrossEntropyLoss, loss_kwargs={"label_smoothing": 0.1}), None),
+        (torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), None),
+        (torch.nn.functional.cross_entropy, aa.Optimizer(torch.optim.RMSprop, lr=1e-2, alpha=0.9)),
+        ("cross_entropy", aa.Optimizer("sgd", lr=0.1, momentum=0.9, nesterov=True)),
+    ],
+    ids=["class", "stateful instance", "function, own optimizer", "named"],
+)
+def test_losses_and_optimizers_of_torch_train(loss: Any, optimizer: Any) -> None:
+    results = run(graph(data(), seeded_net(), optimizer), training(15, loss))
+    assert results.loss[-1] < 0.9 * results.loss[0]
+
+
+def test_state_of_an_own_optimizer_goes_on_in_the_next_phase() -> None:
+    optimizer = aa.Optimizer(torch.optim.RMSprop, lr=1e-2)
+    source = data()
+    whole, parts = graph(source, seeded_net(), optimizer), graph(source, seeded_net(), optimizer)
+    run(whole, training(4))
+    run(parts, training(2), training(2))
+    for name, array in whole.state().items():
+        np.testing.assert_array_equal(parts.state()[name], array, err_msg=name)
+
+
+def test_the_plan_names_torch_and_casts_float64_features_once() -> None:
+    made = graph(data(), seeded_net())
+    plan = aa.Experiment("test", made).plan(training(accelerator="cpu"))
+    assert plan["net"].framework == "torch" and plan["net"].native == "cpu" and plan["net"].reason == "phase"
+    change = {column.name: column.change for column in plan.columns}
+    assert change == {"data.x": "float64 to float32", "data.kind": ""}
+
+
+def test_b12_a_gpu_that_is_not_here_is_told_before_anything_moves() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    net = seeded_net()
+    made = graph(data(), net)
+    for phase in (training(accelerator="cuda:0"), training(accelerator="gpu")):
+        with pytest.raises(DeviceUnavailableError, match=r"(gpu|cuda:0)' is not on this machine .*There is: cpu:0"):
+            run(made, phase)
+    assert net.first.weight.device.type == "cpu"
+
+
+def test_shapes_that_do_not_fit_name_the_node_and_both() -> None:
+    with pytest.raises(ShapeError, match=r"node 'net' does not take float32\[6\] from data\.x"):
+        graph(data(), seeded_net(inputs=7)).build()
+
+
+def test_an_optimizer_of_another_framework_is_refused_before_anything_moves() -> None:
+    class Alien:
+        """No optimizer of torch."""
+
+    with pytest.raises(RecipeError, match=r"node 'net' is of torch, which does not take the optimizer 'Alien'"):
+        run(graph(data(), seeded_net(), aa.Optimizer(Alien)), training(1))
+
+
+def test_everything_frozen_is_told() -> None:
+    made = graph(data(), seeded_net()).freeze("net")
+    with pytest.raises(PhaseError, match=r"nothing to train. There is: net \(frozen\)"):
+        run(made, training(1))
+
+
+def test_one_epoch_sends_its_order_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by patched conversions, not by our own books (design, section 9)."""
+    counts: dict[str, int] = {}
+
+    def counted(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            counts[name] = counts.get(name, 0) + 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    class Counting(aa.Callback):
+        """Watches the second of three epochs: all programs are warm, nothing of the end has begun."""
+
+        def epoch_start(self, run: Any) -> None:
+            if run.epoch == 1:
+                counted(TorchBackend, "from_host")
+                for name in ("item", "cpu", "numpy", "tolist", "to", "__float__", "__bool__", "__int__", "clone"):
+                    counted(torch.Tensor, name)
+
+        def epoch_end(self, run: Any) -> None:
+            if run.epoch == 1:
+                self.counts = dict(counts)
+                monkeypatch.undo()
+
+    model = SequentialMLP(output_shape=(3,), n_layers=2, hidden_dim=8)
+    watch = Counting()
+    run(graph(data(rows=600), model), training(3, callbacks=[watch]))
+    assert watch.counts.pop("from_host") == 1, "the order of the epoch"
+    in_loop = {name: count for name, count in watch.counts.items() if count >= 20}
+    assert in_loop == {}, "60 steps: what is done in each would be counted 60 times"
+    assert not {"item", "tolist", "__float__", "__bool__", "__int__"} & set(watch.counts)
+
+
+def test_a_numpy_head_after_a_torch_encoder_trains() -> None:
+    source = data(dtype="float32")
+    encoder = aa.ModelNode("encoder", SequentialMLP((4,), 2, 8), source.reference(targets=["kind"]))
+    head = aa.ModelNode("net", aa.SequentialMLP((2,), 1), "encoder")
+    made = aa.ModelGraph([encoder, head], aa.Optimizer("adam", lr=2e-2, clip_norm=1.0))
+    plan = aa.Experiment("test", made).plan(training())
+    assert [(part.framework, part.nodes) for part in plan.parts] == [("torch", ("encoder",)), ("numpy", ("net",))]
+    assert [(one.value, one.route) for one in plan.crossings] == [("encoder", "host")]
+    results = run(made, training(10))
+    assert results.loss[-1] < 0.7 * results.loss[0]
+
+
+def test_an_interrupt_gives_the_module_back_as_it_was_and_training_goes_on() -> None:
+    class Interrupt(aa.Callback):
+        def step_end(self, run: Any) -> None:
+            if run.epoch == 1 and run.step == 2:
+                raise KeyboardInterrupt
+
+    net = seeded_net()
+    net.eval()
+    made = graph(data(), net)
+    experiment = aa.Experiment("test", made, progress="none")
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run_phase(training(3, callbacks=[Interrupt()]))
+    assert len(experiment.last_run.epochs) == 1
+    assert isinstance(experiment.last_run.error, KeyboardInterrupt)
+    assert not net.training and all(parameter.grad is None for parameter in net.parameters())
+    assert made.optimizer_states["net"].step == 5 + 3
+    assert len(experiment.run_phase(training(1)).epochs) == 1
+
+
+def test_a_missing_target_says_what_there_is() -> None:
+    source = data()
+    made = aa.ModelGraph([aa.ModelNode("net", seeded_net(), source.reference(targets=[]))], "adam")
+    with pytest.raises(AnyaccelError, match="the data that feed this node have none"):
+        run(made, training(1))
