@@ -87,7 +87,7 @@ class Backend(ABC):
 
     def owns(self, obj: Any) -> bool:
         """Whether an object is this framework's: one of its class's bases comes from a module of `roots`."""
-        return any(base.__module__.partition(".")[0] in self.roots for base in type(obj).__mro__)
+        return any(str(base.__module__).partition(".")[0] in self.roots for base in type(obj).__mro__)
 
     def synchronize(self, device: Device) -> None:
         """Wait until everything asked of `device` is done."""
@@ -163,7 +163,7 @@ class Program(ABC):
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """Outputs and losses in training mode, and the pullback.
+        """Outputs and losses in training mode (frozen operations stay in evaluation mode), and the pullback.
 
         Args:
             inputs: values in the order of `segment.inputs`.
@@ -173,7 +173,7 @@ class Program(ABC):
         Returns:
             outputs; losses; and a function that takes one cotangent for each output (None for zero), adds the
             gradients of total loss and cotangents to the parameters' and returns a cotangent for each name in
-            `segment.needs_pullback`. It may be called once.
+            `segment.needs_pullback` (None for zero). It may be called once.
         """
 
     @abstractmethod
@@ -280,7 +280,7 @@ class Compute(ABC):
             return ""
         bases = (own if isinstance(own, type) else type(own)).__mro__
         roots = self.roots if isinstance(self, Backend) else ()
-        if any(base.__module__.partition(".")[0] in roots for base in bases):
+        if any(str(base.__module__).partition(".")[0] in roots for base in bases):
             return ""
         return f"{recipe.name} comes from {bases[0].__module__}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from anyaccel.data import Rows
 from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan, wiring
 from anyaccel.graph.nodes import check_label
@@ -39,7 +40,7 @@ class Experiment:
             raise PhaseError(f"experiment {label!r} was given {type(graph).__name__}", remedy="give it a ModelGraph")
         self.label = check_label(label, "an experiment")
         self.graph = graph
-        self.phases = tuple(phases)
+        self.phases = tuple(self._checked(phase) for phase in phases)
         self.callbacks = tuple(callbacks)
         self.progress = progress
         self.history: list[Results] = []
@@ -64,7 +65,14 @@ class Experiment:
         Raises:
             AnyaccelError: whatever stands in the way.
         """
-        return plan_of(phase, self.graph)
+        return plan_of(self._checked(phase), self.graph)
+
+    def _checked(self, phase: Any) -> Phase:
+        if not isinstance(phase, Phase):
+            raise PhaseError(
+                f"experiment {self.label!r} cannot run {phase!r}", remedy="give it a TrainPhase, EvalPhase or FitPhase"
+            )
+        return phase
 
     def run_phase(self, phase: Phase) -> Any:
         """Run a phase. What is complete is kept in `history`, also if the phase fails or is interrupted.
@@ -75,7 +83,7 @@ class Experiment:
         Raises:
             AnyaccelError: whatever stands in the way; before anything has moved, if it can be known then.
         """
-        run = Run(phase, self.graph)
+        run = Run(self._checked(phase), self.graph)
         figures = None
         try:
             figures = execute(run, self.callbacks, progress_for(self.progress))
@@ -87,7 +95,7 @@ class Experiment:
         phase = run.phase
         if isinstance(phase, TrainPhase):
             return TrainResults(phase.label, tuple(run.history), run.plan, run.stop_reason, run.error)
-        rows = rows_of(phase.label, phase.data, wiring.feature_sets(self.graph.nodes.values())) if figures else {}
+        rows = _rows(phase, run.plan, self.graph) if figures and run.plan else {}
         return eval_results(phase.label, figures, run.plan, rows, run.error)
 
     def run(self, *phases: Phase) -> list[Any]:
@@ -96,7 +104,7 @@ class Experiment:
         Raises:
             PhaseError: there is none.
         """
-        todo = phases or self.phases
+        todo = tuple(self._checked(phase) for phase in phases) or self.phases
         if not todo:
             raise PhaseError(
                 f"experiment {self.label!r} has no phases", remedy="give Experiment(..., phases=[...]), or run(phase)"
@@ -130,7 +138,18 @@ class Experiment:
             raise ConfigError(
                 f"{config!r} is not the configuration of an experiment", there="keys label, graph and phases"
             )
+        phases = config.get("phases", ())
+        if not isinstance(phases, (list, tuple)):
+            raise ConfigError(f"the phases of an experiment are {phases!r}", there="they are a list")
         graph = ModelGraph.from_config(config["graph"], **given)
-        return cls(
-            config.get("label", "experiment"), graph, [Phase.from_config(one) for one in config.get("phases", ())]
-        )
+        return cls(config.get("label", "experiment"), graph, [Phase.from_config(one) for one in phases])
+
+
+def _rows(phase: Phase, plan: Plan, graph: ModelGraph) -> dict[str, Rows]:
+    """The rows of the feature sets that took part."""
+    if isinstance(phase.data, Mapping):
+        there = set(phase.data)
+    else:
+        there = set(wiring.feature_sets(graph[one.node] for one in plan.assignments))
+    sets = wiring.feature_sets(graph.nodes.values())
+    return rows_of(phase.label, phase.data, {label: one for label, one in sets.items() if label in there})

@@ -20,11 +20,12 @@ def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
     logits [n] or [n, 1] of the positive class, with targets of 0 and 1; or classes themselves, no floating numbers.
     """
     if outputs.dtype.kind not in "fc":
-        return float(np.mean(outputs.reshape(-1) == targets.reshape(-1)))
+        return float(np.mean(outputs == _aligned(targets, outputs)))
     if outputs.ndim == 2 and outputs.shape[1] > 1:
-        wanted = targets.argmax(axis=1) if targets.shape == outputs.shape else targets.reshape(len(outputs))
-        return float(np.mean(outputs.argmax(axis=1) == wanted))
-    return float(np.mean((outputs.reshape(-1) > 0) == (targets.reshape(-1) > 0.5)))
+        chosen = outputs.argmax(axis=1)
+        wanted = targets.argmax(axis=1) if targets.shape == outputs.shape else _aligned(targets, chosen)
+        return float(np.mean(chosen == wanted))
+    return float(np.mean((outputs > 0) == (_aligned(targets, outputs) > 0.5)))
 
 
 def mse(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -106,19 +107,33 @@ class Metric:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Metric:
-        """Read what `get_config` wrote."""
-        if not isinstance(config, Mapping) or not isinstance(config.get("measure"), str):
+        """Read what `get_config` wrote.
+
+        Raises:
+            ConfigError: not such a configuration.
+        """
+        known = ("measure", "on", "targets", "label")
+        if not isinstance(config, Mapping) or not isinstance(config.get("measure"), str) or set(config) - set(known):
             raise ConfigError(
-                f"{config!r} is not the configuration of a metric", remedy="write {'measure': 'accuracy'}"
+                f"{config!r} is not the configuration of a metric",
+                there=f"keys: {', '.join(known)}",
+                remedy="write {'measure': 'accuracy'}",
             )
         return cls(**dict(config))
 
 
 def _float(values: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
-    """In float64, and in the shape of `like` if only single axes differ; anything else would broadcast."""
+    """In float64, and in the shape of `like` if only single axes differ."""
     array = values.astype(np.float64, copy=False)
-    if like is None or array.shape == like.shape:
-        return array
-    if array.size != like.size or len(array) != len(like):
-        raise RecipeError(f"a metric cannot compare outputs {list(like.shape)} with targets {list(array.shape)}")
-    return array.reshape(like.shape)
+    return array if like is None else _aligned(array, like)
+
+
+def _aligned(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Targets in the shape of the outputs if only single axes of the samples differ; anything else would broadcast."""
+    one, other = ([size for size in array.shape[1:] if size != 1] for array in (targets, outputs))
+    if one != other or len(targets) != len(outputs):
+        raise RecipeError(
+            f"a metric cannot compare outputs {list(outputs.shape)} with targets {list(targets.shape)}",
+            remedy="name other targets in Metric(..., targets='FEATURE_SET.COLUMN'), or give a function",
+        )
+    return targets.reshape(outputs.shape)

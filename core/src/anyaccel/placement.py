@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -140,23 +141,43 @@ def _map(obj: Any, leaf: Callable[[Any], Any]) -> Any:
     hook = getattr(type(obj), "__anyaccel_move__", None)
     if hook is not None:
         return hook(obj, lambda inner: _map(inner, leaf))
+    if type(obj) not in (dict, list, tuple) and registry().owners(obj):
+        return leaf(obj)
     if isinstance(obj, Mapping):
-        return _rebuilt(obj, {key: _map(value, leaf) for key, value in obj.items()}, obj.values())
+        moved = {key: _map(value, leaf) for key, value in obj.items()}
+        return obj if _same(moved.values(), obj.values()) else _mapping(obj, moved)
     if isinstance(obj, (list, tuple)):
-        return _rebuilt(obj, [_map(value, leaf) for value in obj], obj)
+        items = [_map(value, leaf) for value in obj]
+        return obj if _same(items, obj) else _sequence(obj, items)
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        return _mapped_dataclass(obj, leaf)
+        return _dataclass(obj, leaf)
     return leaf(obj)
 
 
-def _rebuilt(obj: Any, items: Any, before: Any) -> Any:
-    after = items.values() if isinstance(items, dict) else items
-    if all(a is b for a, b in zip(after, before, strict=True)):
-        return obj
+def _same(after: Iterable[Any], before: Iterable[Any]) -> bool:
+    return all(one is other for one, other in zip(after, before, strict=True))
+
+
+def _mapping(obj: Any, moved: dict[Any, Any]) -> Any:
+    """A mapping of the same type; what else it holds (a default factory, say) is kept where it can be written to."""
+    if type(obj) is dict:
+        return moved
+    if isinstance(obj, MutableMapping):
+        made = copy.copy(obj)
+        made.update(moved)
+        return made
+    return _made(obj, moved)
+
+
+def _sequence(obj: Any, items: list[Any]) -> Any:
     if hasattr(obj, "_make"):
         return obj._make(items)
+    return items if type(obj) is list else _made(obj, items)
+
+
+def _made(obj: Any, content: Any) -> Any:
     try:
-        return items if type(obj) in (dict, list) else type(obj)(items)
+        return type(obj)(content)
     except TypeError:
         raise MoveError(
             f"a {type(obj).__name__} cannot be made anew from what it holds",
@@ -164,21 +185,16 @@ def _rebuilt(obj: Any, items: Any, before: Any) -> Any:
         ) from None
 
 
-def _mapped_dataclass(obj: Any, leaf: Callable[[Any], Any]) -> Any:
-    if not any(True for _ in dataclasses.fields(obj)):
-        return obj
-    values = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
+def _dataclass(obj: Any, leaf: Callable[[Any], Any]) -> Any:
+    """A copy with moved fields; not made by its constructor, which may want what is no field."""
+    values = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj) if hasattr(obj, field.name)}
     moved = {name: _map(value, leaf) for name, value in values.items()}
-    changed = {name: value for name, value in moved.items() if value is not values[name]}
-    if not changed:
+    if _same(moved.values(), values.values()):
         return obj
-    try:
-        return dataclasses.replace(obj, **changed)
-    except (TypeError, ValueError):
-        raise MoveError(
-            f"the dataclass {type(obj).__name__} cannot be made anew with moved fields",
-            remedy="give the class __anyaccel_move__(move)",
-        ) from None
+    made = copy.copy(obj)
+    for name, value in moved.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def _leaves(obj: Any) -> Iterator[Any]:

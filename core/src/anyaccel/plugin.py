@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,18 +81,20 @@ def offered(found: Plugin, module: Any, hook: str, shape: type, default: Any) ->
         PluginError: it gives something else.
     """
     function = getattr(module, hook, None)
-    if function is None or not hasattr(function, f"{hookspecs.PROJECT}_impl"):
+    if function is None:
         return default
+    if not hasattr(function, f"{hookspecs.PROJECT}_impl"):
+        raise PluginError(
+            f"plugin {found.name} has {hook}() without @hookimpl, so that it is no hook",
+            remedy=f"decorate it with anyaccel.hookimpl, or update {found.distribution or found.name}",
+        )
     given = function()
-    try:
-        if isinstance(given, (str, bytes)):
-            raise TypeError(given)
-        return shape(given)
-    except (TypeError, ValueError):
+    if not isinstance(given, Mapping if shape is dict else Iterable) or isinstance(given, (str, bytes)):
         raise PluginError(
             f"{hook}() of plugin {found.name} gave {type(given).__name__}, not a {shape.__name__}",
             remedy=f"return a {shape.__name__}, or update {found.distribution or found.name}",
-        ) from None
+        )
+    return shape(given)
 
 
 def installed() -> Iterable[EntryPoint]:
@@ -100,6 +102,16 @@ def installed() -> Iterable[EntryPoint]:
     from importlib.metadata import entry_points
 
     return entry_points(group=GROUP)
+
+
+def own_distribution() -> tuple[str, str]:
+    """Name and version of core's own distribution; no version where it runs without being installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return GROUP, version(GROUP)
+    except PackageNotFoundError:
+        return GROUP, ""
 
 
 def wanted() -> set[str] | None:

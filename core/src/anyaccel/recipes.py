@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyaccel.errors import ConfigError, RecipeError
+from anyaccel.errors import AnyaccelError, ConfigError, RecipeError
 
 # Every setting a named optimizer knows, with its default. The formulas stand in docs/reference/formulas.md.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -59,9 +59,10 @@ class Schedule:
         missing = [key for key in SCHEDULES[name] if key not in settings]
         if missing:
             raise RecipeError(f"schedule {name!r} lacks {', '.join(missing)}", remedy=f"give {missing[0]}=...")
-        counts = {"warmup": warmup, **{key: settings[key] for key in ("steps", "every") if key in settings}}
+        counts: dict[str, Any] = {key: settings[key] for key in ("steps", "every") if key in settings}
+        counts["warmup"] = warmup
         for key, value in counts.items():
-            if value != int(value) or value < (0 if key == "warmup" else 1):
+            if not _is_count(value) or value < (0 if key == "warmup" else 1):
                 raise RecipeError(f"schedule {name!r}: {key}={value!r} is not a count of steps")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "warmup", int(warmup))
@@ -80,7 +81,8 @@ class Schedule:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Schedule:
         """Read what `get_config` wrote."""
-        return cls(**_plain(config, "a schedule"))
+        made: Schedule = _built(cls, _plain(config, "a schedule"), "a schedule")
+        return made
 
 
 _SCHEDULE_DEFAULTS: dict[str, dict[str, float]] = {
@@ -170,7 +172,8 @@ class Optimizer:
         plain = _plain(config, "an optimizer")
         if plain.get("schedule") is not None:
             plain["schedule"] = Schedule.from_config(plain["schedule"])
-        return cls(**plain)
+        made: Optimizer = _built(cls, plain, "an optimizer")
+        return made
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -178,11 +181,12 @@ class Loss:
     """What is to be made small: by name, for every framework, or as a framework's own class, object or function.
 
     Named losses are exact means and never broadcast: `mse` and `mae` over all elements; `cross_entropy` from logits
-    [.., classes] and integer class indices [..] (or probabilities of the logits' shape), over samples;
+    [batch, classes] and integer class indices [batch] (or probabilities of the logits' shape), over samples;
     `binary_cross_entropy` from logits and targets in [0, 1], over all elements.
 
     Args:
-        loss: a name, a loss class, an instance of one, or a function of (outputs, targets) that gives a scalar mean.
+        loss: a name, a loss class, an instance of one, or a function of (outputs, targets) that gives a scalar mean
+            (the NumPy reference, which cannot differentiate it, takes one that gives sum, weight and gradients).
         loss_kwargs: arguments for the class, if it is one.
 
     Raises:
@@ -222,7 +226,8 @@ class Loss:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Loss:
         """Read what `get_config` wrote."""
-        return cls(**_plain(config, "a loss"))
+        made: Loss = _built(cls, _plain(config, "a loss"), "a loss")
+        return made
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -279,7 +284,8 @@ class AppliedLoss:
         """Read what `get_config` wrote."""
         plain = _plain(config, "an applied loss")
         plain["loss"] = Loss.from_config(plain.get("loss", {}))
-        return cls(**plain)
+        made: AppliedLoss = _built(cls, plain, "an applied loss")
+        return made
 
 
 def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,6 +323,20 @@ def _check_settings(what: str, given: Mapping[str, Any], known: Any) -> None:
 def _positive(what: str, value: Any) -> None:
     if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
         raise RecipeError(f"{what}={value!r} is not a positive number")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value == int(value)
+
+
+def _built(cls: Any, plain: Mapping[str, Any], what: str) -> Any:
+    """`cls(**plain)`, with unknown or missing keys told as what they are."""
+    try:
+        return cls(**plain)
+    except TypeError as error:
+        if isinstance(error, AnyaccelError):
+            raise
+        raise ConfigError(f"{dict(plain)!r} is not the configuration of {what}: {error}") from None
 
 
 def _only_named(what: str, name: str, own: object) -> None:

@@ -20,7 +20,7 @@ from anyaccel.errors import (
     PluginError,
 )
 from anyaccel.install_hints import HINTS, distribution_for, install_line
-from anyaccel.plugin import Plugin, check_hooks, installed, new_manager, offered, wanted
+from anyaccel.plugin import Plugin, check_hooks, installed, new_manager, offered, own_distribution, wanted
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -43,11 +43,8 @@ class Registry:
         self._entry_points = entry_points or installed
         self._lock = threading.RLock()
         self._loaded = False
-        self._plugins: dict[str, Plugin] = {}
-        self._table: dict[tuple[str, str], Backend] = {}
-        self._policies: dict[str, Callable[..., Any]] = {}
-        self._owners: dict[type, tuple[str, ...]] = {}
-        self._hooks = new_manager()
+        self._loading = False
+        self._begin()
 
     # -- loading ---------------------------------------------------------------------------------------------------
 
@@ -56,14 +53,30 @@ class Registry:
         if self._loaded:
             return
         with self._lock:
-            if self._loaded:
+            if self._loaded or self._loading:  # a plugin that asks while it is loaded sees what is there so far
                 return
-            self._enter(Plugin(BUILT_IN, "anyaccel", "", backends=(self._built_in(),)))
-            allowed = wanted()
-            for entry in sorted(self._entry_points(), key=lambda found: (found.name, found.value)):
-                if allowed is None or entry.name in allowed:
-                    self._load_entry(entry)
-            self._loaded = True
+            self._loading = True
+            try:
+                self._load()
+                self._loaded = True
+            finally:
+                self._loading = False
+
+    def _load(self) -> None:
+        self._begin()
+        self._enter(Plugin(BUILT_IN, *own_distribution(), backends=(self._built_in(),)))
+        allowed = wanted()
+        for entry in sorted(self._entry_points(), key=lambda found: (found.name, found.value)):
+            if allowed is None or entry.name in allowed:
+                self._load_entry(entry)
+
+    def _begin(self) -> None:
+        """Empty tables: a load that Ctrl-C ended begins anew."""
+        self._plugins: dict[str, Plugin] = {}
+        self._table: dict[tuple[str, str], Backend] = {}
+        self._policies: dict[str, Callable[..., Any]] = {}
+        self._owners: dict[type, tuple[str, ...]] = {}
+        self._hooks = new_manager()
 
     def register(self, module: Any, name: str) -> None:
         """Enter a plugin by hand, as an entry point of that name would. For tests and notebooks.
@@ -74,8 +87,10 @@ class Registry:
         self.load()
         with self._lock:
             plugin = self._try(Plugin(name, "", ""), lambda: module)
-            if plugin.error is not None:
+            if isinstance(plugin.error, PluginError):
                 raise plugin.error
+            if plugin.error is not None:
+                raise PluginError(f"plugin {name} is broken: {plugin.cause}", remedy=plugin.remedy) from plugin.error
             self._plugins[name] = plugin
 
     def _load_entry(self, entry: EntryPoint) -> None:
@@ -109,6 +124,7 @@ class Registry:
         return plugin
 
     def _check_rows(self, plugin: Plugin) -> None:
+        mine: set[tuple[str, str]] = set()
         for backend in plugin.backends:
             if not isinstance(backend, Backend):
                 raise PluginError(
@@ -118,15 +134,21 @@ class Registry:
             if backend.framework == BUILT_IN:
                 raise PluginError(f"plugin {plugin.name} claims {BUILT_IN!r}, which is core's own", remedy="rename it")
             for kind in backend.kinds:
-                other = self._table.get((backend.framework, kind))
-                if other is not None:
-                    holder = next(p for p in self._plugins.values() if other in p.backends)
-                    names = [one.distribution or one.name for one in (plugin, holder)]
-                    raise PluginError(
-                        f"plugin {plugin.name} claims {backend.framework} on {kind}",
-                        there=f"{holder} serves it",
-                        remedy=f"uninstall {' or '.join(names)}",
-                    )
+                self._check_free(plugin, (backend.framework, kind), mine)
+
+    def _check_free(self, plugin: Plugin, pair: tuple[str, str], mine: set[tuple[str, str]]) -> None:
+        shown = " on ".join(pair)
+        if pair in mine:
+            raise PluginError(f"plugin {plugin.name} offers {shown} twice", remedy="offer it once")
+        mine.add(pair)
+        if pair in self._table:
+            holder = next(one for one in self._plugins.values() if self._table[pair] in one.backends)
+            names = [one.distribution or one.name for one in (plugin, holder)]
+            raise PluginError(
+                f"plugin {plugin.name} claims {shown}",
+                there=f"{holder} serves it",
+                remedy=f"uninstall {' or '.join(names)}",
+            )
 
     def _enter(self, plugin: Plugin) -> None:
         self._plugins[plugin.name] = plugin
@@ -288,7 +310,7 @@ class Registry:
         return self._owners[cls]
 
     def _candidates(self, cls: type) -> Iterator[Backend]:
-        roots = {base.__module__.partition(".")[0] for base in cls.__mro__}
+        roots = {str(base.__module__).partition(".")[0] for base in cls.__mro__}
         for backend in self.backends:
             if any(root in roots and root in sys.modules for root in backend.roots):
                 yield backend
@@ -323,7 +345,7 @@ class Registry:
     def _unowned(self, name: str, obj: Any) -> NoBackendError:
         there = "backends for " + ", ".join(self.frameworks)
         for base in type(obj).__mro__:
-            hint = HINTS.get(base.__module__.partition(".")[0])
+            hint = HINTS.get(str(base.__module__).partition(".")[0])
             if hint is None or hint[0] in self.frameworks:
                 continue
             inner = self._unserved(hint[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +54,9 @@ class TrainResults:
         """
         if name not in self.figures:
             raise ResultError(
-                f"run {self.label!r} has no figure {name!r}", there=", ".join(self.figures) or "no complete epoch"
+                f"run {self.label!r} has no figure {name!r}",
+                there=", ".join(self.figures) or "no complete epoch",
+                remedy="use one of these names" if self.epochs else "run at least one epoch",
             )
         return np.array([epoch.figures.get(name, np.nan) for epoch in self.epochs], dtype=np.float64)
 
@@ -69,18 +72,23 @@ class TrainResults:
         return pa.table({**columns, **{name: self.figure(name) for name in self.figures}})
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain data, ready for JSON."""
+        """The figures as plain data, ready for JSON, which has no NaN: what is not finite is None."""
         return {
             "label": self.label,
-            "epochs": [{"epoch": e.number, "steps": e.steps, "seconds": e.seconds, **e.figures} for e in self.epochs],
+            "epochs": [
+                {"epoch": e.number, "steps": e.steps, "seconds": e.seconds, **_finite(e.figures)} for e in self.epochs
+            ],
             "stop_reason": self.stop_reason,
-            "error": None if self.error is None else f"{type(self.error).__name__}: {self.error}",
+            "error": _told(self.error),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResults:
-    """What an EvalPhase gave. Predictions are by node, or by `node.OUTPUT` where a node has several."""
+    """What an EvalPhase gave. Predictions are by node, or by `node.OUTPUT` where a node has several.
+
+    `loss` is the weighted sum of `losses`, NaN where there are none. `error` is what ended the run, None if nothing.
+    """
 
     label: str
     loss: float
@@ -125,13 +133,13 @@ class EvalResults:
         return table
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain data, ready for JSON; predictions are left out."""
+        """The figures as plain data, ready for JSON; what is not finite is None, predictions are left out."""
         return {
             "label": self.label,
-            "loss": self.loss,
-            "losses": dict(self.losses),
-            "metrics": dict(self.metrics),
-            "error": None if self.error is None else f"{type(self.error).__name__}: {self.error}",
+            **_finite({"loss": self.loss}),
+            "losses": _finite(self.losses),
+            "metrics": _finite(self.metrics),
+            "error": _told(self.error),
         }
 
 
@@ -139,5 +147,14 @@ def eval_results(
     label: str, figures: Figures | None, plan: Plan | None, rows: Mapping[str, Rows], error: BaseException | None
 ) -> EvalResults:
     """Results of an EvalPhase, empty if it did not get to its end."""
-    done = figures or Figures({}, float("nan"), {}, {})
-    return EvalResults(label, done.loss, done.losses, done.metrics, done.outputs, plan, rows, error)
+    done = figures or Figures({}, math.nan, {}, {})
+    loss = done.loss if done.losses else math.nan
+    return EvalResults(label, loss, done.losses, done.metrics, done.outputs, plan, rows, error)
+
+
+def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+
+
+def _told(error: BaseException | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"

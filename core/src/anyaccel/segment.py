@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,8 +31,8 @@ class TensorSpec:
 
 
 def _item_size(dtype: str) -> int:
-    digits = "".join(c for c in dtype if c.isdigit())
-    return max(int(digits) // 8, 1) if digits else 1
+    bits = re.search(r"[0-9]+", dtype)
+    return max(int(bits.group()) // 8, 1) if bits else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,6 @@ def test_device_of_what_nobody_owns_is_an_error_and_not_none(three):
         device_of([object()])
 
 
-@pytest.mark.xfail(reason="BUG in anyaccel/placement.py: _map opens a dataclass before asking who owns it", strict=True)
 def test_a_model_that_is_a_dataclass_is_where_its_backend_says(three):
     """A user may write `@dataclass class Net(framework.Module)`; its sizes are fields, its parameters are not."""
     backend = three[1]

@@ -155,9 +155,10 @@ class Huber:
         return total, outputs.size, (np.where(near, d, self.delta * np.sign(d)), None)
 
 
-@pytest.mark.parametrize(
-    "own", [Loss(Huber()), Loss(Huber, loss_kwargs={"delta": 2.0}), Loss(lambda *xy: Huber()(*xy))]
-)
+OWN = [Loss(Huber()), Loss(Huber, loss_kwargs={"delta": 2.0}), Loss(lambda *inputs: Huber()(*inputs))]
+
+
+@pytest.mark.parametrize("own", OWN, ids=["object", "class", "function"])
 def test_a_loss_of_ones_own_gives_sum_weight_and_gradients(own, judge, slopes):
     inputs = LOGITS.copy(), np.full_like(LOGITS, 0.3)
     judged = judge(own, *inputs)

@@ -252,41 +252,55 @@ def test_memory_is_counted_once_for_all_views_and_given_back(there, sims):
     assert (sims[0].used, sims[0].peak) == (0, 824)
 
 
-def test_running_out_of_memory_tells_the_figures(backend):
+TOO_MUCH = {
+    "arithmetic": lambda x, backend: x + 1,
+    "method": lambda x, backend: x.copy(),
+    "function": lambda x, backend: np.stack([x, x]),
+    "transfer": lambda x, backend: backend.from_host(np.zeros(26), SIM0),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_running_out_of_memory_tells_the_figures(name, backend):
     with simulate(1, capacity=1000) as sims:
         x = backend.from_host(np.zeros(100), SIM0)
-        for too_much in (
-            lambda: x + 1,
-            lambda: x.copy(),
-            lambda: np.stack([x, x]),
-            lambda: backend.from_host(np.zeros(26), SIM0),
-        ):
-            with pytest.raises(
-                OutOfMemoryError, match=r"sim:0 has no room for \d+ bytes\. There is: 200 bytes free of 1000"
-            ):
-                too_much()
+        words = r"sim:0 has no room for \d+ bytes\. There is: 200 bytes free of 1000\. To do: free tensors"
+        with pytest.raises(OutOfMemoryError, match=words):
+            TOO_MUCH[name](x, backend)
         gc.collect()
         assert sims[0].used == 800
         assert backend.memory(SIM0).free == 200
         x += 1
-        del x
-        gc.collect()
-        assert backend.from_host(np.zeros(125), SIM0).nbytes == 1000
 
 
-def test_a_device_without_float64_refuses_to_take_and_to_make_it(backend):
+def test_memory_that_was_given_back_can_be_used_again(backend):
+    with simulate(1, capacity=1000):
+        for _ in range(3):
+            assert backend.from_host(np.zeros(125), SIM0).nbytes == 1000
+
+
+WIDER = {
+    "move": lambda x, backend: backend.move(np.ones(3), SIM0),
+    "cast": lambda x, backend: x.astype("float64"),
+    "promotion": lambda x, backend: x + x.astype("int64"),
+    "function": lambda x, backend: np.zeros_like(x, dtype="complex128"),
+}
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_a_device_without_float64_refuses_to_take_and_to_make_it(name, backend):
     with simulate(1, float64=False):
         x = backend.from_host(np.ones(3, "float32"), SIM0)
-        for make in (
-            lambda: backend.move(np.ones(3), SIM0),
-            lambda: x.astype("float64"),
-            lambda: x * np.ones((), "complex128"),
-        ):
-            with pytest.raises(MoveError) as caught:
-                make()
-            assert str(caught.value).startswith("sim:0 cannot hold ")
-            assert "There is: it was simulated with float64=False. To do: cast to float32" in str(caught.value)
-        assert (x * 2.5).dtype == (x / 3).mean().dtype == np.float32
+        with pytest.raises(MoveError) as caught:
+            WIDER[name](x, backend)
+        assert str(caught.value).startswith("sim:0 cannot hold ")
+        assert "There is: it was simulated with float64=False. To do: cast to float32" in str(caught.value)
+
+
+def test_plain_numbers_never_widen_what_is_on_a_device(backend):
+    with simulate(1, float64=False):
+        x = backend.from_host(np.ones(3, "float32"), SIM0)
+        assert (x * 2.5).dtype == (x / 3).mean().dtype == (1 - x.sum()).dtype == (2.5 / x.sum()).dtype == np.float32
 
 
 def test_dlpack_does_not_leave_a_simulated_device(there):

@@ -197,7 +197,6 @@ def test_ownership_is_decided_anew_when_a_plugin_is_registered(make):
     assert registry.owner(backend.new()) == "late"
 
 
-@pytest.mark.xfail(reason="BUG in anyaccel/registry.py: a class without a module ends in AttributeError", strict=True)
 def test_a_class_without_a_module_is_owned_by_nobody(make):
     error = raised(NoBackendError, make().owner, type("Odd", (), {"__module__": None})())
     assert "Odd" in error.asked

@@ -14,11 +14,6 @@ from anyaccel.testing.faulty import entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 
-def bug(what: str) -> pytest.MarkDecorator:
-    """Mark a test that shows a fault of registry.py which is not mended yet."""
-    return pytest.mark.xfail(reason=f"BUG in anyaccel/registry.py: {what}", strict=True)
-
-
 class Lacking(Backend):
     """Forgot everything but its facts and its devices."""
 
@@ -143,14 +138,12 @@ def test_a_plugin_cannot_take_the_name_of_the_built_in_one(make):
     assert "the name 'numpy' is taken" in registry.plugins[-1].cause
 
 
-@bug("_offer hides a TypeError raised inside a generator")
 def test_a_generator_that_fails_tells_its_own_reason(make):
     """`backends` may be a generator; the missing methods of a backend made in it must not read as 'not a list'."""
     registry = make(entry("lazy", plugin_module("lazy", backends=_generator), "anyaccel-lazy"))
     assert "move" in registry.plugins[-1].cause, registry.plugins[-1].cause
 
 
-@bug("_check_rows does not compare a plugin's own rows")
 def test_one_plugin_that_offers_a_pair_twice_is_refused(make):
     twice = plugin_module("twice", backends=lambda: [TinyBackend("pair"), TinyBackend("pair")])
     registry = make(entry("twice", twice, "anyaccel-twice"))
@@ -171,7 +164,6 @@ def test_register_by_hand_raises_what_is_wrong(make):
     assert [p.name for p in registry.plugins] == ["numpy", "a-good"]
 
 
-@bug("register raises what it caught, not the PluginError it promises")
 def test_register_by_hand_names_a_misspelt_hook_as_a_plugin_error(make):
     with pytest.raises(PluginError, match="unknown hook 'backend'"):
         make().register(plugin_module("misspelt", backend=_nothing), "misspelt")
@@ -184,7 +176,6 @@ def test_register_by_hand_serves_at_once(make):
     assert registry.find("late").framework == "late"
 
 
-@bug("_offer takes an undecorated hook for none")
 def test_a_backends_function_without_the_decorator_is_not_silently_ignored(make):
     module = ModuleType("undecorated")
     module.backends = lambda: [TinyBackend("undecorated")]

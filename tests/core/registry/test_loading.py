@@ -93,7 +93,6 @@ def test_threads_that_load_at_once_load_once(make, n):
     assert seen == [("numpy", "slow")] * n
 
 
-@pytest.mark.xfail(reason="BUG in anyaccel/registry.py: load starts again inside itself", strict=True)
 def test_a_plugin_may_ask_the_registry_while_it_is_loaded(make):
     """It is answered with what is there so far, and nothing is loaded twice."""
     calls = []
@@ -107,7 +106,6 @@ def test_a_plugin_may_ask_the_registry_while_it_is_loaded(make):
     assert calls == [("numpy", "a")]
 
 
-@pytest.mark.xfail(reason="BUG in anyaccel/registry.py: load keeps the half of what was interrupted", strict=True)
 def test_a_load_that_was_interrupted_can_be_done_again(make):
     """Ctrl-C while a plugin is imported ends the call, and the next one finds nothing amiss."""
     outcomes = iter([KeyboardInterrupt(), plugin_module("b", backends=lambda: [TinyBackend("b")])])

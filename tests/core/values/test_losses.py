@@ -12,11 +12,6 @@ from anyaccel.models import MLPRecipe
 from anyaccel.segment import TensorSpec
 
 
-def bug(what: str) -> pytest.MarkDecorator:
-    """Mark a test that shows a fault which is not mended yet."""
-    return pytest.mark.xfail(reason=f"BUG in {what}", strict=True)
-
-
 @pytest.mark.parametrize(
     ("written", "name"),
     [("mse", "mse"), ("MSE", "mse"), ("l2", "mse"), ("mean_squared_error", "mse"), ("l1", "mae"),
@@ -109,7 +104,6 @@ def test_what_is_no_configuration_is_told(cls, wrong):
         cls.from_config(wrong)
 
 
-@bug("anyaccel/recipes.py: from_config calls the class with unknown keys, which ends in TypeError")
 @pytest.mark.parametrize(
     ("cls", "wrong"),
     [(Loss, {"loss": "mse", "x": 1}), (AppliedLoss, {"loss": {"loss": "mse"}}), (AppliedLoss, {"on": "a", "x": 1})],
@@ -132,9 +126,7 @@ def test_a_key_too_many_or_too_few_is_a_named_error(cls, wrong):
         (TensorSpec((0, 4), "int64"), 0),
         (TensorSpec((3,), "bfloat16"), 6),
         (TensorSpec((3,), "complex64"), 24),
-        pytest.param(
-            TensorSpec((3,), "float8_e4m3fn"), 3, marks=bug("anyaccel/segment.py: _item_size joins all digits")
-        ),
+        (TensorSpec((3,), "float8_e4m3fn"), 3),
     ],
 )
 def test_bytes_of_one_sample(spec, nbytes):

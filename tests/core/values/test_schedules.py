@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from anyaccel import Optimizer, Schedule
 from anyaccel.errors import AnyaccelError, ConfigError, RecipeError
 
-recipes = pytest.mark.xfail(reason="BUG in anyaccel/recipes.py: int() of an infinite or missing count", strict=True)
-
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
@@ -94,7 +92,6 @@ def test_every_message_of_a_schedule(arguments, message):
     assert str(caught.value).startswith(message)
 
 
-@recipes
 @pytest.mark.parametrize("wrong", [math.inf, math.nan, None])
 def test_a_count_that_is_no_number_is_told_too(wrong):
     with pytest.raises(RecipeError, match="is not a count of steps"):

@@ -8,7 +8,7 @@ from anyaccel.backend import Compute
 from anyaccel.cli.output import console, print_json, print_line
 from anyaccel.data import SimpleSampler, digits
 from anyaccel.device import Device
-from anyaccel.errors import FrameworkError
+from anyaccel.errors import CapabilityError, FrameworkError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.phases import EvalPhase, TrainPhase
@@ -28,13 +28,12 @@ def run(framework: str | None, device: str | None, epochs: int, seed: int, as_js
         print_line(str(experiment.plan(training)))
     trained: TrainResults = experiment.run_phase(training)
     tested: EvalResults = experiment.run_phase(test)
-    told = _told(who, trained, tested)
     if as_json:
-        print_json(told)
+        print_json(_told(who, trained, tested))
     else:
         print_line(
-            f"test accuracy {told['accuracy']:.4f} on {told['device']} with {who}, "
-            f"{told['steps_per_second']:,.0f} steps/s over {epochs} epochs",
+            f"test accuracy {tested.metrics['accuracy']:.4f} on {_device(trained)} with {who}, "
+            f"{_speed(trained):,.0f} steps/s over {epochs} epochs",
             style="bold",
         )
 
@@ -80,7 +79,9 @@ def make(framework: str, seed: int, *, quiet: bool) -> Experiment:
     """The experiment: pixels to an encoder to a head, in one framework."""
     data = digits()
     data.split_random({"train": 0.8, "test": 0.2}, seed=seed)
-    mlp: Any = registry().computing(framework).models()["SequentialMLP"]
+    mlp: Any = registry().computing(framework).models().get("SequentialMLP")
+    if mlp is None:
+        raise CapabilityError(f"the backend of {framework} has no SequentialMLP", remedy="choose another framework")
     encoder = ModelNode("encoder", mlp(output_shape=(64,), n_layers=2, hidden_dim=128), data.reference())
     head = ModelNode("head", mlp(output_shape=(10,), n_layers=1), "encoder")
     graph = ModelGraph([encoder, head], Optimizer("adam", lr=1e-3), "digits-demo", seed=seed)
@@ -98,14 +99,20 @@ def phases(device: str, epochs: int, seed: int) -> tuple[TrainPhase, EvalPhase]:
 
 
 def _told(framework: str, trained: TrainResults, tested: EvalResults) -> dict[str, Any]:
-    steps, seconds = sum(e.steps for e in trained.epochs), sum(e.seconds for e in trained.epochs)
-    plan = trained.plan
     return {
         "framework": framework,
-        "device": str(plan.device("head")) if plan else "",
+        "device": _device(trained),
         "epochs": len(trained.epochs),
-        "loss": [epoch.loss for epoch in trained.epochs],
+        "loss": [epoch["loss"] for epoch in trained.to_dict()["epochs"]],
         "accuracy": tested.metrics["accuracy"],
-        "steps_per_second": steps / max(seconds, 1e-9),
-        "plan": plan.to_dict() if plan else None,
+        "steps_per_second": _speed(trained),
+        "plan": trained.plan.to_dict() if trained.plan else None,
     }
+
+
+def _device(trained: TrainResults) -> str:
+    return str(trained.plan.device("head")) if trained.plan else ""
+
+
+def _speed(trained: TrainResults) -> float:
+    return sum(epoch.steps for epoch in trained.epochs) / max(sum(epoch.seconds for epoch in trained.epochs), 1e-9)

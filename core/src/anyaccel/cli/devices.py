@@ -40,7 +40,10 @@ def _ask(framework: str) -> dict[str, Any]:
     if child.returncode:
         lines = child.stderr.strip().splitlines()
         return _failed(framework, lines[-1] if lines else f"ended with status {child.returncode}")
-    answer: dict[str, Any] = json.loads(child.stdout.strip().splitlines()[-1])
+    try:
+        answer: dict[str, Any] = json.loads(child.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        return _failed(framework, f"gave no list: {child.stdout[-200:]!r}")
     return answer
 
 

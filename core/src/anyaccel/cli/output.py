@@ -24,9 +24,14 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=_PIPED_WIDTH if piped else None, highlight=False, soft_wrap=piped)
 
 
+def shown(text: str) -> str:
+    """Text as a terminal may have it: what would steer the terminal is spelt out."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    """One JSON document on standard output; numbers that JSON does not have are not let through."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def print_table(title: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -36,13 +41,13 @@ def print_table(title: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for name in title:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(shown(cell)) for cell in row))
     out.print(table)
 
 
 def print_line(text: str, *, style: str = "", stderr: bool = False) -> None:
     """A line of text, never markup."""
-    console(stderr=stderr).print(Text(text, style=style))
+    console(stderr=stderr).print(Text(shown(text), style=style))
 
 
 def print_error(error: AnyaccelError, *, as_json: bool) -> None:

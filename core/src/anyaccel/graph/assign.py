@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.device import Device
-from anyaccel.errors import DeviceUnavailableError, FrameworkError, GraphError
+from anyaccel.errors import DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import wiring
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan import Assignment
@@ -51,6 +51,7 @@ def assign(
         DeviceUnavailableError: a device that is not on this machine.
         FrameworkError: a framework that is not served where it is asked to be.
         GraphError: one model is asked to be on two devices.
+        PluginError: a policy that nobody offers, or that answers with something else than devices of nodes.
     """
     if accelerator is not None:
         _on_this_machine(accelerator, found)
@@ -98,9 +99,7 @@ def _model(
     written = wanted.written
     if chosen is not None and reason != "node":
         wanted, reason, written = Accelerator(chosen), "policy", policy or ""
-    if reason == "phase" and not found.serves(framework, wanted.device.kind):
-        if strict:
-            found.find(framework, wanted.device.kind)
+    if reason == "phase" and not strict and not found.serves(framework, wanted.device.kind):
         wanted, reason = Accelerator("cpu"), "fallback"
     try:
         backend = found.serving(framework, wanted.device, vendor=wanted.vendor)
@@ -133,7 +132,7 @@ def _concat(
     near = [one for one in near if one.framework == framework] or near
     if near:
         first = near[0]
-        return Assignment(label, framework, first.device, first.native, first.reason, first.written, first.pinned)
+        return Assignment(label, framework, first.device, first.native, "neighbour", first.node, first.pinned)
     wanted, reason = precedence(None, phase)
     if not found.serves(framework, wanted.device.kind):
         wanted, reason = Accelerator("cpu"), "fallback"
@@ -151,10 +150,10 @@ def _agree(models: Iterable[ModelNode], done: Mapping[str, Assignment]) -> None:
                 f"nodes {other.label!r} and {node.label!r} share one model and are asked to be on {there} and {here}",
                 remedy="give both the same accelerator",
             )
-        if other.frozen != node.frozen or other.optimizer is not node.optimizer:
+        if other.frozen != node.frozen or other.optimizer != node.optimizer:
             raise GraphError(
                 f"nodes {other.label!r} and {node.label!r} share one model, and differ in being frozen or in optimizer",
-                remedy="freeze both or none, and give both the same optimizer object",
+                remedy="freeze both or none, and give both the same optimizer",
             )
 
 
@@ -166,7 +165,16 @@ def _by_policy(policy: str, models: Iterable[ModelNode], shapes: Shapes, found: 
         nbytes = sum(spec.nbytes for spec in found.computing(framework).parameters(node.model).values())
         told.append(PolicyNode(node.label, framework, nbytes, tuple(usable)))
     answer = found.policy(policy)(nodes=tuple(told))
+    if not isinstance(answer, Mapping):
+        raise PluginError(
+            f"policy {policy!r} gave {type(answer).__name__}, not devices by label",
+            remedy="update the plugin that offers it, or leave policy= out",
+        )
     strange = set(answer) - {one.label for one in told}
     if strange:
-        raise GraphError(f"policy {policy!r} places {', '.join(sorted(strange))}, which are not among the nodes")
+        raise PluginError(
+            f"policy {policy!r} places {', '.join(sorted(map(str, strange)))}, which is no node of this phase",
+            there=", ".join(one.label for one in told),
+            remedy="update the plugin that offers it, or leave policy= out",
+        )
     return {label: Device.parse(device) for label, device in answer.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +23,7 @@ class ColumnTable:
     """The columns of a phase, each once for every form and device that it is wanted in."""
 
     def __init__(self) -> None:
-        self._columns: dict[tuple[str, str, object, TensorSpec], Column] = {}
+        self._columns: dict[tuple[object, ...], Column] = {}
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -31,16 +32,20 @@ class ColumnTable:
 
     def want(self, source: FeatureSet, names: tuple[str, ...], spec: TensorSpec, to: Assignment, role: str) -> Column:
         """The column for these names in this form on a node's device; made on first use."""
-        base = f"{source.label}.{'+'.join(names)}"
-        key = (base, to.framework, to.device, spec)
+        key = (source.label, names, to.framework, to.device, spec)
         if key not in self._columns:
-            taken = sum(1 for other in self._columns if other[0] == base)
-            name = base if not taken else f"{base}#{taken + 1}"
+            name = self._free(f"{source.label}.{'+'.join(names)}")
             stored = joined_spec(source, names)
             self._columns[key] = Column(
                 name, source.label, names, to.framework, to.device, spec, stored, to.pinned, role
             )
         return self._columns[key]
+
+    def _free(self, base: str) -> str:
+        """A name that no column has; those of feature sets may look like any that is made here."""
+        taken = {column.name for column in self._columns.values()}
+        others = (f"{base}#{i}" for i in itertools.count(2))
+        return next(name for name in itertools.chain([base], others) if name not in taken)
 
 
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:
@@ -74,6 +79,8 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> tuple[FeatureSet
 def named_column(text: str, nodes: Mapping[str, Node]) -> tuple[FeatureSet, tuple[str, ...]] | None:
     """The feature set and columns that `"FEATURE_SET.COLUMN"` names; None if it names no feature set of the graph.
 
+    `"FEATURE_SET.A+B"` are two, joined.
+
     Raises:
         ColumnError: the feature set has no such column.
     """
@@ -81,19 +88,20 @@ def named_column(text: str, nodes: Mapping[str, Node]) -> tuple[FeatureSet, tupl
     source = wiring.feature_sets(nodes.values()).get(label)
     if source is None:
         return None
-    names = tuple(rest.split("+"))
+    names = (rest,) if rest in source.columns else tuple(rest.split("+"))
     for name in names:
         source.spec(name)
     return source, names
 
 
-def target_spec(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> TensorSpec:
+def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], output: TensorSpec) -> TensorSpec:
     """The form in which a column is compared with an output by a loss, so that nothing broadcasts or changes silently.
 
     Raises:
         ShapeError: the shapes do not fit; names the node and both.
         RecipeError: the dtype does not fit.
     """
+    stored, name = joined_spec(source, names), f"{source.label}.{'+'.join(names)}"
     if loss.loss.own is not None:
         return cast(stored, output.dtype)
     if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
@@ -101,11 +109,22 @@ def target_spec(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name:
     if not is_floating(stored.dtype):
         raise RecipeError(
             f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
-            remedy=f"say what the integers mean: feature_set.cast({{{name.partition('.')[2]!r}: {output.dtype!r}}})",
+            remedy=f"say what the integers mean: feature_set.cast({dict.fromkeys(names, output.dtype)})",
         )
     if loss.loss.name == "cross_entropy" and len(output.shape) != 1:
         raise _unfit(loss, stored, output, name)
     return replace(stored, dtype=output.dtype, shape=_aligned(loss, stored, output, name))
+
+
+def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name: str) -> None:
+    """Make sure that a named loss can compare two outputs as they are.
+
+    Raises:
+        ShapeError: it would have to broadcast or align them.
+    """
+    indices = loss.loss.name == "cross_entropy" and not is_floating(other.dtype)
+    if other.shape != (output.shape[:-1] if indices else output.shape):
+        raise _unfit(loss, other, output, name)
 
 
 def _class_indices(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> TensorSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping
 
@@ -10,6 +9,8 @@ from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name
 from anyaccel.graph.plan import table
 from anyaccel.graph.shapes import Shapes
 from anyaccel.registry import Registry
+
+_SPECIAL = frozenset("#&<>\"'`[]{}")  # braces, because a directive may stand anywhere in the text
 
 
 def summary(nodes: Mapping[str, Node], shapes: Shapes, found: Registry, label: str) -> str:
@@ -74,5 +75,5 @@ def _edge(upstream: object, shapes: Shapes | None) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text safe inside a quoted Mermaid label and in the HTML that is made of it."""
-    return html.escape(text).replace("[", "&#91;").replace("]", "&#93;").replace("`", "&#96;")
+    """Text safe inside a quoted Mermaid label and in HTML around it: Mermaid's own codes, which HTML leaves alone."""
+    return "".join(f"#{ord(c)};" if c in _SPECIAL else c for c in text)

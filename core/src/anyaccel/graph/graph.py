@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from anyaccel.errors import GraphError
 from anyaccel.graph import config, draw, wiring
 from anyaccel.graph import state as states
-from anyaccel.graph.nodes import ModelNode, Node, check_label
+from anyaccel.graph.nodes import ModelNode, Node, check_label, checked_optimizer
 from anyaccel.graph.shapes import Shapes, infer
 from anyaccel.recipes import Optimizer
 from anyaccel.registry import registry
@@ -22,20 +23,25 @@ class ModelGraph:
 
     Args:
         nodes: ModelNode and ConcatNode, in any order.
-        optimizer: for every node without one of its own: an Optimizer, or a name.
+        optimizer: for every node without one of its own: an Optimizer, or what `Optimizer(...)` takes first.
         label: its name in plans and results.
         seed: the one number from which weights of unbuilt models and random streams follow.
 
     Raises:
-        GraphError: duplicate labels, unknown upstreams, a cycle; and no node at all.
+        GraphError: duplicate labels, unknown upstreams, a cycle; no node at all; a seed that is no int of 64 bits.
     """
 
     def __init__(
-        self, nodes: Iterable[Node], optimizer: Optimizer | str | None = None, label: str = "graph", *, seed: int = 0
+        self,
+        nodes: Iterable[Node],
+        optimizer: Optimizer | str | type | None = None,
+        label: str = "graph",
+        *,
+        seed: int = 0,
     ) -> None:
         self.label = check_label(label, "a graph")
-        self.optimizer = Optimizer(optimizer) if isinstance(optimizer, str) else optimizer
-        self.seed = seed
+        self.optimizer = checked_optimizer(optimizer, f"graph {label!r}")
+        self.seed = _checked_seed(self.label, seed)
         self.optimizer_states: dict[str, NodeState] = {}
         self.progress: dict[str, int] = {}
         self._shapes: Shapes | None = None
@@ -121,14 +127,15 @@ class ModelGraph:
         """Put another node in the place of one; what it fed, the new one feeds, and optimizer state of the old is gone.
 
         Raises:
-            GraphError: there is no such node, or the new label is taken.
+            GraphError: there is no such node, or the new one does not fit; the graph is then as it was.
         """
         self[label]
+        wiring.check_node(node)
         before = {name: other.upstreams for name, other in self._nodes.items()}
         others = [_rewired(other, label, node.label) if name != label else node for name, other in self._nodes.items()]
         try:
             self._become(others)
-        except GraphError:
+        except BaseException:
             for name, upstreams in before.items():
                 self._nodes[name].upstreams = upstreams
             raise
@@ -160,9 +167,9 @@ class ModelGraph:
         """Train these nodes (all, if none is named) again."""
         return self._set_frozen(labels, False)
 
-    def _set_frozen(self, labels: Iterable[str], frozen: bool) -> ModelGraph:
-        for label in list(labels) or list(self._nodes):
-            node = self[label]
+    def _set_frozen(self, labels: Sequence[str], frozen: bool) -> ModelGraph:
+        nodes = [self[label] for label in labels or self._nodes]
+        for node in nodes:
             if isinstance(node, ModelNode):
                 node.frozen = frozen
         return self
@@ -204,7 +211,7 @@ class ModelGraph:
             ConfigError: an optimizer that is a framework's own class.
         """
         optimizer = self.optimizer.get_config() if self.optimizer else None
-        nodes = [config.node_config(node) for node in self._nodes.values()]
+        nodes = config.node_configs(self._nodes.values())
         return {"label": self.label, "seed": self.seed, "optimizer": optimizer, "nodes": nodes}
 
     @classmethod
@@ -227,11 +234,15 @@ class ModelGraph:
         Raises:
             ConfigError: malformed, or it names what is not registered or was not given.
         """
-        entries = config.checked(given, {"label", "seed", "optimizer", "nodes"}, "a graph")
-        sets = {one.label: one for one in feature_sets}
-        nodes = [config.read_node(entry, sets, models or {}, tuple(allow)) for entry in entries["nodes"]]
-        optimizer = Optimizer.from_config(entries["optimizer"]) if entries.get("optimizer") else None
-        return cls(nodes, optimizer, entries.get("label", "graph"), seed=entries.get("seed", 0))
+        plain = config.checked(given, {"label", "seed", "optimizer", "nodes"}, {"nodes"}, "a graph")
+        sets = config.by_label(feature_sets)
+        own = dict(models or {})
+        nodes = config.read_nodes(config.entries(plain, "nodes", "a graph"), sets, own, tuple(allow))
+        optimizer = Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") else None
+        graph = cls(nodes, optimizer, plain.get("label", "graph"), seed=plain.get("seed", 0))
+        for label in own:
+            graph[label]
+        return graph
 
 
 def _rewired(node: Node, old: str, new: str) -> Node:
@@ -243,3 +254,13 @@ def _rewired(node: Node, old: str, new: str) -> Node:
 
     node.upstreams = tuple(map(rename, node.upstreams))
     return node
+
+
+def _checked_seed(label: str, seed: Any) -> int:
+    try:
+        found = operator.index(seed)
+    except TypeError:
+        found = 2**63
+    if not -(2**63) <= found < 2**63:
+        raise GraphError(f"graph {label!r}: seed={seed!r} is not an int of 64 bits", remedy="write seed=0")
+    return found

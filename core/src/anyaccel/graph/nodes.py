@@ -15,7 +15,7 @@ from anyaccel.recipes import Optimizer
 Upstream = Reference | str
 """Where an input comes from: columns of a FeatureSet, or the label of a node (`"label"` or `"label.OUTPUT"`)."""
 
-_LABEL = re.compile(r"[^./\x00-\x1f]+")
+_LABEL = re.compile(r"[^./\x00-\x1f\x7f-\x9f]+")
 
 
 def check_label(label: Any, what: str) -> str:
@@ -27,6 +27,21 @@ def check_label(label: Any, what: str) -> str:
     if not isinstance(label, str) or not _LABEL.fullmatch(label) or label != label.strip():
         raise GraphError(f"{label!r} cannot be the label of {what}", remedy="use text without '.', '/' or outer spaces")
     return label
+
+
+def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
+    """An optimizer as an Optimizer: a name, or a framework's own class, is made one.
+
+    Raises:
+        GraphError: it is none.
+    """
+    if isinstance(given, (str, type)):
+        return Optimizer(given)
+    if given is None or isinstance(given, Optimizer):
+        return given
+    raise GraphError(
+        f"{whose} was given the optimizer {type(given).__name__}", remedy="write Optimizer('adam', lr=1e-3)"
+    )
 
 
 @dataclass(eq=False, slots=True, init=False, repr=False)
@@ -64,17 +79,17 @@ class ModelNode:
         upstream_ref: Any,
         accelerator: Any = None,
         *,
-        optimizer: Optimizer | str | None = None,
+        optimizer: Optimizer | str | type | None = None,
         framework: str | None = None,
         outputs: Iterable[str] | None = None,
     ) -> None:
         self.label = check_label(label, "a node")
-        self.model = model
+        self.model = _checked_model(label, model)
         self.upstreams = _upstreams(label, upstream_ref)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
-        self.optimizer = Optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+        self.optimizer = checked_optimizer(optimizer, f"node {label!r}")
         self.framework = framework
-        self.outputs = None if outputs is None else tuple(check_label(name, "an output") for name in outputs)
+        self.outputs = None if outputs is None else _outputs(label, outputs)
         self.frozen = False
 
     def __repr__(self) -> str:
@@ -111,6 +126,8 @@ class ConcatNode:
     def __init__(self, label: str, upstream_refs: Any, concat_axis: int = -1) -> None:
         self.label = check_label(label, "a node")
         self.upstreams = _upstreams(label, upstream_refs)
+        if not isinstance(concat_axis, int) or isinstance(concat_axis, bool):
+            raise GraphError(f"ConcatNode {label!r}: concat_axis={concat_axis!r} is not an int", remedy="write -1")
         self.axis = concat_axis
         if len(self.upstreams) < 2:
             raise GraphError(
@@ -122,6 +139,24 @@ class ConcatNode:
 
 
 Node = ModelNode | ConcatNode
+
+
+def _checked_model(label: str, model: Any) -> Any:
+    if isinstance(model, type):
+        raise GraphError(
+            f"node {label!r} was given the class {model.__name__}, not a model",
+            remedy=f"make one: {model.__name__}(...)",
+        )
+    return model
+
+
+def _outputs(label: str, given: Any) -> tuple[str, ...]:
+    names = tuple(given) if isinstance(given, (list, tuple)) else ()
+    if not names or len(set(map(str, names))) < len(names):
+        raise GraphError(
+            f"node {label!r}: outputs={given!r} is not a list of different names", remedy="write ['mean', 'variance']"
+        )
+    return tuple(check_label(name, "an output") for name in names)
 
 
 def _upstreams(label: str, given: Any) -> tuple[Upstream, ...]:

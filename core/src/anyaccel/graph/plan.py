@@ -15,6 +15,8 @@ from anyaccel.segment import TensorSpec
 class Assignment:
     """Where a node is computed. `reason` is node, phase, policy, default or fallback; `written` is what was asked.
 
+    A ConcatNode has no say: its reason is neighbour, and `written` the node that it goes with.
+
     `native` is the framework's own name of the device; `parameters` counts the model's, `nbytes` their bytes.
     """
 
@@ -59,7 +61,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A value that goes from one device or framework to another in every step. `nbytes` is of one sample."""
+    """A value that goes from one device or framework to another in every step. `nbytes` is of one sample.
+
+    `target` is the first node that takes it there.
+    """
 
     value: str
     source: str
@@ -114,6 +119,7 @@ class Plan:
         why = {
             "node": f"its own accelerator says {one.written!r}",
             "phase": f"the phase asks for {one.written!r} and the node for nothing",
+            "neighbour": f"it goes with {one.written!r}",
             "policy": f"the policy {one.written!r} chose it",
             "default": "neither the node nor the phase asks for a device",
             "fallback": f"the phase asks for {one.written!r}, on which {one.framework} is not served",

@@ -167,7 +167,7 @@ class _Resolver:
                     remedy="give one to the graph, ModelGraph(..., optimizer='adam'), or to the node, or freeze it",
                 )
             check_accepted(label, optimizer, self._shapes.frameworks[label], self._found)
-            name = self._first_with_model(label) if own else "graph"
+            name = self._first_with_model(label) if own else ".graph"  # which is the label of no node
             before = groups.get(name, ParameterGroup(name, optimizer, ()))
             groups[name] = replace(before, nodes=(*before.nodes, label))
         return tuple(groups.values())

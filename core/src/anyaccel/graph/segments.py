@@ -9,6 +9,7 @@ from anyaccel.device import Device
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan import Assignment, Column, Crossing
 from anyaccel.graph.shapes import Shapes
+from anyaccel.graph.state import newest
 from anyaccel.segment import LossTerm, NodeState, Operation, ParameterGroup, Segment, TensorSpec
 
 
@@ -44,7 +45,7 @@ class Material:
             losses,
             tuple(group for group in mine if group.nodes),
             tuple(name for name in arrivals if name in self.live),
-            {one: self.states[one] for one in part if one in self.states},
+            {one: state for one in part if (state := newest(one, self.nodes, self.states)) is not None},
         )
 
     def _operation(self, label: str) -> Operation:
@@ -90,11 +91,14 @@ def crossings(
         homes.update({name: one.label for one in segment.operations for name in one.outputs})
         takers = [(operation.label, operation.inputs) for operation in segment.operations]
         takers += [(term.on, term.inputs) for term in segment.losses]
+        seen: set[tuple[str, Device]] = set()  # a value crosses once, however many take it there
         for target, names in takers:
             for name in dict.fromkeys(names):
                 source = homes.get(name, target)
                 one, other = assigned[source], assigned[target]
-                if (one.device, one.framework) != (other.device, other.framework):
+                there = one.device == other.device and one.framework == other.framework
+                if not there and (name, other.device) not in seen:
+                    seen.add((name, other.device))
                     route = "move" if together[source] is together[target] else "host"
                     size = shapes.specs[name].nbytes
                     yield Crossing(name, source, target, one.device, other.device, route, size)

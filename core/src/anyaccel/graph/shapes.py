@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anyaccel import rng
 from anyaccel.backend import Compute
 from anyaccel.data import Reference, joined_spec
-from anyaccel.errors import GraphError, NoBackendError, ShapeError
+from anyaccel.errors import AmbiguousOwnerError, FrameworkError, GraphError, NoBackendError, ShapeError
 from anyaccel.graph import wiring
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name
 from anyaccel.reference.estimator import Estimator, is_estimator
@@ -32,8 +32,13 @@ class Shapes:
     dtypes: Mapping[str, str | None]
 
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
-        """A node's inputs as it receives them: floating ones in its own dtype."""
-        return tuple(cast(self.specs[name], self.dtypes[label]) for name in self.inputs[label])
+        """A node's inputs as it receives them: columns of floating numbers in its own dtype, outputs as they are."""
+        made = {name for names in self.outputs.values() for name in names}
+        return tuple(_received(name, self.specs, made, self.dtypes[label]) for name in self.inputs[label])
+
+
+def _received(name: str, specs: Mapping[str, TensorSpec], made: Container[str], dtype: str | None) -> TensorSpec:
+    return specs[name] if name in made else cast(specs[name], dtype)
 
 
 def cast(spec: TensorSpec, dtype: str | None) -> TensorSpec:
@@ -71,13 +76,13 @@ def frameworks_of(nodes: Mapping[str, Node], order: Sequence[str], found: Regist
 
 
 def _framework(node: ModelNode, found: Registry) -> str:
-    if node.framework is not None:
-        found.kinds(node.framework)
-        return node.framework
     try:
-        return found.owner(node.model)
-    except NoBackendError as error:
-        raise NoBackendError(f"node {node.label!r}: {error.asked}", there=error.there, remedy=error.remedy) from None
+        if node.framework is None:
+            return found.owner(node.model)
+        found.kinds(node.framework)
+    except (NoBackendError, AmbiguousOwnerError, FrameworkError) as error:
+        raise type(error)(f"node {node.label!r}: {error.asked}", there=error.there, remedy=error.remedy) from None
+    return node.framework
 
 
 def infer(nodes: Mapping[str, Node], found: Registry, seed: int) -> Shapes:
@@ -92,15 +97,17 @@ def infer(nodes: Mapping[str, Node], found: Registry, seed: int) -> Shapes:
     inputs: dict[str, tuple[str, ...]] = {}
     outputs: dict[str, tuple[str, ...]] = {}
     dtypes: dict[str, str | None] = {}
+    made: set[str] = set()
     for label in reversed(order):
         dtypes[label] = _dtype(nodes[label], label, nodes, dtypes, found, frameworks)
     for label in order:
         node = nodes[label]
         inputs[label] = _inputs(node, outputs, specs)
-        given = [cast(specs[name], dtypes[label]) for name in inputs[label]]
+        given = [_received(name, specs, made, dtypes[label]) for name in inputs[label]]
         results = _outputs(node, given, found.computing(frameworks[label]), seed)
         outputs[label] = node.value_names(len(results)) if isinstance(node, ModelNode) else (label,)
         specs.update(zip(outputs[label], results, strict=True))
+        made.update(outputs[label])
         if isinstance(node, ModelNode) and dtypes[label] is None:
             dtypes[label] = found.computing(frameworks[label]).dtype_of(node.model)
     return Shapes(tuple(order), frameworks, inputs, outputs, specs, dtypes)
@@ -123,8 +130,13 @@ def _inputs(node: Node, outputs: Mapping[str, tuple[str, ...]], specs: dict[str,
     names: list[str] = []
     for upstream in node.upstreams:
         if isinstance(upstream, Reference):
-            name = column_name(upstream)
-            specs.setdefault(name, joined_spec(upstream.feature_set, upstream.features))
+            name, spec = column_name(upstream), joined_spec(upstream.feature_set, upstream.features)
+            if specs.setdefault(name, spec) != spec:
+                raise GraphError(
+                    f"node {node.label!r}: {name!r} names two different inputs",
+                    there=f"{specs[name]} and {spec}",
+                    remedy="rename the column that has a '+' in its name",
+                )
             names.append(name)
         else:
             names.extend(_outputs_named(node, upstream, outputs))
@@ -167,7 +179,9 @@ def _joined(node: ConcatNode, given: Sequence[TensorSpec]) -> TensorSpec:
     axis = node.axis if node.axis >= 0 else node.axis + len(first.shape)
     if not 0 <= axis < len(first.shape):
         raise ShapeError(
-            f"node {node.label!r} joins along axis {node.axis}", there=f"samples of shape {list(first.shape)}"
+            f"node {node.label!r} joins along axis {node.axis}",
+            there=f"samples of shape {list(first.shape)}",
+            remedy="choose an axis of a sample, without the batch; join scalars in one reference([...])",
         )
     rest = [(spec.dtype, spec.shape[:axis], spec.shape[axis + 1 :]) for spec in given]
     if any(len(spec.shape) != len(first.shape) for spec in given) or any(other != rest[0] for other in rest):

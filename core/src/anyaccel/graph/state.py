@@ -10,12 +10,16 @@ import numpy as np
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.errors import StateError
-from anyaccel.graph.nodes import ModelNode
+from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.registry import registry
 from anyaccel.segment import NodeState
 
 if TYPE_CHECKING:
     from anyaccel.graph.graph import ModelGraph
+
+_VALUES = ("parameters/", "buffers/")
+_SLOTS, _STEP, _PROGRESS = "optimizer/", "optimizer_step", "progress/"
+_REMEDY = "load it into the graph that it was taken from"
 
 
 def state(graph: ModelGraph) -> dict[str, np.ndarray]:
@@ -29,7 +33,7 @@ def state(graph: ModelGraph) -> dict[str, np.ndarray]:
     for label, node in _models(graph).items():
         backend = _backend(graph, label)
         found.update({f"{label}/{name}": array for name, array in backend.state(node.model).items()})
-        kept = graph.optimizer_states.get(label)
+        kept = newest(label, graph.nodes, graph.optimizer_states)
         if kept is not None:
             found[f"{label}/optimizer_step"] = np.array(kept.step, dtype=np.int64)
             for parameter, slots in kept.slots.items():
@@ -45,24 +49,35 @@ def load_state(graph: ModelGraph, given: Mapping[str, Any]) -> ModelGraph:
     Raises:
         StateError: names, shapes or dtypes are not those of this graph.
     """
-    arrays = {name: np.asarray(value) for name, value in given.items()}
+    if not isinstance(given, Mapping):
+        raise StateError(f"a {type(given).__name__} is not the state of a graph", remedy="give what state() gave")
+    arrays = {str(name): np.asarray(value) for name, value in given.items()}
     models = _models(graph)
-    parts = _by_node(arrays, models, graph.label)
+    counts, parts = _sorted(arrays, models, graph.label)
     for label in models:
         _check(label, _backend(graph, label).state(models[label].model), parts[label])
     for label, node in models.items():
         backend = _backend(graph, label)
-        backend.load_state(
-            node.model, {k: v for k, v in parts[label].items() if k.startswith(("parameters/", "buffers/"))}
-        )
-        graph.optimizer_states.pop(label, None)
-        if "optimizer_step" in parts[label]:
+        backend.load_state(node.model, {k: v for k, v in parts[label].items() if k.startswith(_VALUES)})
+        for other in sharing(label, graph.nodes):
+            graph.optimizer_states.pop(other, None)
+        if _STEP in parts[label]:
             graph.optimizer_states[label] = _optimizer_state(backend, node.model, parts[label])
-    graph.progress = {
-        name.partition("/")[2]: int(value) for name, value in arrays.items() if name.startswith("progress/")
-    }
-    graph.seed = int(arrays.get("seed", np.array(graph.seed)))
+    graph.seed = counts.pop("seed", graph.seed)
+    graph.progress = {name.removeprefix(_PROGRESS): count for name, count in counts.items()}
     return graph
+
+
+def sharing(label: str, nodes: Mapping[str, Node]) -> list[str]:
+    """Labels of the nodes that have the same model object as one has, its own among them."""
+    model = getattr(nodes[label], "model", None)
+    return [other for other, node in nodes.items() if isinstance(node, ModelNode) and node.model is model]
+
+
+def newest(label: str, nodes: Mapping[str, Node], states: Mapping[str, NodeState]) -> NodeState | None:
+    """The optimizer state of a node: of those that stand under a node with the same model, the one of most steps."""
+    found = (states[other] for other in sharing(label, nodes) if other in states)
+    return max(found, key=lambda state: state.step, default=None)
 
 
 def _models(graph: ModelGraph) -> dict[str, ModelNode]:
@@ -76,49 +91,79 @@ def _backend(graph: ModelGraph, label: str) -> ComputingBackend:
     return registry().computing(graph.shapes.frameworks[label])
 
 
-def _by_node(
+def _sorted(
     arrays: Mapping[str, np.ndarray], models: Mapping[str, Any], graph: str
-) -> dict[str, dict[str, np.ndarray]]:
+) -> tuple[dict[str, int], dict[str, dict[str, np.ndarray]]]:
+    """What belongs to the graph (its seed, and progress by name), and what belongs to each node."""
+    counts: dict[str, int] = {}
     parts: dict[str, dict[str, np.ndarray]] = {label: {} for label in models}
     for name, array in arrays.items():
         label, _, rest = name.partition("/")
-        if name == "seed" or label == "progress":
-            continue
-        if label not in parts:
+        if name == "seed" or name.startswith(_PROGRESS):
+            counts[name] = _count(name, array)
+        elif label in parts:
+            parts[label][rest] = array
+        else:
             raise StateError(
                 f"the state has {name!r}, and graph {graph!r} has no node {label!r}",
                 there=", ".join(models),
-                remedy="load it into the graph that it was taken from",
+                remedy=_REMEDY,
             )
-        parts[label][rest] = array
-    return parts
+    return counts, parts
+
+
+def _count(name: str, array: np.ndarray) -> int:
+    if array.shape != () or array.dtype.kind not in "iu":
+        raise StateError(f"{name} is {array.dtype}{list(array.shape)} in the state", there="it is one integer")
+    return int(array)
 
 
 def _check(label: str, own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
-    values = {name: array for name, array in given.items() if name.startswith(("parameters/", "buffers/"))}
+    values = {name: array for name, array in given.items() if not name.startswith((_SLOTS, _STEP))}
     missing, strange = sorted(set(own) - set(values)), sorted(set(values) - set(own))
     if missing or strange:
         lacks = [f"it lacks {', '.join(missing)}"] if missing else []
         extra = [f"the node has no {', '.join(strange)}"] if strange else []
-        raise StateError(
-            f"the state of node {label!r} does not fit: {'; '.join(lacks + extra)}",
-            remedy="load it into the graph that it was taken from",
-        )
+        raise StateError(f"the state of node {label!r} does not fit: {'; '.join(lacks + extra)}", remedy=_REMEDY)
     for name, array in values.items():
-        if array.shape != own[name].shape or array.dtype != own[name].dtype:
+        _check_like(f"{label}/{name}", array, own[name], with_dtype=True)
+    _check_optimizer(label, own, {name: array for name, array in given.items() if name not in values})
+
+
+def _check_optimizer(label: str, own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
+    """Slots are of the shape of their parameter, or scalars; their dtype is the optimizer's choice."""
+    if not given:
+        return
+    if _STEP not in given:
+        raise StateError(f"the state of node {label!r} has {', '.join(sorted(given))}, and no {_STEP}", remedy=_REMEDY)
+    for name, array in given.items():
+        parameter = f"parameters/{name.removeprefix(_SLOTS).partition('/')[2]}"
+        if name == _STEP:
+            _count(f"{label}/{name}", array)
+        elif parameter not in own:
             raise StateError(
-                f"{label}/{name} is {array.dtype}{list(array.shape)} in the state",
-                there=f"{own[name].dtype}{list(own[name].shape)} in the graph",
+                f"the state of node {label!r} does not fit: it has {name}", there=", ".join(own), remedy=_REMEDY
             )
+        elif array.shape:
+            _check_like(f"{label}/{name}", array, own[parameter], with_dtype=False)
+
+
+def _check_like(name: str, given: np.ndarray, own: np.ndarray, *, with_dtype: bool) -> None:
+    if given.shape != own.shape or (with_dtype and given.dtype != own.dtype):
+        raise StateError(
+            f"{name} is {given.dtype}{list(given.shape)} in the state",
+            there=f"{own.dtype}{list(own.shape)} in the graph",
+            remedy=_REMEDY,
+        )
 
 
 def _optimizer_state(backend: ComputingBackend, model: Any, given: Mapping[str, np.ndarray]) -> NodeState:
     device = backend.device_of(model) or Device("cpu")
     slots: dict[str, dict[str, Any]] = {}
     for name, array in given.items():
-        if name.startswith("optimizer/"):
+        if name.startswith(_SLOTS):
             _, slot, parameter = name.split("/", 2)
             slots.setdefault(parameter, {})[slot] = backend.from_host(
                 np.ascontiguousarray(array).reshape(array.shape), device
             )
-    return NodeState(int(given["optimizer_step"]), slots)
+    return NodeState(int(given[_STEP]), slots)

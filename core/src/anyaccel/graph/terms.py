@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from anyaccel.data import FeatureSet, joined_spec
 from anyaccel.errors import ColumnError, RecipeError
 from anyaccel.graph import columns as cols
 from anyaccel.graph.nodes import Node
@@ -13,6 +12,8 @@ from anyaccel.graph.shapes import Shapes
 from anyaccel.recipes import AppliedLoss, Loss, Optimizer
 from anyaccel.registry import Registry
 from anyaccel.segment import LossTerm, TensorSpec
+
+_SYMMETRIC = ("mse", "mae")
 
 
 def check_accepted(label: str, recipe: Loss | Optimizer, framework: str, found: Registry) -> None:
@@ -54,44 +55,57 @@ class Terms:
             ColumnError, ShapeError, RecipeError: what it is called with is not there, does not fit, or is not clear.
         """
         check_accepted(loss.on, loss.loss, self._shapes.frameworks[loss.on], self._found)
-        if loss.loss.own is None and len(loss.inputs) != 2:
-            raise RecipeError(f"{loss.loss.name} on {loss.on!r} compares two values, and is given {len(loss.inputs)}")
-        inputs = tuple(name for text in loss.inputs for name in self._input(loss, text))
+        given = {text: self._outputs(loss, text) for text in loss.inputs}
+        if loss.loss.own is None:
+            self._check_named(loss, given)
+        first = next((names[0] for names in given.values() if names), self._shapes.outputs[loss.on][0])
+        inputs = tuple(
+            name
+            for text in loss.inputs
+            for name in given[text] or (self._target(loss, text, self._shapes.specs[first]),)
+        )
         return LossTerm(loss.label, loss.on, loss.loss, inputs, self._assigned[loss.on].device, loss.weight)
 
-    def _input(self, loss: AppliedLoss, text: str) -> tuple[str, ...]:
-        if text == "outputs":
-            return self._shapes.outputs[loss.on]
-        column = cols.targets_of(loss, self._nodes) if text == "targets" else cols.named_column(text, self._nodes)
-        return self._values(loss, text) if column is None else (self._target(loss, *column),)
-
-    def _values(self, loss: AppliedLoss, text: str) -> tuple[str, ...]:
-        """Outputs of a node by name: `outputs.NAME` of the loss's own, a label, or `label.NAME`."""
-        name = f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text
-        if name in self._nodes:
-            return self._shapes.outputs[name]
-        if name in self._shapes.specs and name.partition(".")[0] in self._nodes:
-            return (name,)
+    def _outputs(self, loss: AppliedLoss, text: str) -> tuple[str, ...]:
+        """The outputs that a text names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none if it is a column."""
+        own = f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text
+        if text == "outputs" or own in self._nodes:
+            return self._shapes.outputs[loss.on if text == "outputs" else own]
+        if own in self._shapes.specs and own.partition(".")[0] in self._nodes:
+            return (own,)
+        if text == "targets" or cols.named_column(text, self._nodes) is not None:
+            return ()
         raise ColumnError(
             f"the loss on {loss.on!r} takes {text!r}, which is nothing in this graph",
             there="outputs, targets, " + ", ".join(self._shapes.specs),
             remedy="use one of these names",
         )
 
-    def _target(self, loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...]) -> str:
-        stored = joined_spec(source, names)
-        spec = cols.target_spec(loss, stored, self._compared(loss), f"{source.label}.{'+'.join(names)}")
-        return self._table.want(source, names, spec, self._assigned[loss.on], "targets").name
-
-    def _compared(self, loss: AppliedLoss) -> TensorSpec:
-        """The output that a loss compares its targets with: the first that it names, else its node's only one."""
-        named = (f"{loss.on}.{text.partition('.')[2]}" for text in loss.inputs if text.startswith("outputs."))
-        name = next((name for name in named if name in self._shapes.specs), None)
-        outputs = self._shapes.outputs[loss.on]
-        if name is None and len(outputs) > 1 and loss.loss.own is None:
+    def _check_named(self, loss: AppliedLoss, given: Mapping[str, tuple[str, ...]]) -> None:
+        if len(loss.inputs) != 2:
             raise RecipeError(
-                f"{loss.loss.name} on {loss.on!r}: the node has several outputs",
-                there=", ".join(outputs),
+                f"{loss.loss.name} on {loss.on!r} compares two values, and is given {len(loss.inputs)}",
+                remedy="write inputs=['outputs', 'targets']",
+            )
+        several = next((names for names in given.values() if len(names) > 1), ())
+        if several:
+            raise RecipeError(
+                f"{loss.loss.name} on {loss.on!r}: {several[0].partition('.')[0]!r} has several outputs",
+                there=", ".join(several),
                 remedy="write inputs=['outputs.NAME', 'targets']",
             )
-        return self._shapes.specs[name or outputs[0]]
+        first, second = (given[text] for text in loss.inputs)
+        if not first and loss.loss.name not in _SYMMETRIC:
+            raise RecipeError(
+                f"{loss.loss.name} on {loss.on!r} is called with {loss.inputs[0]!r} first, which is no output",
+                remedy="write inputs=['outputs', 'targets'], in this order",
+            )
+        if first and second:
+            specs = self._shapes.specs
+            cols.check_outputs(loss, specs[first[0]], specs[second[0]], second[0])
+
+    def _target(self, loss: AppliedLoss, text: str, output: TensorSpec) -> str:
+        named = None if text == "targets" else cols.named_column(text, self._nodes)
+        source, names = named or cols.targets_of(loss, self._nodes)
+        spec = cols.target_spec(loss, source, names, output)
+        return self._table.want(source, names, spec, self._assigned[loss.on], "targets").name

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import GraphError
-from anyaccel.graph.nodes import Node
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node
+
+_RESERVED = "progress"  # a graph's state has an entry of this name beside those of its nodes
 
 
 def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
     """Nodes by label.
 
     Raises:
-        GraphError: a label is taken twice, or is that of a feature set.
+        GraphError: something is no node, or a label is taken twice, reserved, or that of a feature set.
     """
     found: dict[str, Node] = {}
-    for node in nodes:
+    for node in _listed(nodes):
+        check_node(node)
         if node.label in found:
             raise GraphError(
                 f"two nodes are called {node.label!r}", there=", ".join(found), remedy="give each its own label"
@@ -27,6 +31,31 @@ def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
         if label in found:
             raise GraphError(f"{label!r} names a node and a feature set", remedy="rename one of them")
     return found
+
+
+def check_node(node: Any) -> None:
+    """Make sure that something is a node, of a label that a node may have.
+
+    Raises:
+        GraphError: it is not.
+    """
+    if not isinstance(node, (ModelNode, ConcatNode)):
+        raise GraphError(
+            f"a {type(node).__name__} is no node", remedy="wrap it: ModelNode('LABEL', model, upstream_ref)"
+        )
+    if node.label == _RESERVED:
+        raise GraphError(
+            f"no node can be called {_RESERVED!r}",
+            there="the state of a graph has an entry of this name",
+            remedy="choose another label",
+        )
+
+
+def _listed(nodes: Iterable[Node]) -> list[Node]:
+    try:
+        return list(nodes)
+    except TypeError:
+        raise GraphError(f"nodes are given as a list, not as a {type(nodes).__name__}", remedy="write [node]") from None
 
 
 def feature_sets(nodes: Iterable[Node]) -> dict[str, FeatureSet]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anyaccel.errors import PhaseError
 
@@ -49,7 +49,9 @@ class EarlyStopping(Callback):
         patience: epochs without a better figure after which the run stops.
         min_delta: by how much it must be better to count.
         mode: `"min"` or `"max"`.
-        restore_best: go back to the parameters and optimizer state of the best epoch when the run stops or ends.
+        restore_best: go back to the parameters and optimizer state of the best epoch when the run stops or ends well.
+
+    `best` is the best figure so far, NaN before there is one, and `best_epoch` its epoch within the run, or -1.
 
     Raises:
         PhaseError: a setting out of range; or, when the first epoch ends, a figure that there is not.
@@ -66,7 +68,7 @@ class EarlyStopping(Callback):
     ) -> None:
         if mode not in ("min", "max"):
             raise PhaseError(f"EarlyStopping: mode={mode!r}", there="'min' and 'max'")
-        if patience < 1 or min_delta < 0:
+        if not (patience >= 1 and min_delta >= 0):
             raise PhaseError(
                 f"EarlyStopping: patience={patience!r} and min_delta={min_delta!r}",
                 there="patience from 1, min_delta from 0",
@@ -79,8 +81,7 @@ class EarlyStopping(Callback):
         self._forget()
 
     def _forget(self) -> None:
-        self.best, self.best_epoch, self.waited = math.inf, -1, 0
-        self._snapshot: Any = None
+        self.best, self.best_epoch, self.waited = math.nan, -1, 0
 
     def after_loading(self, phase: Phase, plan: Plan) -> None:
         """Begin anew with every phase."""
@@ -95,15 +96,16 @@ class EarlyStopping(Callback):
             raise PhaseError(
                 f"EarlyStopping watches {self.monitor!r}, which an epoch does not have", there=", ".join(figures)
             )
-        self._judge(run, self.sign * figures[self.monitor])
+        if self._is_better(figures[self.monitor]):
+            self.best, self.best_epoch, self.waited = figures[self.monitor], run.epoch, 0
+            if self.restore_best:
+                run.return_to(run.snapshot())
+            return
+        self.waited += 1
         if self.waited >= self.patience:
             run.stop(f"{self.monitor} has not become better for {self.patience} epochs")
-        if self._snapshot is not None and self.waited and (run.stopped or run.epoch == run.phase.n_epochs - 1):
-            run.restore(self._snapshot)
 
-    def _judge(self, run: Run, value: float) -> None:
-        if value < self.best - self.min_delta:
-            self.best, self.best_epoch, self.waited = value, run.epoch, 0
-            self._snapshot = run.snapshot() if self.restore_best else None
-        else:
-            self.waited += 1
+    def _is_better(self, value: float) -> bool:
+        if math.isnan(self.best):
+            return not math.isnan(value)
+        return self.sign * value < self.sign * self.best - self.min_delta

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,6 @@ class Chain:
         self._clipped = [group for group in _groups(links) if group.optimizer.clip_norm is not None]
         only = links[0].program if len(links) == 1 else None
         self._stepping = only if isinstance(only, Stepping) else None
-        self._ordered: dict[bytes, dict[tuple[int, Device], Any]] = {}
 
     # -- the whole -------------------------------------------------------------------------------------------------
 
@@ -69,22 +68,19 @@ class Chain:
         for link, part in zip(self._links, snapshot, strict=True):
             link.program.restore(part)
 
-    def states(self) -> dict[str, NodeState]:
-        """The optimizer state by node."""
-        return {label: state for link in self._links for label, state in link.program.states().items()}
+    def release(self, states: MutableMapping[str, NodeState]) -> None:
+        """End all programs: the user's models hold the result, and `states` receives the optimizer state by node.
 
-    def release(self) -> dict[str, NodeState]:
-        """End all programs; the user's models hold the result. Every program is released, whatever one raises."""
-        states: dict[str, NodeState] = {}
-        failures: list[Exception] = []
+        Every program is released, whatever one raises; the first failure is raised at the end.
+        """
+        failures: list[BaseException] = []
         for link in self._links:
             try:
                 states.update(link.program.release())
-            except Exception as failure:
+            except BaseException as failure:  # an interrupt too: it must not keep the others' state from its owners
                 failures.append(failure)
         if failures:
             raise failures[0]
-        return states
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyaccel.data import FeatureSet, Rows, joined_array
-from anyaccel.errors import ColumnError
+from anyaccel.errors import ColumnError, RecipeError
 from anyaccel.graph import ModelGraph, columns, wiring
 from anyaccel.metrics import Metric
 from anyaccel.phases.chain import Chain
@@ -31,7 +31,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What an evaluation gave: losses by label and their sum, metrics by label, outputs by value name."""
+    """What an evaluation gave: losses by label and their sum (NaN of none), metrics by label, outputs by value name."""
 
     losses: dict[str, float]
     loss: float
@@ -53,6 +53,7 @@ def judged(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -
     Raises:
         ColumnError: there is no target to compare with.
         GraphError: a node that is not in the graph.
+        RecipeError: two metrics of one label.
     """
     nodes = list(dict.fromkeys(loss.on for loss in losses)) or list(graph.tails)
     found = []
@@ -62,6 +63,12 @@ def judged(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -
             source, names = _targets(metric, node, losses, graph)
             label = metric.label if len(on) == 1 else f"{node}.{metric.label}"
             found.append(Judgement(label, metric, node, source.label, names))
+    labels = [one.label for one in found]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise RecipeError(
+            f"phase {phase.label!r} has two metrics called {', '.join(twice)}", remedy="give each a label="
+        )
     return found
 
 
@@ -116,7 +123,7 @@ def evaluate(
         parts[name].append(np.array(chain.to_host(name, value)))
     outputs = {name: np.concatenate(part) for name, part in parts.items()}
     means = {label: value for label, value in tally.means().items() if label in {loss.label for loss in losses}}
-    total = sum(loss.weight * means[loss.label] for loss in losses)
+    total = sum(loss.weight * means[loss.label] for loss in losses) if losses else float("nan")
     metrics = {one.label: _measure(one, outputs[names[one.node][0]], rows[one.source]) for one in judgements}
     return Figures(means, total, metrics, {name: outputs[name] for label in keep for name in names[label]})
 

@@ -9,7 +9,7 @@ import numpy as np
 from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode, columns
-from anyaccel.graph.wiring import unknown_node
+from anyaccel.graph.wiring import ancestors, unknown_node
 from anyaccel.phases.phase import FitPhase
 from anyaccel.recipes import AppliedLoss
 from anyaccel.reference.estimator import Estimator
@@ -19,7 +19,7 @@ def to_fit(phase: FitPhase, graph: ModelGraph) -> list[str]:
     """Labels of the nodes that a phase fits: those it names, else every estimator that has not been fitted.
 
     Raises:
-        PhaseError: there is none, one is no estimator, or one depends on an estimator that has not been fitted.
+        PhaseError: there is none, one is no estimator, or one depends on another of them.
         GraphError: a node that is not in the graph.
     """
     graph.build()
@@ -35,6 +35,13 @@ def to_fit(phase: FitPhase, graph: ModelGraph) -> list[str]:
             there="no node with an estimator (fit, predict) that has not been fitted",
             remedy="name nodes=[...] to fit one again",
         )
+    for label in labels:
+        before = sorted(ancestors(sources([label], graph), graph.nodes) & set(labels))
+        if before:
+            raise PhaseError(
+                f"phase {phase.label!r} fits {label!r} together with {before[0]!r}, on which it depends",
+                remedy="fit them one after the other",
+            )
     return labels
 
 
@@ -50,14 +57,14 @@ def sources(labels: list[str], graph: ModelGraph) -> list[str]:
 
 
 def fit(labels: list[str], graph: ModelGraph, outputs: Mapping[str, np.ndarray], rows: Mapping[str, Rows]) -> None:
-    """Fit each node's estimator and freeze the node; then the graph knows its output."""
+    """Fit each node's estimator and freeze the node; from then on the graph knows its output."""
     for label in labels:
         node = graph[label]
         assert isinstance(node, ModelNode) and isinstance(node.model, Estimator)
         inputs = [array for up in node.upstreams for array in _arrays(up, graph, outputs, rows)]
         node.model.fit(inputs, _targets(label, graph, rows))
         node.frozen = True
-    graph.build(force=True)
+        graph.build(force=True)
 
 
 def _arrays(

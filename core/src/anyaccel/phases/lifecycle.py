@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.data import FeatureSet, Rows
 from anyaccel.device import Device
-from anyaccel.errors import FallbackWarning
+from anyaccel.errors import FallbackWarning, PhaseError
 from anyaccel.graph import ModelGraph, Plan, Request, Resolution, resolve, wiring
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.phases import fitting, loading
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.chain import Chain, Link
 from anyaccel.phases.evaluating import Figures, Judgement, evaluate, judged
+from anyaccel.phases.failure import forget
 from anyaccel.phases.moments import Moments
 from anyaccel.phases.phase import EvalPhase, FitPhase, Phase, TrainPhase
 from anyaccel.phases.progress import Progress
@@ -25,6 +27,9 @@ from anyaccel.phases.training import Training
 from anyaccel.recipes import AppliedLoss
 from anyaccel.registry import registry
 from anyaccel.segment import NodeState, Segment
+
+# While a phase is at work its programs hold the state; what anybody else would see or leave in the models is not it.
+_AT_WORK: MutableMapping[ModelGraph, Run] = weakref.WeakKeyDictionary()
 
 
 def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
@@ -41,8 +46,12 @@ def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | N
 
     Returns:
         the figures of an EvalPhase; None for a TrainPhase, whose figures are in `run.history`.
+
+    Raises:
+        AnyaccelError: whatever stands in the way; PhaseError if the graph is at work in another phase.
     """
     execution = _Execution(run, Moments(registry().hooks, [*callbacks, *run.phase.callbacks]), progress or Progress())
+    _begin(run)
     try:
         return execution.run()
     except BaseException as error:
@@ -50,6 +59,16 @@ def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | N
         raise
     finally:
         execution.end()
+
+
+def _begin(run: Run) -> None:
+    other = _AT_WORK.setdefault(run.graph, run)
+    if other is not run:
+        run.error = PhaseError(
+            f"phase {run.phase.label!r} cannot begin: graph {run.graph.label!r} is at work in {other.phase.label!r}",
+            remedy="evaluate with TrainPhase(validation=...), or when that phase has ended",
+        )
+        raise run.error
 
 
 class _Execution:
@@ -62,28 +81,29 @@ class _Execution:
         self._moments = moments
         self._progress = progress
         self._chain: Chain | None = None
+        self._afterwards: dict[str, Device] = {}
 
     def run(self) -> Figures | None:
         phase, graph = self._phase, self._graph
         self._moments.call("phase_start", phase=phase)
         resolution = resolve(graph, _request(phase, graph))
         plan = self._run.plan = resolution.plan
-        sets = _sets(phase, plan, graph)
-        classes = loading.class_counts(resolution)
-        rows = {part.label: loading.rows_of(part.label, part.data, sets) for part in _parts(phase)}
-        judgements = {
-            part.label: judged(part, _losses(phase, part), graph)
+        judgements = {part: _judgements(phase, part, graph) for part in _parts(phase)}
+        rows = {
+            part: loading.rows_of(part.label, part.data, _sets(phase, plan, judgements[part], graph))
             for part in _parts(phase)
-            if isinstance(part, EvalPhase)
         }
-        arrays = {label: loading.prepare(plan, found, classes) for label, found in rows.items()}
+        classes = loading.class_counts(resolution)
+        arrays = {part: loading.prepare(plan, found, classes) for part, found in rows.items()}
         if isinstance(phase, TrainPhase):
-            phase.sampler.batches(len(next(iter(rows[phase.label].values()))))
+            phase.sampler.batches(_count(rows[phase]))
+        afterwards = _afterwards(phase, plan)
         self._moments.call("before_placement", phase=phase, plan=plan)
         _warn(plan)
+        self._afterwards = afterwards
         place(graph, {one.node: one.device for one in plan.assignments})
         self._moments.call("after_placement", phase=phase, plan=plan)
-        feeds = {label: loading.load(plan, one, len(next(iter(rows[label].values())))) for label, one in arrays.items()}
+        feeds = {part: loading.load(plan, one, _count(rows[part])) for part, one in arrays.items()}
         del arrays
         self._chain = _build(resolution, graph)
         self._run.attach(self._chain)
@@ -93,9 +113,9 @@ class _Execution:
     def _loop(
         self,
         resolution: Resolution,
-        feeds: Mapping[str, loading.Feed],
-        rows: Mapping[str, Mapping[str, Rows]],
-        judgements: Mapping[str, Sequence[Judgement]],
+        feeds: Mapping[Phase, loading.Feed],
+        rows: Mapping[Phase, Mapping[str, Rows]],
+        judgements: Mapping[Phase, Sequence[Judgement]],
     ) -> Figures | None:
         assert self._chain is not None
         chain, names = self._chain, resolution.shapes.outputs
@@ -104,11 +124,11 @@ class _Execution:
             losses, keep = _losses(self._phase, part), _kept(part, self._graph) if part is self._phase else ()
             return evaluate(
                 chain,
-                feeds[part.label],
-                rows[part.label],
+                feeds[part],
+                rows[part],
                 part.sampler.batch_size,
                 losses,
-                judgements[part.label],
+                judgements[part],
                 keep,
                 names,
             )
@@ -116,10 +136,10 @@ class _Execution:
         if isinstance(self._phase, EvalPhase):
             return figures(self._phase)
         if isinstance(self._phase, FitPhase):
-            return self._fit(self._phase, chain, feeds[self._phase.label], rows[self._phase.label], names)
+            return self._fit(self._phase, chain, feeds[self._phase], rows[self._phase], names)
         assert isinstance(self._phase, TrainPhase)
         validation = self._phase.validation
-        training = Training(self._phase, self._run, chain, feeds[self._phase.label], self._moments, self._progress)
+        training = Training(self._phase, self._run, chain, feeds[self._phase], self._moments, self._progress)
         training.run((lambda: figures(validation).named) if validation is not None else None)
         return None
 
@@ -139,22 +159,26 @@ class _Execution:
 
     def end(self) -> None:
         """State back to its owners, then the last moment; both happen whatever the other does."""
+        run = self._run
         try:
             self._release()
-        except Exception as failure:
-            if self._run.error is None:
-                self._run.error = failure
+        except BaseException as failure:
+            if run.error is None:
+                run.error = failure
                 raise
-            self._run.error.add_note(f"release also failed: {type(failure).__name__}: {failure}")
+            run.error.add_note(f"release also failed: {type(failure).__name__}: {failure}")
         finally:
-            self._run.attach(None)
-            self._moments.phase_end(self._run.error, phase=self._phase, plan=self._run.plan, run=self._run)
+            run.attach(None)
+            _AT_WORK.pop(self._graph, None)
+            if run.error is not None:
+                forget(run.error)
+            self._moments.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)
 
     def _release(self) -> None:
-        if self._chain is not None:
-            self._graph.optimizer_states.update(self._chain.release())
-        if self._phase.after is not None and self._run.plan is not None:
-            place(self._graph, {one.node: self._phase.after.device for one in self._run.plan.assignments})
+        chain, self._chain = self._chain, None
+        if chain is not None:
+            chain.release(self._graph.optimizer_states)
+        place(self._graph, self._afterwards)
 
 
 def _parts(phase: Phase) -> list[Phase]:
@@ -167,12 +191,20 @@ def _losses(phase: Phase, part: Phase) -> tuple[AppliedLoss, ...]:
     return part.losses or (phase.losses if part is not phase else ())
 
 
+def _judgements(phase: Phase, part: Phase, graph: ModelGraph) -> list[Judgement]:
+    return judged(part, _losses(phase, part), graph) if isinstance(part, EvalPhase) else []
+
+
+def _count(rows: Mapping[str, Rows]) -> int:
+    return len(next(iter(rows.values())))
+
+
 def _request(phase: Phase, graph: ModelGraph) -> Request:
     wants: dict[str, None] = {}
     for part in _parts(phase):
         if isinstance(part, EvalPhase):
             wants.update(dict.fromkeys(_kept(part, graph) if part is phase else ()))
-            wants.update(dict.fromkeys(one.node for one in judged(part, _losses(phase, part), graph)))
+            wants.update(dict.fromkeys(one.node for one in _judgements(phase, part, graph)))
     if isinstance(phase, FitPhase):
         wants = dict.fromkeys(fitting.sources(fitting.to_fit(phase, graph), graph))
     return Request(
@@ -186,12 +218,29 @@ def _request(phase: Phase, graph: ModelGraph) -> Request:
     )
 
 
-def _sets(phase: Phase, plan: Plan, graph: ModelGraph) -> dict[str, FeatureSet]:
-    """The feature sets that a phase needs data of."""
+def _sets(phase: Phase, plan: Plan, judgements: Sequence[Judgement], graph: ModelGraph) -> dict[str, FeatureSet]:
+    """The feature sets that a phase needs data of: for its nodes, for what is loaded, and for its metrics."""
     labels = {one.node for one in plan.assignments}
     if isinstance(phase, FitPhase):
         labels |= wiring.ancestors(fitting.to_fit(phase, graph), graph.nodes)
-    return wiring.feature_sets(graph.nodes[label] for label in graph.nodes if label in labels)
+    needed = set(wiring.feature_sets(graph.nodes[label] for label in labels))
+    needed |= {column.feature_set for column in plan.columns} | {one.source for one in judgements}
+    return {label: one for label, one in wiring.feature_sets(graph.nodes.values()).items() if label in needed}
+
+
+def _afterwards(phase: Phase, plan: Plan) -> dict[str, Device]:
+    """Where nodes go when the phase has ended; those that are not served there stay, unless the phase is strict.
+
+    Raises:
+        FrameworkError, DeviceUnavailableError: no node can go there.
+    """
+    if phase.after is None:
+        return {}
+    device, found = phase.after.device, registry()
+    served = [one for one in plan.assignments if phase.strict or found.serves(one.framework, device.kind)]
+    for one in served or plan.assignments:
+        found.serving(one.framework, device, vendor=phase.after.vendor)
+    return {one.node: device for one in served}
 
 
 def _kept(phase: EvalPhase, graph: ModelGraph) -> tuple[str, ...]:
@@ -203,8 +252,8 @@ def _warn(plan: Plan) -> None:
     if fallbacks:
         names = ", ".join(f"{one.node} ({one.framework})" for one in fallbacks)
         warnings.warn(
-            f"phase {plan.phase!r} asks for {fallbacks[0].written!r}, on which these nodes are not served; "
-            f"they run on the CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to forbid it.",
+            f"phase {plan.phase!r} asks for {fallbacks[0].written!r}, on which these nodes are not served; they run on "
+            f"the CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to forbid it.",
             FallbackWarning,
             stacklevel=5,
         )
@@ -243,8 +292,7 @@ def _build(resolution: Resolution, graph: ModelGraph) -> Chain:
             program: Program = backend.build(segment)
             links.append(Link(segment, backend, program, live))
     except BaseException:
-        for link in links:
-            link.program.release()
+        Chain(links).release({})
         raise
     return Chain(links)
 

@@ -39,7 +39,7 @@ def rows_of(label: str, data: Data, sets: Mapping[str, FeatureSet]) -> dict[str,
             there=f"the graph takes {', '.join(sets)}",
             remedy="give data={FEATURE_SET: split or view} for each of these",
         )
-    rows = {name: sets[name].split(one) if isinstance(one, str) else one for name, one in given.items()}
+    rows = {name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in given.items()}
     counts = {name: len(one) for name, one in rows.items()}
     if len(set(counts.values())) > 1:
         raise PhaseError(
@@ -55,12 +55,16 @@ def rows_of(label: str, data: Data, sets: Mapping[str, FeatureSet]) -> dict[str,
 def _for_each(label: str, data: str | Rows, sets: Mapping[str, FeatureSet]) -> dict[str, str | Rows]:
     if isinstance(data, str):
         return dict.fromkeys(sets, data)
+    return {_rows(label, data).label: data}
+
+
+def _rows(label: str, data: Any) -> Rows:
     if not isinstance(data, Rows):
         raise PhaseError(
             f"phase {label!r} cannot take its data from {type(data).__name__}",
             remedy="give a split's name, a FeatureSet or a view",
         )
-    return {data.label: data}
+    return data
 
 
 def prepare(plan: Plan, rows: Mapping[str, Rows], classes: Mapping[str, int]) -> dict[str, np.ndarray]:
@@ -105,16 +109,16 @@ def _check_classes(column: Column, array: np.ndarray, classes: int) -> None:
 
 
 def class_counts(resolution: Resolution) -> dict[str, int]:
-    """The number of classes for each column of class indices."""
-    specs = {name: spec for segment in resolution.segments for name, (spec, _) in segment.inputs.items()}
-    return {
-        name: resolution.shapes.specs[resolution.shapes.outputs[term.on][0]].shape[0]
-        for segment in resolution.segments
-        for term in segment.losses
-        if term.loss.name == "cross_entropy" and term.loss.own is None
-        for name in term.inputs[1:]
-        if name in specs and specs[name].dtype == "int64"
-    }
+    """The number of classes for each column of class indices: the smallest, where several losses take it."""
+    loaded = {column.name: column.spec for column in resolution.plan.columns}
+    counts: dict[str, int] = {}
+    for term in (term for segment in resolution.segments for term in segment.losses):
+        if term.loss.name == "cross_entropy" and term.loss.own is None:
+            logits, target = term.inputs
+            if target in loaded and loaded[target].dtype == "int64" and logits in resolution.shapes.specs:
+                here = resolution.shapes.specs[logits].shape[0]
+                counts[target] = min(here, counts.get(target, here))
+    return counts
 
 
 def load(plan: Plan, arrays: Mapping[str, np.ndarray], n: int) -> Feed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -27,33 +27,39 @@ class Moments:
             getattr(callback, moment)(**arguments)
 
     def phase_end(self, error: BaseException | None, **arguments: Any) -> None:
-        """Call `phase_end` of everybody, each on its own; failures are noted on `error`, else raised at the end."""
-        failures = [failure for function in self._ends(error, arguments) if (failure := _failure(function)) is not None]
-        if not failures:
+        """Call `phase_end` of everybody, each on its own; failures are noted on `error`, else raised at the end.
+
+        An interrupt is raised in any case: a note would hide it from who catches `error`.
+        """
+        known = {**arguments, "error": error}
+        failures = [failure for end in self._ends() if (failure := _failure(partial(end, **known))) is not None]
+        stop = next((failure for failure in failures if not isinstance(failure, Exception)), None)
+        first = next((one for one in (stop, error, *failures) if one is not None), None)
+        if first is None:
             return
-        first = error if error is not None else failures[0]
         for failure in failures:
             if failure is not first:
                 first.add_note(f"phase_end also failed: {type(failure).__name__}: {failure}")
-        if error is None:
+        if first is not error:
             raise first
 
-    def _ends(self, error: BaseException | None, arguments: dict[str, Any]) -> list[Callable[[], Any]]:
-        known = {**arguments, "error": error}
-        impls = reversed(self._hooks.hook.phase_end.get_hookimpls())
-        ends = [partial(impl.function, **{name: known[name] for name in impl.argnames}) for impl in impls]
-        return [*ends, *(partial(callback.phase_end, **known) for callback in self._callbacks)]
+    def _ends(self) -> Iterator[Callable[..., Any]]:
+        plugins = [impl.plugin for impl in reversed(self._hooks.hook.phase_end.get_hookimpls())]
+        for plugin in plugins:
+            yield self._hooks.subset_hook_caller("phase_end", [other for other in plugins if other is not plugin])
+        for callback in self._callbacks:
+            yield callback.phase_end
 
     def _listening(self, moment: str) -> tuple[Callable[..., Any], ...]:
-        base = getattr(Callback, moment)
-        listeners = [getattr(one, moment) for one in self._callbacks if getattr(type(one), moment) is not base]
-        hook = getattr(self._hooks.hook, moment)
+        base, hook = getattr(Callback, moment), getattr(self._hooks.hook, moment)
+        methods = [getattr(callback, moment) for callback in self._callbacks]
+        listeners = [method for method in methods if getattr(method, "__func__", None) is not base]
         return ((hook,) if hook.get_hookimpls() else ()) + tuple(listeners)
 
 
 def _failure(function: Callable[[], Any]) -> BaseException | None:
     try:
         function()
-    except Exception as failure:  # one listener must not keep the others from their last call
+    except BaseException as failure:  # neither an error nor an interrupt may keep the others from their last call
         return failure
     return None

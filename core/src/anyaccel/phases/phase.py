@@ -109,14 +109,14 @@ class Phase:
             ConfigError: malformed, or of an unknown type.
         """
         kind = config.get("type") if isinstance(config, Mapping) else None
-        if kind not in _KINDS:
+        if not isinstance(kind, str) or kind not in _KINDS:
             raise ConfigError(f"a phase's type is {kind!r}", there=", ".join(_KINDS))
         settings = {key: value for key, value in config.items() if key != "type"}
-        settings["losses"] = [AppliedLoss.from_config(one) for one in settings.get("losses", ())]
-        for key in ("accelerator", "after"):
-            if settings.get(key) is not None:
-                settings[key] = Accelerator.from_config(settings[key])
         try:
+            settings["losses"] = [AppliedLoss.from_config(one) for one in settings.get("losses", ())]
+            for key in ("accelerator", "after"):
+                if settings.get(key) is not None:
+                    settings[key] = Accelerator.from_config(settings[key])
             return _KINDS[kind](**_KINDS[kind].read_settings(settings))
         except TypeError as error:
             raise ConfigError(f"the configuration of a {kind} phase does not fit: {error}") from None
@@ -132,7 +132,7 @@ class EvalPhase(Phase):
 
     Args:
         batch_size: samples computed at once.
-        metrics: names, functions or Metric objects.
+        metrics: names, functions or Metric objects, or one of them.
         outputs: labels of nodes whose predictions are kept; by default the tails of the graph.
         label, data, losses, accelerator, strict, policy, callbacks, after: see Phase.
     """
@@ -144,13 +144,14 @@ class EvalPhase(Phase):
         label: str,
         *,
         data: Data,
-        metrics: Iterable[Any] = (),
-        outputs: Sequence[str] | None = None,
+        metrics: Any = (),
+        outputs: Sequence[str] | str | None = None,
         batch_size: int = 1024,
         **settings: Any,
     ) -> None:
-        self.metrics = tuple(one if isinstance(one, Metric) else Metric(one) for one in metrics)
-        self.outputs = None if outputs is None else tuple(outputs)
+        several = (metrics,) if isinstance(metrics, (str, Metric)) or callable(metrics) else metrics
+        self.metrics = tuple(one if isinstance(one, Metric) else Metric(one) for one in several)
+        self.outputs = _labels(outputs)
         self.sampler = SimpleSampler(batch_size)
         super().__init__(label, data=data, **settings)
 
@@ -192,7 +193,8 @@ class TrainPhase(Phase):
         validate_every: int = 1,
         **settings: Any,
     ) -> None:
-        self.sampler = SimpleSampler(sampler, shuffle=True) if isinstance(sampler, int) else sampler
+        given: Any = sampler  # any integer is a batch size, NumPy's too
+        self.sampler: SimpleSampler = SimpleSampler(given, shuffle=True) if hasattr(given, "__index__") else given
         self.n_epochs = _count(label, "n_epochs", n_epochs, 0)
         self.validation = (
             EvalPhase.from_split(validation, split=validation) if isinstance(validation, str) else validation
@@ -202,6 +204,11 @@ class TrainPhase(Phase):
 
     def _check(self) -> None:
         super()._check()
+        if not isinstance(self.sampler, SimpleSampler):
+            raise PhaseError(
+                f"phase {self.label!r}: sampler={self.sampler!r} is neither a sampler nor a batch size",
+                remedy="write sampler=32, or SimpleSampler(32, shuffle=True)",
+            )
         if not self.losses:
             raise PhaseError(
                 f"phase {self.label!r} trains and has no loss", remedy="give losses=[AppliedLoss('mse', on='NODE')]"
@@ -264,11 +271,11 @@ class FitPhase(Phase):
         label: str,
         *,
         data: Data,
-        nodes: Sequence[str] | None = None,
+        nodes: Sequence[str] | str | None = None,
         batch_size: int = 1024,
         **settings: Any,
     ) -> None:
-        self.nodes = None if nodes is None else tuple(nodes)
+        self.nodes = _labels(nodes)
         self.sampler = SimpleSampler(batch_size)
         super().__init__(label, data=data, **settings)
 
@@ -290,6 +297,11 @@ def _count(label: str, name: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise PhaseError(f"phase {label!r}: {name}={value!r} is not an int of at least {least}")
     return value
+
+
+def _labels(given: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """Labels of nodes; a plain text is one label."""
+    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
 
 
 def _data_config(label: str, data: Data) -> Any:

@@ -37,7 +37,6 @@ class RichProgress(Progress):
     def start(self, label: str, epochs: int, steps: int) -> None:
         """Show the bar."""
         from rich.console import Console
-        from rich.markup import escape
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
@@ -51,7 +50,7 @@ class RichProgress(Progress):
         self._bar = Bar(texts[0], BarColumn(), *texts[1:], TimeRemainingColumn(), console=Console(stderr=True))
         self._epochs, self._steps, self._done, self._began = epochs, steps, 0, time.perf_counter()
         self._task = self._bar.add_task(
-            escape(label), total=epochs * steps, epoch=f"epoch 0/{epochs}", rate="", figures=""
+            _text(label), total=epochs * steps, epoch=f"epoch 0/{epochs}", rate="", figures=""
         )
         self._bar.start()
 
@@ -63,7 +62,7 @@ class RichProgress(Progress):
 
     def epoch(self, figures: Mapping[str, float]) -> None:
         """Show the figures."""
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in figures.items() if "." not in name)
+        shown = _text("  ".join(f"{name} {value:.4g}" for name, value in figures.items() if "." not in name))
         number = -(-self._done // max(self._steps, 1))
         self._bar.update(self._task, epoch=f"epoch {number}/{self._epochs}", figures=shown)
 
@@ -71,6 +70,13 @@ class RichProgress(Progress):
         """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.stop()
+
+
+def _text(text: str) -> str:
+    """Names that users gave, as they stand: neither markup nor commands to the terminal."""
+    from rich.markup import escape
+
+    return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))
 
 
 def progress_for(choice: Any) -> Progress:

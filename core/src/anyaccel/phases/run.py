@@ -61,6 +61,7 @@ class Run:
         self.stop_reason = ""
         self.last_losses: list[Losses] = []
         self._chain: Chain | None = None
+        self._last: Any = None
 
     def __repr__(self) -> str:
         return f"Run({self.phase.label!r}, {len(self.history)} epochs done)"
@@ -71,7 +72,11 @@ class Run:
         return bool(self.stop_reason)
 
     def stop(self, reason: str) -> None:
-        """End the run after this epoch; in `step_end`, after this step, the epoch counting as it is."""
+        """End the run after this epoch.
+
+        Asked in `step_end`, it ends after this step, and the epoch counts as it is; in `epoch_start`, before the first
+        step, and the epoch does not take place.
+        """
         self.stop_reason = self.stop_reason or reason or "asked to stop"
 
     def step_losses(self) -> dict[str, float]:
@@ -81,8 +86,9 @@ class Run:
         return tally.means()
 
     def attach(self, chain: Chain | None) -> None:
-        """Give the run the programs that are at work, or take them away."""
+        """Give the run the programs that are at work, or take them away, with all that it holds on their devices."""
         self._chain = chain
+        self._last, self.last_losses = None, []
 
     def snapshot(self) -> Any:
         """A copy of everything that training changes: parameters, buffers, optimizer and random state."""
@@ -91,6 +97,15 @@ class Run:
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot of this run."""
         self._programs().restore(snapshot)
+
+    def return_to(self, snapshot: Any) -> None:
+        """Go back to a snapshot of this run once it has ended well, by itself or stopped; the last request counts."""
+        self._last = snapshot
+
+    def finish(self) -> None:
+        """The last epoch is over: go back to where somebody asked to return to."""
+        if self._last is not None:
+            self.restore(self._last)
 
     def _programs(self) -> Chain:
         if self._chain is None:

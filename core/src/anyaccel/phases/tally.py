@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from anyaccel.backend import ComputingBackend
 from anyaccel.phases.chain import Losses
 
 
@@ -23,26 +24,33 @@ class Tally:
         """Means over all that was added, by label, in float64; waits for the devices."""
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}
-        for losses in self._kept:
-            for label, total, weight in _host(losses):
-                sums[label] = sums.get(label, 0.0) + total
-                weights[label] = weights.get(label, 0.0) + weight
+        for label, total, weight in [*self._of_calls(), *self._of_pairs()]:
+            sums[label] = sums.get(label, 0.0) + total
+            weights[label] = weights.get(label, 0.0) + weight
         return {label: sums[label] / weights[label] if weights[label] else float("nan") for label in sums}
 
+    def _of_calls(self) -> Iterator[tuple[str, float, float]]:
+        """Label, sum and weight for each call of many steps, in which a mean weighs as much as its batch."""
+        for losses in self._kept:
+            if losses.pairs is None:
+                means = np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)
+                for label, column in zip(losses.labels, means.T, strict=True):
+                    yield label, float(column.sum()) * losses.batch, float(len(column) * losses.batch)
 
-def _host(losses: Losses) -> list[tuple[str, float, float]]:
-    if losses.pairs is not None:
-        sums = losses.backend.scalars([total for total, _ in losses.pairs.values()])
-        return [
-            (label, float(total), _weight(losses, weight))
-            for total, (label, (_, weight)) in zip(sums, losses.pairs.items(), strict=True)
-        ]
-    means = np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)
-    return [
-        (label, float(column.sum()) * losses.batch, float(len(column) * losses.batch))
-        for label, column in zip(losses.labels, means.T, strict=True)
-    ]
+    def _of_pairs(self) -> Iterator[tuple[str, float, float]]:
+        """Label, sum and weight for each step, brought over together from each backend."""
+        found: dict[ComputingBackend, list[tuple[str, object, object]]] = {}
+        for losses in self._kept:
+            pairs = [(label, *pair) for label, pair in (losses.pairs or {}).items()]
+            found.setdefault(losses.backend, []).extend(pairs)
+        for backend, triples in found.items():
+            totals = _numbers(backend, [total for _, total, _ in triples])
+            weights = _numbers(backend, [weight for _, _, weight in triples])
+            yield from zip((label for label, _, _ in triples), totals, weights, strict=True)
 
 
-def _weight(losses: Losses, weight: object) -> float:
-    return float(weight) if isinstance(weight, (int, float)) else float(losses.backend.scalars([weight])[0])
+def _numbers(backend: ComputingBackend, values: Sequence[object]) -> list[float]:
+    """Scalars of devices, and plain numbers among them, as plain numbers."""
+    there = [value for value in values if not isinstance(value, (int, float))]
+    found = iter(backend.scalars(there).tolist() if there else ())
+    return [float(value) if isinstance(value, (int, float)) else next(found) for value in values]

@@ -59,12 +59,13 @@ class Training:
     def run(self, validate: Validate | None) -> None:
         """All epochs, or as many as there are until somebody stops the run."""
         steps = self._phase.sampler.steps(self._feed.n)
-        self._progress.start(self._phase.label, self._phase.n_epochs, steps)
         try:
+            self._progress.start(self._phase.label, self._phase.n_epochs, steps)
             for epoch in range(self._phase.n_epochs):
                 self._epoch(epoch, validate)
                 if self._run.stopped:
                     break
+            self._run.finish()
         finally:
             self._progress.stop()
 
@@ -73,6 +74,8 @@ class Training:
         run.epoch, run.step = epoch, 0
         number = run.graph.progress.get(label, 0)
         self._moments.call("epoch_start", run=run)
+        if run.stopped:
+            return
         began = time.perf_counter()
         self._chain.seed(rng.key(run.graph.seed, "steps", label, number))
         losses, steps = self._steps(self._orders(number))

@@ -51,7 +51,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """Compute on the bare arrays; `out` is returned as it was given."""
         on = self._common(ufunc.__name__, (inputs, kwargs))
-        result = getattr(ufunc, method)(*_bare(inputs), **_bare(kwargs))
+        result = getattr(ufunc, method)(*_alike(_bare(inputs)), **_bare(kwargs))
         out = kwargs.get("out")
         if out is None:
             return _dressed(result, on)
@@ -220,6 +220,13 @@ def _bare(tree: Any) -> Any:
     if type(tree) in (list, tuple):
         return type(tree)(_bare(value) for value in tree)
     return tree
+
+
+def _alike(operands: tuple[Any, ...]) -> list[Any]:
+    """Plain numbers in the floating dtype of the arrays: NumPy 1 takes them for float64 beside arrays without axes."""
+    dtypes = [each.dtype for each in operands if isinstance(each, (np.ndarray, np.generic))]
+    common = np.result_type(*dtypes) if dtypes else np.dtype(bool)
+    return [common.type(each) if type(each) in (int, float) and common.kind == "f" else each for each in operands]
 
 
 def _dressed(tree: Any, on: SimDevice) -> Any:

@@ -64,7 +64,7 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         if isinstance(obj, dict):
             return {key: self.place(value, device) for key, value in obj.items()}
         if isinstance(obj, (list, tuple)):
-            return type(obj)(self.place(value, device) for value in obj)
+            return getattr(obj, "_make", type(obj))(self.place(value, device) for value in obj)
         if isinstance(obj, (np.ndarray, np.generic)):
             return moved(obj, device)
         if obj is None or isinstance(obj, (bool, int, float, str)):

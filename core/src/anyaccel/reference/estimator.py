@@ -9,7 +9,7 @@ import numpy as np
 
 from anyaccel.adapter import Applied
 from anyaccel.errors import PhaseError
-from anyaccel.reference.arrays import Array
+from anyaccel.reference.arrays import Array, SimArray, download, upload
 from anyaccel.reference.module import Module, Values
 
 
@@ -35,8 +35,12 @@ class Estimator(Module):
 
     @property
     def is_fitted(self) -> bool:
-        """Fitted by a FitPhase, or before: estimators then have attributes that end in an underscore."""
-        return self._fitted or any(name.endswith("_") and not name.startswith("_") for name in vars(self.estimator))
+        """Fitted by a FitPhase, or before: estimators say so, or have attributes that end in an underscore."""
+        says: Any = getattr(self.estimator, "__sklearn_is_fitted__", None)
+        if self._fitted or says is not None:
+            return self._fitted or bool(says is not None and says())
+        own = getattr(self.estimator, "__dict__", ())
+        return any(name.endswith("_") and not name.startswith("_") for name in own)
 
     def fit(self, inputs: Sequence[np.ndarray], targets: np.ndarray | None) -> None:
         """Fit the estimator to whole columns in host memory; single axes of targets are dropped."""
@@ -49,8 +53,10 @@ class Estimator(Module):
         self._fitted = True
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
-        """What the estimator predicts; a pullback through it is an error."""
-        predicted = np.asarray(self.estimator.predict(_table(inputs)))
+        """What the estimator predicts, on the host whatever the device; nothing before it is fitted.
+
+        A pullback through it is an error.
+        """
 
         def pullback(cotangents: Any) -> Any:
             raise PhaseError(
@@ -58,7 +64,12 @@ class Estimator(Module):
                 remedy="let no loss depend on trained nodes through it",
             )
 
-        return Applied((predicted,), pullback)
+        if not self.is_fitted:
+            return Applied((), pullback)
+        on = next((one.on for one in inputs if isinstance(one, SimArray)), None)
+        table = _table([download(one) if isinstance(one, SimArray) else one for one in inputs])
+        predicted = np.array(self.estimator.predict(table))  # a copy: it may be memory that the next call overwrites
+        return Applied((predicted if on is None else upload(predicted, on),), pullback)
 
 
 def _table(inputs: Sequence[np.ndarray]) -> np.ndarray:

@@ -95,9 +95,9 @@ def outputs_of(result: Any) -> tuple[Tensor, ...]:
     items = tuple(result.values()) if isinstance(result, Mapping) else result
     if isinstance(items, (tuple, list)) and items and all(isinstance(item, Tensor) for item in items):
         return tuple(items)
-    inner = f" of {', '.join(type(item).__name__ for item in items)}" if isinstance(items, (tuple, list)) else ""
+    kinds = ", ".join(type(item).__name__ for item in items) if isinstance(items, (tuple, list)) else "no tensor"
     raise ShapeError(
-        f"the model gives a {type(result).__name__}{inner}, which is no output of a node",
+        f"the model gives a {type(result).__name__} of {kinds or 'nothing'}, which is no output of a node",
         there="a tensor, or a tuple, list or dict of tensors, can be one",
         remedy="wrap it in a module that gives only the tensors wanted",
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyaccel.errors import RecipeError, StateError
+from anyaccel.errors import RecipeError
 from anyaccel.recipes import Optimizer
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel_torch.faults import first_line
@@ -91,6 +91,32 @@ def _to(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else mapped(value, lambda item: _to(item, device))
 
 
+def slots_of(recipe: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
+    """Names of the tensors that a recipe keeps for a parameter, beside the step; a class is asked by a trial step."""
+    if recipe.cls is None:
+        momentum = recipe.settings.get("momentum")
+        return {"m", "v"} if momentum is None else {"velocity"} if momentum > 0 else set()
+    tiny = nn.Parameter(torch.zeros([1] * parameters[0].ndim))
+    tiny.grad = torch.zeros_like(tiny)
+    probe = make(recipe, [tiny])
+    try:
+        probe.step()
+    except Exception:  # it cannot be asked: then nothing is known to fit, and the state starts afresh
+        return set()
+    return {key for key, value in probe.state[tiny].items() if key != "step" and isinstance(value, Tensor)}
+
+
+def _resumed(given: NodeState, named: Mapping[str, nn.Parameter], slots: set[str]) -> NodeState:
+    if not named:  # a node without parameters, or whose parameters another node of this group has
+        return NodeState(given.step)
+    kept = {name: values for name, values in given.slots.items() if values}
+    fits = kept.keys() <= named.keys() and all(
+        set(values) == slots and all(value.shape in ((), named[name].shape) for value in values.values())
+        for name, values in kept.items()
+    )
+    return NodeState(given.step, kept) if fits and (kept or not slots) else NodeState()
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A copy of what an optimizer changes: steps done, state by parameter, settings of its groups."""
@@ -103,6 +129,9 @@ class Kept:
 class GroupOptimizer:
     """A parameter group at work.
 
+    The state of an earlier phase is gone on with where it is one of this recipe and these parameters; else a node
+    starts afresh.
+
     Args:
         group: its name, recipe and nodes.
         members: its parameters by node and name, each parameter once.
@@ -110,7 +139,6 @@ class GroupOptimizer:
 
     Raises:
         RecipeError: see `make`.
-        StateError: a state that does not fit the recipe or the parameters.
     """
 
     def __init__(self, group: ParameterGroup, members: Members, states: Mapping[str, NodeState]) -> None:
@@ -118,13 +146,16 @@ class GroupOptimizer:
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
         self._recipe = group.optimizer
-        self._before = {node: states.get(node, NodeState()).step for node in members}
-        self._start = max(self._before.values(), default=0)
-        self._ran = 0
         self._names = SLOTS if self._recipe.cls is None else {}
         self._optimizer = make(self._recipe, self.parameters) if self.parameters else None
+        given = {node: states[node] for node in members if node in states}
+        slots = slots_of(self._recipe, self.parameters) if given and self.parameters else set()
+        resumed = {node: _resumed(state, members[node], slots) for node, state in given.items()}
+        self._before = {node: resumed.get(node, NodeState()).step for node in members}
+        self._start = max(self._before.values(), default=0)
+        self._ran = 0
         if self._optimizer is not None:
-            self._install(self._optimizer, states)
+            self._install(self._optimizer, resumed)
         self._step = self.stepper(clip=False)
 
     # -- stepping --------------------------------------------------------------------------------------------------
@@ -173,47 +204,25 @@ class GroupOptimizer:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def _install(self, optimizer: torch.optim.Optimizer, states: Mapping[str, NodeState]) -> None:
-        wanted = self._wanted()
-        for node, named in self.members.items():
-            given = states.get(node, NodeState())
-            for name, slots in given.slots.items():
-                if name not in named:
-                    raise self._misfit(node, f"parameter {name!r}", f"its parameters are {', '.join(named)}")
-                if wanted is not None and set(slots) != wanted:
-                    keeps = f"{self._recipe.name} keeps {', '.join(sorted(wanted)) or 'none'}"
-                    raise self._misfit(node, f"slots {', '.join(slots)}", keeps)
-                self._fill(optimizer, named[name], given.step, slots, f"node {node!r}, parameter {name!r}")
-        if wanted == {"velocity"}:
+    def _install(self, optimizer: torch.optim.Optimizer, resumed: Mapping[str, NodeState]) -> None:
+        for node, state in resumed.items():
+            for name, slots in state.slots.items():
+                self._fill(optimizer, self.members[node][name], state.step, slots)
+        if self._recipe.cls is None and self._recipe.settings.get("momentum", 0) > 0:
             # torch's fused SGD wants all velocities or none, and a parameter may get its first gradient later
             for parameter in self.parameters:
                 zeros = torch.zeros_like(parameter, requires_grad=False)
                 optimizer.state[parameter].setdefault("momentum_buffer", zeros)
 
     def _fill(
-        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, step: int, slots: Mapping[str, Any], what: str
+        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, step: int, slots: Mapping[str, Any]
     ) -> None:
-        group = optimizer.param_groups[0]
         state = optimizer.state[parameter]
         for slot, value in slots.items():
-            if self._names and value.shape != parameter.shape:
-                there = f"the parameter has shape {list(parameter.shape)}"
-                asked = f"{what}: slot {slot!r} has shape {list(value.shape)}"
-                raise StateError(asked, there=there, remedy="load the state of this very graph")
             state[self._names.get(slot, slot)] = value.detach().clone().to(parameter.device)
-        if slots and self._wanted() != {"velocity"}:
-            state["step"] = torch.tensor(float(step), dtype=torch.float32, device=_where("step", group, parameter))
-
-    def _wanted(self) -> set[str] | None:
-        """The slots of a named recipe; None for a class, which keeps what it likes."""
-        if self._recipe.cls is not None:
-            return None
-        momentum = self._recipe.settings.get("momentum")
-        return {"m", "v"} if momentum is None else {"velocity"} if momentum > 0 else set()
-
-    def _misfit(self, node: str, what: str, there: str) -> StateError:
-        remedy = "go on with the recipe that made the state, or start the optimizer afresh"
-        return StateError(f"the optimizer state of node {node!r} has {what}", there=there, remedy=remedy)
+        if "velocity" not in slots:
+            where = _where("step", optimizer.param_groups[0], parameter)
+            state["step"] = torch.tensor(float(step), dtype=torch.float32, device=where)
 
     def states(self, *, copies: bool) -> dict[str, NodeState]:
         """State by node: steps over its whole life, and slots by parameter; copies, or the very tensors."""

@@ -18,7 +18,7 @@ from anyaccel_torch.custody import Buffers, Gradients, Modes, RandomState, seed
 from anyaccel_torch.faults import telling
 from anyaccel_torch.losses import BoundLoss, bind
 from anyaccel_torch.optimizers import GroupOptimizer, Kept
-from anyaccel_torch.wiring import Wiring, members_of, modules_of
+from anyaccel_torch.wiring import Wiring, members_of, modules_of, states_of
 
 Losses = dict[str, tuple[Tensor, Tensor]]
 
@@ -50,7 +50,6 @@ class TorchProgram(Stepping):
 
     Raises:
         RecipeError: an optimizer or loss that torch lacks.
-        StateError: an optimizer state that does not fit.
     """
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
@@ -77,8 +76,9 @@ class TorchProgram(Stepping):
 
     def _made_groups(self) -> list[GroupOptimizer]:
         seen: set[int] = set()
+        states = states_of(self.segment)
         return [
-            GroupOptimizer(group, members_of(self.segment, self._losses, group.nodes, seen), self.segment.states)
+            GroupOptimizer(group, members_of(self.segment, self._losses, group.nodes, seen), states)
             for group in self.segment.groups
         ]
 

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from anyaccel.device import Device
 from anyaccel.errors import GraphError, RecipeError, ShapeError
-from anyaccel.segment import Operation, Segment
+from anyaccel.segment import NodeState, Operation, Segment
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.models import outputs_of
 
 Run = Callable[[list[Any]], None]
+
+_FRESH = NodeState()
 
 
 class Wiring:
@@ -147,3 +149,16 @@ def members_of(
         members[node] = {name: each for name, each in named.items() if each.requires_grad and id(each) not in seen}
         seen.update(map(id, members[node].values()))
     return members
+
+
+def states_of(segment: Segment) -> dict[str, NodeState]:
+    """The optimizer states by node; of nodes that share one model, all have the state that has slots."""
+    found = dict(segment.states)
+    for each in segment.operations:
+        if each.model is None or found.get(each.label, _FRESH).slots:
+            continue
+        sharing = (other.label for other in segment.operations if other.model is each.model)
+        kept = next((found[label] for label in sharing if found.get(label, _FRESH).slots), None)
+        if kept is not None:
+            found[each.label] = kept
+    return found

@@ -1,0 +1,81 @@
+"""Watching a run: validation after every epoch, early stopping, a callback of one's own, figures as a table."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anyaccel import (
+    AppliedLoss,
+    Callback,
+    EarlyStopping,
+    EvalPhase,
+    Experiment,
+    FeatureSet,
+    ModelGraph,
+    ModelNode,
+    Optimizer,
+    Schedule,
+    SequentialMLP,
+    TrainPhase,
+)
+from anyaccel.phases import Run
+
+
+class Diary(Callback):
+    """Writes down what it sees. Only the moments that are written here are called."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def before_placement(self, phase, plan) -> None:
+        self.lines.append(f"{phase.label} on {plan.device('net')}")
+
+    def epoch_end(self, run: Run) -> None:
+        figures = run.history[-1].figures
+        self.lines.append(f"epoch {run.epoch}: loss {figures['loss']:.4f}, val_loss {figures['val_loss']:.4f}")
+
+    def phase_end(self, phase, plan, run, error) -> None:
+        self.lines.append("ended well" if error is None else f"ended with {error}")
+
+
+def main() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(300, 8))
+    y = np.sin(x[:, 0]) + 0.3 * rng.normal(size=300)  # with noise, which long training learns by heart
+    data = FeatureSet.from_dict("data", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
+    data.split_random({"train": 0.5, "val": 0.5}, seed=1)
+
+    net = ModelNode("net", SequentialMLP(hidden_dim=64, n_layers=3, activation="tanh"), data.reference())
+    recipe = Optimizer("adamw", lr=1e-2, clip_norm=1.0, schedule=Schedule("cosine", steps=500, warmup=10))
+    experiment = Experiment("watched", ModelGraph([net], recipe))
+
+    diary, stopping = Diary(), EarlyStopping("val_loss", patience=5, restore_best=True)
+    trained = experiment.run_phase(
+        TrainPhase(
+            "train",
+            data="train",
+            losses=[AppliedLoss("mse", on="net")],
+            n_epochs=100,
+            validation=EvalPhase("validation", data="val", metrics=["r2"]),
+            callbacks=[diary, stopping],
+        )
+    )
+
+    assert len(trained.epochs) < 100 and "val_loss" in trained.stop_reason
+    assert len(trained.epochs) == stopping.best_epoch + 1 + stopping.patience
+    assert trained.figures == ("loss", "loss.net", "val_loss", "val_loss.net", "val_r2")
+    assert diary.lines[0] == "train on cpu:0" and diary.lines[-1] == "ended well"
+    assert len(diary.lines) == len(trained.epochs) + 2
+
+    # The parameters are those of the best epoch, not of the last one.
+    loss = AppliedLoss("mse", on="net")
+    best = experiment.run_phase(EvalPhase("test", data="val", losses=[loss])).loss
+    assert np.isclose(best, trained.figure("val_loss").min(), rtol=1e-5)
+
+    table = trained.to_arrow()  # a row for each epoch; to_dict() gives the same, ready for JSON
+    assert table.column_names[:3] == ["epoch", "steps", "seconds"] and len(table) == len(trained.epochs)
+    print(*diary.lines[:3], "...", *diary.lines[-2:], sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The accelerator, step by step: where things run is said once, and all the rest follows.
+
+Runs with NumPy alone, on simulated devices, and does the same again with torch where `anyaccel_torch` is installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import anyaccel
+from anyaccel import (
+    Accelerator,
+    AppliedLoss,
+    EvalPhase,
+    Experiment,
+    FeatureSet,
+    ModelGraph,
+    ModelNode,
+    Optimizer,
+    SimpleSampler,
+    TrainPhase,
+)
+
+LOSS = AppliedLoss("mse", on="head")
+SAMPLER = SimpleSampler(batch_size=32, shuffle=True, seed=7)
+
+
+def regression() -> FeatureSet:
+    """500 samples of 50 features in float64 and one target, four fifths of them for training."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(500, 50))
+    y = x @ rng.normal(size=50) + 0.1 * rng.normal(size=500)
+    data = FeatureSet.from_dict("data", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
+    data.split_random({"train": 0.8, "test": 0.2}, seed=0)
+    return data
+
+
+def experiment(mlp: Any, encoder_on: Any = None, head_on: Any = None) -> Experiment:
+    """A two-layer MLP as two nodes, trained by Adam; a node may say where it wants to be."""
+    encoder = ModelNode("encoder", mlp(output_shape=(16,), n_layers=1), regression().reference(), encoder_on)
+    head = ModelNode("head", mlp(output_shape=(1,), n_layers=1), "encoder", head_on)
+    return Experiment("howto", ModelGraph([encoder, head], Optimizer("adam", lr=1e-2), seed=1))
+
+
+def train(n_epochs: int = 3, **settings: Any) -> TrainPhase:
+    """The same training every time."""
+    return TrainPhase.from_split("train", split="train", sampler=SAMPLER, losses=[LOSS], n_epochs=n_epochs, **settings)
+
+
+def one_value_for_one_place() -> None:
+    """However a device is spelt, it is one value; a vendor's word is kept as a wish for that vendor."""
+    assert Accelerator("cuda") == Accelerator("cuda:0") == Accelerator("gpu:0") == Accelerator.gpu()
+    assert str(Accelerator("cuda:1")) == "gpu:1"
+    assert Accelerator("cuda").vendor == "nvidia" and Accelerator("gpu").vendor == ""
+    assert Accelerator("metal") == Accelerator("mps:0") != Accelerator("gpu")
+    assert Accelerator() == Accelerator("cpu") == Accelerator.cpu()
+
+    asked = Accelerator("cuda:1", pin_memory=True)
+    assert asked.get_config() == {"device": "cuda:1", "pin_memory": True}
+    assert Accelerator.from_config(asked.get_config()) == asked
+
+
+def available(framework: str) -> list[anyaccel.Device]:
+    """What is on this machine, for any framework and for one; making an Accelerator asks nothing of the machine."""
+    everything = anyaccel.devices()
+    assert Accelerator("cpu").is_available() and Accelerator("cpu").is_available(framework)
+    assert not Accelerator("gpu:99").is_available()
+    assert anyaccel.best() in everything  # a GPU, else another accelerator, else the CPU
+    assert anyaccel.all_devices("gpu")  # never empty: the CPU where there is no GPU
+    return [device for device in everything if Accelerator(device).is_available(framework)]
+
+
+def by_phase(mlp: Any, device: anyaccel.Device) -> np.ndarray:
+    """A phase says where its nodes are computed: by an Accelerator, or by plain text."""
+    by_object, by_text = experiment(mlp), experiment(mlp)
+    losses = by_object.run_phase(train(accelerator=Accelerator(device))).loss
+    np.testing.assert_allclose(by_text.run_phase(train(accelerator=str(device))).loss, losses, rtol=1e-4)
+
+    plan = by_text.last_run.plan
+    assert plan is not None
+    assert plan.device("encoder") == plan.device("head") == device
+    assert plan["head"].reason == "phase"
+    (x, y) = plan.columns  # float64 is cast once, when the data are loaded, and the plan says so
+    assert (x.stored.dtype, x.spec.dtype) == (y.stored.dtype, y.spec.dtype) == ("float64", "float32")
+
+    # After a phase everything stays where it was, and the next one goes on there.
+    assert anyaccel.device_of(by_text.graph["head"].model) == device
+    tested = by_text.run_phase(EvalPhase.from_split("test", split="test", losses=[LOSS], accelerator=str(device)))
+    assert np.isfinite(tested.loss) and tested.prediction("head").shape == (100, 1)
+    return np.asarray(losses)
+
+
+def by_node(mlp: Any, first: anyaccel.Device, second: anyaccel.Device, expected: np.ndarray) -> None:
+    """A node's own accelerator wins over the phase's. Encoder and head on two devices give the same losses."""
+    split = experiment(mlp, encoder_on=Accelerator(first), head_on=str(second))
+    phase = train(accelerator="cpu")
+
+    plan = split.plan(phase)  # nothing has moved yet
+    assert (plan.device("encoder"), plan.device("head")) == (first, second)
+    assert plan["encoder"].reason == "node"
+    assert "its own accelerator" in plan.explain("encoder")
+    crossings = [(one.value, one.origin, one.destination) for one in plan.crossings]
+    assert crossings == ([("encoder", first, second)] if first != second else [])
+
+    np.testing.assert_allclose(split.run_phase(phase).loss, expected, rtol=1e-4)
+    assert anyaccel.device_of(split.graph["head"].model) == second
+
+
+def pinned(mlp: Any, device: anyaccel.Device, expected: np.ndarray) -> None:
+    """Page-locked memory is a wish: where it cannot be had, on the CPU for instance, it changes nothing."""
+    asked = Accelerator(device, pin_memory=True)
+    np.testing.assert_allclose(experiment(mlp).run_phase(train(accelerator=asked)).loss, expected, rtol=1e-4)
+
+
+def by_hand(framework: str, device: anyaccel.Device) -> None:
+    """The same accelerator outside of graphs: names, scopes, and moves of whatever holds tensors."""
+    accelerator = Accelerator(device)
+    assert accelerator.device_string(framework)  # the framework's own word, such as "cuda:0"
+    with accelerator.scope(framework):
+        pass  # new tensors of the framework land on the device
+
+    batch = {"x": np.ones((2, 3)), "tags": ["a", "b"]}
+    moved = accelerator.move(batch, framework=framework)
+    assert anyaccel.device_of(moved["x"]) == device and moved["tags"] == ["a", "b"]
+    again = accelerator.move(moved)
+    assert again["x"] is moved["x"]  # what is there already is not copied
+
+
+def continued(mlp: Any, device: anyaccel.Device) -> None:
+    """Three epochs, a state that is only names and arrays, and three more elsewhere: the same as six at a stretch."""
+    straight = experiment(mlp)
+    straight.run_phase(train(6, accelerator=device))
+
+    stopped = experiment(mlp)
+    stopped.run_phase(train(3, accelerator=device))
+    state = stopped.graph.state()
+
+    resumed = experiment(mlp)
+    resumed.graph.load_state(state)
+    resumed.run_phase(train(3, accelerator=device))
+    tolerance = 0 if device.kind == "cpu" else 1e-4  # on a GPU, sums may be taken in another order
+    for name, array in straight.graph.state().items():
+        np.testing.assert_allclose(resumed.graph.state()[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
+    assert [epoch.number for epoch in resumed.last_run.epochs] == [3, 4, 5]
+
+
+def walk(framework: str, mlp: Any) -> None:
+    """All of it with one framework."""
+    usable = available(framework)
+    first, second = (usable * 2)[-2:]  # twice the same where there is but one
+    losses = by_phase(mlp, usable[0])
+    by_node(mlp, first, second, losses)
+    pinned(mlp, usable[0], losses)
+    by_hand(framework, usable[0])
+    continued(mlp, usable[0])
+    print(f"{framework} on {', '.join(map(str, usable))}: {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} epochs")
+
+
+def main() -> None:
+    """With NumPy, and with torch where it is installed; two devices are simulated, as NumPy has none of its own."""
+    one_value_for_one_place()
+    with anyaccel.simulate(2):
+        walk("numpy", anyaccel.SequentialMLP)
+        if Accelerator("cpu").is_available("torch"):
+            from anyaccel_torch import SequentialMLP
+
+            walk("torch", SequentialMLP)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""Wrong backends: optimizers, state and whole steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from broken import fault
+
+from anyaccel.adapter import ArrayProgram
+from anyaccel.recipes import Optimizer
+from anyaccel.reference.arrays import put
+from anyaccel.reference.operations import ReferenceOps
+from anyaccel.segment import NodeState
+
+
+def reoptimized(segment, change):
+    """The segment with `change` applied to every optimizer."""
+    return replace(segment, groups=tuple(replace(g, optimizer=change(g.optimizer)) for g in segment.groups))
+
+
+def remade(cls, optimizer, **settings):
+    """The recipe once more, of another class or with other settings."""
+    config = {"lr": optimizer.lr, "schedule": optimizer.schedule, "clip_norm": optimizer.clip_norm}
+    return cls(settings.pop("name", optimizer.name), **config, **{**optimizer.settings, **settings})
+
+
+# -- updates -----------------------------------------------------------------------------------------------------------
+
+
+class Uncorrected(Optimizer):
+    """Its rate undoes the correction of the first moment."""
+
+    def rate(self, step):
+        beta = self.settings["betas"][0] if "betas" in self.settings else 0.0
+        return self.lr * self.schedule.factor(step) * (1 - beta ** (step + 1))
+
+
+class Late(Optimizer):
+    """Counts the steps of its schedule from one."""
+
+    def rate(self, step):
+        return self.lr * self.schedule.factor(step + 1)
+
+
+@fault("compute", "test_an_optimizer_is_its_formula[adam]")
+def adam_without_bias_correction(segment):
+    return reoptimized(segment, lambda o: remade(Uncorrected, o))
+
+
+@fault("compute", "test_an_optimizer_is_its_formula[a schedule]")
+def schedule_off_by_one(segment):
+    return reoptimized(segment, lambda o: remade(Late, o))
+
+
+@fault("compute", "test_an_optimizer_is_its_formula[adamw]")
+def adamw_is_adam(segment):
+    return reoptimized(segment, lambda o: remade(Optimizer, o, name="adam") if o.name == "adamw" else o)
+
+
+@fault("compute", "test_an_optimizer_is_its_formula[nesterov]")
+def nesterov_is_momentum(segment):
+    return reoptimized(segment, lambda o: remade(Optimizer, o, nesterov=False) if o.name == "momentum" else o)
+
+
+@fault("compute", "test_an_optimizer_is_its_formula[sgd with decay]")
+def decay_is_ignored(segment):
+    return reoptimized(segment, lambda o: remade(Optimizer, o, weight_decay=0.0))
+
+
+@fault("compute", "test_apply_scales_the_gradients_before_all_else[sgd with decay]")
+class ClippingIsIgnored(ArrayProgram):
+    def apply(self, scale=None):
+        super().apply()
+
+
+@fault("compute", "test_apply_does_not_clip_by_itself")
+class ClipsTwice(ArrayProgram):
+    def apply(self, scale=None):
+        limits = {group.name: group.optimizer.clip_norm for group in self.segment.groups}
+        stats = {name: float(np.asarray(pair[0])) ** 0.5 for name, pair in self.grad_stats().items()}
+        clips = {name: min(1.0, limit / (stats[name] + 1e-6)) for name, limit in limits.items() if limit}
+        super().apply({name: clips.get(name, 1.0) * (scale or {}).get(name, 1.0) for name in limits})
+
+
+@fault("compute", "test_apply_forgets_the_gradients")
+class SmallStepsAreSkipped(ArrayProgram):
+    def apply(self, scale=None):
+        if self.segment.groups[0].optimizer.lr > 1e-6:
+            super().apply(scale)
+
+
+@fault("compute", "test_discard_forgets_the_gradients_without_a_step")
+class DiscardDoesNothing(ArrayProgram):
+    busy = False
+
+    def apply(self, scale=None):
+        self.busy = True
+        super().apply(scale)
+        self.busy = False
+
+    def restore(self, snapshot):
+        self.busy = True
+        super().restore(snapshot)
+        self.busy = False
+
+    def discard(self):
+        if self.busy:
+            super().discard()
+
+
+@fault("compute", "test_reduce_replaces_every_gradient")
+class ReduceOnlyLooks(ArrayProgram):
+    def reduce(self, fn):
+        super().reduce(lambda gradient: (fn(gradient), gradient)[1])
+
+
+@fault("compute", "test_reduce_goes_in_the_order_of_the_parameters")
+class ReducesBackwards(ArrayProgram):
+    def reduce(self, fn):
+        found = []
+        super().reduce(lambda gradient: (found.append(gradient), gradient)[1])
+        after = [fn(gradient) for gradient in reversed(found)][::-1]
+        turn = iter(after)
+        super().reduce(lambda gradient: next(turn))
+
+
+@fault("compute", "test_grad_stats_are_the_squared_norm_and_finiteness")
+class NormIsNotSquared(ArrayProgram):
+    def grad_stats(self):
+        return {name: (np.sqrt(square), finite) for name, (square, finite) in super().grad_stats().items()}
+
+
+@fault("compute", "test_grad_stats_see_what_is_not_finite[inf]")
+class AllIsFinite(ArrayProgram):
+    def grad_stats(self):
+        return {name: (square, finite | True) for name, (square, finite) in super().grad_stats().items()}
+
+
+# -- life --------------------------------------------------------------------------------------------------------------
+
+
+@fault("compute", "test_a_snapshot_brings_back_all_a_step_changes[buffered_model]")
+class SnapshotWithoutBuffers(ArrayProgram):
+    def restore(self, snapshot):
+        parameters, _, *rest = snapshot
+        _, buffers, *_ = super().snapshot()
+        super().restore((parameters, buffers, *rest))
+
+
+@fault("compute", "test_a_snapshot_brings_back_all_a_step_changes[random_model]")
+class SnapshotWithoutRandomState(ArrayProgram):
+    def restore(self, snapshot):
+        super().restore((*snapshot[:3], *super().snapshot()[3:]))
+
+
+@fault("compute", "test_a_snapshot_brings_back_all_a_step_changes[model]")
+class SnapshotIsUsedUp(ArrayProgram):
+    def snapshot(self):
+        return [super().snapshot()]
+
+    def restore(self, snapshot):
+        super().restore(snapshot.pop())
+
+
+@fault("compute", "test_restore_forgets_gradients")
+class RestoreKeepsGradients(ArrayProgram):
+    pending = None
+
+    def forward_pullback(self, inputs, scale=None):
+        self.pending = inputs
+        return super().forward_pullback(inputs, scale)
+
+    def apply(self, scale=None):
+        super().apply(scale)
+        self.pending = None
+
+    def restore(self, snapshot):
+        super().restore(snapshot)
+        if self.pending is not None:
+            super().forward_pullback(self.pending)[2]([None] * len(self.segment.outputs))
+
+
+@fault("compute", "test_states_are_by_node_with_the_slots_of_the_formulas[adam]")
+class SlotsOfItsOwn(ArrayProgram):
+    def states(self):
+        return {
+            node: replace(state, slots={p: {f"exp_{k}": v for k, v in s.items()} for p, s in state.slots.items()})
+            for node, state in super().states().items()
+        }
+
+
+@fault("compute", "test_release_gives_the_result_to_the_users_model")
+class ReleaseWritesNothing(ReferenceOps):
+    def write(self, model, parameters, buffers):
+        pass
+
+
+@fault("compute", "test_release_gives_buffers_too")
+class ReleaseWritesNoBuffers(ReferenceOps):
+    def write(self, model, parameters, buffers):
+        super().write(model, parameters, self.buffers(model))
+
+
+@fault("compute", "test_release_may_be_called_twice")
+class ReleasesOnlyOnce(ArrayProgram):
+    released = False
+
+    def release(self):
+        if self.released:
+            raise RuntimeError("released already")
+        self.released = True
+        return super().release()
+
+
+@fault("compute", "test_training_goes_on_where_it_ended[adam]")
+class StepsAreCountedAnew(ArrayProgram):
+    def release(self):
+        return {node: NodeState(0, state.slots) for node, state in super().release().items()}
+
+
+@fault("compute", "test_training_goes_on_on_another_device")
+def states_elsewhere_are_dropped(segment):
+    device = segment.operations[0].device
+    found = {
+        node: state
+        for node, state in segment.states.items()
+        if all(slot.device == device for slots in state.slots.values() for slot in slots.values())
+    }
+    return replace(segment, states=found)
+
+
+# -- whole steps -------------------------------------------------------------------------------------------------------
+
+
+@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd]")
+class StepsDropARow(ArrayProgram):
+    def steps(self, columns, orders, start, count, batch):
+        return np.concatenate([super(StepsDropARow, self).steps(columns, orders, start + i * batch, 1, batch - 1)
+                               for i in range(count)])  # fmt: skip
+
+
+@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd, clipped]")
+class StepsDoNotClip(ArrayProgram):
+    stepping = False
+
+    def steps(self, columns, orders, start, count, batch):
+        self.stepping = True
+        found = super().steps(columns, orders, start, count, batch)
+        self.stepping = False
+        return found
+
+    def apply(self, scale=None):
+        super().apply(None if self.stepping else scale)
+
+
+@fault("stepping", "test_buffers_change_as_in_the_plain_way")
+class StepsKeepBuffers(ArrayProgram):
+    def steps(self, columns, orders, start, count, batch):
+        buffers = super().snapshot()[1]
+        found = super().steps(columns, orders, start, count, batch)
+        parameters, _, *rest = super().snapshot()
+        super().restore((parameters, buffers, *rest))
+        return found
+
+
+@fault("stepping", "test_losses_are_a_table_on_the_device")
+class LossesAreARow(ArrayProgram):
+    def steps(self, columns, orders, start, count, batch):
+        found = super().steps(columns, orders, start, count, batch)
+        return found if len(self.segment.losses) == 1 else found.T
+
+
+@fault("stepping", "test_one_call_is_two_calls_of_half[random_model]")
+class CallsDrawTheSame(ArrayProgram):
+    key = 0
+
+    def seed(self, key):
+        self.key = key
+        super().seed(key)
+
+    def steps(self, columns, orders, start, count, batch):
+        super().seed(self.key)
+        return super().steps(columns, orders, start, count, batch)
+
+
+@fault("stepping", "test_steps_follow_the_seed")
+class StepsHaveTheirOwnSeed(ArrayProgram):
+    def steps(self, columns, orders, start, count, batch):
+        *_, draws = super().snapshot()
+        if not draws:
+            self.seed(0)
+        return super().steps(columns, orders, start, count, batch)
+
+
+@fault("stepping", "test_steps_start_where_they_are_told")
+class StepsCountBatches(ArrayProgram):
+    def steps(self, columns, orders, start, count, batch):
+        return super().steps(columns, orders, start // batch * batch, count, batch)
+
+
+@fault("stepping", "test_steps_go_on_from_single_steps")
+class StepsHaveTheirOwnState(ArrayProgram):
+    kept: dict | None = None
+
+    def steps(self, columns, orders, start, count, batch):
+        parameters, buffers, states, *rest = super().snapshot()
+        fresh = {node: NodeState() for node in states}
+        super().restore((parameters, buffers, self.kept or fresh, *rest))
+        found = super().steps(columns, orders, start, count, batch)
+        self.kept = super().snapshot()[2]
+        return found
+
+    def restore(self, snapshot):
+        super().restore(snapshot)
+        self.kept = snapshot[2]
+
+
+@fault("stepping", "test_a_snapshot_holds_between_steps")
+class StepsAreNotRestored(ArrayProgram):
+    stepped = False
+
+    def steps(self, columns, orders, start, count, batch):
+        self.stepped = True
+        return super().steps(columns, orders, start, count, batch)
+
+    def restore(self, snapshot):
+        if not self.stepped:
+            super().restore(snapshot)
+
+
+@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[adam]")
+class StepsIgnoreTheOrder(ArrayProgram):
+    def steps(self, columns, orders, start, count, batch):
+        plain = [put(np.arange(len(np.asarray(order))), order.on) for order in orders]
+        return super().steps(columns, plain, start, count, batch)

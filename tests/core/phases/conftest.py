@@ -1,0 +1,199 @@
+"""What tests of phases share: a registry with NumPy only, simulated devices, small data, graphs in few words, and spies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyaccel import registry as registry_module
+from anyaccel.data import FeatureSet
+from anyaccel.experiment import Experiment
+from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.hookspecs import MOMENTS, hookimpl
+from anyaccel.phases import Callback, EvalPhase, TrainPhase
+from anyaccel.recipes import AppliedLoss, Optimizer
+from anyaccel.reference import Dense, ReferenceBackend, SimArray, Simulation, simulate
+from anyaccel.registry import Registry
+
+MSE = AppliedLoss("mse", on="net")
+
+
+@pytest.fixture(autouse=True)
+def numpy_only(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """The process's registry exchanged for one with the built-in backend, to which a test may register plugins."""
+    registry = Registry(ReferenceBackend, lambda: ())
+    monkeypatch.setattr(registry_module, "_registry", [registry])
+    return registry
+
+
+@pytest.fixture
+def sims() -> Iterator[Simulation]:
+    """Three simulated devices."""
+    with simulate(3) as simulation:
+        yield simulation
+
+
+def table_of(n: int = 24, label: str = "data", *, seed: int = 0, dtype: str = "float32") -> FeatureSet:
+    """Features `x` [3], targets `y` [1] (linear in x, with noise) and class indices `c` of three, tags `id`."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(n, 3))
+    y = x @ np.array([[1.0], [-2.0], [0.5]]) + 0.1 * draw.normal(size=(n, 1)) + 0.3
+    columns = {"x": x.astype(dtype), "y": y.astype(dtype), "c": draw.integers(0, 3, n), "id": np.arange(n)}
+    return FeatureSet.from_dict(label, columns, ["x"], ["y", "c"], ["id"])
+
+
+@pytest.fixture
+def table() -> Callable[..., FeatureSet]:
+    """`table(n, label, seed=, dtype=)` is a feature set; see `table_of`."""
+    return table_of
+
+
+@pytest.fixture
+def data() -> FeatureSet:
+    """24 rows with the splits `train` (16 rows) and `val` (8 rows)."""
+    found = table_of()
+    found.add_splits({"train": np.arange(16), "val": np.arange(16, 24)})
+    return found
+
+
+@pytest.fixture
+def line(data: FeatureSet) -> Callable[..., ModelGraph]:
+    """`line(model=..., optimizer=...)` is a graph of one node `net` on the features and the target `y`."""
+
+    def make(model: Any = None, optimizer: Any = None, source: FeatureSet = data, **settings: Any) -> ModelGraph:
+        node = ModelNode("net", model or Dense(1), source.reference(["x"], ["y"]), **settings)
+        return ModelGraph([node], optimizer or Optimizer("adam", lr=0.05))
+
+    return make
+
+
+@pytest.fixture
+def experiment() -> Callable[..., Experiment]:
+    """`experiment(graph, callbacks=...)` is a quiet one."""
+    return lambda graph, **settings: Experiment("e", graph, **{"progress": "none", **settings})
+
+
+@pytest.fixture
+def train(data: FeatureSet) -> Callable[..., TrainPhase]:
+    """`train(...)` is a TrainPhase of `net` over the split `train`, in batches of four, with any setting changed."""
+
+    def make(label: str = "train", **settings: Any) -> TrainPhase:
+        return TrainPhase(label, **{"data": "train", "losses": [MSE], "sampler": 4, **settings})
+
+    return make
+
+
+@pytest.fixture
+def evaluate() -> Callable[..., EvalPhase]:
+    """`evaluate(...)` is an EvalPhase of `net` over the split `val`, with any setting changed."""
+
+    def make(label: str = "eval", **settings: Any) -> EvalPhase:
+        return EvalPhase(label, **{"data": "val", "losses": [MSE], **settings})
+
+    return make
+
+
+# -- looking at graphs -------------------------------------------------------------------------------------------------
+
+
+def values_of(graph: ModelGraph) -> dict[str, np.ndarray]:
+    """Everything a phase may change, in host memory."""
+    return graph.state()
+
+
+@pytest.fixture
+def values() -> Callable[[ModelGraph], dict[str, np.ndarray]]:
+    return values_of
+
+
+@pytest.fixture
+def same() -> Callable[..., None]:
+    """`same(one, other)`: two mappings of arrays are equal in names and, to the bit, in values (or within `within`)."""
+
+    def compare(one: dict[str, np.ndarray], other: dict[str, np.ndarray], within: float = 0.0) -> None:
+        assert list(one) == list(other)
+        for name, array in one.items():
+            np.testing.assert_allclose(array, other[name], rtol=within, atol=within, err_msg=name)
+
+    return compare
+
+
+@pytest.fixture
+def owned() -> Callable[..., int]:
+    """`owned(graph, "sim:0")`: bytes of the parameters, buffers and optimizer state that a graph has on a device."""
+
+    def count(graph: ModelGraph, device: str) -> int:
+        found: dict[int, Any] = {}
+        for node in graph.nodes.values():
+            model = getattr(node, "model", None)
+            if model is not None:
+                found.update({id(a): a for a in [*model.parameters.values(), *model.buffers.values()]})
+        for state in graph.optimizer_states.values():
+            found.update({id(a): a for slots in state.slots.values() for a in slots.values()})
+        return sum(a.nbytes for a in found.values() if isinstance(a, SimArray) and str(a.device) == device)
+
+    return count
+
+
+# -- spies -------------------------------------------------------------------------------------------------------------
+
+Seen = list[tuple[str, str, dict[str, Any]]]
+"""Who was called, at which moment, with what."""
+
+
+def plugin_spy(seen: Seen, moments: tuple[str, ...] = MOMENTS, act: Any = None) -> ModuleType:
+    """A plugin that writes every moment down, then does `act(moment)`."""
+    module = ModuleType("spy")
+    told = {
+        "phase_start": lambda phase: heard("phase_start", phase=phase),
+        "before_placement": lambda phase, plan: heard("before_placement", phase=phase, plan=plan),
+        "after_placement": lambda phase, plan: heard("after_placement", phase=phase, plan=plan),
+        "after_loading": lambda phase, plan: heard("after_loading", phase=phase, plan=plan),
+        "epoch_start": lambda run: heard("epoch_start", run=run),
+        "step_end": lambda run: heard("step_end", run=run),
+        "epoch_end": lambda run: heard("epoch_end", run=run),
+        "phase_end": lambda phase, plan, run, error: heard("phase_end", phase=phase, plan=plan, run=run, error=error),
+    }
+
+    def heard(moment: str, **arguments: Any) -> None:
+        seen.append(("plugin", moment, arguments))
+        if act is not None:
+            act(moment)
+
+    for moment in moments:
+        setattr(module, moment, hookimpl(told[moment]))
+    return module
+
+
+def callback_spy(seen: Seen, moments: tuple[str, ...] = MOMENTS, act: Any = None) -> Callback:
+    """A callback that does the same."""
+
+    def method(moment: str) -> Callable[..., None]:
+        def heard(self: Callback, **arguments: Any) -> None:
+            seen.append(("callback", moment, arguments))
+            if act is not None:
+                act(moment)
+
+        return heard
+
+    return type("Spy", (Callback,), {moment: method(moment) for moment in moments})()
+
+
+@pytest.fixture
+def spy() -> Callable[..., Any]:
+    """`spy("plugin" or "callback", seen, moments, act)` is a listener."""
+    return lambda kind, *args, **kwargs: {"plugin": plugin_spy, "callback": callback_spy}[kind](*args, **kwargs)
+
+
+@pytest.fixture
+def at() -> Callable[..., Callback]:
+    """`at("epoch_end", function)`: a callback that calls a function with whatever that moment is called with."""
+
+    def make(moment: str, function: Callable[..., Any]) -> Callback:
+        return type("At", (Callback,), {moment: lambda self, **arguments: function(**arguments)})()
+
+    return make

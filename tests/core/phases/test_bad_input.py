@@ -1,0 +1,305 @@
+"""Whatever can be known before anything has moved is an error before anything has moved; the message says what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from anyaccel.data import FeatureSet, SimpleSampler
+from anyaccel.errors import (
+    ColumnError,
+    DeviceUnavailableError,
+    FallbackWarning,
+    FrameworkError,
+    GraphError,
+    PhaseError,
+    PluginError,
+    RecipeError,
+    SamplerError,
+    ShapeError,
+    SplitError,
+)
+from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.metrics import Metric
+from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
+from anyaccel.recipes import AppliedLoss, Optimizer
+from anyaccel.reference import Dense
+
+MSE = AppliedLoss("mse", on="net")
+BY_CLASS = AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"])
+
+
+@pytest.fixture
+def house(sims, data, table, experiment, at):
+    """A graph of two nodes and two feature sets at home on sim:0, and a phase that must be refused there."""
+    other = table(8, "other")
+    nodes = [
+        ModelNode("net", Dense(1), data.reference(["x"], ["y"])),
+        ModelNode("sort", Dense(3), data.reference(["x"], ["c"])),
+        ModelNode("far", Dense(1), other.reference(["x"], ["y"])),
+    ]
+    graph = ModelGraph(nodes, Optimizer("adam", lr=0.1))
+    ours = experiment(graph)
+    ours.run_phase(TrainPhase("first", data={"data": "train"}, losses=[MSE, BY_CLASS], accelerator="sim:0"))
+    ours.run_phase(
+        TrainPhase("far", data=other, losses=[AppliedLoss("mse", on="far")], accelerator="sim:0", sampler=8)
+    )
+
+    def refused(phase, error, *words):
+        for sim in sims:
+            sim.clear()
+        before = [sim.used for sim in sims]
+        arrays = {label: dict(node.model.parameters) for label, node in graph.nodes.items()}
+        states, progress, moments = dict(graph.optimizer_states), dict(graph.progress), []
+        phase.callbacks = (at("before_placement", lambda **_: moments.append("before_placement")),)
+        with pytest.raises(error) as caught:
+            ours.run_phase(phase)
+        assert type(caught.value) is error
+        for word in words:
+            assert word in str(caught.value)
+        assert moments == []
+        assert [sim.used for sim in sims] == before
+        assert all(s.transfers.into.number == s.transfers.out.number == s.transfers.between.number == 0 for s in sims)
+        assert all(graph[label].model.parameters[name] is a for label, of in arrays.items() for name, a in of.items())
+        assert graph.optimizer_states == states
+        assert graph.progress == progress
+        assert ours.history[-1].error is caught.value
+
+    return refused
+
+
+def fit_to(data, **columns):
+    return FeatureSet.from_dict(
+        "data", {**{name: data.array(name) for name in ("x", "y", "c", "id")}, **columns}, ["x"], ["y", "c"], ["id"]
+    )
+
+
+def training(**settings):
+    return TrainPhase("bad", **{"data": "train", "losses": [MSE], "accelerator": "sim:1", "sampler": 4, **settings})
+
+
+def evaluation(**settings):
+    return EvalPhase("bad", **{"data": "val", "losses": [MSE], "accelerator": "sim:1", **settings})
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_split_that_is_not_there(house):
+    house(training(data="nope"), SplitError, "'data' has no split 'nope'", "train, val, all")
+    house(evaluation(data="trian"), SplitError, "did you mean 'train'?")
+
+
+def test_a_split_that_only_some_feature_sets_have(house):
+    losses = [MSE, AppliedLoss("mse", on="far")]
+    house(training(losses=losses), SplitError, "'other' has no split 'train'", "all")
+
+
+def test_a_feature_set_without_data(house, data):
+    house(
+        training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train"}),
+        PhaseError,
+        "phase 'bad' has data for data. There is: the graph takes data, other",
+        "give data={FEATURE_SET: split or view} for each of these",
+    )
+
+
+def test_data_of_another_feature_set(house, table):
+    house(training(data=table(16, "elsewhere")), PhaseError, "has data for elsewhere. There is: the graph takes data")
+
+
+def test_data_for_a_feature_set_that_takes_no_part(house, table):
+    house(
+        training(data={"data": "train", "other": "all"}),
+        PhaseError,
+        "has data for data, other. There is: the graph takes data",
+    )
+
+
+def test_no_data_at_all(house):
+    house(training(data={}), PhaseError, "phase 'bad' has data for nothing")
+
+
+@pytest.mark.parametrize("given", [3, None, [1, 2], np.zeros(3)], ids=["int", "None", "list", "array"])
+def test_data_that_are_none(house, given):
+    words = f"cannot take its data from {type(given).__name__}", "give a split's name, a FeatureSet or a view"
+    house(training(data=given), PhaseError, *words)
+    house(training(data={"data": given}), PhaseError, *words)
+
+
+def test_unequal_rows_in_two_feature_sets(house):
+    house(
+        training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train", "other": "all"}),
+        PhaseError,
+        "different numbers of rows. There is: data: 16, other: 8",
+        "batches are drawn together",
+    )
+
+
+def test_an_empty_split_cannot_even_be_made(data):
+    with pytest.raises(SplitError, match=r"rows of shape \[0\]"):
+        data.add_split("none", np.array([], dtype=int))
+
+
+def test_features_of_another_dtype(house, data):
+    cast = fit_to(data, x=data.array("x").astype("float64"))
+    house(training(data=cast), ColumnError, "data.x is float64[3] in these data", "the graph was built for float32[3]")
+
+
+def test_features_of_another_shape(house, data):
+    house(
+        training(data=fit_to(data, x=data.array("x")[:, :2])),
+        ColumnError,
+        "data.x is float32[2] in these data",
+        "the graph was built for float32[3]",
+    )
+
+
+def test_data_without_a_column(house, data):
+    less = FeatureSet.from_dict("data", {"x": data.array("x"), "c": data.array("c")}, ["x"], ["c"])
+    house(training(data=less), ColumnError, "'data' has no column 'y'")
+
+
+@pytest.mark.parametrize(("wrong", "shown"), [(3, "3"), (-1, "-1")])
+def test_a_class_index_out_of_range(house, data, wrong, shown):
+    classes = np.array(data.array("c"))
+    classes[5] = wrong
+    house(
+        training(data=fit_to(data, c=classes), losses=[BY_CLASS]),
+        ColumnError,
+        f"data.c has the class index {shown}",
+        "the model gives 3 classes, 0 to 2",
+    )
+
+
+def test_a_class_index_out_of_range_in_the_validation(house, data):
+    classes = np.array(data.array("c"))
+    classes[5] = 9
+    validation = EvalPhase("check", data=fit_to(data, c=classes))
+    house(training(losses=[BY_CLASS], validation=validation), ColumnError, "data.c has the class index 9")
+
+
+def test_a_validation_over_a_split_that_is_not_there(house):
+    house(training(validation="nope"), SplitError, "'data' has no split 'nope'")
+
+
+def test_drop_last_that_leaves_no_batch(house):
+    house(
+        training(sampler=SimpleSampler(17, drop_last=True)),
+        SamplerError,
+        "drop_last leaves no batch of 17. There is: 16 rows",
+        "use a batch size of at most 16",
+    )
+
+
+# -- losses and metrics ------------------------------------------------------------------------------------------------
+
+
+def test_losses_that_would_broadcast(house):
+    house(
+        training(losses=[AppliedLoss("mse", on="sort", inputs=["outputs", "data.y"])]),
+        ShapeError,
+        "mse on node 'sort' cannot compare its output float32[3] with data.y, float32[1]; losses never broadcast",
+    )
+
+
+def test_integers_as_targets_of_a_regression(house):
+    house(
+        training(losses=[AppliedLoss("mse", on="net", inputs=["outputs", "data.c"])]),
+        RecipeError,
+        "mse on 'net' compares float32 outputs with data.c, which is int64",
+        "feature_set.cast({'c': 'float32'})",
+    )
+
+
+def test_a_loss_on_a_node_that_is_not_there(house):
+    house(
+        training(losses=[AppliedLoss("mse", on="nett")]),
+        GraphError,
+        "phase 'bad' names the node 'nett'",
+        "did you mean 'net'",
+    )
+
+
+def test_a_loss_on_a_column_that_is_not_there(house):
+    house(training(losses=[AppliedLoss("mse", on="net", inputs=["outputs", "data.z"])]), ColumnError, "no column 'z'")
+
+
+def test_outputs_and_metrics_of_nodes_that_are_not_there(house):
+    house(evaluation(outputs=["sorted"]), GraphError, "phase 'bad' names the node 'sorted'", "did you mean 'sort'")
+    house(evaluation(metrics=[Metric("mse", on="nit")]), GraphError, "metric 'mse' judges the node 'nit'")
+
+
+def test_metrics_without_a_column_to_compare_with(house):
+    house(
+        evaluation(metrics=[Metric("mse", targets="nothing")]),
+        ColumnError,
+        "metric 'mse' compares with 'nothing', which is no column",
+        "write 'FEATURE_SET.COLUMN'",
+    )
+
+
+def test_two_metrics_of_one_label(house):
+    metrics = [Metric(lambda outputs, targets: 0.0), Metric(lambda outputs, targets: 1.0)]
+    house(evaluation(metrics=metrics), RecipeError, "phase 'bad' has two metrics called <lambda>", "give each a label=")
+
+
+# -- devices and recipes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [training, evaluation])
+def test_a_device_that_is_not_here(house, make):
+    house(make(accelerator="sim:7"), DeviceUnavailableError, "'sim:7' is not on this machine", "cpu:0, sim:0, sim:1")
+    house(make(accelerator="gpu"), DeviceUnavailableError, "'gpu' is not on this machine", "cpu:0, sim:0, sim:1")
+
+
+def test_a_device_for_afterwards_that_is_not_here(house):
+    house(training(after="sim:9"), DeviceUnavailableError, "sim:9 is not on this machine for numpy", "sim:0, sim:1")
+    house(evaluation(after="gpu:3"), FrameworkError, "numpy is not served on 'gpu'", "numpy on cpu, sim")
+
+
+def test_a_policy_that_nobody_offers(house):
+    house(training(policy="clever"), PluginError, "no plugin offers the placement policy 'clever'")
+
+
+def test_a_warning_that_is_an_error(house, data, numpy_only, experiment):
+    """Where warnings are errors, a fallback is refused before anything has moved."""
+
+    class Elsewhere(type(numpy_only.find("numpy"))):
+        framework = "elsewhere"
+        kinds = ("cpu", "tpu")
+
+        def devices(self):
+            return [*super().devices()[:1], Device("tpu", 0)]
+
+    from anyaccel.device import Device
+    from anyaccel.hookspecs import hookimpl
+
+    class Plugin:
+        @hookimpl
+        def backends(self):
+            return [Elsewhere()]
+
+    numpy_only.register(Plugin(), "elsewhere")
+    graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))], "adam")
+    with pytest.raises(FallbackWarning, match="asks for 'tpu', on which these nodes are not served; they run on the CPU"):
+        experiment(graph).run_phase(training(accelerator="tpu"))
+    assert graph.optimizer_states == graph.progress == {}
+
+
+def test_training_with_everything_frozen(data, line, experiment, train):
+    graph = line().freeze()
+    with pytest.raises(PhaseError, match=r"nothing to train. There is: net \(frozen\). To do: unfreeze a node"):
+        experiment(graph).run_phase(train())
+
+
+def test_training_without_an_optimizer(data, experiment, train):
+    graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))])
+    with pytest.raises(PhaseError, match="node 'net' is to be trained and has no optimizer"):
+        experiment(graph).run_phase(train())
+
+
+def test_fitting_what_is_no_estimator(house):
+    house(FitPhase("bad", data="train", nodes="net"), PhaseError, "node 'net' is no estimator", "train it in a TrainPhase")
+    house(FitPhase("bad", data="train", nodes=["nett"]), GraphError, "phase 'bad' fits the node 'nett'", "'net'")
+    house(FitPhase("bad", data="train"), PhaseError, "phase 'bad' has nothing to fit", "nodes=[...] to fit one again")

@@ -1,0 +1,376 @@
+"""The moments of a phase: their order, what they are told, and that the last one always comes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from anyaccel import hookspecs
+from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError
+from anyaccel.hookspecs import MOMENTS, hookimpl
+from anyaccel.phases import Callback, Run
+from anyaccel.reference import Dense, ReferenceBackend, simulate
+
+BEFORE_LOOP = ["phase_start", "before_placement", "after_placement", "after_loading"]
+
+
+class Oops(Exception):
+    """Raised by tests."""
+
+
+@pytest.fixture
+def listen(numpy_only, spy):
+    """`listen(moments, act)`: a plugin and a callback write down what they hear; gives the list and the callback."""
+
+    def make(moments=MOMENTS, act=None):
+        seen = []
+        numpy_only.register(spy("plugin", seen, moments), "spy")
+        return seen, spy("callback", seen, moments, act)
+
+    return make
+
+
+def names(seen, who):
+    return [moment for kind, moment, _ in seen if kind == who]
+
+
+# -- order and arguments -----------------------------------------------------------------------------------------------
+
+
+def test_moments_are_listed_in_the_order_of_the_file():
+    source = inspect.getsource(hookspecs)
+    specified = re.findall(r"@hookspec\ndef (\w+)", source)
+    assert specified == ["backends", "policies", *MOMENTS]
+
+
+def test_callbacks_have_the_moments_of_plugins_with_the_same_arguments():
+    for moment in MOMENTS:
+        hook = inspect.signature(getattr(hookspecs, moment))
+        method = inspect.signature(getattr(Callback, moment))
+        assert list(hook.parameters) == list(method.parameters)[1:]
+
+
+@pytest.mark.parametrize("who", ["plugin", "callback"])
+def test_training_calls_the_moments_in_order(who, listen, line, experiment, train):
+    seen, callback = listen()
+    experiment(line()).run_phase(train(n_epochs=2, callbacks=[callback]))
+    epoch = ["epoch_start", *["step_end"] * 4, "epoch_end"]
+    assert names(seen, who) == [*BEFORE_LOOP, *epoch, *epoch, "phase_end"]
+
+
+def test_plugins_hear_each_moment_before_callbacks(listen, line, experiment, train):
+    seen, callback = listen()
+    experiment(line()).run_phase(train(callbacks=[callback]))
+    assert [kind for kind, _, _ in seen] == ["plugin", "callback"] * (len(seen) // 2)
+    assert [moment for _, moment, _ in seen[::2]] == [moment for _, moment, _ in seen[1::2]]
+
+
+def test_callbacks_of_the_experiment_come_before_those_of_the_phase(spy, line, experiment, train):
+    first, second, order = [], [], []
+    ours = spy("callback", first, act=lambda moment: order.append("experiment"))
+    theirs = spy("callback", second, act=lambda moment: order.append("phase"))
+    experiment(line(), callbacks=[ours]).run_phase(train(callbacks=[theirs]))
+    assert order == ["experiment", "phase"] * len(first)
+
+
+@pytest.mark.parametrize("phase", ["eval", "nothing"])
+def test_phases_without_epochs_call_the_other_moments(phase, listen, line, experiment, train, evaluate):
+    seen, callback = listen()
+    made = evaluate(callbacks=[callback]) if phase == "eval" else train(n_epochs=0, callbacks=[callback])
+    experiment(line()).run_phase(made)
+    assert names(seen, "plugin") == [*BEFORE_LOOP, "phase_end"]
+
+
+@pytest.mark.parametrize("who", ["plugin", "callback"])
+def test_moments_are_told_the_phase_its_plan_and_its_run(who, listen, line, experiment, train):
+    seen, callback = listen()
+    ours = experiment(line())
+    phase = train(callbacks=[callback])
+    result = ours.run_phase(phase)
+    for kind, moment, told in seen:
+        if kind != who:
+            continue
+        assert list(told) == list(inspect.signature(getattr(hookspecs, moment)).parameters)
+        assert told.get("phase", phase) is phase
+        assert told.get("plan", result.plan) is result.plan
+        assert isinstance(told.get("run", Run(phase, ours.graph)), Run)
+    assert seen[-1][2]["error"] is None
+
+
+def test_a_run_counts_epochs_and_steps_from_nought(at, line, experiment, train):
+    heard = []
+    steps = at("step_end", lambda run: heard.append((run.epoch, run.step)))
+    experiment(line()).run_phase(train(n_epochs=2, callbacks=[steps]))
+    assert heard == [(epoch, step) for epoch in range(2) for step in range(4)]
+
+
+def test_an_epoch_is_in_the_history_when_its_end_is_told(at, line, experiment, train):
+    heard = []
+    ends = at("epoch_end", lambda run: heard.append([epoch.number for epoch in run.history]))
+    experiment(line()).run_phase(train(n_epochs=3, callbacks=[ends]))
+    assert heard == [[0], [0, 1], [0, 1, 2]]
+
+
+def test_the_losses_of_a_step_can_be_asked_for(at, line, experiment, train):
+    heard = []
+    steps = at("step_end", lambda run: heard.append(run.step_losses()["net"]))
+    result = experiment(line()).run_phase(train(sampler=8, callbacks=[steps]))
+    assert len(heard) == 2
+    assert result.loss[0] == pytest.approx(sum(heard) / 2)
+
+
+def test_a_step_moment_set_on_an_object_is_heard(line, experiment, train):
+    heard = []
+    callback = Callback()
+    callback.step_end = lambda run: heard.append(run.step)
+    experiment(line()).run_phase(train(callbacks=[callback]))
+    assert heard == [0, 1, 2, 3]
+
+
+def test_what_moments_return_changes_nothing(numpy_only, spy, line, experiment, train, values, same):
+    plain, told = line(), line()
+    experiment(plain).run_phase(train())
+    answers = {moment: lambda self, **_: "something else" for moment in MOMENTS}
+    experiment(told).run_phase(train(callbacks=[type("Talker", (Callback,), answers)()]))
+    same(values(plain), values(told))
+
+
+# -- before anything has moved -----------------------------------------------------------------------------------------
+
+
+def test_nothing_has_moved_before_placement(sims, at, line, experiment, train):
+    graph = line().build()
+    before = dict(graph["net"].model.parameters)
+    seen = []
+
+    def look(phase, plan):
+        seen.append(plan.device("net"))
+        assert all(s.transfers.into.number == s.transfers.between.number == s.used == 0 for s in sims)
+        assert all(graph["net"].model.parameters[name] is array for name, array in before.items())
+
+    experiment(graph).run_phase(train(accelerator="sim:1", callbacks=[at("before_placement", look)]))
+    assert [str(device) for device in seen] == ["sim:1"]
+
+
+def test_models_have_moved_after_placement_and_data_after_loading(sims, at, line, experiment, train):
+    used = {}
+    callbacks = [
+        at("after_placement", lambda phase, plan: used.update(placed=sims[0].used)),
+        at("after_loading", lambda phase, plan: used.update(loaded=sims[0].used)),
+    ]
+    experiment(line()).run_phase(train(accelerator="sim:0", callbacks=callbacks))
+    assert used == {"placed": 4 * 4, "loaded": 4 * 4 + 16 * (3 + 1) * 4}
+
+
+def test_a_plugin_may_refuse_before_placement(sims, numpy_only, spy, line, experiment, train):
+    def refuse(moment):
+        if moment == "before_placement":
+            raise PermissionError("not on this device")
+
+    numpy_only.register(spy("plugin", [], act=refuse), "guard")
+    with pytest.raises(PermissionError, match="not on this device"):
+        experiment(line()).run_phase(train(accelerator="sim:0"))
+    assert sims[0].used == sims[0].transfers.into.number == 0
+
+
+# -- the last moment ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [Oops("no"), KeyboardInterrupt("stop"), SystemExit(3)], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("who", ["plugin", "callback"])
+@pytest.mark.parametrize("moment", MOMENTS[:-1])
+def test_the_end_is_told_when_a_listener_raises(moment, who, error, numpy_only, spy, line, experiment, train):
+    seen = []
+
+    def act(now):
+        if now == moment:
+            raise error
+
+    acts = {"plugin": None, "callback": None, who: act}
+    numpy_only.register(spy("plugin", seen, act=acts["plugin"]), "spy")
+    ours = experiment(line())
+    with pytest.raises(type(error)) as caught:
+        ours.run_phase(train(callbacks=[spy("callback", seen, act=acts["callback"])]))
+    assert caught.value is error
+    ends = [(kind, told) for kind, now, told in seen if now == "phase_end"]
+    assert [kind for kind, _ in ends] == ["plugin", "callback"]
+    assert all(told["error"] is error and told["run"].error is error for _, told in ends)
+    assert all((told["plan"] is None) == (moment == "phase_start") for _, told in ends)
+    assert ours.history[-1].error is error
+    assert len(ours.history[-1].epochs) == (1 if moment == "epoch_end" else 0)
+
+
+def test_a_moment_ends_with_its_first_exception(numpy_only, spy, line, experiment, train):
+    seen = []
+
+    def act(moment):
+        if moment == "epoch_start":
+            raise Oops
+
+    numpy_only.register(spy("plugin", seen, act=act), "spy")
+    with pytest.raises(Oops):
+        experiment(line()).run_phase(train(callbacks=[spy("callback", seen)]))
+    assert "epoch_start" not in names(seen, "callback")
+
+
+def oom(graph, ours, train, monkeypatch, callback):
+    with simulate(1, capacity=8), pytest.raises(OutOfMemoryError, match="sim:0 has no room for 12 bytes"):
+        ours.run_phase(train(accelerator="sim:0", callbacks=[callback]))
+
+
+def oom_loading(graph, ours, train, monkeypatch, callback):
+    with simulate(1, capacity=100), pytest.raises(OutOfMemoryError, match="sim:0 has no room for 192 bytes"):
+        ours.run_phase(train(accelerator="sim:0", callbacks=[callback]))
+
+
+def unresolved(graph, ours, train, monkeypatch, callback):
+    with pytest.raises(DeviceUnavailableError, match="'sim:5' is not on this machine"):
+        ours.run_phase(train(accelerator="sim:5", callbacks=[callback]))
+
+
+def unbuilt(graph, ours, train, monkeypatch, callback):
+    monkeypatch.setattr(ReferenceBackend, "build", lambda self, segment: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ours.run_phase(train(callbacks=[callback]))
+
+
+def in_a_step(graph, ours, train, monkeypatch, callback):
+    apply = Dense.apply
+
+    def fail(self, values, inputs, *, train, key):
+        if train:
+            raise Oops("in a step")
+        return apply(self, values, inputs, train=train, key=key)
+
+    monkeypatch.setattr(Dense, "apply", fail)
+    with pytest.raises(Oops, match="in a step"):
+        ours.run_phase(train(callbacks=[callback]))
+
+
+LAST = {
+    unresolved: "phase_start",
+    oom: "before_placement",
+    oom_loading: "after_placement",
+    unbuilt: "after_placement",
+    in_a_step: "epoch_start",
+}
+
+
+@pytest.mark.parametrize("fault", LAST, ids=lambda fault: fault.__name__)
+def test_the_end_is_told_when_the_phase_fails(fault, listen, line, experiment, train, monkeypatch):
+    seen, callback = listen()
+    graph = line()
+    ours = experiment(graph)
+    fault(graph, ours, train, monkeypatch, callback)
+    for who in ("plugin", "callback"):
+        *before, last, end = names(seen, who)
+        assert (last, end) == (LAST[fault], "phase_end")
+        assert [*before, last] == [*BEFORE_LOOP, "epoch_start"][: len(before) + 1]
+    assert seen[-1][2]["error"] is ours.history[-1].error is not None
+    assert (seen[-1][2]["plan"] is None) == (fault is unresolved)
+    monkeypatch.undo()
+
+
+def test_a_phase_that_was_never_started_has_no_end(listen, line, experiment, evaluate):
+    seen, callback = listen()
+    with pytest.raises(PhaseError, match="progress='loud'. There is: 'auto', 'rich', 'none', or a Progress object"):
+        experiment(line(), progress="loud", callbacks=[callback]).run_phase(evaluate())
+    assert seen == []
+
+
+# -- failures of the last moment ---------------------------------------------------------------------------------------
+
+
+def failing(error):
+    class Failing(Callback):
+        def phase_end(self, phase, plan, run, error_=None, **_):
+            raise error
+
+    return Failing()
+
+
+def test_failures_at_the_end_are_raised_after_all_were_told(listen, line, experiment, train):
+    seen, callback = listen(("phase_end",))
+    first, second = Oops("one"), ValueError("two")
+    ours = experiment(line())
+    with pytest.raises(Oops, match="one") as caught:
+        ours.run_phase(train(callbacks=[failing(first), failing(second), callback]))
+    assert names(seen, "callback") == ["phase_end"]
+    assert caught.value.__notes__ == ["phase_end also failed: ValueError: two"]
+    assert len(ours.history[-1].epochs) == 1
+
+
+def test_failures_at_the_end_are_notes_on_what_ended_the_phase(at, listen, line, experiment, train):
+    seen, callback = listen(("phase_end",))
+
+    def fail(run):
+        raise ValueError("the cause")
+
+    callbacks = [at("epoch_end", fail), failing(Oops("one")), failing(Oops("two")), callback]
+    with pytest.raises(ValueError, match="the cause") as caught:
+        experiment(line()).run_phase(train(callbacks=callbacks))
+    assert caught.value.__notes__ == ["phase_end also failed: Oops: one", "phase_end also failed: Oops: two"]
+    assert names(seen, "callback") == ["phase_end"]
+
+
+def test_a_failing_plugin_does_not_keep_others_from_the_end(numpy_only, spy, line, experiment, train):
+    def fail(moment):
+        if moment == "phase_end":
+            raise Oops("plugin")
+
+    seen = []
+    for i in range(3):
+        numpy_only.register(spy("plugin", seen, ("phase_end",), act=fail), f"p{i}")
+    with pytest.raises(Oops) as caught:
+        experiment(line()).run_phase(train(callbacks=[spy("callback", seen)]))
+    assert names(seen, "plugin") == ["phase_end"] * 3
+    assert names(seen, "callback")[-1] == "phase_end"
+    assert caught.value.__notes__ == ["phase_end also failed: Oops: plugin"] * 2
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_an_interrupt_at_the_end_is_raised_after_all_were_told(failed, at, listen, line, experiment, train):
+    seen, callback = listen(("phase_end",))
+
+    def fail(run):
+        raise Oops("the cause")
+
+    callbacks = [*([at("epoch_end", fail)] if failed else []), failing(KeyboardInterrupt()), callback]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        experiment(line()).run_phase(train(callbacks=callbacks))
+    assert names(seen, "callback") == ["phase_end"]
+    assert (str(caught.value.__context__) == "the cause") == failed
+
+
+def test_plugins_may_wrap_the_last_moment(numpy_only, line, experiment, train):
+    heard = []
+
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def phase_end(self, error):
+            heard.append("before")
+            yield
+            heard.append(error)
+
+    numpy_only.register(Wrapper(), "wrapper")
+    experiment(line()).run_phase(train())
+    assert heard == ["before", None]
+
+
+def test_plugins_may_leave_arguments_out(numpy_only, line, experiment, train):
+    heard = []
+
+    class Brief:
+        @hookimpl
+        def phase_end(self, error):
+            heard.append(error)
+
+        @hookimpl
+        def before_placement(self, plan):
+            heard.append(plan.phase)
+
+    numpy_only.register(Brief(), "brief")
+    experiment(line()).run_phase(train())
+    assert heard == ["train", None]
