@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,14 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {}
+PARTS = ("backends", "exchange", "models", "programs", "training", "stepping")
+
+
+def all_faults() -> dict[str, Fault]:
+    """The whole table, from the modules beside this one."""
+    for part in PARTS:
+        import_module(f"broken_{part}")
+    return FAULTS
 
 
 def fault(capability: str, own: str) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""Wrong backends: models, programs, training and whole steps."""
+"""Wrong backends: programs, forward and back, and segments of several operations."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import copy
 from dataclasses import replace
 
 import numpy as np
-from broken import SECOND, fault
+from broken import fault
 
 from anyaccel.adapter import Applied, ArrayProgram
 from anyaccel.device import Device
-from anyaccel.errors import StateError
 from anyaccel.recipes import Optimizer
-from anyaccel.reference import ReferenceBackend, SequentialMLP
-from anyaccel.reference.arrays import bare
-from anyaccel.reference.module import Module
+from anyaccel.reference import ReferenceBackend
 from anyaccel.reference.operations import ReferenceOps
 
 CPU = Device("cpu")
@@ -23,167 +20,6 @@ CPU = Device("cpu")
 def host(array):
     """The array, past the device it is on."""
     return np.array(np.asarray(array))
-
-
-# -- models ------------------------------------------------------------------------------------------------------------
-
-
-@fault("compute", "test_infer_gives_shape_and_dtype")
-class InfersTheBatchToo(ReferenceBackend):
-    def infer(self, model, inputs, seed):
-        return tuple(replace(spec, shape=(1, *spec.shape)) for spec in super().infer(model, inputs, seed))
-
-
-@fault("compute", "test_infer_keeps_what_is_built")
-class InfersAnew(ReferenceBackend):
-    def infer(self, model, inputs, seed):
-        found = super().infer(model, inputs, seed)
-        if seed == 99:
-            model.build(inputs, seed)
-        return found
-
-
-@fault("compute", "test_infer_refuses_wrong_shapes[(5,)]")
-class InfersInItsOwnWords(ReferenceBackend):
-    def infer(self, model, inputs, seed):
-        if inputs[0].shape == (5,):
-            raise ValueError("mat1 and mat2 shapes cannot be multiplied")
-        return super().infer(model, inputs, seed)
-
-
-@fault("compute", "test_dtype_of_is_that_of_the_inputs_it_wants")
-class KnowsNoDtype(ReferenceBackend):
-    def dtype_of(self, model):
-        return None if model.dtype == "float32" else model.dtype
-
-
-@fault("compute", "test_parameters_are_told_with_whole_shapes")
-class ParametersPerSample(ReferenceBackend):
-    def parameters(self, model):
-        return {name: replace(spec, shape=spec.shape[1:]) for name, spec in super().parameters(model).items()}
-
-
-class Forgetful(SequentialMLP):
-    """Leaves a setting out of its configuration."""
-
-    def get_config(self):
-        return {**super().get_config(), "hidden_dim": self.recipe.hidden_dim + 1}
-
-
-@fault("compute", "test_named_models_are_made_from_their_configuration")
-class ConfigurationIsAnother(ReferenceBackend):
-    def models(self):
-        return {"SequentialMLP": Forgetful}
-
-
-@fault("compute", "test_the_standard_model_has_the_weights_of_its_recipe[(4,)]")
-class WeightsOfItsOwn(ReferenceBackend):
-    def infer(self, model, inputs, seed):
-        return super().infer(model, inputs, seed + 1)
-
-
-@fault("compute", "test_the_standard_model_depends_on_its_seed_alone")
-class IgnoresTheSeed(ReferenceBackend):
-    def infer(self, model, inputs, seed):
-        return super().infer(model, inputs, 7)
-
-
-@fault("compute", "test_the_standard_model_takes_any_shapes")
-class TakesOneInput(ReferenceBackend):
-    def infer(self, model, inputs, seed):
-        return super().infer(model, inputs[:1], seed) if len(inputs) == 1 else ()
-
-
-@fault("compute", "test_place_takes_a_model_along")
-class PlacesParametersOnly(ReferenceBackend):
-    def place(self, obj, device):
-        if isinstance(obj, Module) and device == SECOND:
-            return obj
-        return super().place(obj, device)
-
-
-@fault("compute", "test_place_of_a_placed_model_changes_nothing")
-class PlacesModelsAnew(ReferenceBackend):
-    def place(self, obj, device):
-        if isinstance(obj, Module) and self.device_of(obj) == device:
-            obj.parameters.update({name: value * 0 for name, value in obj.parameters.items()})
-        return super().place(obj, device)
-
-
-@fault("compute", "test_it_owns_its_models")
-class OwnsArraysOnly(ReferenceBackend):
-    def owns(self, obj):
-        return super().owns(obj) and not isinstance(obj, Module)
-
-
-@fault("compute", "test_state_is_of_arrays_by_name")
-class StateHasAVersion(ReferenceBackend):
-    def state(self, model):
-        return {**super().state(model), "version": np.array(1)}
-
-    def load_state(self, model, state):
-        super().load_state(model, {name: value for name, value in state.items() if name != "version"})
-
-
-@fault("compute", "test_state_has_buffers")
-class StateWithoutBuffers(ReferenceBackend):
-    def load_state(self, model, state):
-        kept = {name: value for name, value in super().state(model).items() if name.startswith("buffers/")}
-        super().load_state(model, {**state, **kept})
-
-
-@fault("compute", "test_state_is_a_copy")
-class StateIsTheMemory(ReferenceBackend):
-    def state(self, model):
-        live = {f"parameters/{name}": bare(value) for name, value in model.parameters.items()}
-        return {**super().state(model), **live}
-
-
-@fault("compute", "test_state_goes_back_in")
-class LoadsBiasesOnly(ReferenceBackend):
-    def load_state(self, model, state):
-        wanted = {name: value for name, value in state.items()}
-        if all((value == super(LoadsBiasesOnly, self).state(model)[name] + 1).all() for name, value in wanted.items()):
-            return
-        super().load_state(model, state)
-
-
-@fault("compute", "test_state_is_written_where_the_model_is")
-class LoadingMoves(ReferenceBackend):
-    def load_state(self, model, state):
-        super().load_state(model, state)
-        if self.device_of(model) == SECOND:
-            self.place(model, CPU)
-
-
-@fault("compute", "test_a_state_that_does_not_fit_is_refused_whole[missing]")
-class LoadsWhatIsThere(ReferenceBackend):
-    def load_state(self, model, state):
-        super().load_state(model, {**super().state(model), **state})
-
-
-@fault("compute", "test_a_state_that_does_not_fit_is_refused_whole[shape]")
-class LoadsHalfAndStops(ReferenceBackend):
-    def load_state(self, model, state):
-        before = super().state(model)
-        try:
-            super().load_state(model, state)
-        except StateError:
-            fitting = {name: v for name, v in state.items() if name in before and v.shape == before[name].shape}
-            super().load_state(model, {**before, **fitting})
-            raise
-
-
-@fault("compute", "test_every_named_optimizer_is_taken[adamw]")
-class LacksAdamW(ReferenceBackend):
-    def refuses(self, recipe):
-        return "no adamw" if recipe.name == "adamw" else super().refuses(recipe)
-
-
-@fault("compute", "test_every_named_loss_is_taken[mae]")
-class LacksMae(ReferenceBackend):
-    def refuses(self, recipe):
-        return "no mae" if recipe.name == "mae" else super().refuses(recipe)
 
 
 # -- forward and back --------------------------------------------------------------------------------------------------

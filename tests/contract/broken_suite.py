@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import broken_backends  # noqa: F401  # enters its faults
-import broken_programs  # noqa: F401  # enters its faults
-import broken_training  # noqa: F401  # enters its faults
-from broken import FAULTS, Broken
+from broken import Broken, all_faults
 
 from anyaccel.testing import suite
 
-for name, wrong in FAULTS.items():
+for name, wrong in all_faults().items():
     subject = type(name, (Broken,), {"cls": wrong.cls, "fault": name, "__module__": __name__})
     globals().update(suite(subject, name))

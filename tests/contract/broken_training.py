@@ -1,4 +1,4 @@
-"""Wrong backends: optimizers, state and whole steps."""
+"""Wrong backends: optimizers, snapshots and states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from broken import fault
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.recipes import Optimizer
-from anyaccel.reference.arrays import put
+from anyaccel.reference.arrays import bare
 from anyaccel.reference.operations import ReferenceOps
 from anyaccel.segment import NodeState
 
@@ -141,17 +141,25 @@ class AllIsFinite(ArrayProgram):
 
 
 @fault("compute", "test_a_snapshot_brings_back_all_a_step_changes[buffered_model]")
-class SnapshotWithoutBuffers(ArrayProgram):
-    def restore(self, snapshot):
-        parameters, _, *rest = snapshot
-        _, buffers, *_ = super().snapshot()
-        super().restore((parameters, buffers, *rest))
+class BuffersAreWrittenInPlace(ReferenceOps):
+    def vjp(self, model, parameters, buffers, *rest):
+        applied = super().vjp(model, parameters, buffers, *rest)
+        for name, value in (applied.buffers or {}).items():
+            np.copyto(bare(buffers[name]), bare(value))
+        return applied._replace(buffers=None)
 
 
 @fault("compute", "test_a_snapshot_brings_back_all_a_step_changes[random_model]")
 class SnapshotWithoutRandomState(ArrayProgram):
+    key = 0
+
+    def seed(self, key):
+        self.key = key
+        super().seed(key)
+
     def restore(self, snapshot):
-        super().restore((*snapshot[:3], *super().snapshot()[3:]))
+        super().restore(snapshot)
+        super().seed(self.key)
 
 
 @fault("compute", "test_a_snapshot_brings_back_all_a_step_changes[model]")
@@ -228,109 +236,3 @@ def states_elsewhere_are_dropped(segment):
         if all(slot.device == device for slots in state.slots.values() for slot in slots.values())
     }
     return replace(segment, states=found)
-
-
-# -- whole steps -------------------------------------------------------------------------------------------------------
-
-
-@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd]")
-class StepsDropARow(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
-        return np.concatenate([super(StepsDropARow, self).steps(columns, orders, start + i * batch, 1, batch - 1)
-                               for i in range(count)])  # fmt: skip
-
-
-@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd, clipped]")
-class StepsDoNotClip(ArrayProgram):
-    stepping = False
-
-    def steps(self, columns, orders, start, count, batch):
-        self.stepping = True
-        found = super().steps(columns, orders, start, count, batch)
-        self.stepping = False
-        return found
-
-    def apply(self, scale=None):
-        super().apply(None if self.stepping else scale)
-
-
-@fault("stepping", "test_buffers_change_as_in_the_plain_way")
-class StepsKeepBuffers(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
-        buffers = super().snapshot()[1]
-        found = super().steps(columns, orders, start, count, batch)
-        parameters, _, *rest = super().snapshot()
-        super().restore((parameters, buffers, *rest))
-        return found
-
-
-@fault("stepping", "test_losses_are_a_table_on_the_device")
-class LossesAreARow(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
-        found = super().steps(columns, orders, start, count, batch)
-        return found if len(self.segment.losses) == 1 else found.T
-
-
-@fault("stepping", "test_one_call_is_two_calls_of_half[random_model]")
-class CallsDrawTheSame(ArrayProgram):
-    key = 0
-
-    def seed(self, key):
-        self.key = key
-        super().seed(key)
-
-    def steps(self, columns, orders, start, count, batch):
-        super().seed(self.key)
-        return super().steps(columns, orders, start, count, batch)
-
-
-@fault("stepping", "test_steps_follow_the_seed")
-class StepsHaveTheirOwnSeed(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
-        *_, draws = super().snapshot()
-        if not draws:
-            self.seed(0)
-        return super().steps(columns, orders, start, count, batch)
-
-
-@fault("stepping", "test_steps_start_where_they_are_told")
-class StepsCountBatches(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
-        return super().steps(columns, orders, start // batch * batch, count, batch)
-
-
-@fault("stepping", "test_steps_go_on_from_single_steps")
-class StepsHaveTheirOwnState(ArrayProgram):
-    kept: dict | None = None
-
-    def steps(self, columns, orders, start, count, batch):
-        parameters, buffers, states, *rest = super().snapshot()
-        fresh = {node: NodeState() for node in states}
-        super().restore((parameters, buffers, self.kept or fresh, *rest))
-        found = super().steps(columns, orders, start, count, batch)
-        self.kept = super().snapshot()[2]
-        return found
-
-    def restore(self, snapshot):
-        super().restore(snapshot)
-        self.kept = snapshot[2]
-
-
-@fault("stepping", "test_a_snapshot_holds_between_steps")
-class StepsAreNotRestored(ArrayProgram):
-    stepped = False
-
-    def steps(self, columns, orders, start, count, batch):
-        self.stepped = True
-        return super().steps(columns, orders, start, count, batch)
-
-    def restore(self, snapshot):
-        if not self.stepped:
-            super().restore(snapshot)
-
-
-@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[adam]")
-class StepsIgnoreTheOrder(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
-        plain = [put(np.arange(len(np.asarray(order))), order.on) for order in orders]
-        return super().steps(columns, plain, start, count, batch)

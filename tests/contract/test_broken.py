@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,11 +16,9 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the suite is made of modules beside this one, which a child process imports, too
 
-import broken_backends  # noqa: E402, F401  # enters its faults
-import broken_programs  # noqa: E402, F401  # enters its faults
-import broken_training  # noqa: E402, F401  # enters its faults
-from broken import FAULTS  # noqa: E402
+from broken import all_faults  # noqa: E402
 
+FAULTS = all_faults()
 CAPABILITIES = ("Backend", "Exchange", "Compute", "Stepping", "Memory")
 
 
@@ -53,7 +52,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     """Every test of the kit over every wrong backend, in one child process."""
     report = tmp_path_factory.mktemp("kit") / "report.xml"
     plugins = ["-p", "no:cacheprovider", "-p", "broken"]
-    if not any("pytest11" == found.group for found in _entry_points()):
+    if not entry_points(group="pytest11", name="anyaccel"):
         plugins += ["-p", "anyaccel.testing.plugin"]
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-o", "addopts=", *plugins, f"--junitxml={report}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -62,12 +61,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     )
     assert report.exists(), done.stdout + done.stderr
     return list(cases(report))
-
-
-def _entry_points():
-    from importlib.metadata import entry_points
-
-    return entry_points(group="pytest11", name="anyaccel")
 
 
 @pytest.mark.parametrize("name", FAULTS)

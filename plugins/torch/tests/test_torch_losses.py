@@ -178,5 +178,5 @@ def test_a_class_that_cannot_be_made() -> None:
         RecipeError, match=r"HuberLoss cannot be made: .*'sigma'.*There is: loss_kwargs: sigma.*To do: corr"
     ):
         bound(nn.HuberLoss, sigma=1)
-    with pytest.raises(RecipeError, match="a object cannot be called. To do: give a class such as torch.nn.MSELoss"):
+    with pytest.raises(RecipeError, match=r"a object cannot be called\. To do: give a class such as torch.nn.MSELoss"):
         bound(object)

@@ -145,7 +145,7 @@ def test_slots(recipe: Optimizer, slots: set[str]) -> None:
     run(group, named, 1, 3)
     state = group.states(copies=True)["a"]
     assert state.step == 3
-    assert {name: set(kept) for name, kept in state.slots.items()} == ({name: slots for name in named} if slots else {})
+    assert {name: set(kept) for name, kept in state.slots.items()} == (dict.fromkeys(named, slots) if slots else {})
     assert slots_of(recipe, group.parameters) == slots
 
 
@@ -198,8 +198,6 @@ def test_b2_the_step_of_an_installed_state_is_where_torch_wants_it() -> None:
     moved = {"w": nn.Parameter(torch.zeros(3, 2, device="meta"))}
     kept = group_of(Optimizer(torch.optim.RMSprop, lr=0.1), moved, NodeState(4, slots)).snapshot().state[moved["w"]]
     assert kept["square_avg"].is_meta and kept["step"].device.type == "cpu" and kept["step"].item() == 4
-    capturable = Optimizer(torch.optim.RMSprop, lr=0.1, capturable=True)
-    assert group_of(capturable, moved, NodeState(4, slots)).snapshot().state[moved["w"]]["step"].is_meta or True
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What tests of phases share: a registry with NumPy only, simulated devices, small data, graphs in few words, and spies."""
+"""What tests of phases share: a registry with NumPy only, simulated devices, small data, short graphs, and spies."""
 
 from __future__ import annotations
 

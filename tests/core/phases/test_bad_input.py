@@ -1,4 +1,4 @@
-"""Whatever can be known before anything has moved is an error before anything has moved; the message says what to do."""
+"""Whatever can be known before anything has moved is an error before anything has moved, and says what to do."""
 
 from __future__ import annotations
 
@@ -20,13 +20,26 @@ from anyaccel.errors import (
     SplitError,
 )
 from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
 from anyaccel.recipes import AppliedLoss, Optimizer
 from anyaccel.reference import Dense
+from anyaccel.testing.tiny import TinyBackend
 
 MSE = AppliedLoss("mse", on="net")
 BY_CLASS = AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"])
+
+
+def offer_tpu(registry):
+    """From now on there is a device that another framework computes on."""
+
+    class Plugin:
+        @hookimpl
+        def backends(self):
+            return [TinyBackend("tiny", ("tpu:0",))]
+
+    registry.register(Plugin(), "tiny")
 
 
 @pytest.fixture
@@ -41,9 +54,7 @@ def house(sims, data, table, experiment, at):
     graph = ModelGraph(nodes, Optimizer("adam", lr=0.1))
     ours = experiment(graph)
     ours.run_phase(TrainPhase("first", data={"data": "train"}, losses=[MSE, BY_CLASS], accelerator="sim:0"))
-    ours.run_phase(
-        TrainPhase("far", data=other, losses=[AppliedLoss("mse", on="far")], accelerator="sim:0", sampler=8)
-    )
+    ours.run_phase(TrainPhase("far", data=other, losses=[AppliedLoss("mse", on="far")], accelerator="sim:0", sampler=8))
 
     def refused(phase, error, *words):
         for sim in sims:
@@ -79,7 +90,8 @@ def training(**settings):
 
 
 def evaluation(**settings):
-    return EvalPhase("bad", **{"data": "val", "losses": [MSE], "accelerator": "sim:1", **settings})
+    settings = {"data": "val", "losses": [MSE], "outputs": ["net"], "accelerator": "sim:1", **settings}
+    return EvalPhase("bad", **settings)
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -262,29 +274,29 @@ def test_a_policy_that_nobody_offers(house):
     house(training(policy="clever"), PluginError, "no plugin offers the placement policy 'clever'")
 
 
-def test_a_warning_that_is_an_error(house, data, numpy_only, experiment):
-    """Where warnings are errors, a fallback is refused before anything has moved."""
+def test_a_fallback_where_warnings_are_errors(numpy_only, line, experiment, train, at):
+    moved = []
+    graph = line()
+    offer_tpu(numpy_only)
+    with pytest.raises(
+        FallbackWarning, match="asks for 'tpu', on which these nodes are not served; they run on the CPU"
+    ):
+        experiment(graph).run_phase(
+            train(accelerator="tpu", callbacks=[at("after_placement", lambda **_: moved.append(1))])
+        )
+    assert not moved and graph.optimizer_states == graph.progress == {}
 
-    class Elsewhere(type(numpy_only.find("numpy"))):
-        framework = "elsewhere"
-        kinds = ("cpu", "tpu")
 
-        def devices(self):
-            return [*super().devices()[:1], Device("tpu", 0)]
+def test_a_fallback_is_forbidden_by_strict(numpy_only, line, experiment, train):
+    offer_tpu(numpy_only)
+    with pytest.raises(FrameworkError, match="node 'net': numpy is not served on 'tpu'"):
+        experiment(line()).run_phase(train(accelerator="tpu", strict=True))
 
-    from anyaccel.device import Device
-    from anyaccel.hookspecs import hookimpl
 
-    class Plugin:
-        @hookimpl
-        def backends(self):
-            return [Elsewhere()]
-
-    numpy_only.register(Plugin(), "elsewhere")
-    graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))], "adam")
-    with pytest.raises(FallbackWarning, match="asks for 'tpu', on which these nodes are not served; they run on the CPU"):
-        experiment(graph).run_phase(training(accelerator="tpu"))
-    assert graph.optimizer_states == graph.progress == {}
+def test_nodes_that_are_not_served_afterwards_stay_unless_it_is_strict(numpy_only, line, experiment, train):
+    offer_tpu(numpy_only)
+    with pytest.raises(FrameworkError, match="numpy is not served on 'tpu'"):
+        experiment(line()).run_phase(train(after="tpu"))
 
 
 def test_training_with_everything_frozen(data, line, experiment, train):
@@ -300,6 +312,8 @@ def test_training_without_an_optimizer(data, experiment, train):
 
 
 def test_fitting_what_is_no_estimator(house):
-    house(FitPhase("bad", data="train", nodes="net"), PhaseError, "node 'net' is no estimator", "train it in a TrainPhase")
+    house(
+        FitPhase("bad", data="train", nodes="net"), PhaseError, "node 'net' is no estimator", "train it in a TrainPhase"
+    )
     house(FitPhase("bad", data="train", nodes=["nett"]), GraphError, "phase 'bad' fits the node 'nett'", "'net'")
     house(FitPhase("bad", data="train"), PhaseError, "phase 'bad' has nothing to fit", "nodes=[...] to fit one again")

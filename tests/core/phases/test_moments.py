@@ -178,7 +178,9 @@ def test_a_plugin_may_refuse_before_placement(sims, numpy_only, spy, line, exper
 # -- the last moment ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [Oops("no"), KeyboardInterrupt("stop"), SystemExit(3)], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error", [Oops("no"), KeyboardInterrupt("stop"), SystemExit(3)], ids=lambda e: type(e).__name__
+)
 @pytest.mark.parametrize("who", ["plugin", "callback"])
 @pytest.mark.parametrize("moment", MOMENTS[:-1])
 def test_the_end_is_told_when_a_listener_raises(moment, who, error, numpy_only, spy, line, experiment, train):
@@ -275,7 +277,7 @@ def test_the_end_is_told_when_the_phase_fails(fault, listen, line, experiment, t
 
 def test_a_phase_that_was_never_started_has_no_end(listen, line, experiment, evaluate):
     seen, callback = listen()
-    with pytest.raises(PhaseError, match="progress='loud'. There is: 'auto', 'rich', 'none', or a Progress object"):
+    with pytest.raises(PhaseError, match=r"progress='loud'\. There is: 'auto', 'rich', 'none', or a Progress object"):
         experiment(line(), progress="loud", callbacks=[callback]).run_phase(evaluate())
     assert seen == []
 

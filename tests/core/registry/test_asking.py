@@ -185,9 +185,10 @@ def test_a_backend_whose_framework_is_not_imported_is_not_asked(make, monkeypatc
     import sys
 
     backend = TinyBackend("absent")
+    cell = backend.new()
     monkeypatch.delitem(sys.modules, "tiny_absent")
     monkeypatch.setattr(backend, "owns", lambda obj: pytest.fail("asked"), raising=False)
-    assert make(offering(backend)).owners(backend.new()) == ()
+    assert make(offering(backend)).owners(cell) == ()
 
 
 def test_ownership_is_decided_anew_when_a_plugin_is_registered(make):

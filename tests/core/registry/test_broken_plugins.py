@@ -190,3 +190,14 @@ def test_the_cause_of_an_error_of_ours_is_one_line_too(make):
 
 def test_hookimpl_is_what_makes_a_hook():
     assert hasattr(hookimpl(lambda: None), "anyaccel_impl")
+
+
+@pytest.mark.xfail(reason="BUG in anyaccel/registry.py: kinds are entered as they are", strict=True)
+@pytest.mark.parametrize("kinds", ["cpu", ("cuda",), ("GPU",), ()])
+def test_kinds_that_nobody_could_ask_for_are_refused(make, kinds):
+    """A text is read letter by letter, and an alias or a capital is never looked up: served, and never found."""
+    backend = TinyBackend("odd")
+    backend.kinds = kinds
+    registry = make(entry("odd", plugin_module("odd", backends=lambda: [backend]), "anyaccel-odd"))
+    assert registry.plugins[-1].error is not None
+    assert "odd" not in registry.frameworks

@@ -32,7 +32,8 @@ def _ask(framework: str) -> dict[str, Any]:
     """What a framework lists, asked in a process of its own but for the embedded one."""
     if framework == BUILT_IN:
         return listing(framework)
-    command = [sys.executable, "-m", "anyaccel.cli.listing", framework]
+    # -P: a file of the working directory must not stand in for a module.
+    command = [sys.executable, "-P", "-m", "anyaccel.cli.listing", framework]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:

@@ -153,5 +153,11 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
         f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; "
         "losses never broadcast",
         there=f"it takes {wants}",
-        remedy="change the model's output_shape, or choose another column",
+        remedy=f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}",
     )
+
+
+def _class_cast(loss: AppliedLoss, stored: TensorSpec, name: str) -> str:
+    if loss.loss.name != "cross_entropy" or not is_floating(stored.dtype) or math.prod(stored.shape) != 1:
+        return ""
+    return f", or if these are class indices say so: feature_set.cast({{{name.partition('.')[2]!r}: 'int64'}})"

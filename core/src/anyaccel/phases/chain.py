@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,21 +95,26 @@ class Chain:
         return found
 
     def stepper(self, feed: Feed, orders: Mapping[tuple[int, Device], Any]) -> Callable[[int, int, int], list[Losses]]:
-        """A function of (start, count, batch) that trains `count` steps, with everything looked up beforehand."""
+        """A function of (start, count, batch) that trains `count` steps, with everything looked up beforehand.
+
+        No closure: the frames of an error would hold it, and with it the columns, for as long as the error is kept.
+        """
         if self._stepping is None:
-            return lambda start, count, batch: [
-                loss
-                for i in range(count)
-                for loss in self._train(feed, orders, start + i * batch, start + (i + 1) * batch)
-            ]
+            return partial(self._one_by_one, feed, orders)
         link, program = self._links[0], self._stepping
         names = tuple(link.segment.inputs)
         columns = tuple(feed.columns[name] for name in names)
         mine = tuple(orders[id(link.backend), link.segment.inputs[name][1]] for name in names)
         labels = tuple(term.label for term in link.segment.losses)
-        return lambda start, count, batch: [
-            Losses(link.backend, batch, labels, program.steps(columns, mine, start, count, batch))
-        ]
+        return partial(_at_once, link.backend, program, columns, mine, labels)
+
+    def _one_by_one(
+        self, feed: Feed, orders: Mapping[tuple[int, Device], Any], start: int, count: int, batch: int
+    ) -> list[Losses]:
+        losses: list[Losses] = []
+        for first in range(start, start + count * batch, batch):
+            losses += self._train(feed, orders, first, first + batch)
+        return losses
 
     def _train(self, feed: Feed, orders: Mapping[tuple[int, Device], Any], start: int, stop: int) -> list[Losses]:
         """One training step over several segments: forward, back in reverse order, clip together, apply."""
@@ -191,6 +197,19 @@ def _carry(value: Any, source: Link, target: Link, device: Device) -> Any:
     if source.backend is target.backend:
         return target.backend.move(value, device)
     return target.backend.from_host(source.backend.to_host(value), device)
+
+
+def _at_once(
+    backend: ComputingBackend,
+    program: Stepping,
+    columns: Sequence[Any],
+    orders: Sequence[Any],
+    labels: tuple[str, ...],
+    start: int,
+    count: int,
+    batch: int,
+) -> list[Losses]:
+    return [Losses(backend, batch, labels, program.steps(columns, orders, start, count, batch))]
 
 
 def _groups(links: Sequence[Link]) -> list[ParameterGroup]:

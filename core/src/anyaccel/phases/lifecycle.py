@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from anyaccel.backend import ComputingBackend, Program
@@ -93,6 +94,7 @@ class _Execution:
             part: loading.rows_of(part.label, part.data, _sets(phase, plan, judgements[part], graph))
             for part in _parts(phase)
         }
+        self._run.rows = rows[phase]
         classes = loading.class_counts(resolution)
         arrays = {part: loading.prepare(plan, found, classes) for part, found in rows.items()}
         if isinstance(phase, TrainPhase):
@@ -118,30 +120,29 @@ class _Execution:
         judgements: Mapping[Phase, Sequence[Judgement]],
     ) -> Figures | None:
         assert self._chain is not None
-        chain, names = self._chain, resolution.shapes.outputs
-
-        def figures(part: EvalPhase) -> Figures:
-            losses, keep = _losses(self._phase, part), _kept(part, self._graph) if part is self._phase else ()
-            return evaluate(
-                chain,
-                feeds[part],
-                rows[part],
-                part.sampler.batch_size,
-                losses,
-                judgements[part],
-                keep,
-                names,
-            )
-
-        if isinstance(self._phase, EvalPhase):
-            return figures(self._phase)
-        if isinstance(self._phase, FitPhase):
-            return self._fit(self._phase, chain, feeds[self._phase], rows[self._phase], names)
-        assert isinstance(self._phase, TrainPhase)
-        validation = self._phase.validation
-        training = Training(self._phase, self._run, chain, feeds[self._phase], self._moments, self._progress)
-        training.run((lambda: figures(validation).named) if validation is not None else None)
+        phase, chain = self._phase, self._chain
+        evaluation = partial(self._evaluate, chain, feeds, rows, judgements, resolution.shapes.outputs)
+        if isinstance(phase, EvalPhase):
+            return evaluation(phase)
+        if isinstance(phase, FitPhase):
+            return self._fit(phase, chain, feeds[phase], rows[phase], resolution.shapes.outputs)
+        assert isinstance(phase, TrainPhase)
+        training = Training(phase, self._run, chain, feeds[phase], self._moments, self._progress)
+        training.run(None if phase.validation is None else partial(evaluation, phase.validation))
         return None
+
+    def _evaluate(
+        self,
+        chain: Chain,
+        feeds: Mapping[Phase, loading.Feed],
+        rows: Mapping[Phase, Mapping[str, Rows]],
+        judgements: Mapping[Phase, Sequence[Judgement]],
+        names: Mapping[str, Sequence[str]],
+        part: EvalPhase,
+    ) -> Figures:
+        losses, keep = _losses(self._phase, part), _kept(part, self._graph) if part is self._phase else ()
+        batch = part.sampler.batch_size
+        return evaluate(chain, feeds[part], rows[part], batch, losses, judgements[part], keep, names)
 
     def _fit(
         self,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from anyaccel.data import Rows
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.phases.chain import Chain, Losses
@@ -48,6 +50,7 @@ class Run:
         epoch: number of the epoch within this run, from 0.
         step: number of the step within the epoch, from 0.
         history: the epochs that are complete.
+        rows: the data of the phase by feature set, once they are known.
     """
 
     def __init__(self, phase: Any, graph: ModelGraph) -> None:
@@ -57,6 +60,7 @@ class Run:
         self.epoch = 0
         self.step = 0
         self.history: list[Epoch] = []
+        self.rows: Mapping[str, Rows] = {}
         self.error: BaseException | None = None
         self.stop_reason = ""
         self.last_losses: list[Losses] = []

@@ -10,6 +10,7 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.phases.chain import Chain, Losses
+from anyaccel.phases.evaluating import Figures
 from anyaccel.phases.loading import Feed
 from anyaccel.phases.moments import Moments
 from anyaccel.phases.phase import TrainPhase
@@ -20,7 +21,7 @@ from anyaccel.phases.tally import Tally
 # A call of many steps must not keep progress and Ctrl-C waiting for long: half a second is the limit, this the aim.
 _AIM_SECONDS = 0.2
 
-Validate = Callable[[], dict[str, float]]
+Validate = Callable[[], Figures]
 
 
 class Pace:
@@ -84,7 +85,7 @@ class Training:
         due = validate is not None and (
             (epoch + 1) % self._phase.validate_every == 0 or epoch + 1 == self._phase.n_epochs
         )
-        figures = validate() if validate is not None and due else {}
+        figures = validate().named if validate is not None and due else {}
         total = sum(self._weights[name] * value for name, value in losses.items())
         run.history.append(Epoch(number, total, losses, steps, seconds, figures))
         self._progress.epoch(run.history[-1].figures)

@@ -163,14 +163,14 @@ class ExchangeTests(Subject):
     @pytest.mark.parametrize(("start", "stop"), [(0, 8), (0, 3), (3, 7), (6, 8), (2, 2), (6, 20)])
     def test_rows_with_an_order_are_gathered(self, exchange: Exchange, device: Device, start: int, stop: int) -> None:
         """`column[order[start:stop]]`, with rows that come twice or never."""
-        order = np.array([5, 0, 7, 7, 2, 1, 6, 3])
+        order = np.array([5, 0, 7, 7, 2, 1, 6, 3], "int64")
         found = exchange.rows(exchange.from_host(ROWS, device), start, stop, exchange.from_host(order, device))
         np.testing.assert_array_equal(exchange.to_host(found), ROWS[order[start:stop]])
 
     @pytest.mark.parametrize("shape", [(8,), (8, 2, 2), (8, 0)], ids=str)
     def test_rows_are_of_the_first_axis(self, exchange: Exchange, device: Device, shape: tuple[int, ...]) -> None:
         """Whatever the shape of a row."""
-        array, order = numbers(shape, "int64"), np.array([3, 1])
+        array, order = numbers(shape, "int64"), np.array([3, 1], "int64")
         column = exchange.from_host(array, device)
         np.testing.assert_array_equal(exchange.to_host(exchange.rows(column, 1, 4)), array[1:4])
         found = exchange.rows(column, 0, 2, exchange.from_host(order, device))
@@ -179,12 +179,12 @@ class ExchangeTests(Subject):
     def test_rows_stay_on_the_device(self, backend: Backend, exchange: Exchange) -> None:
         """A batch is where its column is."""
         for device in backend.devices():
-            column, order = exchange.from_host(ROWS, device), exchange.from_host(np.array([1, 0]), device)
+            column, order = exchange.from_host(ROWS, device), exchange.from_host(np.array([1, 0], "int64"), device)
             assert backend.device_of(exchange.rows(column, 0, 2)) == device
             assert backend.device_of(exchange.rows(column, 0, 2, order)) == device
 
     def test_rows_keep_the_dtype(self, exchange: Exchange, device: Device) -> None:
         """A batch has the dtype of its column."""
         column = exchange.from_host(numbers((4, 2), "int32"), device)
-        order = exchange.from_host(np.array([1, 0]), device)
+        order = exchange.from_host(np.array([1, 0], "int64"), device)
         assert exchange.to_host(exchange.rows(column, 0, 2, order)).dtype == np.int32

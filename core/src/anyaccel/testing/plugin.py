@@ -63,14 +63,13 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     """What is tested, and with which settings; nothing where no test of the kit was found."""
     if not any(item.get_closest_marker("anyaccel_capability") for item in items):
         return []
-    from anyaccel import __version__
     from anyaccel.registry import registry
 
     plugins = [f"{p} is broken: {p.cause}" if p.error else str(p) for p in registry().plugins]
     frameworks = [f"{b.framework}{_versions(b.roots)} on {', '.join(b.kinds)}" for b in registry().backends]
     switches = [f"{switch}={os.environ[switch]}" for switch in SWITCHES if switch in os.environ]
     return [
-        f"anyaccel {__version__}: plugins {'; '.join(plugins)}",
+        f"anyaccel plugins: {'; '.join(plugins)}",
         f"anyaccel backends: {'; '.join(frameworks)}",
         *([f"anyaccel settings: {', '.join(switches)}"] if switches else []),
     ]

@@ -17,7 +17,7 @@ from anyaccel.testing.subject import Subject
 
 Make = Callable[[], Any]
 COLUMNS = Batch.of(22)
-ORDER = np.random.default_rng(1).permutation(22)
+ORDER = np.random.default_rng(1).permutation(np.arange(22, dtype="int64"))
 RECIPES = {
     "sgd": Optimizer("sgd", lr=0.1),
     "nesterov": Optimizer("momentum", lr=0.05, nesterov=True),

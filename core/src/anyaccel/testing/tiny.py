@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -53,8 +54,12 @@ class TinyBackend(Backend):
         self.framework = framework  # type: ignore[misc]  # a class fact everywhere else; here each object is its own
         self.kinds = kinds or tuple(dict.fromkeys(device.kind for device in self._devices))  # type: ignore[misc]
         self.roots = (f"tiny_{framework}",)  # type: ignore[misc]
-        self.cell: type[Cell] = type("TinyCell", (Cell,), {"__slots__": (), "__module__": self.roots[0]})
+
+    @cached_property
+    def cell(self) -> type[Cell]:
+        """The framework's tensor class. Whoever has it has imported the framework, which is pretended here."""
         sys.modules.setdefault(self.roots[0], ModuleType(self.roots[0]))
+        return type("TinyCell", (Cell,), {"__slots__": (), "__module__": self.roots[0]})
 
     def devices(self) -> Sequence[Device]:
         """The devices it was made with."""
@@ -65,8 +70,10 @@ class TinyBackend(Backend):
         return obj.device if isinstance(obj, Cell) else None
 
     def place(self, obj: Any, device: Device) -> Any:
-        """A cell is its own state."""
-        return self.move(obj, device)
+        """A cell, or a dict or list of them."""
+        if isinstance(obj, dict):
+            return {key: self.place(value, device) for key, value in obj.items()}
+        return [self.place(value, device) for value in obj] if isinstance(obj, list) else self.move(obj, device)
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
         """A cell of the same value elsewhere."""

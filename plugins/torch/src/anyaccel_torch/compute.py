@@ -20,18 +20,19 @@ class TorchCompute(TorchPlacement, Compute):
     """Takes `nn.Module`s as models; what they give may be a tensor, or a tuple, list or dict of tensors."""
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-        """See `Compute.infer`; runs the model on zeros in evaluation mode, and leaves it as it was."""
+        """As `Compute.infer`; runs the model on zeros in evaluation mode, and leaves it as it was."""
         from anyaccel_torch.shapes import infer
 
         return infer(model, inputs, seed)
 
     def dtype_of(self, model: Any) -> str | None:
+        """As `Compute.dtype_of`: that of the first floating parameter, or of the recipe of an unbuilt SequentialMLP."""
         from anyaccel_torch.shapes import wanted_dtype
 
         return wanted_dtype(model)
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
-        """See `Compute.parameters`; a parameter that several parts share stands under its first name.
+        """As `Compute.parameters`; a parameter that several parts share stands under its first name.
 
         Raises:
             StateError: the model is not built yet.
@@ -42,12 +43,13 @@ class TorchCompute(TorchPlacement, Compute):
         return {name: TensorSpec(tuple(tensor.shape), name_of(tensor.dtype)) for name, tensor in named.items()}
 
     def build(self, segment: Segment) -> Program:
+        """As `Compute.build`; a `TorchProgram`, which works on the user's modules in place."""
         from anyaccel_torch.program import TorchProgram
 
         return TorchProgram(segment, self.torch_device)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
-        """See `Compute.state`; buffers that the module does not keep (`persistent=False`) are left out.
+        """As `Compute.state`; buffers that the module does not keep (`persistent=False`) are left out.
 
         Raises:
             StateError: the model is not built yet, or has a dtype that NumPy lacks.
@@ -55,7 +57,7 @@ class TorchCompute(TorchPlacement, Compute):
         return {name: _host_copy(name, tensor) for name, tensor in _named(model).items()}
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """See `Compute.load_state`; nothing is written if anything does not fit."""
+        """As `Compute.load_state`; nothing is written if anything does not fit."""
         import torch
 
         from anyaccel_torch.host import copied
@@ -74,6 +76,7 @@ class TorchCompute(TorchPlacement, Compute):
                 tensor.copy_(values[name])
 
     def models(self) -> Mapping[str, type]:
+        """SequentialMLP."""
         from anyaccel_torch.models import SequentialMLP
 
         return {"SequentialMLP": SequentialMLP}

@@ -79,7 +79,7 @@ class RandomState:
     """The states of torch's random generators: the CPU's and those of some devices."""
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
-        self._kept = {device: _get(device) for device in (torch.device("cpu"), *devices)}
+        self._kept = {device: _get(device) for device in _drawing(devices)}
 
     def restore(self) -> None:
         """As it was."""
@@ -89,7 +89,7 @@ class RandomState:
 
 def seed(devices: Iterable[torch.device], key: int) -> None:
     """Start the generators of the CPU and of `devices` from a 64-bit key; those of other devices go on."""
-    for device in {torch.device("cpu"), *devices}:
+    for device in _drawing(devices):
         _set(device, torch.Generator(device).manual_seed(key).get_state())
 
 
@@ -103,6 +103,11 @@ def undisturbed(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[N
     finally:
         for each in kept:
             each.restore()
+
+
+def _drawing(devices: Iterable[torch.device]) -> set[torch.device]:
+    """Those that have a generator, and the CPU in any case: its generator is used wherever a module runs."""
+    return {torch.device("cpu"), *(device for device in devices if device.type != "meta")}
 
 
 def _get(device: torch.device) -> Tensor:

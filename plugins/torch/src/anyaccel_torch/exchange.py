@@ -13,19 +13,22 @@ from anyaccel.errors import MoveError
 from anyaccel_torch.faults import first_line, telling
 from anyaccel_torch.host import copied
 from anyaccel_torch.placement import TorchPlacement
+from anyaccel_torch.trees import check_dtypes
 
 
 class TorchExchange(TorchPlacement, Exchange):
     """Through NumPy and DLPack."""
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
+        """As `Exchange.from_host`; any strides and byte order, and read-only arrays without a warning."""
         with telling(f"an array of {array.nbytes} bytes on {device}"):
             pinned = pinned and device.kind in self.pinning
             host = copied(array, pinned=pinned)
-            self.check_dtypes(host, device)
+            check_dtypes(host, device, self.lacking)
             return host.to(self.torch_device(device), non_blocking=pinned and host.is_pinned())
 
     def to_host(self, tensor: Any) -> np.ndarray:
+        """As `Exchange.to_host`; NumPy lacks bfloat16 and sparse layouts."""
         host = tensor.detach().cpu()
         try:
             found: np.ndarray = host.resolve_conj().resolve_neg().numpy()
@@ -38,12 +41,13 @@ class TorchExchange(TorchPlacement, Exchange):
         return found
 
     def adopt(self, foreign: Any, device: Device) -> Any:
+        """As `Exchange.adopt`; what its owner says is read-only is copied, as torch would write to it."""
         import torch
 
         if isinstance(foreign, torch.Tensor):
             return self.move(foreign, device)
         if not getattr(getattr(foreign, "flags", None), "writeable", True):
-            return self.from_host(np.asarray(foreign), device)  # torch would write to what its owner says is read-only
+            return self.from_host(np.asarray(foreign), device)
         try:
             taken = torch.from_dlpack(foreign)  # type: ignore[attr-defined]
         except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -55,15 +59,17 @@ class TorchExchange(TorchPlacement, Exchange):
         return self.move(taken, device)
 
     def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+        """As `Exchange.rows`; a view of the column where there is no order."""
         return column[start:stop] if order is None else column.index_select(0, order[start:stop])
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
+        """As `Exchange.scalars`; one transfer for each device and dtype, which nearly always is one."""
         import torch
 
         found = np.empty(len(values), dtype=np.float64)
         alike: dict[Any, list[int]] = {}
         for i, value in enumerate(values):
             alike.setdefault((value.device, value.dtype), []).append(i)
-        for places in alike.values():  # one transfer for each device and dtype: nearly always one
+        for places in alike.values():
             found[places] = torch.stack([values[i].detach().reshape(()) for i in places]).cpu().double().numpy()
         return found

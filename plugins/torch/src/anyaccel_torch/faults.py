@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, MoveError, OutOfMemoryError
 
 _NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory")
@@ -30,23 +29,6 @@ def telling(what: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """What an error says, without the trace that torch appends to some."""
     return str(error).strip().partition("\n")[0]
-
-
-def why_not(device: Device, count: int) -> str:
-    """Why torch, which sees `count` devices of this kind, has not this one; initialises nothing."""
-    if count:
-        return "" if device.index < count else f"torch sees {count} of this kind"
-    try:
-        import torch
-    except Exception as error:  # a broken torch must not break the listing of devices
-        return f"torch cannot be imported: {first_line(error)}"
-    versions, names = {
-        "gpu": (("cuda", "hip"), "CUDA and ROCm"),
-        "xpu": (("xpu",), "XPU"),
-    }.get(device.kind, ((), ""))
-    if names and not any(getattr(torch.version, version, None) for version in versions):
-        return f"this torch, {torch.__version__}, is built without {names}"
-    return "torch finds no driver, or the driver finds no device"
 
 
 def _told(error: RuntimeError, what: str) -> AnyaccelError | None:

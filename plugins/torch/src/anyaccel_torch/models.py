@@ -59,6 +59,7 @@ class SequentialMLP(nn.Module):
         self.input_shapes = shapes
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """[batch, *output_shape] for inputs [batch, ...] of the recipe's dtype."""
         if self.input_shapes is None:
             self.build([x.shape[1:] for x in inputs], seed=0, device=inputs[0].device)
         x: Tensor = _flat(inputs[0]) if len(inputs) == 1 else torch.cat([_flat(x) for x in inputs], 1)

@@ -32,8 +32,8 @@ Members = Mapping[str, Mapping[str, nn.Parameter]]
 """Parameters of a group: by node, by name."""
 
 
-def make(recipe: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The recipe as an optimizer of torch over `parameters`, fused where torch has that.
+def make(recipe: Optimizer, parameters: list[nn.Parameter], *, sparse: bool = False) -> torch.optim.Optimizer:
+    """The recipe as an optimizer of torch over `parameters`, fused where torch has that; not for `sparse` gradients.
 
     Raises:
         RecipeError: a class that is no optimizer of torch, needs a closure, or does not take the settings.
@@ -44,13 +44,13 @@ def make(recipe: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optim
     if "nesterov" in settings:
         settings["nesterov"] = settings["nesterov"] and settings["momentum"] > 0  # torch refuses it without momentum
     made: Callable[..., torch.optim.Optimizer] = _CLASSES[recipe.name]
-    return made(parameters, lr=recipe.lr, **settings, **_kernels(parameters))
+    return made(parameters, lr=recipe.lr, **settings, **_kernels(parameters, sparse=sparse))
 
 
-def _kernels(parameters: list[nn.Parameter]) -> dict[str, bool]:
+def _kernels(parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
     types = {parameter.device.type for parameter in parameters}
-    fused = len(types) == 1 and types <= _FUSED_ON and all(parameter.is_floating_point() for parameter in parameters)
-    return {"fused": True} if fused else {"foreach": True}
+    alike = len(types) == 1 and all(parameter.is_floating_point() for parameter in parameters)
+    return {"fused": True} if alike and types <= _FUSED_ON and not sparse else {"foreach": True}
 
 
 def _own(cls: type, recipe: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -65,11 +65,8 @@ def _own(cls: type, recipe: Optimizer, parameters: list[nn.Parameter]) -> torch.
     try:
         return made(parameters, lr=recipe.lr, **recipe.settings)
     except (TypeError, ValueError) as error:
-        asked, there = (
-            f"{recipe.name} cannot be made: {first_line(error)}",
-            f"settings {', '.join(('lr', *recipe.settings))}",
-        )
-        raise RecipeError(asked, there=there, remedy="correct the settings of Optimizer(...)") from error
+        asked, given = f"{recipe.name} cannot be made: {first_line(error)}", ", ".join(("lr", *recipe.settings))
+        raise RecipeError(asked, there=f"settings {given}", remedy="correct the settings of Optimizer(...)") from error
 
 
 def place_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -96,7 +93,7 @@ def slots_of(recipe: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
     if recipe.cls is None:
         momentum = recipe.settings.get("momentum")
         return {"m", "v"} if momentum is None else {"velocity"} if momentum > 0 else set()
-    tiny = nn.Parameter(torch.zeros([1] * parameters[0].ndim))
+    tiny = nn.Parameter(parameters[0].new_zeros([1] * parameters[0].ndim))
     tiny.grad = torch.zeros_like(tiny)
     probe = make(recipe, [tiny])
     try:
@@ -136,18 +133,21 @@ class GroupOptimizer:
         group: its name, recipe and nodes.
         members: its parameters by node and name, each parameter once.
         states: optimizer state of earlier phases by node; it is copied.
+        sparse: whether some gradients will be sparse.
 
     Raises:
         RecipeError: see `make`.
     """
 
-    def __init__(self, group: ParameterGroup, members: Members, states: Mapping[str, NodeState]) -> None:
+    def __init__(
+        self, group: ParameterGroup, members: Members, states: Mapping[str, NodeState], *, sparse: bool = False
+    ) -> None:
         self.name = group.name
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
         self._recipe = group.optimizer
         self._names = SLOTS if self._recipe.cls is None else {}
-        self._optimizer = make(self._recipe, self.parameters) if self.parameters else None
+        self._optimizer = make(self._recipe, self.parameters, sparse=sparse) if self.parameters else None
         given = {node: states[node] for node in members if node in states}
         slots = slots_of(self._recipe, self.parameters) if given and self.parameters else set()
         resumed = {node: _resumed(state, members[node], slots) for node, state in given.items()}
@@ -195,6 +195,7 @@ class GroupOptimizer:
         grads, home = self._grads(), self.parameters[0].device if self.parameters else torch.device("cpu")
         if not grads:
             return torch.zeros((), device=home), torch.ones((), dtype=torch.bool, device=home)
+        grads = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
         norms = [torch.linalg.vector_norm(grad.float() if grad.itemsize < 4 else grad).to(home) for grad in grads]
         finite = [grad.isfinite().all().to(home) for grad in grads]
         return torch.stack(norms).square().sum(), torch.stack(finite).all()
@@ -219,7 +220,7 @@ class GroupOptimizer:
     ) -> None:
         state = optimizer.state[parameter]
         for slot, value in slots.items():
-            state[self._names.get(slot, slot)] = value.detach().clone().to(parameter.device)
+            state[self._names.get(slot, slot)] = value.detach().to(parameter.device, copy=True)
         if "velocity" not in slots:
             where = _where("step", optimizer.param_groups[0], parameter)
             state["step"] = torch.tensor(float(step), dtype=torch.float32, device=where)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
-from anyaccel.errors import MoveError
-from anyaccel_torch.faults import telling, why_not
-from anyaccel_torch.host import host_bytes, sent
-from anyaccel_torch.trees import mapped, tensors_in
+from anyaccel_torch.faults import telling
+from anyaccel_torch.host import sent
+from anyaccel_torch.info import describe, why_not
+from anyaccel_torch.trees import check_dtypes, mapped, tensors_in
 
 
 class TorchPlacement(Backend):
@@ -23,9 +22,10 @@ class TorchPlacement(Backend):
     roots = ("torch",)
     types: ClassVar[Mapping[str, str]] = {"gpu": "cuda"}  # torch's word for a kind, where it is another one
     pinning: ClassVar[frozenset[str]] = frozenset({"gpu", "xpu"})  # kinds that may be sent to from page-locked memory
-    lacking: ClassVar[Mapping[str, frozenset[str]]] = {}  # dtypes that a kind cannot hold, by NumPy's names
+    lacking: ClassVar[frozenset[str]] = frozenset()  # dtypes that its devices cannot hold, by NumPy's names
 
     def devices(self) -> Sequence[Device]:
+        """As `Backend.devices`; GPUs are counted by NVML where that is there, so that CUDA is not initialised."""
         return [Device(kind, index) for kind in self.kinds for index in range(self._count(kind))]
 
     def _count(self, kind: str) -> int:
@@ -37,24 +37,17 @@ class TorchPlacement(Backend):
             return 0
 
     def why_not(self, device: Device) -> str:
+        """As `Backend.why_not`: how this torch was built, or how many devices it sees."""
         return why_not(device, self._count(device.kind))
 
     def device_info(self, device: Device) -> DeviceInfo:
-        import torch
-
-        if device.kind == "cpu":
-            name = platform.processor() or platform.machine() or "cpu"
-            return DeviceInfo(name, memory_space="host", total_memory=host_bytes("SC_PHYS_PAGES"))
-        found = torch.get_device_module(self.torch_device(device)).get_device_properties(device.index)
-        vendor = {"gpu": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}.get(device.kind, "")
-        uuid = str(getattr(found, "uuid", "")).lower()
-        identity = f"GPU-{uuid}" if uuid and vendor == "nvidia" else uuid  # as nvidia-smi and NVML write it
-        return DeviceInfo(str(found.name), vendor, identity, identity, int(found.total_memory))
+        """As `Backend.device_info`; an accelerator's memory space is its UUID, as nvidia-smi writes it for NVIDIA."""
+        return describe(self.torch_device(device))
 
     def device_string(self, device: Device) -> str:
+        """`"cuda:1"`, `"xpu:0"`, `"cpu"`: torch's `to` would copy a tensor of the CPU to `"cpu:0"`."""
         word = self.types.get(device.kind, device.kind)
-        alone = word in ("cpu", "meta") and device.index == 0  # torch's `to` would copy to "cpu:0"
-        return word if alone else f"{word}:{device.index}"
+        return word if word in ("cpu", "meta") and device.index == 0 else f"{word}:{device.index}"
 
     def torch_device(self, device: Device) -> Any:
         """The device as torch's own object."""
@@ -63,37 +56,36 @@ class TorchPlacement(Backend):
         return torch.device(self.device_string(device))
 
     def device_of(self, obj: Any) -> Device | None:
+        """Where the first tensor of a tensor, module, optimizer or container is; None if it holds none."""
         first = next(tensors_in(obj), None)
         return None if first is None else Device.parse(first.device)
 
     def place(self, obj: Any, device: Device) -> Any:
-        if hasattr(obj, "param_groups"):  # an optimizer: its state goes where its parameters are
+        """As `Backend.place`; a module is moved in place, and an optimizer's state to where its parameters are."""
+        if hasattr(obj, "param_groups"):
             from anyaccel_torch.optimizers import place_state
 
             return place_state(obj)
         if not hasattr(obj, "to"):
             return mapped(obj, lambda item: self.place(item, device))
-        self.check_dtypes(obj, device)
+        check_dtypes(obj, device, self.lacking)
         with telling(f"{type(obj).__name__} on {device}"):
             return obj.to(self.torch_device(device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        self.check_dtypes(tensor, device)
+        """As `Backend.move`; pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""
+        check_dtypes(tensor, device, self.lacking)
         target = self.torch_device(device)
         with telling(f"a tensor of shape {list(tensor.shape)} on {device}"):
             pinned = pinned and device.kind in self.pinning and tensor.device.type == "cpu"
             return sent(tensor, target) if pinned else tensor.to(target)
 
-    def check_dtypes(self, obj: Any, device: Device) -> None:
-        """Raise MoveError if the device cannot hold the dtype of a tensor in `obj`."""
-        if lacking := self.lacking.get(device.kind):
-            for name in {str(tensor.dtype).removeprefix("torch.") for tensor in tensors_in(obj)} & lacking:
-                raise MoveError(f"{device} cannot hold {name}", there="moves keep dtypes", remedy="cast it: .float()")
-
     def scope(self, device: Device) -> AbstractContextManager[Any]:
+        """As `Backend.scope`; it slows every call of torch inside it, so that nothing in a loop should use it."""
         return self.torch_device(device)  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:
+        """As `Backend.synchronize`; the CPU is never waited for."""
         if device.kind != "cpu":
             import torch
 

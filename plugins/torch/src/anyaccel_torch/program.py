@@ -77,17 +77,20 @@ class TorchProgram(Stepping):
     def _made_groups(self) -> list[GroupOptimizer]:
         seen: set[int] = set()
         states = states_of(self.segment)
+        sparse = any(getattr(part, "sparse", False) for module in self._modules for part in module.modules())
         return [
-            GroupOptimizer(group, members_of(self.segment, self._losses, group.nodes, seen), states)
+            GroupOptimizer(group, members_of(self.segment, self._losses, group.nodes, seen), states, sparse=sparse)
             for group in self.segment.groups
         ]
 
     def seed(self, key: int) -> None:
+        """As `Program.seed`, for the CPU and the devices of the segment; other devices' generators go on."""
         seed(self._devices, key)
 
     # -- whole steps -----------------------------------------------------------------------------------------------
 
     def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
+        """As `Stepping.steps`; the same numbers, to the bit, as a loop by hand over the same rows."""
         self._enter(training=True)
         with telling(f"a training step of {batch} rows in segment {self.segment.label!r}"):
             found = self._stepped(self._batches(columns, orders, start, count, batch))
@@ -146,6 +149,7 @@ class TorchProgram(Stepping):
 
     @torch.no_grad()
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
+        """As `Program.forward`; an input that a module writes to is copied before."""
         self._enter(training=False)
         with telling(f"a batch of segment {self.segment.label!r}"):
             values = self._computed(inputs, training=False)
@@ -154,6 +158,7 @@ class TorchProgram(Stepping):
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        """As `Program.forward_pullback`; the pullback is one backward pass over total loss and outputs."""
         self._enter(training=True)
         leaves = {i: inputs[i].detach().requires_grad_() for i in self._pulled}
         # torch forbids a module to write into a leaf, as an in-place activation would: it gets a copy
@@ -198,25 +203,29 @@ class TorchProgram(Stepping):
     # -- gradients and state ---------------------------------------------------------------------------------------
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
+        """As `Program.grad_stats`; each on the device of the group's first parameter."""
         return {group.name: group.stats() for group in self._groups}
 
     def reduce(self, fn: Callable[[Any], Any]) -> None:
-        """See `Program.reduce`; a parameter that no loss reached has no gradient, and `fn` is not called for it."""
+        """As `Program.reduce`; a parameter that no loss reached has no gradient, and `fn` is not called for it."""
         for parameter in self._trained:
             if parameter.grad is not None:
                 parameter.grad = fn(parameter.grad)
 
     def apply(self, scale: Mapping[str, Any] | None = None) -> None:
+        """As `Program.apply`; does not clip, which whoever gives `scale` has done."""
         with telling(f"an optimizer step of segment {self.segment.label!r}"):
             for group in self._groups:
                 group.apply(None if scale is None else scale.get(group.name))
         self.discard()
 
     def discard(self) -> None:
+        """As `Program.discard`."""
         for parameter in self._trained:
             parameter.grad = None
 
     def snapshot(self) -> Snapshot:
+        """As `Program.snapshot`; copies on the devices where things are."""
         return Snapshot(
             [parameter.detach().clone() for parameter in self._trained],
             Buffers(self._modules),
@@ -226,7 +235,7 @@ class TorchProgram(Stepping):
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
-        """See `Program.restore`; gradients are forgotten."""
+        """As `Program.restore`; gradients are forgotten."""
         self.discard()
         for parameter, kept in zip(self._trained, snapshot.parameters, strict=True):
             parameter.copy_(kept)
@@ -236,9 +245,11 @@ class TorchProgram(Stepping):
         snapshot.random.restore()
 
     def states(self) -> dict[str, NodeState]:
+        """As `Program.states`; copies, until `release` has handed out the tensors themselves."""
         return self._final if self._final is not None else self._states(copies=True)
 
     def release(self) -> dict[str, NodeState]:
+        """As `Program.release`; modes, `requires_grad` flags and torch's random state are as they were at `build`."""
         if self._final is None:
             self.discard()
             self._final = self._states(copies=False)

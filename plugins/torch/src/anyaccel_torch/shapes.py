@@ -111,12 +111,11 @@ def _on_paper(model: nn.Module) -> nn.Module:
 def _run(model: nn.Module, inputs: Sequence[TensorSpec], batch: int, seed: int | None = None) -> tuple[Tensor, ...]:
     """Outputs for a batch of zeros, in evaluation mode; with a seed, random numbers come from it."""
     device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
-    real = [device] if device.type not in ("cpu", "meta") else []
     eager = torch.compiler.set_stance("force_eager")  # two batches are no reason to compile
     scope = device if device.type == "meta" else nullcontext()
-    with undisturbed(model, real), torch.no_grad(), eager, scope:
+    with undisturbed(model, [device]), torch.no_grad(), eager, scope:
         if seed is not None:
-            start_from(real, seed)
+            start_from([device], seed)
         try:
             with telling(f"a batch of {batch} through {type(model).__name__}"):
                 return outputs_of(model(*[_zeros(spec, batch, device) for spec in inputs]))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
+from anyaccel.errors import MoveError
+
 
 def tensors_in(obj: Any) -> Iterator[Any]:
     """The tensors that a tensor, module, optimizer (its parameters), dict, list or tuple holds; of others, none."""
@@ -34,3 +36,13 @@ def mapped(obj: Any, fn: Callable[[Any], Any]) -> Any:
         return obj._make(after)
     make: Callable[[Any], Any] = type(obj)
     return make(zip(obj, after, strict=True) if isinstance(obj, Mapping) else after)
+
+
+def check_dtypes(obj: Any, where: object, lacking: frozenset[str]) -> None:
+    """Nothing, where no tensor in `obj` is of a dtype in `lacking`.
+
+    Raises:
+        MoveError: one is; the message says that `where` cannot hold it.
+    """
+    for name in {str(tensor.dtype).removeprefix("torch.") for tensor in tensors_in(obj)} & lacking if lacking else ():
+        raise MoveError(f"{where} cannot hold {name}", there="moves keep dtypes", remedy="cast it first: .float()")

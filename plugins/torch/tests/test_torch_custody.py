@@ -1,0 +1,225 @@
+"""What a program borrows from the user, and gives back as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anyaccel.device import Device
+from anyaccel.recipes import Loss, Optimizer
+from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel_torch import SequentialMLP
+from anyaccel_torch.backend import TorchBackend
+
+CPU, META = Device("cpu"), Device("meta")
+Data = tuple[Tensor, Tensor, Tensor]
+Make = Callable[..., Segment]
+
+
+def mlp(seed: int = 0, *, wide: int = 8) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, wide), nn.ReLU(), nn.Linear(wide, 1))
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in model.parameters()]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_a_frozen_node_passes_gradients_on_and_stays_as_it_is(backend: TorchBackend, data: Data) -> None:
+    x, y, order = data
+    first, frozen, last = nn.Linear(3, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)), nn.Linear(4, 1)
+    operations = (
+        Operation("a", first, ("x",), ("a",), CPU),
+        Operation("b", frozen, ("a",), ("b",), CPU, trainable=False),
+        Operation("c", last, ("b",), ("c",), CPU),
+    )
+    before, mean = [weights(m) for m in (first, frozen, last)], frozen[0].running_mean.clone()
+    at_work = backend.build(
+        Segment(
+            "s",
+            operations,
+            {"x": (TensorSpec((3,), "float32"), CPU), "y": (TensorSpec((1,), "float32"), CPU)},
+            (),
+            (LossTerm("l", "c", Loss("mse"), ("c", "y"), CPU),),
+            (ParameterGroup("g", Optimizer("sgd", lr=0.1), ("a", "c")),),
+        )
+    )
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    at_work.steps([x, y], [order, order], 0, 3, 8)
+    assert (first.training, frozen.training, last.training) == (True, False, True)
+    assert not equal(weights(first), before[0]) and equal(weights(frozen), before[1])
+    assert torch.equal(frozen[0].running_mean, mean)
+    at_work.release()
+    assert all(parameter.requires_grad for parameter in frozen.parameters()) and frozen[0].training
+
+
+def test_parameters_that_the_user_froze_stay_frozen(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+    x, y, order = data
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    before = weights(model)
+    at_work = backend.build(segment_of(model))
+    at_work.steps([x, y], [order, order], 0, 2, 8)
+    assert torch.equal(model[0].weight, before[0]) and not torch.equal(model[0].bias, before[1])
+    assert "0.weight" not in at_work.release()["a"].slots
+    assert [p.requires_grad for p in model.parameters()] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_modes_are_switched_where_needed_and_given_back(
+    backend: TorchBackend, segment_of: Make, data: Data, root: bool
+) -> None:
+    x, y, order = data
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).train(root)
+    model[1].eval()
+    at_work, other = backend.build(segment_of(model)), backend.build(segment_of(model, groups=()))
+    seen: list[tuple[bool, bool]] = []
+    model[1].register_forward_hook(lambda *_: seen.append((model.training, model[1].training)))
+    for _ in range(2):
+        at_work.steps([x, y], [order, order], 0, 1, 8)
+        other.forward([x, y])
+    # a part in evaluation mode inside a module in training mode is the user's own doing, and stays so
+    assert seen == [(True, not root), (False, False)] * 2
+    at_work.release()
+    assert (model.training, model[0].training, model[1].training) == (root, root, False)
+
+
+def test_an_evaluating_program_leaves_flags_alone(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+    x, y, order = data
+    model = mlp()
+    training = backend.build(segment_of(model))
+    with_eval = backend.build(segment_of(model, groups=()))
+    with_eval.forward([x, y])
+    with_eval.release()
+    training.steps([x, y], [order, order], 0, 1, 8)
+    training.release()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_old_gradients_of_the_user_do_not_count(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+    x, y, order = data
+    model, fresh = mlp(), mlp()
+    model(x).sum().backward()
+    for each in (model, fresh):
+        backend.build(segment_of(each)).steps([x, y], [order, order], 0, 1, 8)
+    assert equal(weights(model), weights(fresh))
+
+
+def test_release_gives_back_the_random_state_and_may_be_called_twice(
+    backend: TorchBackend, segment_of: Make, data: Data
+) -> None:
+    x, y, order = data
+    model = nn.Sequential(nn.Dropout(0.5), mlp())
+    before = torch.get_rng_state()
+    at_work = backend.build(segment_of(model, optimizer=Optimizer("adam")))
+    at_work.seed(2**64 - 1)
+    at_work.steps([x, y], [order, order], 0, 2, 8)
+    states = at_work.release()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    after = torch.get_rng_state()
+    assert at_work.release() is states is at_work.states()
+    assert torch.equal(torch.get_rng_state(), after)
+    assert states["a"].step == 2 and set(states["a"].slots["1.0.weight"]) == {"m", "v"}
+
+
+def test_a_key_decides_the_dropout(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+    x, y, order = data
+    found = []
+    for key in (1, 1, 2):
+        model = nn.Sequential(mlp()[0], nn.Dropout(0.5), mlp(1)[2])
+        at_work = backend.build(segment_of(model))
+        at_work.seed(key)
+        at_work.steps([x, y], [order, order], 0, 3, 8)
+        at_work.release()
+        found.append(weights(model))
+    assert equal(found[0], found[1]) and not equal(found[0], found[2])
+
+
+class Counting(nn.Module):
+    """Replaces its buffer in every step."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + 1
+        return x
+
+
+@pytest.mark.parametrize("recipe", [Optimizer("adam", lr=0.01), Optimizer(torch.optim.NAdam, lr=0.01)], ids=str)
+def test_a_snapshot_brings_everything_back(
+    backend: TorchBackend, segment_of: Make, data: Data, recipe: Optimizer
+) -> None:
+    x, y, order = data
+    model = nn.Sequential(Counting(), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    at_work = backend.build(segment_of(model, optimizer=recipe))
+    start = at_work.snapshot()
+    at_work.steps([x, y], [order, order], 0, 2, 8)
+    snapshot = at_work.snapshot()
+    kept = [tensor.clone() for tensor in model.state_dict().values()]
+
+    def go_on() -> list[Tensor]:
+        at_work.forward_pullback([x, y])[2]([None])
+        losses = at_work.steps([x, y], [order, order], 0, 3, 8)
+        return [losses, *[tensor.clone() for tensor in model.state_dict().values()]]
+
+    at_work.discard()
+    wanted = go_on()
+    for _ in range(2):
+        at_work.restore(snapshot)
+        assert equal(list(model.state_dict().values()), kept) and at_work.states()["a"].step == 2
+        assert equal(go_on(), wanted)
+    at_work.restore(start)
+    assert at_work.states()["a"].step == 0 and at_work.states()["a"].slots == {} and model[0].seen == 0
+
+
+def test_own_losses_train_with_their_node(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+    x, y, order = data
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.factor.square() * (a - b).square().mean()
+
+    loss = Scaled().eval()
+    at_work = backend.build(segment_of(mlp(), loss=loss, optimizer=Optimizer("adam")))
+    at_work.steps([x, y], [order, order], 0, 2, 8)
+    assert loss.factor != 2 and loss.training
+    states = at_work.release()
+    assert "loss.l.factor" in states["a"].slots and not loss.training
+
+
+def test_sequential_mlp_trains(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+    x, y, order = data
+    model = SequentialMLP()
+    backend.infer(model, [TensorSpec((3,), "float32")], 1)
+    losses = backend.build(segment_of(model, optimizer=Optimizer("adam", lr=0.05))).steps([x, y], [order] * 2, 0, 6, 4)
+    assert losses.isfinite().all()
+
+
+def test_sparse_gradients_are_taken(backend: TorchBackend, segment_of: Callable[..., Segment], data: Data) -> None:
+    _, y, order = data
+    model = nn.Sequential(nn.Embedding(24, 1, sparse=True), nn.Flatten())
+    rows = torch.arange(24)[:, None]
+    at_work = backend.build(segment_of(model, features=(1,)))
+    at_work.forward_pullback([rows, y])[2]([None])
+    square, finite = at_work.grad_stats()["g"]
+    torch.testing.assert_close(square, (2 / 24 * (model[0].weight - y)).square().sum().detach())
+    at_work.apply({"g": 0.5})
+    assert finite and at_work.steps([rows, y], [order, order], 0, 3, 8).shape == (3, 1)

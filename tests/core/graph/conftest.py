@@ -1,0 +1,142 @@
+"""What tests of graphs share: a registry with only what the test put in, data, models, and graphs in few words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from anyaccel import FeatureSet, SequentialMLP
+from anyaccel.adapter import Applied
+from anyaccel.device import Device
+from anyaccel.reference import Module, ReferenceBackend, simulate
+from anyaccel.registry import Registry
+from anyaccel.testing.faulty import plugin_module
+
+
+@pytest.fixture(autouse=True)
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
+    """`serve(backend, ..., policies={...})`: the registry of this process has NumPy and these, from now on.
+
+    Without a call it has NumPy alone, whatever is installed.
+    """
+
+    def exchange(*backends: object, policies: dict[str, object] | None = None) -> Registry:
+        registry = Registry(ReferenceBackend, lambda: ())
+        for i, backend in enumerate(backends):
+            registry.register(plugin_module(f"p{i}", backends=lambda backend=backend: [backend]), f"p{i}")
+        if policies is not None:
+            registry.register(plugin_module("chooser", policies=lambda: policies), "chooser")
+        monkeypatch.setattr("anyaccel.registry._registry", [registry])
+        return registry
+
+    exchange()
+    return exchange
+
+
+class Twin(ReferenceBackend):
+    """A second framework that computes: NumPy under another name, for nodes that say `framework="twin"`."""
+
+    framework = "twin"
+    roots = ("twin_models",)
+
+    def __init__(self, devices: tuple[str, ...] = ("cpu",), vendor: str = "") -> None:
+        self._there = [Device.parse(text) for text in devices]
+        self._vendor = vendor
+        self.kinds = tuple(dict.fromkeys(device.kind for device in self._there))
+
+    def devices(self):
+        return list(self._there)
+
+    def owns(self, obj):
+        return False
+
+    def device_info(self, device):
+        info = super().device_info(Device("cpu"))
+        return type(info)(str(device), vendor=self._vendor)
+
+
+@pytest.fixture
+def twin() -> type[Twin]:
+    return Twin
+
+
+@pytest.fixture
+def sims() -> Iterator[object]:
+    """Two simulated devices."""
+    with simulate(2) as devices:
+        yield devices
+
+
+@pytest.fixture
+def table() -> Callable[..., FeatureSet]:
+    """`table(label, x=(shape, dtype), y=(shape, dtype), n=24)`: a feature set with a feature and a target."""
+
+    def make(label="fs", x=((4,), "float32"), y=((), "float32"), n=24) -> FeatureSet:
+        draw = np.random.default_rng(0)
+        data, keys = {}, []
+        for name, given in (("x", x), ("y", y)):
+            if given is not None:
+                (shape, dtype), keys = given, [*keys, name]
+                values = draw.normal(size=(n, *shape)) if "float" in dtype else draw.integers(0, 3, size=(n, *shape))
+                data[name] = values.astype(dtype)
+        return FeatureSet.from_dict(label, data, ["x"], ["y"] if y is not None else ())
+
+    return make
+
+
+@pytest.fixture
+def mlp() -> Callable[..., SequentialMLP]:
+    """`mlp(3)`: a small model with three outputs; `mlp(dtype="float64")` and so on."""
+
+    def make(*output_shape: int, n_layers=1, hidden_dim=4, **settings) -> SequentialMLP:
+        return SequentialMLP(output_shape or (1,), n_layers=n_layers, hidden_dim=hidden_dim, **settings)
+
+    return make
+
+
+class Parts(Module):
+    """Cuts its input [n] into pieces of these sizes along the last axis, scaled by a parameter: several outputs."""
+
+    dtype = "float32"
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.ends = np.cumsum(sizes)
+        self.parameters["scale"] = np.ones(1, "float32")
+
+    def apply(self, values, inputs, *, train, key):
+        (x,), scale = inputs, values["scale"]
+        bounds = list(zip([0, *self.ends[:-1]], self.ends, strict=True))
+
+        def pullback(cotangents):
+            whole = np.concatenate(cotangents, axis=-1)
+            return {"scale": np.sum(whole * x[..., : self.ends[-1]]).reshape(1)}, (whole * scale,)
+
+        return Applied(tuple(x[..., low:high] * scale for low, high in bounds), pullback)
+
+
+@pytest.fixture
+def parts() -> type[Parts]:
+    return Parts
+
+
+class Fitted:
+    """An estimator in the scikit-learn style: predicts the mean of what it was fitted to."""
+
+    def __init__(self, mean: float | None = None) -> None:
+        if mean is not None:
+            self.mean_ = np.float32(mean)
+
+    def fit(self, x, y=None):
+        self.mean_ = np.mean(x if y is None else y, dtype="float32")
+        return self
+
+    def predict(self, x):
+        return np.full(len(x), self.mean_, "float32")
+
+
+@pytest.fixture
+def estimator() -> type[Fitted]:
+    return Fitted
