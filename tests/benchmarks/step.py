@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from anyaccel_torch import SequentialMLP
 
 import anyaccel as aa
+from anyaccel_torch import SequentialMLP
 
 FEATURES, BATCH, STEPS = 50, 64, 400
 Block = Callable[[], float]

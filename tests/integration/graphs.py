@@ -54,7 +54,11 @@ def recipes(draw: st.DrawFn) -> Recipe:
             )
         )
     name = draw(st.sampled_from(["sgd", "momentum", "adam", "adamw"]))
-    settings: dict[str, Any] = {"name": name, "lr": draw(st.sampled_from([1e-2, 3e-2])), "weight_decay": draw(st.sampled_from([0.0, 0.1]))}
+    settings: dict[str, Any] = {
+        "name": name,
+        "lr": draw(st.sampled_from([1e-2, 3e-2])),
+        "weight_decay": draw(st.sampled_from([0.0, 0.1])),
+    }
     if name == "momentum":
         settings["nesterov"] = draw(st.booleans())
     return Recipe(
@@ -93,7 +97,11 @@ def graph(recipe: Recipe, source: aa.FeatureSet, owners: Mapping[int, str] | str
             nodes.append(aa.ConcatNode(f"join{i}", ups))
             ups = [f"join{i}"]
         model = mlp(
-            output_shape=(layer.width,), n_layers=layer.layers, hidden_dim=3, activation=layer.activation, dtype=recipe.dtype
+            output_shape=(layer.width,),
+            n_layers=layer.layers,
+            hidden_dim=3,
+            activation=layer.activation,
+            dtype=recipe.dtype,
         )
         node = aa.ModelNode(f"n{i}", model, ups)
         node.frozen = layer.frozen
@@ -113,7 +121,9 @@ def losses(recipe: Recipe) -> list[aa.AppliedLoss]:
     return found
 
 
-def train(recipe: Recipe, owners: Mapping[int, str] | str, epochs: int = 3, **settings: Any) -> tuple[Any, dict[str, np.ndarray]]:
+def train(
+    recipe: Recipe, owners: Mapping[int, str] | str, epochs: int = 3, **settings: Any
+) -> tuple[Any, dict[str, np.ndarray]]:
     """Results and end state of a few shuffled epochs with a last partial batch."""
     source = feature_set(recipe)
     made = graph(recipe, source, owners)

@@ -24,7 +24,8 @@ from anyaccel.segment import NodeState, Segment, TensorSpec
 class DeviceInfo:
     """What a device is: its product name, vendor (lower case), stable identity and the memory it computes from.
 
-    `identity` is a UUID or PCI address, `""` where there is none. Two devices with an equal, non-empty `memory_space`
+    `identity` is a UUID as the vendor's own tools write it (`GPU-...` for NVIDIA) or a PCI address, `""` where there is
+    none. Two devices with an equal, non-empty `memory_space`
     can share memory without a copy. `total_memory` is in bytes, 0 where unknown.
     """
 
@@ -198,7 +199,7 @@ class Program(ABC):
 
     @abstractmethod
     def restore(self, snapshot: Any) -> None:
-        """Go back to a snapshot; it can be used again."""
+        """Go back to a snapshot, which can be used again; gradients are forgotten."""
 
     @abstractmethod
     def states(self) -> dict[str, NodeState]:
@@ -274,7 +275,10 @@ class Compute(ABC):
         return {}
 
     def refuses(self, recipe: Optimizer | Loss) -> str:
-        """Why this backend cannot build a recipe; `""` if it can. The default takes names and its own classes."""
+        """Why this backend cannot build a recipe; `""` if it can. The default takes names and its own classes.
+
+        A class of another framework is refused here, or with a RecipeError when it is built.
+        """
         own = recipe.cls if isinstance(recipe, Optimizer) else recipe.own
         if own is None or (isinstance(recipe, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
             return ""

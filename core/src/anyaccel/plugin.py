@@ -11,6 +11,7 @@ import pluggy
 
 from anyaccel import hookspecs
 from anyaccel.backend import Backend
+from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, PluginError
 
 if TYPE_CHECKING:
@@ -72,6 +73,28 @@ def check_hooks(name: str, module: Any) -> None:
     trial = new_manager()
     trial.register(module, name)
     trial.check_pending()
+
+
+def check_kinds(found: Plugin, kinds: Any) -> None:
+    """Make sure that a backend's kinds are words by which somebody could ask for them.
+
+    Raises:
+        PluginError: they are none, or one is not in its canonical form.
+    """
+    strange = [kind for kind in kinds if not _is_canonical(kind)] if isinstance(kinds, tuple) else [kinds]
+    if strange or not kinds:
+        raise PluginError(
+            f"plugin {found.name} offers a backend whose kinds are {kinds!r}",
+            there="a tuple of canonical lower-case words, such as ('cpu', 'gpu')",
+            remedy=f"write them so, or update {found.distribution or found.name}",
+        )
+
+
+def _is_canonical(kind: Any) -> bool:
+    try:
+        return Device(kind).kind == kind
+    except AnyaccelError:
+        return False
 
 
 def offered(found: Plugin, module: Any, hook: str, shape: type, default: Any) -> Any:

@@ -20,7 +20,7 @@ from anyaccel.errors import (
     PluginError,
 )
 from anyaccel.install_hints import HINTS, distribution_for, install_line
-from anyaccel.plugin import Plugin, check_hooks, installed, new_manager, offered, own_distribution, wanted
+from anyaccel.plugin import Plugin, check_hooks, check_kinds, installed, new_manager, offered, own_distribution, wanted
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -133,6 +133,7 @@ class Registry:
                 )
             if backend.framework == BUILT_IN:
                 raise PluginError(f"plugin {plugin.name} claims {BUILT_IN!r}, which is core's own", remedy="rename it")
+            check_kinds(plugin, backend.kinds)
             for kind in backend.kinds:
                 self._check_free(plugin, (backend.framework, kind), mine)
 

@@ -75,7 +75,10 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What an optimizer keeps for one node: steps done, and per parameter its named slots (framework tensors)."""
+    """What an optimizer keeps for one node: steps done, and per parameter its named slots (framework tensors).
+
+    A program starts afresh where the slots or shapes are not those of its own recipe.
+    """
 
     step: int = 0
     slots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

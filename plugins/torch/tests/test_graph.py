@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from anyaccel_torch import SequentialMLP
-from anyaccel_torch.backend import TorchBackend
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError, DeviceUnavailableError, PhaseError, RecipeError, ShapeError
+from anyaccel_torch import SequentialMLP
+from anyaccel_torch.backend import TorchBackend
 
 
 class Net(torch.nn.Module):

@@ -14,7 +14,7 @@ from anyaccel.errors import DeviceParseError, GraphError, RecipeError
 )
 def test_a_label_that_cannot_be_is_refused_by_every_kind_of_node(label, table, mlp):
     for make in (lambda: ModelNode(label, mlp(), "x"), lambda: ConcatNode(label, ["x", "y"])):
-        with pytest.raises(GraphError, match="cannot be the label of a node.*To do: use text without"):
+        with pytest.raises(GraphError, match=r"cannot be the label of a node.*To do: use text without"):
             make()
 
 
@@ -37,7 +37,9 @@ def test_an_upstream_is_a_reference_a_label_or_a_node(table, mlp):
 
 @pytest.mark.parametrize("upstream", [None, 3, {"a": 1}])
 def test_something_else_as_upstream_is_named(upstream, mlp):
-    with pytest.raises(GraphError, match=f"'n' cannot take its input from {type(upstream).__name__}.*give feature_set"):
+    with pytest.raises(
+        GraphError, match=rf"'n' cannot take its input from {type(upstream).__name__}.*give feature_set"
+    ):
         ModelNode("n", mlp(), upstream)
 
 
@@ -47,29 +49,29 @@ def test_a_feature_set_as_upstream_is_told_to_be_referenced(table, mlp):
 
 
 def test_a_node_without_upstreams_is_refused(mlp):
-    with pytest.raises(GraphError, match="node 'n' has no upstream.*give feature_set"):
+    with pytest.raises(GraphError, match=r"node 'n' has no upstream.*give feature_set"):
         ModelNode("n", mlp(), [])
 
 
 def test_a_concat_node_needs_two_values():
-    with pytest.raises(GraphError, match="ConcatNode 'c' joins 1 value.*two or more"):
+    with pytest.raises(GraphError, match=r"ConcatNode 'c' joins 1 value.*two or more"):
         ConcatNode("c", ["a"])
 
 
 @pytest.mark.parametrize("axis", [0.5, "0", None, True])
 def test_a_concat_axis_that_is_no_int_is_refused(axis):
-    with pytest.raises(GraphError, match="ConcatNode 'c': concat_axis=.* is not an int"):
+    with pytest.raises(GraphError, match=r"ConcatNode 'c': concat_axis=.* is not an int"):
         ConcatNode("c", ["a", "b"], axis)
 
 
 @pytest.mark.parametrize("outputs", ["mean", [], ["x", "x"], 3, {"x": 1}])
 def test_outputs_that_are_no_list_of_different_names_are_refused(outputs, mlp):
-    with pytest.raises(GraphError, match="is not a list of different names.*write \\['mean', 'variance'\\]"):
+    with pytest.raises(GraphError, match=r"is not a list of different names.*write \['mean', 'variance'\]"):
         ModelNode("n", mlp(), "x", outputs=outputs)
 
 
 def test_an_output_is_called_like_a_node_may_be(mlp):
-    with pytest.raises(GraphError, match="'a.b' cannot be the label of an output"):
+    with pytest.raises(GraphError, match=r"'a.b' cannot be the label of an output"):
         ModelNode("n", mlp(), "x", outputs=["a.b"])
 
 
@@ -78,7 +80,7 @@ def test_an_accelerator_is_one_or_what_makes_one(mlp):
     assert ModelNode("n", mlp(), "x", own).accelerator is own
     assert ModelNode("n", mlp(), "x", "cuda:1").accelerator.device == Device("gpu", 1)
     assert ModelNode("n", mlp(), "x", Device("mps")).accelerator.device == Device("mps")
-    with pytest.raises(DeviceParseError, match="'gpu:-1' does not name a device"):
+    with pytest.raises(DeviceParseError, match=r"'gpu:-1' does not name a device"):
         ModelNode("n", mlp(), "x", "gpu:-1")
 
 
@@ -90,7 +92,7 @@ def test_an_optimizer_is_one_or_what_makes_one(mlp):
     assert ModelNode("n", mlp(), "x", optimizer=Own).optimizer.cls is Own
     with pytest.raises(GraphError, match=r"node 'n' was given the optimizer Own.*write Optimizer\('adam', lr=1e-3\)"):
         ModelNode("n", mlp(), "x", optimizer=Own())
-    with pytest.raises(RecipeError, match="no optimizer is called 'adamm'"):
+    with pytest.raises(RecipeError, match=r"no optimizer is called 'adamm'"):
         ModelNode("n", mlp(), "x", optimizer="adamm")
 
 

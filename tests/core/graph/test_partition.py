@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -53,7 +55,7 @@ def test_no_two_segments_that_follow_each_other_directly_could_be_one(graph):
     order, owner, parents = graph
     segments = cut(order, owner, parents)
     after = descendants(order, parents)
-    for one, two in zip(segments, segments[1:], strict=False):
+    for one, two in itertools.pairwise(segments):
         if owner[one[0]] != owner[two[0]]:
             continue
         inside = {*one, *two}

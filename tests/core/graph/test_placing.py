@@ -79,7 +79,7 @@ def test_strict_forbids_the_fallback_and_names_the_node(serve, chain):
 
 def test_a_nodes_own_accelerator_is_strict_always(serve, chain):
     serve(TinyBackend("tiny", ("gpu:0",)))
-    with pytest.raises(FrameworkError, match="node 'b': numpy is not served on 'gpu'"):
+    with pytest.raises(FrameworkError, match=r"node 'b': numpy is not served on 'gpu'"):
         plan(chain(None, "gpu:0"))
 
 
@@ -92,7 +92,9 @@ def test_a_phase_on_a_device_that_is_not_there_is_an_error_even_if_no_node_wants
 
 
 def test_a_kind_that_nobody_serves_is_not_on_this_machine(chain):
-    with pytest.raises(DeviceUnavailableError, match="'npu:3' is not on this machine. There is: cpu:0. To do: use one"):
+    with pytest.raises(
+        DeviceUnavailableError, match=r"'npu:3' is not on this machine. There is: cpu:0. To do: use one"
+    ):
         plan(chain(None), "npu:3")
 
 
@@ -110,7 +112,7 @@ def test_a_device_of_another_framework_only_is_an_error_for_this_one(serve, twin
     graph = chain(None)
     graph["a"].framework = "twin"
     with pytest.raises(
-        DeviceUnavailableError, match="node 'a': gpu:1 is not on this machine for twin. There is: cpu:0, gpu:0"
+        DeviceUnavailableError, match=r"node 'a': gpu:1 is not on this machine for twin. There is: cpu:0, gpu:0"
     ):
         plan(graph, "gpu:1")
 
@@ -150,7 +152,7 @@ def test_nodes_that_share_a_model_are_trained_alike(what, table, mlp):
     else:
         graph["b"].optimizer = Optimizer("adam")
     with pytest.raises(
-        GraphError, match="share one model, and differ in being frozen or in optimizer. To do: freeze both"
+        GraphError, match=r"share one model, and differ in being frozen or in optimizer. To do: freeze both"
     ):
         plan(graph)
 
@@ -239,7 +241,7 @@ def test_a_policy_chooses_for_nodes_without_an_accelerator_of_their_own(serve, c
 
 def test_a_policy_that_nobody_offers_is_an_error(chain):
     with pytest.raises(
-        PluginError, match="no plugin offers the placement policy 'spread'. There is: none. To do: install"
+        PluginError, match=r"no plugin offers the placement policy 'spread'. There is: none. To do: install"
     ):
         plan(chain(None), policy="spread")
 
@@ -300,7 +302,7 @@ def test_every_reason_is_explained(serve, chain, sims):
 
 
 def test_a_node_that_is_not_in_the_plan_is_told(whole):
-    with pytest.raises(GraphError, match="'z' is not in the plan of 'p'. There is: a, b, c, d"):
+    with pytest.raises(GraphError, match=r"'z' is not in the plan of 'p'. There is: a, b, c, d"):
         plan(whole).device("z")
 
 
@@ -420,11 +422,11 @@ def test_a_model_is_not_shared_between_two_segments(serve, twin, table, mlp):
         ModelNode("c", model, "b"),
     ]
     with pytest.raises(
-        GraphError, match="node 'c' shares its model with a node of another segment. To do: give it a model"
+        GraphError, match=r"node 'c' shares its model with a node of another segment. To do: give it a model"
     ):
         plan(ModelGraph(nodes))
 
 
 def test_a_node_that_the_phase_names_and_the_graph_has_not_is_answered_with_the_closest(chain):
-    with pytest.raises(GraphError, match="phase 'p' names the node 'aa'. There is: a, b. To do: did you mean 'a'"):
+    with pytest.raises(GraphError, match=r"phase 'p' names the node 'aa'. There is: a, b. To do: did you mean 'a'"):
         resolve(chain(None, None), Request("p", wants=("aa",)))

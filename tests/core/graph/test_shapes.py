@@ -160,7 +160,7 @@ def test_an_output_that_is_not_there_is_named(given, said, table, mlp, parts):
 
 
 def test_a_wrong_count_of_named_outputs_is_refused(table, parts):
-    with pytest.raises(GraphError, match="node 'a' names 3 outputs. There is: its model gives 2. To do: name each"):
+    with pytest.raises(GraphError, match=r"node 'a' names 3 outputs. There is: its model gives 2. To do: name each"):
         ModelGraph([ModelNode("a", parts(2, 2), table().reference(), outputs=["x", "y", "z"])]).build()
 
 
@@ -168,7 +168,7 @@ def test_several_columns_are_joined_if_they_can_be(mlp):
     data = {"a": np.zeros((8, 2), "float32"), "b": np.zeros(8, "float32"), "i": np.zeros(8, "int64")}
     fs = FeatureSet.from_dict("fs", data, list(data))
     assert ModelGraph([ModelNode("m", mlp(), fs.reference(["a", "b"]))]).shapes.specs["fs.a+b"] == spec(3)
-    with pytest.raises(ColumnError, match="columns 'a' .* and 'i' .* cannot be joined"):
+    with pytest.raises(ColumnError, match=r"columns 'a' .* and 'i' .* cannot be joined"):
         ModelGraph([ModelNode("m", mlp(), fs.reference())]).build()
 
 
@@ -279,13 +279,13 @@ def test_a_model_of_a_framework_without_a_plugin_says_what_to_install(module, di
 def test_a_class_of_ones_own_is_known_by_its_bases(table):
     base = type(alien("torch.nn.modules.module", "Module"))
     net = type("Net", (base,), {"__module__": "__main__"})()
-    with pytest.raises(NoBackendError, match="node 'a': __main__.Net has no backend: .*pip install anyaccel-torch"):
+    with pytest.raises(NoBackendError, match=r"node 'a': __main__.Net has no backend: .*pip install anyaccel-torch"):
         ModelGraph([ModelNode("a", net, table().reference())]).build()
 
 
 @pytest.mark.parametrize("model", [None, "model", 3, lambda x: x])
 def test_a_model_of_nobody_names_the_node(model, table):
-    with pytest.raises(NoBackendError, match="node 'a': builtins.* has no backend: no installed plugin owns it"):
+    with pytest.raises(NoBackendError, match=r"node 'a': builtins.* has no backend: no installed plugin owns it"):
         ModelGraph([ModelNode("a", model, table().reference())]).build()
 
 
@@ -320,12 +320,12 @@ def test_a_framework_that_nobody_serves_is_told_with_the_node(table, mlp):
 def test_a_backend_that_does_not_compute_is_told(serve, table):
     tiny = TinyBackend("tiny")
     serve(tiny)
-    with pytest.raises(CapabilityError, match="the backend of tiny does not compute. There is: it can place and move"):
+    with pytest.raises(CapabilityError, match=r"the backend of tiny does not compute. There is: it can place and move"):
         ModelGraph([ModelNode("a", tiny.new(), table().reference())]).build()
 
 
 def test_an_array_is_no_model(table):
-    with pytest.raises(ShapeError, match="node 'a' does not take .*a ndarray is no model of numpy: its gradients"):
+    with pytest.raises(ShapeError, match=r"node 'a' does not take .*a ndarray is no model of numpy: its gradients"):
         ModelGraph([ModelNode("a", np.zeros((4, 1), "float32"), table().reference())]).build()
 
 

@@ -213,14 +213,14 @@ def test_the_classes_are_those_of_the_output_that_is_compared(parts):
         Experiment("e", graph).run_phase(TrainPhase("t", data="all", losses=[loss]))
 
     run("0")
-    with pytest.raises(ColumnError, match="fs.y has the class index 2. There is: the model gives 2 classes, 0 to 1"):
+    with pytest.raises(ColumnError, match=r"fs.y has the class index 2. There is: the model gives 2 classes, 0 to 1"):
         run("1")
 
 
 @pytest.mark.parametrize("values", [[0.0, float("nan"), 1.0], [0, None, 1]])
 def test_missing_integers_are_refused_when_the_data_are_made(values):
     """NaN among class indices makes them floats in most tools; here no column changes its meaning on the way."""
-    with pytest.raises(ColumnError, match="column 'y' has NaN or null among integers|cannot be cast"):
+    with pytest.raises(ColumnError, match=r"column 'y' has NaN or null among integers|cannot be cast"):
         FeatureSet.from_dict("fs", {"x": np.zeros((3, 1), "float32"), "y": values}, "x", "y").cast({"y": "int64"})
 
 
@@ -267,7 +267,7 @@ def test_any_column_can_be_named_a_feature_too(table, mlp):
 
 
 def test_a_column_that_is_not_there_is_answered_with_the_closest(table, mlp):
-    with pytest.raises(ColumnError, match="'fs' has no column 'yy'. There is: x, y. To do: did you mean 'y'"):
+    with pytest.raises(ColumnError, match=r"'fs' has no column 'yy'. There is: x, y. To do: did you mean 'y'"):
         training(one(mlp(), table()), AppliedLoss("mse", on="a", inputs=["outputs", "fs.yy"]))
 
 
@@ -342,12 +342,12 @@ def test_order_matters_where_the_loss_is_not_symmetric(table, mlp):
 
 @pytest.mark.parametrize("inputs", [["outputs"], ["outputs", "targets", "targets"]])
 def test_a_named_loss_compares_two_values(inputs, table, mlp):
-    with pytest.raises(RecipeError, match=f"mse on 'a' compares two values, and is given {len(inputs)}. To do: write"):
+    with pytest.raises(RecipeError, match=rf"mse on 'a' compares two values, and is given {len(inputs)}. To do: write"):
         training(one(mlp(), table()), AppliedLoss("mse", on="a", inputs=inputs))
 
 
 def test_a_loss_on_a_node_that_is_not_there_is_answered_with_the_closest(table, mlp):
-    with pytest.raises(GraphError, match="phase 'p' names the node 'aa'. There is: a. To do: did you mean 'a'"):
+    with pytest.raises(GraphError, match=r"phase 'p' names the node 'aa'. There is: a. To do: did you mean 'a'"):
         training(one(mlp(), table()), AppliedLoss("mse", on="aa"))
 
 
@@ -392,9 +392,9 @@ def test_an_optimizer_of_another_framework_is_refused_naming_the_node(table, mlp
 
 
 def test_unknown_recipes_are_refused_when_they_are_written():
-    with pytest.raises(RecipeError, match="no optimizer is called 'adamz'. There is: sgd, momentum, adam, adamw"):
+    with pytest.raises(RecipeError, match=r"no optimizer is called 'adamz'. There is: sgd, momentum, adam, adamw"):
         Optimizer("adamz")
-    with pytest.raises(RecipeError, match="no loss is called 'rmse'. There is: mse, mae, cross_entropy"):
+    with pytest.raises(RecipeError, match=r"no loss is called 'rmse'. There is: mse, mae, cross_entropy"):
         AppliedLoss("rmse", on="a")
 
 
@@ -439,7 +439,7 @@ def test_an_estimator_between_a_loss_and_a_trained_node_is_refused(table, mlp, e
 def test_an_estimator_that_is_not_fitted_cannot_be_asked(table, mlp, estimator):
     graph = ModelGraph([ModelNode("e", estimator(), table().reference())])
     with pytest.raises(
-        PhaseError, match="phase 'p' needs 'e', an estimator that has not been fitted. To do: run a FitPhase"
+        PhaseError, match=r"phase 'p' needs 'e', an estimator that has not been fitted. To do: run a FitPhase"
     ):
         resolve(graph, Request("p", wants=("e",)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from anyaccel.adapter import Applied
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.metrics import Metric
 from anyaccel.phases import EvalPhase, TrainPhase, lifecycle, training
 from anyaccel.phases.tally import Tally
 from anyaccel.recipes import AppliedLoss, Optimizer, Schedule
@@ -49,10 +51,13 @@ def recorded(n: int, sampler, n_epochs=1, runs=1):
     ours = Experiment("e", graph, progress="none")
     phase = TrainPhase("t", data=rows, losses=[MSE], sampler=sampler, n_epochs=n_epochs)
     steps = [epoch.steps for _ in range(runs) for epoch in ours.run_phase(phase).epochs]
-    model.batches = [batch for batch in model.batches if batch != [0, 0]] if n < 2 else model.batches
     assert sum(steps) == len(model.batches)
     ends = np.cumsum(steps).tolist()
     return [model.batches[end - step : end] for end, step in zip(ends, steps, strict=True)]
+
+
+def flat(batches):
+    return list(itertools.chain.from_iterable(batches))
 
 
 # -- the order of the rows ---------------------------------------------------------------------------------------------
@@ -60,13 +65,13 @@ def recorded(n: int, sampler, n_epochs=1, runs=1):
 
 def test_shuffled_epochs_differ_from_each_other():
     epochs = recorded(20, SimpleSampler(5, shuffle=True, seed=3), n_epochs=4)
-    assert all(sorted(sum(epoch, [])) == list(range(20)) for epoch in epochs)
+    assert all(sorted(flat(epoch)) == list(range(20)) for epoch in epochs)
     assert len({str(epoch) for epoch in epochs}) == 4
 
 
 def test_a_batch_size_alone_is_shuffled():
     (epoch,) = recorded(20, 5)
-    assert sorted(sum(epoch, [])) == list(range(20)) != sum(epoch, [])
+    assert sorted(flat(epoch)) == list(range(20)) != flat(epoch)
 
 
 def test_the_order_of_the_rows_is_kept_without_shuffling():
@@ -92,7 +97,7 @@ def test_every_epoch_has_every_row_but_those_of_a_dropped_batch(n, size, shuffle
         sizes = [len(batch) for batch in epoch]
         full, last = divmod(n, size)
         assert sizes == [size] * full + ([last] if last and not drop else [])
-        rows = sum(epoch, [])
+        rows = flat(epoch)
         assert len(set(rows)) == len(rows) == (full * size if drop else n)
 
 
@@ -160,7 +165,8 @@ def exact(table):
     ids=["plain", "clipped", "cosine", "stairs"],
 )
 @pytest.mark.parametrize("listened", [False, True])
-def test_a_linear_model_trains_as_by_hand(listened, optimizer, where, sims, exact, line, experiment, train, at):
+@pytest.mark.usefixtures("sims")
+def test_a_linear_model_trains_as_by_hand(listened, optimizer, where, exact, line, experiment, train, at):
     graph = line(Dense(1, dtype="float64"), optimizer, source=exact)
     graph.build()
     w, b = (np.array(graph["net"].model.parameters[name]) for name in ("weight", "bias"))
@@ -436,15 +442,11 @@ def test_a_validation_may_judge_another_feature_set(data, table, line, experimen
     far = table(24, "far", seed=5)
     graph = line()
     graph.add_node(ModelNode("idle", Dense(1), far.reference(["x"], ["y"])))
-    validation = EvalPhase("check", data={"data": "all", "far": "all"}, metrics=[_metric("mse", "net", "far.y")])
+    validation = EvalPhase(
+        "check", data={"data": "all", "far": "all"}, metrics=[Metric("mse", on="net", targets="far.y")]
+    )
     result = experiment(graph).run_phase(train(data={"data": "train"}, validation=validation))
     assert result.epochs[0].validation["mse"] > 0
-
-
-def _metric(measure, on, targets):
-    from anyaccel.metrics import Metric
-
-    return Metric(measure, on=on, targets=targets)
 
 
 def test_targets_may_come_from_a_feature_set_that_feeds_no_trained_node(data, table, line, experiment, train):
@@ -636,4 +638,4 @@ def test_a_thousand_steps_need_no_more_memory_than_ten(table, line, experiment, 
         experiment(graph).run_phase(train(data=many, sampler=1, accelerator="sim:0"))
         peaks.append(sims[0].peak - n * (3 + 1) * 4 - n * 8)
         experiment(graph).run_phase(train(data=many, sampler=1))
-    assert peaks[1] - peaks[0] <= 1000 * 4, "a step leaves its loss behind, and nothing else"
+    assert peaks[1] - peaks[0] <= 1000 * 2 * 4, "a step leaves its loss behind, which is stacked, and nothing else"

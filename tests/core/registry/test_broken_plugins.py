@@ -192,7 +192,6 @@ def test_hookimpl_is_what_makes_a_hook():
     assert hasattr(hookimpl(lambda: None), "anyaccel_impl")
 
 
-@pytest.mark.xfail(reason="BUG in anyaccel/registry.py: kinds are entered as they are", strict=True)
 @pytest.mark.parametrize("kinds", ["cpu", ("cuda",), ("GPU",), ()])
 def test_kinds_that_nobody_could_ask_for_are_refused(make, kinds):
     """A text is read letter by letter, and an alias or a capital is never looked up: served, and never found."""

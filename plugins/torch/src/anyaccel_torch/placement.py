@@ -73,6 +73,8 @@ class TorchPlacement(Backend):
             return obj.to(self.torch_device(device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
+        if not hasattr(tensor, "shape"):  # a module, a packed sequence, the named tuple of an operator
+            return self.place(tensor, device)
         """As `Backend.move`; pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""
         check_dtypes(tensor, device, self.lacking)
         target = self.torch_device(device)
