@@ -1,4 +1,4 @@
-"""Watching a run: validation after every epoch, early stopping, a callback of one's own, figures as a table."""
+"""Watching a run: validation after every epoch, early stopping, checkpoints, callbacks, figures as a table."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ from anyaccel import (
     TrainPhase,
 )
 from anyaccel.phases import Run
+
+
+class Checkpoint(Callback):
+    """Keeps the state after each epoch; `numpy.savez(path, **state)` would write it to a file."""
+
+    def epoch_end(self, run: Run) -> None:
+        self.state = run.graph.state()
 
 
 class Diary(Callback):
@@ -49,7 +56,8 @@ def main() -> None:
     recipe = Optimizer("adamw", lr=1e-2, clip_norm=1.0, schedule=Schedule("cosine", steps=500, warmup=10))
     experiment = Experiment("watched", ModelGraph([net], recipe))
 
-    diary, stopping = Diary(), EarlyStopping("val_loss", patience=5, restore_best=True)
+    diary, checkpoint = Diary(), Checkpoint()
+    stopping = EarlyStopping("val_loss", patience=5, restore_best=True)
     trained = experiment.run_phase(
         TrainPhase(
             "train",
@@ -57,7 +65,7 @@ def main() -> None:
             losses=[AppliedLoss("mse", on="net")],
             n_epochs=100,
             validation=EvalPhase("validation", data="val", metrics=["r2"]),
-            callbacks=[diary, stopping],
+            callbacks=[diary, checkpoint, stopping],
         )
     )
 
@@ -66,6 +74,8 @@ def main() -> None:
     assert trained.figures == ("loss", "loss.net", "val_loss", "val_loss.net", "val_r2")
     assert diary.lines[0] == "train on cpu:0" and diary.lines[-1] == "ended well"
     assert len(diary.lines) == len(trained.epochs) + 2
+
+    assert checkpoint.state["progress/train"] == len(trained.epochs)  # load_state() and train on from there
 
     # The parameters are those of the best epoch, not of the last one.
     loss = AppliedLoss("mse", on="net")

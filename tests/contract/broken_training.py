@@ -204,6 +204,16 @@ class ReleaseWritesNothing(ReferenceOps):
         pass
 
 
+@fault("compute", "test_publish_gives_the_values_of_now_and_the_program_goes_on")
+class PublishesNothing(ArrayProgram):
+    def publish(self):
+        pass
+
+    def release(self):
+        super().publish()
+        return super().release()
+
+
 @fault("compute", "test_release_gives_buffers_too")
 class ReleaseWritesNoBuffers(ReferenceOps):
     def write(self, model, parameters, buffers):

@@ -205,6 +205,12 @@ class Program(ABC):
     def states(self) -> dict[str, NodeState]:
         """The optimizer state by node, as it is now; tensors of the framework, on their devices."""
 
+    def publish(self) -> None:
+        """Let the user's own models hold the values of now; the program goes on, and its state stays its own.
+
+        The default does nothing, which is right for a program that works on the user's models in place.
+        """
+
     @abstractmethod
     def release(self) -> dict[str, NodeState]:
         """End: the user's own models hold the result, and the optimizer state is handed out. May be called twice."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from anyaccel.data import Rows
 from anyaccel.errors import ConfigError, PhaseError, ResultError
-from anyaccel.graph import ModelGraph, Plan, wiring
+from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases import Callback, Phase, Run, TrainPhase, execute, plan_of, progress_for
-from anyaccel.phases.loading import rows_of
 from anyaccel.results import EvalResults, TrainResults, eval_results
 
 Results = TrainResults | EvalResults
@@ -95,8 +93,7 @@ class Experiment:
         phase = run.phase
         if isinstance(phase, TrainPhase):
             return TrainResults(phase.label, tuple(run.history), run.plan, run.stop_reason, run.error)
-        rows = _rows(phase, run.plan, self.graph) if figures and run.plan else {}
-        return eval_results(phase.label, figures, run.plan, rows, run.error)
+        return eval_results(phase.label, figures, run.plan, run.rows, run.error)
 
     def run(self, *phases: Phase) -> list[Any]:
         """Run several phases, those of the experiment if none is given.
@@ -143,13 +140,3 @@ class Experiment:
             raise ConfigError(f"the phases of an experiment are {phases!r}", there="they are a list")
         graph = ModelGraph.from_config(config["graph"], **given)
         return cls(config.get("label", "experiment"), graph, [Phase.from_config(one) for one in phases])
-
-
-def _rows(phase: Phase, plan: Plan, graph: ModelGraph) -> dict[str, Rows]:
-    """The rows of the feature sets that took part."""
-    if isinstance(phase.data, Mapping):
-        there = set(phase.data)
-    else:
-        there = set(wiring.feature_sets(graph[one.node] for one in plan.assignments))
-    sets = wiring.feature_sets(graph.nodes.values())
-    return rows_of(phase.label, phase.data, {label: one for label, one in sets.items() if label in there})

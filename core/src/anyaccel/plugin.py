@@ -92,7 +92,7 @@ def check_kinds(found: Plugin, kinds: Any) -> None:
 
 def _is_canonical(kind: Any) -> bool:
     try:
-        return Device(kind).kind == kind
+        return bool(Device(kind).kind == kind)
     except AnyaccelError:
         return False
 

@@ -127,7 +127,9 @@ def test_sharing_with_a_node_that_does_not_come_before_is_refused(table, mlp):
     graph = ModelGraph([ModelNode("a", model, fs.reference()), ModelNode("b", model, "a")])
     config = graph.get_config()
     config["nodes"].reverse()
-    with pytest.raises(ConfigError, match=r"node 'b' shares the model of 'a', which is no node before it. There is: none"):
+    with pytest.raises(
+        ConfigError, match=r"node 'b' shares the model of 'a', which is no node before it. There is: none"
+    ):
         read(config, graph)
 
 
@@ -198,14 +200,16 @@ def test_data_by_their_objects_are_named_where_they_have_a_name(table):
         EvalPhase("e", data={"fs": train.feature_set.view()}).get_config()
 
 
-# -- models that a configuration cannot make -----------------------------------------------------------------------------
+# -- models that a configuration cannot make ---------------------------------------------------------------------------
 
 
 def test_a_model_without_a_configuration_must_be_given(table, mlp):
     graph = ModelGraph([ModelNode("a", Dense(1), table().reference())])
     config = through_json(graph.get_config())
     assert config["nodes"][0]["model"] is None
-    with pytest.raises(ConfigError, match=r"node 'a' has a model that a configuration cannot hold. To do: give it: models="):
+    with pytest.raises(
+        ConfigError, match=r"node 'a' has a model that a configuration cannot hold. To do: give it: models="
+    ):
         read(config, graph)
     model = Dense(1)
     assert read(config, graph, models={"a": model})["a"].model is model
@@ -218,7 +222,10 @@ def test_a_class_with_a_configuration_must_be_allowed(table):
     with pytest.raises(ConfigError) as caught:
         read(config, graph)
     message = str(caught.value)
-    assert f"the configuration names the class '{__name__}:Small', which is not registered; nothing was imported" in message
+    assert (
+        f"the configuration names the class '{__name__}:Small', which is not registered; nothing was imported"
+        in message
+    )
     assert "There is: no class is allowed. To do: if you trust it, import it: allow=[Small]" in message
     model = read(config, graph, allow=[Dense, Small])["a"].model
     assert (type(model), model.features, model.bias) == (Small, 3, False)
@@ -230,11 +237,15 @@ def test_a_model_that_is_given_goes_before_what_the_configuration_says(graph, ml
 
 
 def test_a_model_for_a_node_that_is_not_there_is_told(graph, mlp):
-    with pytest.raises(GraphError, match=r"graph 'everything' has no node 'aa'. There is: a, b, c, d. To do: did you mean"):
+    with pytest.raises(
+        GraphError, match=r"graph 'everything' has no node 'aa'. There is: a, b, c, d. To do: did you mean"
+    ):
         read(through_json(graph.get_config()), graph, models={"aa": mlp()})
 
 
-@pytest.mark.parametrize("name", ["evil_module:Net", "evil_module:Net.__init__", "os:system", "evil_module", ":", "", 7, None])
+@pytest.mark.parametrize(
+    "name", ["evil_module:Net", "evil_module:Net.__init__", "os:system", "evil_module", ":", "", 7, None]
+)
 def test_a_class_that_is_not_allowed_is_refused_before_anything_is_imported(name, graph, tmp_path, monkeypatch):
     tmp_path.joinpath("evil_module.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -268,7 +279,10 @@ NODE = {"type": "model", "label": "a", "upstreams": [{"feature_set": "fs"}], "mo
         ({}, r"the configuration of a graph lacks nodes"),
         ({"nodes": None}, r"nodes of a graph is None. There is: it is a list"),
         ({"nodes": {}}, r"nodes of a graph is {}. There is: it is a list"),
-        ({"nodes": [], "extra": 1}, r"the configuration of a graph has no extra. There is: label, nodes, optimizer, seed"),
+        (
+            {"nodes": [], "extra": 1},
+            r"the configuration of a graph has no extra. There is: label, nodes, optimizer, seed",
+        ),
         ({"nodes": [None]}, r"a node's type is None. There is: model, concat"),
         ({"nodes": [{"type": "lambda"}]}, r"a node's type is 'lambda'"),
         ({"nodes": [{"type": "model"}]}, r"the configuration of a ModelNode lacks label, upstreams"),
@@ -282,7 +296,10 @@ NODE = {"type": "model", "label": "a", "upstreams": [{"feature_set": "fs"}], "mo
         ({"nodes": [{**NODE, "model": "x"}]}, r"node 'a': 'x' is not the configuration of a model. To do: write"),
         ({"nodes": [{**NODE, "model": {**MODEL, "name": []}}]}, r"numpy has no model called '\[\]'"),
         ({"nodes": [{**NODE, "model": {**MODEL, "config": []}}]}, r"\[\] is not the configuration of a model"),
-        ({"nodes": [{**NODE, "model": {**MODEL, "config": {"x": 1}}}]}, r"node 'a': the configuration of its model does"),
+        (
+            {"nodes": [{**NODE, "model": {**MODEL, "config": {"x": 1}}}]},
+            r"node 'a': the configuration of its model does",
+        ),
         ({"nodes": [{**NODE, "model": {"shared_with": "z"}}]}, r"node 'a' shares the model of 'z', which is no node"),
         ({"nodes": [{**NODE, "model": {"shared_with": {}}}]}, r"node 'a' shares the model of {}, which is no node"),
     ],
@@ -324,7 +341,9 @@ def test_a_malformed_seed_is_refused(seed, table):
 
 def test_a_framework_that_is_not_here_says_what_to_install(table):
     config = {"nodes": [{**NODE, "model": {**MODEL, "framework": "torch"}}]}
-    with pytest.raises(FrameworkError, match=r"no plugin for the framework 'torch' is installed.*pip install anyaccel-torch"):
+    with pytest.raises(
+        FrameworkError, match=r"no plugin for the framework 'torch' is installed.*pip install anyaccel-torch"
+    ):
         ModelGraph.from_config(config, feature_sets=[table()])
 
 
@@ -345,7 +364,9 @@ def test_a_framework_s_own_optimizer_has_no_configuration(table, mlp):
 
 @pytest.mark.parametrize("config", [None, {}, {"label": "e"}, {"graph": {}, "more": 1}])
 def test_a_malformed_experiment_is_told_its_keys(config):
-    with pytest.raises(ConfigError, match=r"is not the configuration of an experiment. There is: keys label, graph and phases"):
+    with pytest.raises(
+        ConfigError, match=r"is not the configuration of an experiment. There is: keys label, graph and phases"
+    ):
         Experiment.from_config(config)
 
 

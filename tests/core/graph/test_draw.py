@@ -32,10 +32,10 @@ def shown(label: str) -> str:
 def test_a_summary_has_a_line_for_each_node(graph):
     assert graph.summary().splitlines() == [
         "graph 'g'",
-        "node  model             framework  device              takes                   gives       parameters",
-        "a     SequentialMLP     numpy      gpu:1               float32[4]              float32[3]  15 (frozen)",
-        "c     concat (axis -1)  numpy      with its consumer   float32[3], float32[4]  float32[7]  0",
-        "d     SequentialMLP     numpy      as the phase says   float32[7]              float32[2]  16",
+        "node  model             framework  device             takes                   gives       parameters",
+        "a     SequentialMLP     numpy      gpu:1              float32[4]              float32[3]  15 (frozen)",
+        "c     concat (axis -1)  numpy      with its consumer  float32[3], float32[4]  float32[7]  0",
+        "d     SequentialMLP     numpy      as the phase says  float32[7]              float32[2]  16",
         "31 parameters",
     ]
     assert graph.is_built
@@ -63,7 +63,7 @@ def test_a_drawing_needs_no_shapes_and_has_them_once_they_are_known(graph):
     [
         "<script>alert(1)<|script>",
         '"] click n0 call alert() ["',
-        "a]\"; n9[x",
+        'a]"; n9[x',
         "`markdown`",
         "#quot;",
         "&lt;b&gt;",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import itertools
+import weakref
 
 import pytest
 from hypothesis import given
@@ -302,3 +304,27 @@ def test_the_closest_label_is_the_one_that_difflib_finds(label, labels):
     error = wiring.unknown_node("asked", label, labels)
     close = difflib.get_close_matches(label, labels, n=1)
     assert (repr(close[0]) in error.remedy) if close else error.remedy == "use one of these labels"
+
+
+def test_a_graph_may_be_deep(table):
+    nodes = [ModelNode("n0", object(), table().reference())]
+    nodes += [ModelNode(f"n{i}", object(), f"n{i - 1}") for i in range(1, 3000)]
+    graph = ModelGraph(nodes[::-1])
+    assert wiring.topological(graph.nodes) == [f"n{i}" for i in range(3000)]
+    assert graph.tails == ("n2999",)
+
+
+def test_a_graph_that_nobody_holds_is_gone_at_once_with_its_models(table, mlp):
+    """No circle of references: the memory of a device must not wait for the garbage collector."""
+    fs = table()
+    graph = ModelGraph([ModelNode("a", mlp(3), fs.reference()), ModelNode("b", mlp(), "a")], "sgd").build()
+    models = [weakref.ref(node.model) for node in graph.nodes.values()]
+    gc.collect()
+    gc.disable()
+    try:
+        graph.replace_node("b", ModelNode("b", mlp(2), "a"))
+        assert [model() is None for model in models] == [False, True]
+        del graph
+        assert models[0]() is None
+    finally:
+        gc.enable()

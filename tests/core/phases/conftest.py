@@ -115,7 +115,7 @@ def same() -> Callable[..., None]:
     """`same(one, other)`: two mappings of arrays are equal in names and, to the bit, in values (or within `within`)."""
 
     def compare(one: dict[str, np.ndarray], other: dict[str, np.ndarray], within: float = 0.0) -> None:
-        assert list(one) == list(other)
+        assert sorted(one) == sorted(other)
         for name, array in one.items():
             np.testing.assert_allclose(array, other[name], rtol=within, atol=within, err_msg=name)
 

@@ -192,7 +192,8 @@ def test_predictions_do_not_change_when_training_goes_on(line, experiment, train
 
 
 @pytest.mark.parametrize("where", [None, "sim:0"])
-def test_looking_changes_nothing(where, sims, data, line, experiment, train, evaluate, values, same):
+@pytest.mark.usefixtures("sims")
+def test_looking_changes_nothing(where, line, experiment, train, evaluate, values, same):
     graph = line(Sequential(Dense(4), BatchNorm(), Dropout(0.5), Dense(1)))
     ours = experiment(graph)
     ours.run_phase(train(accelerator=where, n_epochs=2))
@@ -304,6 +305,6 @@ def test_an_estimator_that_was_not_fitted_cannot_be_evaluated(data, experiment):
 
     graph = ModelGraph([ModelNode("est", Mean(), data.reference(["x"], ["y"]))])
     with pytest.raises(
-        PhaseError, match="phase 'e' needs 'est', an estimator that has not been fitted.* run a FitPhase"
+        PhaseError, match=r"phase 'e' needs 'est', an estimator that has not been fitted.* run a FitPhase"
     ):
         experiment(graph).run_phase(EvalPhase("e", data="val"))

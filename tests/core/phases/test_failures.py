@@ -401,6 +401,19 @@ def test_a_phase_frees_its_graph(line, experiment, train):
     assert gone() is None
 
 
+@pytest.mark.xfail(reason="the recursive closure in wiring.topological is a circle that holds the nodes", strict=True)
+def test_the_model_of_a_replaced_node_is_freed_at_once(sims, line, experiment, train, data):
+    gc.collect()
+    gc.disable()
+    try:
+        graph = line()
+        experiment(graph).run_phase(train(accelerator="sim:0"))
+        graph.replace_node("net", ModelNode("net", Dense(1), data.reference(["x"], ["y"])))
+        assert sims[0].used == 0
+    finally:
+        gc.enable()
+
+
 # -- one phase at a time -----------------------------------------------------------------------------------------------
 
 
@@ -456,7 +469,6 @@ def test_a_phase_that_failed_leaves_the_graph_free(line, experiment, train):
     ours.run_phase(train())
 
 
-@pytest.mark.xfail(reason="while a phase is at work the models hold the values of its start", strict=True)
 def test_the_state_of_a_graph_at_the_end_of_an_epoch_is_that_of_the_epoch(line, experiment, train, at):
     """How people write checkpoints."""
     taken = []

@@ -196,10 +196,14 @@ class ArrayProgram(Stepping):
         """The optimizer state by node: of the trained ones as it is now, of all others as it was given."""
         return self._learning.all_states()
 
-    def release(self) -> dict[str, NodeState]:
-        """Write parameters and buffers to the user's models and hand out the optimizer state."""
+    def publish(self) -> None:
+        """Write parameters and buffers to the user's models."""
         for label, model in self._layout.models.items():
             self._ops.write(model, self._learning.parameters[label], self._buffers[label])
+
+    def release(self) -> dict[str, NodeState]:
+        """Publish, and hand out the optimizer state."""
+        self.publish()
         return self.states()
 
 

@@ -13,6 +13,7 @@ from anyaccel.segment import TensorSpec
 
 KINDS = "biuf"
 WIDEST = 8
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's words that are not NumPy's
 _DTYPES = "bool, int8 to int64, uint8 to uint64, float16, float32, float64"
 
 
@@ -27,7 +28,7 @@ def column_spec(name: str, kind: Any) -> TensorSpec:
         raise not_numbers(name, str(kind))
     if 0 in extents:
         raise empty_axis(name, extents)
-    return TensorSpec(tuple(extents[axis] for axis in axes), np.dtype(value.to_pandas_dtype()).name)
+    return TensorSpec(tuple(extents[axis] for axis in axes), _FLOATS.get(str(value), str(value)))
 
 
 def is_numeric(kind: Any) -> bool:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from anyaccel.errors import GraphError
+from anyaccel.errors import GraphError, StateError
 from anyaccel.graph import config, draw, wiring
 from anyaccel.graph import state as states
 from anyaccel.graph.nodes import ModelNode, Node, check_label, checked_optimizer
 from anyaccel.graph.shapes import Shapes, infer
 from anyaccel.recipes import Optimizer
 from anyaccel.registry import registry
-from anyaccel.segment import NodeState
 
 
 class ModelGraph:
@@ -42,8 +41,10 @@ class ModelGraph:
         self.label = check_label(label, "a graph")
         self.optimizer = checked_optimizer(optimizer, f"graph {label!r}")
         self.seed = _checked_seed(self.label, seed)
-        self.optimizer_states: dict[str, NodeState] = {}
+        self.optimizer_states = states.OptimizerStates()
         self.progress: dict[str, int] = {}
+        self.refresh: Callable[[], None] | None = None
+        """While a phase is at work: brings models and optimizer states up to date with its programs."""
         self._shapes: Shapes | None = None
         self._nodes: dict[str, Node] = {}
         self._become(nodes)
@@ -57,6 +58,7 @@ class ModelGraph:
             raise GraphError(f"graph {self.label!r} has no node", remedy="give it ModelNode(...) objects")
         wiring.topological(found)
         self._nodes, self._shapes = found, None
+        self.optimizer_states.nodes = found
         return self
 
     # -- looking ---------------------------------------------------------------------------------------------------
@@ -131,7 +133,10 @@ class ModelGraph:
         """
         self[label]
         wiring.check_node(node)
-        before = {name: other.upstreams for name, other in self._nodes.items()}
+        before, kept = (
+            {name: other.upstreams for name, other in self._nodes.items()},
+            self.optimizer_states.without(label),
+        )
         others = [_rewired(other, label, node.label) if name != label else node for name, other in self._nodes.items()]
         try:
             self._become(others)
@@ -139,7 +144,8 @@ class ModelGraph:
             for name, upstreams in before.items():
                 self._nodes[name].upstreams = upstreams
             raise
-        self.optimizer_states.pop(label, None)
+        self.optimizer_states.clear()
+        self.optimizer_states.update(kept)
         return self
 
     def remove_node(self, label: str) -> ModelGraph:
@@ -155,8 +161,10 @@ class ModelGraph:
                 f"node {label!r} feeds {', '.join(map(repr, dependents))}",
                 remedy="remove or rewire these first, or use replace_node",
             )
+        kept = self.optimizer_states.without(label)
         self._become([node for name, node in self._nodes.items() if name != label])
-        self.optimizer_states.pop(label, None)
+        self.optimizer_states.clear()
+        self.optimizer_states.update(kept)
         return self
 
     def freeze(self, *labels: str) -> ModelGraph:
@@ -190,8 +198,11 @@ class ModelGraph:
         """Everything that a run needs to go on elsewhere as if it had never stopped, by name; see `graph.state`.
 
         Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step`,
-        `progress/PHASE` and `seed`. Copies in host memory, ready for `numpy.savez` or safetensors.
+        `progress/PHASE` and `seed`. Copies in host memory, ready for `numpy.savez` or safetensors. In a callback of a
+        phase that is at work it is the state of now.
         """
+        if self.refresh is not None:
+            self.refresh()
         return states.state(self)
 
     def load_state(self, given: Mapping[str, Any]) -> ModelGraph:
@@ -200,6 +211,8 @@ class ModelGraph:
         Raises:
             StateError: names, shapes or dtypes are not those of this graph.
         """
+        if self.refresh is not None:
+            raise StateError(f"graph {self.label!r} is at work", remedy="load a state before the phase, or after it")
         return states.load_state(self, given)
 
     # -- configuration ---------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from anyaccel.device import Device
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan import Assignment, Column, Crossing
 from anyaccel.graph.shapes import Shapes
-from anyaccel.graph.state import newest
 from anyaccel.segment import LossTerm, NodeState, Operation, ParameterGroup, Segment, TensorSpec
 
 
@@ -45,7 +44,7 @@ class Material:
             losses,
             tuple(group for group in mine if group.nodes),
             tuple(name for name in arrivals if name in self.live),
-            {one: state for one in part if (state := newest(one, self.nodes, self.states)) is not None},
+            {one: self.states[one] for one in part if one in self.states},
         )
 
     def _operation(self, label: str) -> Operation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,52 @@ _SLOTS, _STEP, _PROGRESS = "optimizer/", "optimizer_step", "progress/"
 _REMEDY = "load it into the graph that it was taken from"
 
 
+class OptimizerStates(MutableMapping[str, NodeState]):
+    """What training left of each node's optimizer. Nodes that share a model share one, found under each of them.
+
+    Attributes:
+        nodes: the graph's nodes of now, by label.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: Mapping[str, Node] = {}
+        self._kept: dict[str, NodeState] = {}
+
+    def __repr__(self) -> str:
+        return repr(self._kept)
+
+    def sharing(self, label: str) -> list[str]:
+        """Labels of the nodes that have the same model as one has, its own among them, in the graph's order."""
+        model = getattr(self.nodes.get(label), "model", None)
+        every = self.nodes.items() if model is not None else ()
+        return [other for other, node in every if getattr(node, "model", None) is model]
+
+    def _home(self, label: str) -> str:
+        return next(iter(self.sharing(label)), label)
+
+    def __getitem__(self, label: str) -> NodeState:
+        return self._kept[self._home(label)]
+
+    def __setitem__(self, label: str, state: NodeState) -> None:
+        self._kept[self._home(label)] = state
+
+    def __delitem__(self, label: str) -> None:
+        del self._kept[self._home(label)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def without(self, label: str) -> dict[str, NodeState]:
+        """All but what one node alone has: where others share its model, they have it."""
+        heirs = [other for other in self.sharing(label) if other != label]
+        return {
+            (heirs[0] if home == label else home): state for home, state in self._kept.items() if home != label or heirs
+        }
+
+
 def state(graph: ModelGraph) -> dict[str, np.ndarray]:
     """Everything that a run needs to go on elsewhere as if it had never stopped.
 
@@ -33,7 +79,7 @@ def state(graph: ModelGraph) -> dict[str, np.ndarray]:
     for label, node in _models(graph).items():
         backend = _backend(graph, label)
         found.update({f"{label}/{name}": array for name, array in backend.state(node.model).items()})
-        kept = newest(label, graph.nodes, graph.optimizer_states)
+        kept = graph.optimizer_states.get(label)
         if kept is not None:
             found[f"{label}/optimizer_step"] = np.array(kept.step, dtype=np.int64)
             for parameter, slots in kept.slots.items():
@@ -59,25 +105,12 @@ def load_state(graph: ModelGraph, given: Mapping[str, Any]) -> ModelGraph:
     for label, node in models.items():
         backend = _backend(graph, label)
         backend.load_state(node.model, {k: v for k, v in parts[label].items() if k.startswith(_VALUES)})
-        for other in sharing(label, graph.nodes):
-            graph.optimizer_states.pop(other, None)
+        graph.optimizer_states.pop(label, None)
         if _STEP in parts[label]:
             graph.optimizer_states[label] = _optimizer_state(backend, node.model, parts[label])
     graph.seed = counts.pop("seed", graph.seed)
     graph.progress = {name.removeprefix(_PROGRESS): count for name, count in counts.items()}
     return graph
-
-
-def sharing(label: str, nodes: Mapping[str, Node]) -> list[str]:
-    """Labels of the nodes that have the same model object as one has, its own among them."""
-    model = getattr(nodes[label], "model", None)
-    return [other for other, node in nodes.items() if isinstance(node, ModelNode) and node.model is model]
-
-
-def newest(label: str, nodes: Mapping[str, Node], states: Mapping[str, NodeState]) -> NodeState | None:
-    """The optimizer state of a node: of those that stand under a node with the same model, the one of most steps."""
-    found = (states[other] for other in sharing(label, nodes) if other in states)
-    return max(found, key=lambda state: state.step, default=None)
 
 
 def _models(graph: ModelGraph) -> dict[str, ModelNode]:

@@ -109,26 +109,28 @@ def topological(nodes: Mapping[str, Node]) -> list[str]:
     Raises:
         GraphError: there is a cycle; the message walks it.
     """
-    order: list[str] = []
-    trail: list[str] = []
+    done: dict[str, None] = {}
+    for start in nodes:
+        trail = {start: parents(nodes[start], nodes)} if start not in done else {}
+        while trail:
+            label, left = next(reversed(trail.items()))
+            if not left:
+                done[label] = None
+                del trail[label]
+            elif left[0] in trail:
+                raise _cycle([*trail][[*trail].index(left[0]) :])
+            else:
+                parent = left.pop(0)
+                if parent not in done:
+                    trail[parent] = parents(nodes[parent], nodes)
+    return list(done)
 
-    def visit(label: str) -> None:
-        if label in order:
-            return
-        if label in trail:
-            walk = " -> ".join([*trail[trail.index(label) :], label])
-            raise GraphError(
-                f"the graph has a cycle: {walk}", remedy="let one of these nodes take its input from elsewhere"
-            )
-        trail.append(label)
-        for parent in parents(nodes[label], nodes):
-            visit(parent)
-        trail.pop()
-        order.append(label)
 
-    for label in nodes:
-        visit(label)
-    return order
+def _cycle(walk: list[str]) -> GraphError:
+    return GraphError(
+        f"the graph has a cycle: {' -> '.join([*walk, walk[0]])}",
+        remedy="let one of these nodes take its input from elsewhere",
+    )
 
 
 def ancestors(wanted: Iterable[str], nodes: Mapping[str, Node]) -> set[str]:
@@ -150,7 +152,8 @@ def consumers(label: str, nodes: Mapping[str, Node]) -> list[str]:
 
 def tails(nodes: Mapping[str, Node]) -> list[str]:
     """Labels of the nodes that feed no other."""
-    return [label for label in nodes if not consumers(label, nodes)]
+    feeding = {label for node in nodes.values() for label in parents(node, nodes)}
+    return [label for label in nodes if label not in feeding]
 
 
 def references(label: str, nodes: Mapping[str, Node]) -> list[Reference]:

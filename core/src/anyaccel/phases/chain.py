@@ -69,6 +69,12 @@ class Chain:
         for link, part in zip(self._links, snapshot, strict=True):
             link.program.restore(part)
 
+    def publish(self, states: MutableMapping[str, NodeState]) -> None:
+        """Let the user's models, and `states`, hold the values of now."""
+        for link in self._links:
+            link.program.publish()
+            states.update(link.program.states())
+
     def release(self, states: MutableMapping[str, NodeState]) -> None:
         """End all programs: the user's models hold the result, and `states` receives the optimizer state by node.
 

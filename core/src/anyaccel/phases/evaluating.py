@@ -122,7 +122,8 @@ def evaluate(
     for name, value in pending:
         parts[name].append(np.array(chain.to_host(name, value)))
     outputs = {name: np.concatenate(part) for name, part in parts.items()}
-    means = {label: value for label, value in tally.means().items() if label in {loss.label for loss in losses}}
+    all_means = tally.means()
+    means = {loss.label: all_means[loss.label] for loss in losses}
     total = sum(loss.weight * means[loss.label] for loss in losses) if losses else float("nan")
     metrics = {one.label: _measure(one, outputs[names[one.node][0]], rows[one.source]) for one in judgements}
     return Figures(means, total, metrics, {name: outputs[name] for label in keep for name in names[label]})

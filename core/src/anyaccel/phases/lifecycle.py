@@ -109,6 +109,7 @@ class _Execution:
         del arrays
         self._chain = _build(resolution, graph)
         self._run.attach(self._chain)
+        graph.refresh = partial(self._chain.publish, graph.optimizer_states)
         self._moments.call("after_loading", phase=phase, plan=plan)
         return self._loop(resolution, feeds, rows, judgements)
 
@@ -177,6 +178,7 @@ class _Execution:
 
     def _release(self) -> None:
         chain, self._chain = self._chain, None
+        self._graph.refresh = None
         if chain is not None:
             chain.release(self._graph.optimizer_states)
         place(self._graph, self._afterwards)

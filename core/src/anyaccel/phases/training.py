@@ -113,7 +113,8 @@ class Training:
         if last and not self._run.stopped:
             self._took(tally, step(full * size, 1, last), 1)
             done += 1
-        return tally.means(), done
+        means = tally.means()
+        return {label: means[label] for label in self._weights if label in means}, done
 
     def _took(self, tally: Tally, losses: list[Losses], count: int) -> None:
         tally.add(losses)

@@ -193,6 +193,20 @@ class LifeTests(Subject):
         assert bench.backend.device_of(ready) == bench.device
         close(bench.evaluated(bench.build(ready), BATCH), after)
 
+    def test_publish_gives_the_values_of_now_and_the_program_goes_on(self, bench: Bench, model: Make) -> None:
+        """Whoever writes a checkpoint in the middle of a phase reads what the last step left."""
+        ready, once = bench.ready(model), bench.ready(model)
+        program, other = bench.build(ready), bench.build(once)
+        for each in (program, other):
+            bench.train(each, BATCH, 1)
+        program.publish()
+        other.release()
+        same(bench.compute.state(ready), bench.compute.state(once))
+        bench.train(program, BATCH, 1)
+        program.release()
+        after = bench.compute.state(ready)
+        assert any((after[name] != value).any() for name, value in bench.compute.state(once).items())
+
     def test_release_gives_buffers_too(self, bench: Bench, buffered_model: Make) -> None:
         """Training changes buffers, and the user's model has them in the end."""
         ready = bench.ready(buffered_model)

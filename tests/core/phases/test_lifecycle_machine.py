@@ -1,0 +1,240 @@
+"""Any sequence of phases, interrupts, moves and changes of a graph, against the same sequence on the plain CPU."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from anyaccel import registry as registry_module
+from anyaccel.accelerator import Accelerator
+from anyaccel.data import FeatureSet, SimpleSampler
+from anyaccel.errors import AnyaccelError, PhaseError
+from anyaccel.experiment import Experiment
+from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.phases import Callback, EvalPhase, TrainPhase
+from anyaccel.recipes import AppliedLoss, Optimizer
+from anyaccel.reference import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SimArray, simulate
+from anyaccel.registry import Registry
+
+MSE = AppliedLoss("mse", on="net")
+MODELS = ("enc", "side", "net")
+DEVICES = ("cpu:0", "sim:0", "sim:1")
+wheres = st.sampled_from([None, *DEVICES])
+nodes = st.sampled_from(MODELS)
+trainings = st.fixed_dictionaries(
+    {
+        "label": st.sampled_from(["first", "second"]),
+        "n_epochs": st.integers(0, 2),
+        "sampler": st.builds(SimpleSampler, st.integers(2, 7), shuffle=st.booleans(), drop_last=st.booleans()),
+        "validation": st.sampled_from([None, "val"]),
+    }
+)
+
+
+def rows() -> FeatureSet:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(14, 3)).astype("float32")
+    found = FeatureSet.from_dict("data", {"x": x, "y": x[:, :1] - x[:, 2:]}, ["x"], ["y"])
+    found.add_splits({"train": np.arange(9), "val": np.arange(9, 14)})
+    return found
+
+
+def graph_on(source: FeatureSet) -> ModelGraph:
+    made = [
+        ModelNode("enc", Sequential(Dense(4), BatchNorm(), Dropout(0.2)), source.reference()),
+        ModelNode("side", Dense(2), "enc"),
+        ConcatNode("both", ["enc", "side"]),
+        ModelNode("net", Dense(1), "both"),
+    ]
+    return ModelGraph(made, Optimizer("adam", lr=0.02, clip_norm=1.0)).build()
+
+
+class Stop(Callback):
+    """Interrupts at the end of a step, counted over the whole run."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def step_end(self, run) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+class LifecycleMachine(RuleBasedStateMachine):
+    """`real` runs on whatever device a rule says, `shadow` on the CPU; all else is the same."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(registry_module, "_registry", [Registry(ReferenceBackend, lambda: ())])
+        self.sims = simulate(2)
+        self.data = rows()
+        self.real, self.shadow = graph_on(self.data), graph_on(self.data)
+        self.ours = Experiment("real", self.real, progress="none")
+        self.theirs = Experiment("shadow", self.shadow, progress="none")
+        self.runs = 0
+        self.devices: dict[str, str] = dict.fromkeys(MODELS, "cpu:0")
+
+    def teardown(self) -> None:
+        if hasattr(self, "sims"):
+            self.sims.close()
+            self.patch.undo()
+
+    # -- phases --------------------------------------------------------------------------------------------------------
+
+    def both(self, make, where):
+        """Run a phase twice; what it gives, or the type of what it raises."""
+        found = []
+        for experiment, accelerator in ((self.ours, where), (self.theirs, None)):
+            try:
+                found.append(experiment.run_phase(make(accelerator)))
+            except (AnyaccelError, KeyboardInterrupt) as error:
+                found.append(type(error))
+        self.runs += 1
+        plan = self.ours.last_run.plan
+        if plan is not None and not (isinstance(found[0], type) and issubclass(found[0], AnyaccelError)):
+            self.devices.update({label: str(plan.device(label)) for label in MODELS})
+        return found
+
+    def train(self, setting, where, callbacks=()):
+        def make(accelerator):
+            fresh = [Stop(stop.left) for stop in callbacks]
+            return TrainPhase(data="train", losses=[MSE], accelerator=accelerator, callbacks=fresh, **setting)
+
+        real, shadow = self.both(make, where)
+        if isinstance(real, type):
+            assert real is shadow
+            assert isinstance(self.ours.last_run.error, real)
+        epochs = [[epoch.figures for epoch in experiment.last_run.epochs] for experiment in (self.ours, self.theirs)]
+        assert epochs[0] == epochs[1]
+        return real
+
+    @rule(setting=trainings, where=wheres)
+    def run_training(self, setting, where) -> None:
+        found = self.train(setting, where)
+        if set(self.real.frozen) == set(MODELS):
+            assert found is PhaseError
+        else:
+            assert len(found.epochs) == setting["n_epochs"]
+
+    @rule(setting=trainings, where=wheres, step=st.integers(1, 6))
+    def interrupt_training(self, setting, where, step) -> None:
+        self.train(setting, where, [Stop(step)])
+
+    @rule(where=wheres, batch=st.integers(1, 6))
+    def evaluate(self, where, batch) -> None:
+        real, shadow = self.both(
+            lambda accelerator: EvalPhase(
+                "look", data="val", losses=[MSE], metrics=["mse"], batch_size=batch, accelerator=accelerator
+            ),
+            where,
+        )
+        assert (real.losses, real.metrics) == (shadow.losses, shadow.metrics)
+        np.testing.assert_array_equal(real.prediction("net"), shadow.prediction("net"))
+
+    @rule(where=st.sampled_from(DEVICES[1:]), after=st.sampled_from(DEVICES))
+    def evaluate_and_move(self, where, after) -> None:
+        self.both(lambda accelerator: EvalPhase("move", data="val", accelerator=accelerator, after=after), where)
+        self.devices = dict.fromkeys(MODELS, after)
+        for label in MODELS:  # the shadow followed `after`; it belongs on the CPU
+            ReferenceBackend().place(self.shadow[label].model, Accelerator("cpu").device)
+
+    @rule(setting=trainings, where=st.sampled_from(DEVICES[1:]))
+    def refuse(self, setting, where) -> None:
+        real, _ = self.both(
+            lambda accelerator: TrainPhase(
+                data="nowhere", losses=[MSE], accelerator=accelerator, after="sim:1", **setting
+            ),
+            where,
+        )
+        assert issubclass(real, AnyaccelError)
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    @rule(label=nodes)
+    def freeze(self, label) -> None:
+        for graph in (self.real, self.shadow):
+            graph.freeze(label)
+
+    @rule(label=nodes)
+    def unfreeze(self, label) -> None:
+        for graph in (self.real, self.shadow):
+            graph.unfreeze(label)
+
+    @rule(label=nodes, where=wheres)
+    def pin(self, label, where) -> None:
+        self.real[label].accelerator = where and Accelerator(where)
+
+    @rule(label=st.sampled_from(["side", "net"]))
+    def replace(self, label) -> None:
+        for graph in (self.real, self.shadow):
+            upstreams = list(graph[label].upstreams)
+            graph.replace_node(label, ModelNode(label, Dense(2 if label == "side" else 1), upstreams)).build()
+        self.devices[label] = "cpu:0"
+        gc.collect()  # sorting a graph leaves a circle behind that holds its former nodes
+
+    @rule(rate=st.sampled_from([0.01, 0.1]), name=st.sampled_from(["adam", "sgd", "momentum"]))
+    def change_optimizer(self, rate, name) -> None:
+        for graph in (self.real, self.shadow):
+            graph.optimizer = Optimizer(name, lr=rate)
+
+    @precondition(lambda self: self.runs)
+    @rule()
+    def resume_elsewhere(self) -> None:
+        """A graph made anew, with the state of the one that was."""
+        state, frozen = self.real.state(), self.real.frozen
+        pins = {label: self.real[label].accelerator for label in MODELS}
+        self.real = graph_on(self.data).load_state(state)
+        self.real.optimizer = self.shadow.optimizer
+        if frozen:
+            self.real.freeze(*frozen)
+        for label, pin in pins.items():
+            self.real[label].accelerator = pin
+        self.ours, self.runs = Experiment("real", self.real, progress="none"), 0
+        self.devices = dict.fromkeys(MODELS, "cpu:0")
+        gc.collect()  # an experiment and the errors in its history refer to each other
+
+    # -- what always holds ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_numbers_are_those_of_the_cpu(self) -> None:
+        real, shadow = self.real.state(), self.shadow.state()
+        assert sorted(real) == sorted(shadow)
+        for name, array in shadow.items():
+            np.testing.assert_array_equal(real[name], array, err_msg=name)
+            assert np.isfinite(array).all()
+
+    @invariant()
+    def nodes_are_where_the_plan_said(self) -> None:
+        backend = ReferenceBackend()
+        for label, device in self.devices.items():
+            assert str(backend.device_of(self.real[label].model)) == device
+            state = self.real.optimizer_states.get(label)
+            for slots in state.slots.values() if state else ():
+                assert {str(backend.device_of(array)) for array in slots.values()} <= {device}
+
+    @invariant()
+    def devices_hold_parameters_and_optimizer_state_and_nothing_else(self) -> None:
+        arrays: list[np.ndarray] = []
+        for label in MODELS:
+            model = self.real[label].model
+            arrays += [*model.parameters.values(), *model.buffers.values()]
+        for state in self.real.optimizer_states.values():
+            arrays += [array for slots in state.slots.values() for array in slots.values()]
+        for sim in self.sims:
+            held = sum(a.nbytes for a in arrays if isinstance(a, SimArray) and a.device == sim.device)
+            assert sim.used == held
+
+    @invariant()
+    def every_run_is_in_the_history(self) -> None:
+        assert len(self.ours.history) == self.runs
+
+
+LifecycleMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=15, phases=[Phase.generate])
+TestLifecycle = LifecycleMachine.TestCase

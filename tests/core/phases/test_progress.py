@@ -1,0 +1,314 @@
+"""Progress: what is told and when, the bar on a terminal, and how many steps one call takes."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyaccel.adapter import ArrayProgram
+from anyaccel.errors import PhaseError
+from anyaccel.metrics import Metric
+from anyaccel.phases import Progress, RichProgress, progress_for
+from anyaccel.phases.training import Pace
+from anyaccel.recipes import AppliedLoss
+
+
+class Teller(Progress):
+    """Writes down what it hears, and may raise."""
+
+    def __init__(self, **failures):
+        self.heard, self.failures = [], failures
+
+    def _hear(self, what, *told):
+        self.heard.append((what, *told))
+        if what in self.failures:
+            raise self.failures[what]
+
+    def start(self, label, epochs, steps):
+        self._hear("start", label, epochs, steps)
+
+    def advance(self, steps):
+        self._hear("advance", steps)
+
+    def epoch(self, figures):
+        self._hear("epoch", dict(figures))
+
+    def stop(self):
+        self._hear("stop")
+
+    @property
+    def names(self):
+        return [name for name, *_ in self.heard]
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def test_a_progress_hears_start_steps_epochs_and_stop(line, experiment, train, at):
+    teller = Teller()
+    each = at("step_end", lambda run: None)
+    result = experiment(line(), progress=teller).run_phase(train(n_epochs=2, validation="val", callbacks=[each]))
+    epoch = [*["advance"] * 4, "epoch"]
+    assert teller.names == ["start", *epoch, *epoch, "stop"]
+    assert teller.heard[0] == ("start", "train", 2, 4)
+    assert [told for name, *told in teller.heard if name == "epoch"] == [[one.figures] for one in result.epochs]
+
+
+@pytest.mark.parametrize("sampler", [1, 3, 5, 16, 40])
+def test_advances_add_up_to_the_steps(sampler, line, experiment, train):
+    teller = Teller()
+    experiment(line(), progress=teller).run_phase(train(n_epochs=3, sampler=sampler))
+    _, _, epochs, steps = teller.heard[0]
+    assert sum(told[0] for name, *told in teller.heard if name == "advance") == epochs * steps
+
+
+def test_phases_without_a_loop_tell_nothing(line, experiment, evaluate):
+    teller = Teller()
+    experiment(line(), progress=teller).run_phase(evaluate())
+    assert teller.heard == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("moment", ["epoch_start", "step_end", "epoch_end"])
+def test_a_progress_is_stopped_after_an_error(moment, error, line, experiment, train, at):
+    def fail(run):
+        raise error
+
+    teller = Teller()
+    with pytest.raises(type(error)):
+        experiment(line(), progress=teller).run_phase(train(callbacks=[at(moment, fail)]))
+    assert (teller.names[0], teller.names[-1], teller.names.count("stop")) == ("start", "stop", 1)
+
+
+@pytest.mark.parametrize("where", ["start", "advance", "epoch", "stop"])
+def test_a_progress_that_raises_ends_the_phase_as_any_error(where, line, experiment, train):
+    teller, graph = Teller(**{where: ValueError(where)}), line()
+    ours = experiment(graph, progress=teller)
+    with pytest.raises(ValueError, match=where):
+        ours.run_phase(train())
+    assert teller.names[-1] == "stop"
+    assert isinstance(ours.last_run.error, ValueError)
+    assert np.isfinite(graph.state()["net/parameters/weight"]).all()
+    teller.failures.clear()
+    ours.run_phase(train())
+
+
+def test_a_progress_is_not_started_when_a_phase_fails_before_its_loop(line, experiment, train):
+    teller = Teller()
+    with pytest.raises(Exception, match="nope"):
+        experiment(line(), progress=teller).run_phase(train(data="nope"))
+    assert teller.heard == []
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def test_a_progress_is_chosen_by_name_or_given(monkeypatch):
+    teller = Teller()
+    assert progress_for(teller) is teller
+    assert type(progress_for("none")) is Progress
+    assert type(progress_for("rich")) is RichProgress
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert type(progress_for("auto")) is RichProgress
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert type(progress_for("auto")) is Progress
+    monkeypatch.setattr(sys, "stderr", None)
+    assert type(progress_for("auto")) is Progress
+
+
+@pytest.mark.parametrize("choice", ["bar", True, None, Progress, 3])
+def test_other_choices_are_refused(choice):
+    with pytest.raises(PhaseError) as caught:
+        progress_for(choice)
+    assert str(caught.value) == f"progress={choice!r}. There is: 'auto', 'rich', 'none', or a Progress object."
+
+
+# -- the bar -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_terminal(monkeypatch):
+    """Makes standard error a terminal of 200 columns, and gives it; standard output must stay empty."""
+    out = io.StringIO()
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "20"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def make(screen=None):
+        monkeypatch.setattr(sys, "stderr", screen or Terminal())  # in the test: pytest exchanges it after fixtures
+        monkeypatch.setattr(sys, "stdout", out)
+        return sys.stderr
+
+    yield make
+    assert out.getvalue() == ""
+
+
+def test_the_bar_shows_epochs_figures_and_the_label(open_terminal, line, experiment, train):
+    terminal = open_terminal()
+    experiment(line(), progress="rich").run_phase(train("fine tuning", n_epochs=3, validation="val"))
+    shown = terminal.getvalue()
+    for text in ("fine tuning", "epoch 3/3", "steps/s", "loss ", "val_loss "):
+        assert text in shown
+    assert "loss.net" not in shown
+
+
+ODD = ["[red]x[/red]", "[/]", "[/bold]", "[", "back\\", "[link=file:///]x", "{task}", "日本語", "%s {}"]
+
+
+@pytest.mark.parametrize("label", ODD)
+def test_odd_labels_are_shown_as_they_are(label, open_terminal):
+    terminal = open_terminal()
+    progress = RichProgress()
+    progress.start(label, 1, 4)
+    progress.advance(4)
+    progress.epoch({"loss": 1.0, f"val_{label}": 2.0})
+    progress.stop()
+    shown = terminal.getvalue()
+    assert label in shown
+    assert f"val_{label} 2" in shown
+
+
+@pytest.mark.parametrize("label", ["\x1b[2Jgone", "a\rb", "a\x9b2Jb", "\u202eltr", "a\nb", "\ud800", "a\x07b"])
+def test_labels_give_no_commands_to_the_terminal(label, open_terminal):
+    terminal = open_terminal()
+    progress = RichProgress()
+    progress.start("phase", 1, 1)
+    progress.epoch({label: 1.0})
+    progress.stop()
+    shown = terminal.getvalue()
+    assert "\ufffd" in shown
+    assert all(char not in shown for char in ("\x1b[2J", "\x9b", "\u202e", "\ud800", "\x07", "a\rb", "a\nb"))
+
+
+def test_a_metric_with_an_odd_label_does_not_end_the_training(open_terminal, line, experiment, train, evaluate):
+    terminal = open_terminal()
+    metrics = [Metric("mse", label="[/odd]"), Metric("mae", label="[red]")]
+    validation = evaluate("check", losses=[], metrics=metrics)
+    result = experiment(line(), progress="rich").run_phase(
+        train("[bold]", n_epochs=2, validation=validation, losses=[AppliedLoss("mse", on="net")])
+    )
+    assert result.error is None and len(result.epochs) == 2
+    assert "val_[/odd] " in terminal.getvalue()
+
+
+def test_a_bar_of_no_epochs_or_of_an_interrupted_run_ends_well(open_terminal, line, experiment, train, at):
+    terminal = open_terminal()
+    experiment(line(), progress="rich").run_phase(train(n_epochs=0))
+
+    def fail(run):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        experiment(line(), progress="rich").run_phase(train(n_epochs=3, callbacks=[at("step_end", fail)]))
+    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h"), "the cursor is there again"
+
+
+def test_a_bar_can_be_stopped_before_it_was_started_and_twice(open_terminal):
+    open_terminal()
+    progress = RichProgress()
+    progress.stop()
+    progress.start("x", 1, 1)
+    progress.stop()
+    progress.stop()
+
+
+def test_a_bar_can_be_used_for_several_phases(open_terminal, line, experiment, train):
+    terminal = open_terminal()
+    ours = experiment(line(), progress=RichProgress())
+    for label in ("first", "second"):
+        ours.run_phase(train(label))
+        assert label in terminal.getvalue()
+
+
+def test_what_is_no_terminal_gets_no_colours_and_no_commands(open_terminal, line, experiment, train):
+    plain = open_terminal(io.StringIO())
+    experiment(line(), progress="rich").run_phase(train())
+    assert "epoch 1/1" in plain.getvalue()
+    assert "\x1b" not in plain.getvalue()
+
+
+# -- how many steps a call takes ---------------------------------------------------------------------------------------
+
+
+def test_calls_grow_by_doubling():
+    pace, counts = Pace(), []
+    for _ in range(8):
+        counts.append(pace.next())
+        pace.took(counts[-1], 1e-6 * counts[-1])
+    assert counts == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def test_a_fixed_pace_stays():
+    pace = Pace(1)
+    pace.took(1, 1e-9)
+    assert pace.next() == 1
+
+
+@given(st.floats(1e-7, 2.0), st.integers(1, 60))
+def test_calls_never_take_longer_than_aimed_at_unless_one_step_does(seconds_a_step, calls):
+    pace = Pace()
+    for _ in range(calls):
+        count = pace.next()
+        assert count == 1 or count * seconds_a_step <= 0.2 * (1 + 1e-9)
+        pace.took(count, count * seconds_a_step)
+
+
+@given(st.lists(st.floats(0, 5.0), min_size=1, max_size=40))
+def test_a_pace_is_at_least_one_step_and_at_most_doubles(times):
+    pace = Pace()
+    for seconds in times:
+        before = pace.next()
+        pace.took(before, seconds)
+        assert 1 <= pace.next() <= 2 * before
+
+
+def test_steps_that_become_slow_are_taken_fewer_at_a_time():
+    pace = Pace()
+    for _ in range(10):
+        pace.took(pace.next(), pace.next() * 1e-5)
+    assert pace.next() == 1024
+    pace.took(1024, 1024 * 1e-2)
+    assert pace.next() == 20
+
+
+def test_a_short_last_call_says_what_a_step_takes():
+    """The calls of the next epoch are not cut to the length of the last one of this."""
+    pace = Pace()
+    for _ in range(10):
+        pace.took(pace.next(), pace.next() * 1e-5)
+    pace.took(3, 3e-5)
+    assert pace.next() == 2048
+
+
+def test_no_call_of_many_tiny_steps_takes_half_a_second(table, line, experiment, train, monkeypatch):
+    many, calls = table(6000), []
+    steps = ArrayProgram.steps
+
+    def timed(self, *args):
+        began = time.perf_counter()
+        try:
+            return steps(self, *args)
+        finally:
+            calls.append((args[3], time.perf_counter() - began))
+
+    monkeypatch.setattr(ArrayProgram, "steps", timed)
+    experiment(line(source=many)).run_phase(train(data=many, sampler=1))
+    counts = [count for count, _ in calls]
+    assert sum(counts) == 6000
+    assert counts[:6] == [1, 2, 4, 8, 16, 32]
+    assert len(counts) < 60
+    assert sorted(seconds for _, seconds in calls)[-1] < 0.5

@@ -1,0 +1,127 @@
+"""Experiment: phases over one graph, and what is kept of each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from anyaccel import (
+    AppliedLoss,
+    EvalPhase,
+    Experiment,
+    FeatureSet,
+    FitPhase,
+    ModelGraph,
+    ModelNode,
+    SequentialMLP,
+    TrainPhase,
+)
+from anyaccel.errors import AnyaccelError, GraphError, PhaseError, ResultError, SplitError
+from anyaccel.results import EvalResults, TrainResults
+
+LOSS = AppliedLoss("mse", on="guess")
+
+
+def test_runs_are_kept_in_their_order(experiment):
+    results = experiment.run(TrainPhase("t", data="all", losses=[LOSS]), EvalPhase("e", data="last"))
+    assert [type(one) for one in results] == [TrainResults, EvalResults]
+    assert experiment.history == results and experiment.last_run is results[1]
+    assert repr(experiment) == "Experiment('e', 2 runs)"
+
+
+def test_an_experiment_runs_its_own_phases_if_none_is_given(experiment):
+    own = Experiment("own", experiment.graph, [EvalPhase("a", data="all"), EvalPhase("b", data="last")])
+    assert [one.label for one in own.run()] == ["a", "b"]
+    assert [one.label for one in own.run(EvalPhase("c", data="all"))] == ["c"]
+
+
+def test_without_phases_there_is_nothing_to_run(experiment):
+    with pytest.raises(PhaseError, match=r"experiment 'e' has no phases. To do: give Experiment\(..., phases="):
+        experiment.run()
+
+
+def test_before_any_run_there_is_no_last_one(experiment):
+    with pytest.raises(ResultError, match=r"experiment 'e' has run nothing yet. To do: call run_phase\(...\)"):
+        _ = experiment.last_run
+
+
+@pytest.mark.parametrize("given", ["train", None, 3, [EvalPhase("a", data="all")]])
+@pytest.mark.parametrize("how", ["run_phase", "plan", "run", "phases"])
+def test_what_is_no_phase_is_named_before_anything_runs(how, given, experiment):
+    with pytest.raises(
+        PhaseError, match=r"experiment 'e' cannot run .* To do: give it a TrainPhase, EvalPhase or FitPhase"
+    ):
+        if how == "phases":
+            Experiment("e", experiment.graph, [given])
+        else:
+            getattr(experiment, how)(given)
+    assert experiment.history == []
+
+
+@pytest.mark.parametrize("graph", [None, [], "graph"])
+def test_what_is_no_graph_is_named(graph):
+    with pytest.raises(
+        PhaseError, match=rf"experiment 'e' was given {type(graph).__name__}. To do: give it a ModelGraph"
+    ):
+        Experiment("e", graph)
+
+
+def test_an_experiment_has_a_label_like_a_node(experiment):
+    with pytest.raises(GraphError, match=r"cannot be the label of an experiment"):
+        Experiment("a/b", experiment.graph)
+
+
+def test_a_plan_can_be_had_without_running(experiment):
+    plan = experiment.plan(TrainPhase("t", data="all", losses=[LOSS]))
+    assert [one.node for one in plan.assignments] == ["guess"]
+    assert plan.notes == ("wide takes no part: no loss depends on it",)
+    assert experiment.history == [] and experiment.graph.progress == {}
+
+
+def test_the_plan_of_a_run_is_in_its_result(experiment):
+    phase = EvalPhase("e", data="all")
+    assert experiment.run_phase(phase).plan == experiment.plan(phase)
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+def test_a_phase_that_fails_is_kept_with_its_error(kind, experiment):
+    phase = TrainPhase("t", data="nope", losses=[LOSS]) if kind == "train" else EvalPhase("t", data="nope")
+    with pytest.raises(SplitError, match=r"'fs' has no split 'nope'"):
+        experiment.run_phase(phase)
+    assert isinstance(experiment.last_run.error, SplitError)
+    assert "SplitError" in experiment.last_run.to_dict()["error"]
+
+
+def test_what_a_phase_does_not_need_it_is_not_asked_for(data):
+    """Two feature sets of different lengths in one graph: a phase over one of them does not look at the other."""
+    other = FeatureSet.from_dict("other", {"x": np.ones((4, 2), "float32")}, "x")
+    nodes = [ModelNode("a", SequentialMLP(), data.reference()), ModelNode("b", SequentialMLP(), other.reference())]
+    experiment = Experiment("e", ModelGraph(nodes))
+    for given in ("last", {"fs": "last"}, data["last"], {"fs": data["last"]}):
+        result = experiment.run_phase(EvalPhase("p", data=given, outputs=["a"]))
+        assert list(result.rows) == ["fs"]
+        assert result.to_arrow().column("row").to_pylist() == [5, 4]
+    with pytest.raises(AnyaccelError, match=r"other"):
+        experiment.run_phase(EvalPhase("p", data="all", outputs=["a", "b"]))
+
+
+def test_fitting_gives_a_result_too(data):
+    class Mean:
+        def fit(self, x, y):
+            self.mean_ = y.mean(dtype="float32")
+
+        def predict(self, x):
+            return np.full(len(x), self.mean_, "float32")
+
+    experiment = Experiment("e", ModelGraph([ModelNode("m", Mean(), data.reference())]))
+    fitted, seen = experiment.run(FitPhase("f", data="all"), EvalPhase("p", data="last"))
+    assert fitted.error is None and fitted.predictions == {}
+    assert seen.prediction("m").tolist() == [2.5, 2.5]
+    assert experiment.graph.frozen == ("m",)
+
+
+def test_the_graph_goes_on_from_phase_to_phase(experiment):
+    phase = TrainPhase("t", data="all", losses=[LOSS], n_epochs=2)
+    first, second = experiment.run(phase, phase)
+    assert [epoch.number for epoch in (*first.epochs, *second.epochs)] == [0, 1, 2, 3]
+    assert second.loss[-1] < first.loss[0]
