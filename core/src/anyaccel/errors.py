@@ -17,7 +17,8 @@ class AnyaccelError(Exception):
         self.there = there
         self.remedy = remedy
         parts = [asked, f"There is: {there}" if there else "", f"To do: {remedy}" if remedy else ""]
-        super().__init__(". ".join(part.removesuffix(".") for part in parts if part) + ".")
+        text = ". ".join(part.removesuffix(".") for part in parts if part)
+        super().__init__(text if text.endswith("?") else f"{text}.")
 
 
 class DeviceParseError(AnyaccelError, ValueError):

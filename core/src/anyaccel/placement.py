@@ -13,7 +13,7 @@ import numpy as np
 from anyaccel.accelerator import Accelerator
 from anyaccel.backend import Backend, Exchange
 from anyaccel.device import Device
-from anyaccel.errors import CapabilityError, DeviceMismatchError, MoveError
+from anyaccel.errors import CapabilityError, DeviceMismatchError, FrameworkError, MoveError
 from anyaccel.registry import Registry, registry
 
 T = TypeVar("T")
@@ -23,14 +23,21 @@ _NEVER_BEST = frozenset({"cpu", "sim"})
 _PLAIN = (str, bytes, bool, int, float, complex, type(None))
 
 
-def devices(kind: str | None = None) -> list[Device]:
+def devices(kind: str | None = None, framework: str | None = None) -> list[Device]:
     """Devices on this machine that some backend serves, best first: GPUs, other accelerators, CPUs, simulated ones.
 
     Args:
         kind: only this kind; an alias (`"cuda"`) is understood. An unknown kind gives an empty list.
+        framework: only those on which this framework is served.
+
+    Raises:
+        FrameworkError: nobody serves the framework.
     """
     wanted = Device.parse(kind).kind if kind is not None else None
-    found = {device for backend in registry().backends for device in backend.devices()}
+    if framework is not None:
+        registry().kinds(framework)
+    backends = [one for one in registry().backends if framework in (None, one.framework)]
+    found = {device for backend in backends for device in backend.devices()}
     return sorted((d for d in found if wanted in (None, d.kind)), key=_rank)
 
 
@@ -39,9 +46,17 @@ def all_devices(kind: str = "gpu") -> list[Device]:
     return devices(kind) or [Device("cpu")]
 
 
-def best(i: int = 0) -> Device:
-    """GPU number `i` if there is one, else accelerator number `i` of another kind (mps, xpu, ...), else the CPU."""
-    usable = (device for device in devices() if device.kind not in _NEVER_BEST and device.index == i)
+def best(i: int = 0, framework: str | None = None) -> Device:
+    """GPU number `i` if there is one, else accelerator number `i` of another kind (mps, xpu, ...), else the CPU.
+
+    Args:
+        i: index of the device among those of its kind.
+        framework: only devices on which this framework is served.
+
+    Raises:
+        FrameworkError: nobody serves the framework.
+    """
+    usable = (device for device in devices(framework=framework) if device.kind not in _NEVER_BEST and device.index == i)
     return next(usable, Device("cpu"))
 
 
@@ -115,6 +130,12 @@ def move(obj: T, where: Accelerator | Device | str, *, framework: str | None = N
             return value
         if target is not None and isinstance(value, np.ndarray):
             return target(value)
+        if isinstance(value, np.ndarray) and not registry().serves("numpy", accelerator.device.kind):
+            raise FrameworkError(
+                f"a NumPy array cannot be on {accelerator.written!r} as it is",
+                there=f"numpy on {', '.join(registry().kinds('numpy'))}",
+                remedy="say whose tensor it shall become: move(..., framework='...')",
+            )
         return _serving(value, accelerator).move(value, accelerator.device, pinned=accelerator.pin_memory)
 
     moved: T = _map(obj, leaf)

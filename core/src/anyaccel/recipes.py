@@ -308,7 +308,7 @@ def _unknown(what: str, name: object, known: Any) -> RecipeError:
     return RecipeError(
         f"no {what} is called {name!r}",
         there=", ".join(known),
-        remedy=f"use one of these names, or give a {what} of the node's own framework"
+        remedy=f"use one of these names, or the node's own framework's {what}"
         if what != "schedule"
         else "use one of these names",
     )

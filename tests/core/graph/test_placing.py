@@ -355,7 +355,7 @@ def test_a_plan_is_shown_to_people(whole):
         "c     sim:1   numpy sim:1       neighbour  0",
         "d     sim:1   numpy sim:1       phase      6",
         "load  fs.x -> numpy sim:0: float32[4] (float64 to float32)",
-        "cross a: sim:0 -> sim:1, 12 B a sample",
+        "cross a: numpy sim:0 -> numpy sim:1 by a move within the framework, 12 B a sample",
     ]
 
 

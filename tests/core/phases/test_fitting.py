@@ -90,7 +90,6 @@ def test_a_fitted_node_is_frozen_and_predicts(data, straight, experiment):
     assert result.metrics["mse"] < 0.1
 
 
-@pytest.mark.xfail(reason="Experiment reads the rows of nodes with a place only; it may take run.rows", strict=True)
 def test_an_experiment_runs_a_fit_on_data(data, straight):
     ours = Experiment("e", straight, progress="none")
     result = ours.run_phase(FitPhase("fit", data=data))

@@ -38,18 +38,27 @@ trainings = st.fixed_dictionaries(
 
 def rows() -> FeatureSet:
     draw = np.random.default_rng(0)
-    x = draw.normal(size=(14, 3)).astype("float32")
+    x = draw.normal(size=(14, 3))
     found = FeatureSet.from_dict("data", {"x": x, "y": x[:, :1] - x[:, 2:]}, ["x"], ["y"])
     found.add_splits({"train": np.arange(9), "val": np.arange(9, 14)})
     return found
 
 
+def dense(features: int) -> Dense:
+    return Dense(features, dtype="float64")
+
+
+def close(one, other) -> None:
+    """Sums over several devices are added up in another order; nothing else may differ."""
+    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
 def graph_on(source: FeatureSet) -> ModelGraph:
     made = [
-        ModelNode("enc", Sequential(Dense(4), BatchNorm(), Dropout(0.2)), source.reference()),
-        ModelNode("side", Dense(2), "enc"),
+        ModelNode("enc", Sequential(dense(4), BatchNorm(dtype="float64"), Dropout(0.2)), source.reference()),
+        ModelNode("side", dense(2), "enc"),
         ConcatNode("both", ["enc", "side"]),
-        ModelNode("net", Dense(1), "both"),
+        ModelNode("net", dense(1), "both"),
     ]
     return ModelGraph(made, Optimizer("adam", lr=0.02, clip_norm=1.0)).build()
 
@@ -112,7 +121,9 @@ class LifecycleMachine(RuleBasedStateMachine):
             assert real is shadow
             assert isinstance(self.ours.last_run.error, real)
         epochs = [[epoch.figures for epoch in experiment.last_run.epochs] for experiment in (self.ours, self.theirs)]
-        assert epochs[0] == epochs[1]
+        for ours, theirs in zip(*epochs, strict=True):
+            assert list(ours) == list(theirs)
+            close(list(ours.values()), list(theirs.values()))
         return real
 
     @rule(setting=trainings, where=wheres)
@@ -135,15 +146,13 @@ class LifecycleMachine(RuleBasedStateMachine):
             ),
             where,
         )
-        assert (real.losses, real.metrics) == (shadow.losses, shadow.metrics)
-        np.testing.assert_array_equal(real.prediction("net"), shadow.prediction("net"))
+        close([real.loss, real.metrics["mse"]], [shadow.loss, shadow.metrics["mse"]])
+        close(real.prediction("net"), shadow.prediction("net"))
 
     @rule(where=st.sampled_from(DEVICES[1:]), after=st.sampled_from(DEVICES))
     def evaluate_and_move(self, where, after) -> None:
-        self.both(lambda accelerator: EvalPhase("move", data="val", accelerator=accelerator, after=after), where)
+        self.both(lambda there: EvalPhase("move", data="val", accelerator=there, after=there and after), where)
         self.devices = dict.fromkeys(MODELS, after)
-        for label in MODELS:  # the shadow followed `after`; it belongs on the CPU
-            ReferenceBackend().place(self.shadow[label].model, Accelerator("cpu").device)
 
     @rule(setting=trainings, where=st.sampled_from(DEVICES[1:]))
     def refuse(self, setting, where) -> None:
@@ -175,9 +184,8 @@ class LifecycleMachine(RuleBasedStateMachine):
     def replace(self, label) -> None:
         for graph in (self.real, self.shadow):
             upstreams = list(graph[label].upstreams)
-            graph.replace_node(label, ModelNode(label, Dense(2 if label == "side" else 1), upstreams)).build()
+            graph.replace_node(label, ModelNode(label, dense(2 if label == "side" else 1), upstreams)).build()
         self.devices[label] = "cpu:0"
-        gc.collect()  # sorting a graph leaves a circle behind that holds its former nodes
 
     @rule(rate=st.sampled_from([0.01, 0.1]), name=st.sampled_from(["adam", "sgd", "momentum"]))
     def change_optimizer(self, rate, name) -> None:
@@ -207,7 +215,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         real, shadow = self.real.state(), self.shadow.state()
         assert sorted(real) == sorted(shadow)
         for name, array in shadow.items():
-            np.testing.assert_array_equal(real[name], array, err_msg=name)
+            close(real[name], array)
             assert np.isfinite(array).all()
 
     @invariant()

@@ -103,7 +103,7 @@ def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], o
     """
     stored, name = joined_spec(source, names), f"{source.label}.{'+'.join(names)}"
     if loss.loss.own is not None:
-        return cast(stored, output.dtype)
+        return _for_own(cast(stored, output.dtype), output)
     if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
         return _class_indices(loss, stored, output, name)
     if not is_floating(stored.dtype):
@@ -114,6 +114,13 @@ def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], o
     if loss.loss.name == "cross_entropy" and len(output.shape) != 1:
         raise _unfit(loss, stored, output, name)
     return replace(stored, dtype=output.dtype, shape=_aligned(loss, stored, output, name))
+
+
+def _for_own(stored: TensorSpec, output: TensorSpec) -> TensorSpec:
+    """For a loss of the user's own, which may compare what it likes: only single axes are aligned, so that [n] does
+    not broadcast against [n, 1]."""
+    same = is_floating(stored.dtype) and _without_ones(stored.shape) == _without_ones(output.shape)
+    return replace(stored, shape=output.shape) if same else stored
 
 
 def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name: str) -> None:

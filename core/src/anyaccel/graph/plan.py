@@ -10,6 +10,8 @@ from anyaccel.device import Device
 from anyaccel.errors import GraphError
 from anyaccel.segment import TensorSpec
 
+_ROUTES = {"move": "a move within the framework", "host": "a copy through host memory"}
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -109,6 +111,9 @@ class Plan:
             )
         return found
 
+    def _place(self, node: str) -> str:
+        return f"{self[node].framework} {self[node].device}"
+
     def device(self, node: str) -> Device:
         """Where a node is computed."""
         return self[node].device
@@ -150,7 +155,8 @@ class Plan:
             lines.append(f"load  {column.name} -> {column.framework} {column.device}: {column.spec}{change}")
         for crossing in self.crossings:
             lines.append(
-                f"cross {crossing.value}: {crossing.origin} -> {crossing.destination}, {crossing.nbytes} B a sample"
+                f"cross {crossing.value}: {self._place(crossing.source)} -> {self._place(crossing.target)} "
+                f"by {_ROUTES[crossing.route]}, {crossing.nbytes} B a sample"
             )
         return "\n".join([*lines, *(f"note  {note}" for note in self.notes)])
 

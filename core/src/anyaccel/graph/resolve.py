@@ -232,6 +232,9 @@ class _Resolver:
         for label, one in self._assigned.items():
             if one.reason == "fallback":
                 yield f"{label}: {one.framework} is not served on {one.written}, runs on {one.device}"
+            before = self._backend(label).device_of(self._model(label)) if one.reason == "default" else None
+            if before is not None and before != one.device:
+                yield f"{label} moves from {before} to {one.device}: neither it nor the phase asks for a device"
         if self._request.training:
             idle = [label for label in self._shapes.order if label not in active]
             yield from (f"{label} takes no part: no loss depends on it" for label in idle)

@@ -39,7 +39,10 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
     Raises:
         AnyaccelError: whatever stands in the way.
     """
-    return resolve(graph, _request(phase, graph)).plan
+    plan = resolve(graph, _request(phase, graph)).plan
+    for part in _parts(phase):
+        loading.rows_of(part.label, part.data, _sets(phase, plan, _judgements(phase, part, graph), graph))
+    return plan
 
 
 def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | None = None) -> Figures | None:

@@ -195,7 +195,8 @@ class LifeTests(Subject):
 
     def test_publish_gives_the_values_of_now_and_the_program_goes_on(self, bench: Bench, model: Make) -> None:
         """Whoever writes a checkpoint in the middle of a phase reads what the last step left."""
-        ready, once = bench.ready(model), bench.ready(model)
+        ready = bench.ready(model)
+        once = bench.twin(model, ready)
         program, other = bench.build(ready), bench.build(once)
         for each in (program, other):
             bench.train(each, BATCH, 1)

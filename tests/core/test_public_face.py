@@ -1,0 +1,175 @@
+"""The public face: what a user can import, what it says of itself, and that every name of the design is there."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import anyaccel
+
+# Names that users bring along, with the parameters they call them by; a star stands before those by keyword.
+SIGNATURES = {
+    "Accelerator": "device * pin_memory",
+    "FeatureSet.from_dict": "label data feature_keys target_keys tag_keys",
+    "FeatureSet.from_pandas": "label df feature_cols target_cols tag_cols",
+    "FeatureSet.from_arrow": "label table feature_keys target_keys tag_keys",
+    "FeatureSet.from_parquet": "label path feature_keys target_keys tag_keys",
+    "FeatureSet.split_random": "ratios seed",
+    "FeatureSet.reference": "features targets tags",
+    "ModelNode": "label model upstream_ref accelerator * optimizer framework outputs",
+    "ConcatNode": "label upstream_refs concat_axis",
+    "ModelGraph": "nodes optimizer label * seed",
+    "ModelGraph.build": "force",
+    "ModelGraph.replace_node": "label node",
+    "ModelGraph.visualize": "",
+    "ModelGraph.state": "",
+    "ModelGraph.load_state": "given",
+    "Optimizer": "name lr * opt_kwargs schedule clip_norm settings",
+    "Schedule": "name * warmup settings",
+    "Loss": "loss * loss_kwargs",
+    "AppliedLoss": "loss on inputs weight label",
+    "SimpleSampler": "batch_size shuffle drop_last seed",
+    "TrainPhase": "label * data losses sampler n_epochs validation validate_every settings",
+    "EvalPhase": "label * data metrics outputs batch_size settings",
+    "FitPhase": "label * data nodes batch_size settings",
+    "Experiment": "label graph phases * callbacks progress",
+    "Experiment.run_phase": "phase",
+    "Metric": "measure on targets label",
+    "SequentialMLP": "output_shape n_layers hidden_dim activation dropout dtype",
+    "devices": "kind",
+    "all_devices": "kind",
+    "best": "i",
+    "place": "obj where",
+    "move": "obj where * framework",
+    "scope": "where framework",
+    "device_of": "obj",
+    "simulate": "count * capacity float64",
+}
+METHODS = {
+    "Accelerator": "cpu gpu cuda mps is_available check device_string scope move place get_config from_config",
+    "Device": "parse",
+    "Backend": "devices device_of place move scope device_string owns synchronize device_info why_not",
+    "ModelGraph": "build add_node replace_node remove_node freeze unfreeze summary visualize state load_state get_config",
+    "TrainPhase": "from_split get_config from_config",
+    "EvalPhase": "from_split",
+    "FitPhase": "from_split",
+    "Experiment": "run run_phase plan last_run get_config from_config",
+    "TrainResults": "loss losses figure figures to_arrow to_dict",
+    "EvalResults": "prediction to_arrow to_dict",
+}
+
+
+def found(path: str) -> object:
+    value: object = anyaccel
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def public() -> Iterator[tuple[str, object]]:
+    """Every public name, and every public member of the public classes that core itself wrote."""
+    for name in anyaccel.__all__:
+        value = getattr(anyaccel, name)
+        yield name, value
+        members = vars(value).items() if inspect.isclass(value) or inspect.ismodule(value) else ()
+        for member, what in members:
+            if not member.startswith("_") and (
+                callable(what) or isinstance(what, (property, classmethod, staticmethod))
+            ):
+                yield f"{name}.{member}", what
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_every_name_of_the_design_takes_what_it_says(path):
+    parameters = list(inspect.signature(found(path)).parameters.values())
+    parameters = parameters[1:] if parameters and parameters[0].name == "self" else parameters
+    shown, starred = [], False
+    for parameter in parameters:
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD) and not starred:
+            shown, starred = [*shown, "*"], True
+        shown.append(parameter.name)
+    assert " ".join(shown) == SIGNATURES[path]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_of_the_design_is_there(name):
+    missing = [method for method in METHODS[name].split() if not hasattr(getattr(anyaccel, name), method)]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", anyaccel.__all__)
+def test_every_public_name_can_be_imported_and_is_listed(name):
+    namespace: dict[str, object] = {}
+    exec(f"from anyaccel import {name} as it", namespace)  # noqa: S102  # the import statement is what is tested
+    assert namespace["it"] is getattr(anyaccel, name)
+    assert name in dir(anyaccel)
+
+
+def test_dir_is_the_public_face_and_nothing_else():
+    assert dir(anyaccel) == sorted(anyaccel.__all__)
+    assert len(set(anyaccel.__all__)) == len(anyaccel.__all__)
+    assert not [name for name in anyaccel.__all__ if name.startswith("_")]
+
+
+def test_a_star_import_gives_the_public_face():
+    namespace: dict[str, object] = {}
+    exec("from anyaccel import *", namespace)  # noqa: S102  # as above
+    assert set(anyaccel.__all__) <= set(namespace)
+
+
+@pytest.mark.parametrize("name", ["Acelerator", "torch", "pickle", "registry_", "__wrapped__"])
+def test_a_name_that_is_not_there_is_an_attribute_error_of_the_usual_form(name):
+    with pytest.raises(AttributeError, match=rf"module 'anyaccel' has no attribute '{name}'"):
+        getattr(anyaccel, name)
+    assert not hasattr(anyaccel, name)
+
+
+def test_an_import_of_a_name_that_is_not_there_fails_as_usual():
+    with pytest.raises(ImportError, match=r"cannot import name 'Acelerator' from 'anyaccel'"):
+        from anyaccel import Acelerator  # noqa: F401
+
+
+def test_everything_public_has_a_docstring_that_is_a_sentence():
+    lacking = []
+    for path, value in public():
+        text = inspect.getdoc(getattr(value, "__func__", value)) or ""
+        first = text.partition("\n\n")[0].strip()
+        if not first or first[-1] not in ".:;`" or "NamedTuple" in first:
+            lacking.append(f"{path}: {first!r}")
+    assert not lacking, "\n".join(lacking)
+
+
+def test_errors_are_all_of_one_base_class_and_documented():
+    kinds = [kind for kind in vars(anyaccel.errors).values() if inspect.isclass(kind)]
+    assert len(kinds) > 15
+    for kind in kinds:
+        assert kind.__doc__
+        assert issubclass(kind, (anyaccel.errors.AnyaccelError, UserWarning))
+
+
+def test_public_objects_are_the_same_as_those_in_their_modules():
+    from anyaccel.data import FeatureSet
+    from anyaccel.graph import ModelGraph
+    from anyaccel.placement import move
+
+    assert (anyaccel.FeatureSet, anyaccel.ModelGraph, anyaccel.move) == (FeatureSet, ModelGraph, move)
+
+
+def test_a_type_checker_sees_every_name_that_is_there_at_run_time():
+    """The names under TYPE_CHECKING and those that are loaded on first use are the same."""
+    source = inspect.getsource(anyaccel)
+    typed = {line.rpartition(" as ")[2] for line in source.splitlines() if line.startswith("    from anyaccel")}
+    assert typed == set(anyaccel.__all__)
+
+
+def test_the_first_use_of_a_name_loads_it_and_not_before():
+    code = (
+        "import sys, anyaccel; before = set(sys.modules); anyaccel.Device; "
+        "print(sorted(m for m in set(sys.modules) - before if m.startswith('anyaccel')), 'numpy' in sys.modules)"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "['anyaccel.device', 'anyaccel.errors'] False"
