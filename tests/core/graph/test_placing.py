@@ -207,6 +207,17 @@ def test_a_concat_of_data_alone_goes_where_the_phase_says(table, sims):
     assert plan(graph)["c"].reason == "default"
 
 
+def test_a_concat_of_data_alone_falls_back_like_a_model(serve, table):
+    serve(TinyBackend("tiny", ("gpu:0",)))
+    fs = table()
+    graph = ModelGraph([ConcatNode("c", [fs.reference(), fs.reference()])])
+    assert plan(graph, "gpu:0").explain("c") == (
+        "c runs on cpu:0 (numpy: cpu) because the phase asks for 'gpu:0', on which numpy is not served."
+    )
+    with pytest.raises(FrameworkError, match=r"node 'c': numpy is not served on 'gpu'"):
+        plan(graph, "gpu:0", strict=True)
+
+
 def test_a_concat_between_two_frameworks_is_of_its_consumers(serve, twin, table, mlp):
     serve(twin())
     fs = table()

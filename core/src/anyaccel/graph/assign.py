@@ -66,7 +66,7 @@ def assign(
     _agree(models, done)
     for label in reversed(labels):
         if label not in done:
-            done[label] = _concat(label, nodes, done, shapes.frameworks[label], found, accelerator)
+            done[label] = _concat(label, nodes, done, shapes.frameworks[label], found, accelerator, strict)
     return {label: done[label] for label in labels}
 
 
@@ -99,18 +99,13 @@ def _model(
     written = wanted.written
     if chosen is not None and reason != "node":
         wanted, reason, written = Accelerator(chosen), "policy", policy or ""
-    if reason == "phase" and not strict and not found.serves(framework, wanted.device.kind):
-        wanted, reason = Accelerator("cpu"), "fallback"
-    try:
-        backend = found.serving(framework, wanted.device, vendor=wanted.vendor)
-    except (FrameworkError, DeviceUnavailableError) as error:
-        raise type(error)(f"node {node.label!r}: {error.asked}", there=error.there, remedy=error.remedy) from None
+    wanted, reason, native = _settled(node.label, framework, wanted, reason, strict, found)
     specs = found.computing(framework).parameters(node.model).values()
     return Assignment(
         node.label,
         framework,
         wanted.device,
-        backend.device_string(wanted.device),
+        native,
         reason,
         written,
         wanted.pin_memory,
@@ -127,17 +122,29 @@ def _concat(
     framework: str,
     found: Registry,
     phase: Accelerator | None,
+    strict: bool,
 ) -> Assignment:
     near = [done[o] for o in [*wiring.consumers(label, nodes), *wiring.parents(nodes[label], nodes)] if o in done]
     near = [one for one in near if one.framework == framework] or near
     if near:
         first = near[0]
         return Assignment(label, framework, first.device, first.native, "neighbour", first.node, first.pinned)
-    wanted, reason = precedence(None, phase)
-    if not found.serves(framework, wanted.device.kind):
+    asked, reason = precedence(None, phase)
+    wanted, reason, native = _settled(label, framework, asked, reason, strict, found)
+    return Assignment(label, framework, wanted.device, native, reason, asked.written, wanted.pin_memory)
+
+
+def _settled(
+    label: str, framework: str, wanted: Accelerator, reason: str, strict: bool, found: Registry
+) -> tuple[Accelerator, str, str]:
+    """Where a node goes in the end: a phase's wish that cannot be had is the CPU. Also the framework's own name of it."""
+    if reason == "phase" and not strict and not found.serves(framework, wanted.device.kind):
         wanted, reason = Accelerator("cpu"), "fallback"
-    backend = found.serving(framework, wanted.device, vendor=wanted.vendor)
-    return Assignment(label, framework, wanted.device, backend.device_string(wanted.device), reason, wanted.written)
+    try:
+        backend = found.serving(framework, wanted.device, vendor=wanted.vendor)
+    except (FrameworkError, DeviceUnavailableError) as error:
+        raise type(error)(f"node {label!r}: {error.asked}", there=error.there, remedy=error.remedy) from None
+    return wanted, reason, backend.device_string(wanted.device)
 
 
 def _agree(models: Iterable[ModelNode], done: Mapping[str, Assignment]) -> None:

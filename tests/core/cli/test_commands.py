@@ -1,0 +1,236 @@
+"""The commands in this process: what they print, as text and as JSON, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from anyaccel import simulate
+from anyaccel.cli.demo import best_of, choose_framework
+from anyaccel.cli.output import shown, size
+from anyaccel.device import Device
+from anyaccel.errors import FrameworkError
+from anyaccel.registry import registry
+from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.tiny import TinyBackend
+
+
+def strict(text: str) -> object:
+    """JSON as other tools read it: without NaN."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def serve(*backends: object) -> None:
+    for i, backend in enumerate(backends):
+        registry().register(plugin_module(f"p{i}", backends=lambda backend=backend: [backend]), f"p{i}")
+
+
+# -- help --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", [(), ("demo",), ("devices",), ("plugins",)])
+def test_help_has_examples_that_can_be_pasted(flag, command, call):
+    answer = call(*command, flag)
+    assert answer.exit_code == 0
+    examples = re.findall(r"^ {4}anyaccel (.*?)(?: {3}.*)?$", answer.stdout.partition("Examples:")[2], re.MULTILINE)
+    assert examples
+    for example in examples:
+        assert call(*example.split(), "--help").exit_code == 0
+
+
+def test_the_commands_are_listed_with_whole_sentences(call):
+    listed = call("--help").stdout.partition("Commands:")[2].strip().splitlines()
+    assert [line.split()[0] for line in listed] == ["demo", "devices", "plugins"]
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+
+
+def test_the_version_is_told(call):
+    answer = call("--version")
+    assert answer.exit_code == 0 and answer.stdout.startswith("anyaccel, version ")
+
+
+# -- demo --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_learns(call):
+    answer = call("demo", "--epochs", "4", "--json")
+    assert answer.exit_code == 0 and answer.stderr == ""
+    told = strict(answer.stdout)
+    assert told["accuracy"] > 0.85
+    assert told["loss"] == sorted(told["loss"], reverse=True) and len(told["loss"]) == told["epochs"] == 4
+    assert (told["framework"], told["device"]) == ("numpy", "cpu:0")
+    assert told["steps_per_second"] > 0
+    assert [one["node"] for one in told["plan"]["assignments"]] == ["encoder", "head"]
+
+
+def test_the_demo_is_the_same_for_a_seed(call):
+    one, again, other = (strict(call("demo", "--epochs", "1", "--seed", seed, "--json").stdout) for seed in "112")
+    assert one["loss"] == again["loss"] != other["loss"]
+
+
+def test_the_demo_shows_the_plan_and_the_result(call):
+    answer = call("demo", "--epochs", "1")
+    lines = answer.stdout.splitlines()
+    assert lines[0] == "plan of 'train' on 'digits-demo'"
+    assert "load  digits.pixels -> numpy cpu:0: float32[8, 8]" in lines
+    assert re.fullmatch(r"test accuracy 0\.\d{4} on cpu:0 with numpy, [\d,]+ steps/s over 1 epochs", lines[-1])
+
+
+@pytest.mark.parametrize("device", ["sim:0", "sim:1"])
+def test_the_demo_runs_where_it_is_told(device, call):
+    with simulate(2) as devices:
+        told = strict(call("demo", "--epochs", "1", "--device", device, "--json").stdout)
+        assert told["device"] == device
+        assert {one["device"] for one in told["plan"]["assignments"]} == {device}
+        assert devices[int(device[-1])].transfers.into.number > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (("demo", "--device", "gpu:0"), "FrameworkError", ("no framework here computes on gpu:0", "numpy on cpu:0")),
+        (("demo", "--device", "sim:0"), "FrameworkError", ("no framework here computes on sim:0",)),
+        (("demo", "--device", "no where"), "DeviceParseError", ("'no where' does not name a device",)),
+        (("demo", "--framework", "torch"), "FrameworkError", ("'torch' is installed", "pip install anyaccel-torch")),
+        (
+            ("demo", "--framework", "numpy", "--device", "mps"),
+            "DeviceUnavailableError",
+            ("'mps' is not on this machine",),
+        ),
+        (("devices", "--framework", "nope"), "FrameworkError", ("no plugin for the framework 'nope' is installed",)),
+    ],
+)
+def test_an_error_is_one_paragraph_or_one_document_and_status_2(arguments, kind, words, call):
+    answer = call(*arguments)
+    assert (answer.exit_code, answer.stdout) == (2, "")
+    assert answer.stderr.startswith("error: ") and answer.stderr.count("\n") == 1
+    assert all(word in answer.stderr for word in words)
+    answer = call(*arguments, "--json")
+    assert (answer.exit_code, answer.stderr) == (2, "")
+    told = strict(answer.stdout)["error"]
+    assert told["type"] == kind
+    assert all(word in told["message"] for word in words)
+    assert told["asked"] in told["message"] and told["remedy"] in told["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("demo", "--epochs", "0"),
+        ("demo", "--epochs", "x"),
+        ("demo", "--nope"),
+        ("devices", "extra"),
+        ("plugins", "--framework", "x"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_json_where_json_was_asked_for(arguments, call):
+    answer = call(*arguments)
+    assert (answer.exit_code, answer.stdout) == (2, "") and "Usage: anyaccel" in answer.stderr
+    answer = call(*arguments, "--json")
+    assert (answer.exit_code, answer.stderr) == (2, "")
+    assert strict(answer.stdout)["error"]["message"]
+
+
+def test_the_demo_prefers_a_framework_with_a_device_other_than_the_cpu():
+    assert choose_framework(registry(), None) == "numpy"
+    with simulate(1):
+        assert best_of(registry(), "numpy") == Device("cpu")
+    serve(TinyBackend("tiny", ("gpu:1", "cpu")))
+    assert best_of(registry(), "tiny") == Device("gpu", 1)
+    assert choose_framework(registry(), None) == "numpy", "a framework that cannot compute was chosen"
+    with pytest.raises(FrameworkError, match=r"no framework here computes on gpu:1.*tiny on gpu:1, cpu:0"):
+        choose_framework(registry(), Device("gpu", 1))
+
+
+def test_the_demo_says_that_a_framework_does_not_compute(call):
+    serve(TinyBackend("tiny", ("gpu:1", "cpu")))
+    answer = call("demo", "--framework", "tiny", "--device", "gpu:1")
+    assert answer.exit_code == 2
+    assert "the backend of tiny does not compute" in answer.stderr
+
+
+# -- devices and plugins -----------------------------------------------------------------------------------------------
+
+
+def test_devices_are_listed_with_the_frameworks_own_names(call):
+    with simulate(2, capacity=3 * 2**20):
+        lines = call("devices").stdout.splitlines()
+        assert lines[0].split() == ["device", "framework's", "name", "product", "vendor", "memory", "identity"]
+        assert [line.split()[:3] for line in lines[1:]] == [
+            ["cpu:0", "numpy", "cpu"],
+            ["sim:0", "numpy", "sim:0"],
+            ["sim:1", "numpy", "sim:1"],
+        ]
+        assert "3.0 MiB" in lines[2]
+        (told,) = strict(call("devices", "--json").stdout)["frameworks"]
+        assert [one["device"] for one in told["devices"]] == ["cpu:0", "sim:0", "sim:1"]
+        assert told["devices"][1]["total_memory"] == 3 * 2**20 and told["missing"] == []
+
+
+def test_why_a_device_is_not_there_is_told(call):
+    answer = call("devices", "--framework", "numpy")
+    assert "no sim for numpy: none was made; anyaccel.simulate(1) or ANYACCEL_SIMULATE=1 makes it" in answer.stdout
+    (told,) = strict(call("devices", "--json").stdout)["frameworks"]
+    assert told["missing"][0]["kind"] == "sim"
+
+
+def test_plugins_are_listed_with_what_they_can(call):
+    serve(TinyBackend("tiny", ("gpu:0", "cpu")))
+    lines = [line.split("  ") for line in call("plugins").stdout.splitlines()]
+    assert [line[0] for line in lines] == ["plugin", "numpy", "p0"]
+    answer = call("plugins", "--json")
+    assert answer.exit_code == 0
+    first, second = strict(answer.stdout)["plugins"]
+    assert first == {
+        "name": "numpy",
+        "distribution": "anyaccel",
+        "version": "",
+        "status": "ok",
+        "backends": [
+            {"framework": "numpy", "kinds": ["cpu", "sim"], "capabilities": ["exchange", "compute", "memory"]}
+        ],
+        "cause": "",
+        "remedy": "",
+    }
+    assert second["backends"] == [{"framework": "tiny", "kinds": ["gpu", "cpu"], "capabilities": []}]
+
+
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain [bold]text[/bold]", "plain [bold]text[/bold]"),
+        ("two\nlines", "two\nlines"),
+        ("\x1b[2J\x07", "\\x1b[2J\\x07"),
+        ("\x9b31m", "\\x9b31m"),
+        ("right\u202eleft", "right\\u202eleft"),
+        ("ünïcödé 日本", "ünïcödé 日本"),
+    ],
+)
+def test_what_steers_a_terminal_is_spelt_out(text, expected):
+    assert shown(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (0, ""),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (3 * 2**29, "1.5 GiB"),
+        (2**40, "1.0 TiB"),
+        (2**51, "2048.0 TiB"),
+    ],
+)
+def test_sizes_are_for_people(nbytes, expected):
+    assert size(nbytes) == expected

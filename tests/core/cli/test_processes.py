@@ -1,0 +1,197 @@
+"""The command line as a process of its own: status, pipes, terminals, and plugins that misbehave."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from anyaccel.testing.faulty import write_distribution
+
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|38|9[0-7])[;\dm]")
+
+PLUGIN = """
+from contextlib import nullcontext
+from anyaccel.backend import Backend
+from anyaccel.device import Device
+from anyaccel.hookspecs import hookimpl
+
+class Odd(Backend):
+    framework, kinds, roots = {name!r}, ("gpu",), ({name!r},)
+    def devices(self):
+        {body}
+        return [Device("gpu")]
+    def device_of(self, obj): return None
+    def place(self, obj, device): return obj
+    def move(self, tensor, device, *, pinned=False): return tensor
+    def scope(self, device): return nullcontext()
+    def device_string(self, device): return "odd 0"
+
+@hookimpl
+def backends():
+    return [Odd()]
+"""
+
+
+def odd(folder, name, body="pass"):
+    """A distribution that works, but for what its devices() does when it is called."""
+    source = PLUGIN.format(name=name, body=body)
+    write_distribution(
+        folder, f"anyaccel-{name}", entry_points={name: f"{name}_plugin"}, modules={f"{name}_plugin": source}
+    )
+
+
+# -- plugins -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Three installed distributions: one that works, one whose import fails, one without its framework."""
+    odd(tmp_path, "good")
+    for name, source in (
+        ("hurt", "raise RuntimeError('first\\nsecond \\x1b[31mred')"),
+        ("lost", "import a_framework_that_is_not_there"),
+    ):
+        write_distribution(
+            tmp_path,
+            f"anyaccel-{name}",
+            entry_points={name: f"{name}_plugin"},
+            modules={f"{name}_plugin": source},
+            version="2.1",
+        )
+    return {"ANYACCEL_PLUGINS": "good,hurt,lost"}
+
+
+def test_a_broken_plugin_is_told_with_cause_and_remedy_in_one_line_each(broken, spawn):
+    answer = spawn("plugins", **broken)
+    assert (answer.returncode, answer.stderr) == (1, "")
+    lines = answer.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["plugin", "numpy", "good", "hurt", "lost"]
+    assert lines[5:] == [
+        "hurt is broken: RuntimeError: first second \\x1b[31mred",
+        "  to do: update or uninstall anyaccel-hurt, or leave it out with ANYACCEL_PLUGINS",
+        "lost is broken: ModuleNotFoundError: No module named 'a_framework_that_is_not_there'",
+        "  to do: install the module 'a_framework_that_is_not_there', or uninstall anyaccel-lost",
+    ]
+    assert "anyaccel-hurt 2.1" in lines[3] and "broken" in lines[3]
+    assert "\x1b" not in answer.stdout
+
+
+def test_a_broken_plugin_is_told_as_json_too(broken, spawn):
+    answer = spawn("plugins", "--json", **broken)
+    assert (answer.returncode, answer.stderr) == (1, "")
+    told = {one["name"]: one for one in json.loads(answer.stdout)["plugins"]}
+    assert {name: one["status"] for name, one in told.items()} == {
+        "numpy": "ok",
+        "good": "ok",
+        "hurt": "broken",
+        "lost": "broken",
+    }
+    assert told["lost"]["cause"].startswith("ModuleNotFoundError") and "\n" not in told["hurt"]["cause"]
+    assert told["lost"]["remedy"] and told["lost"]["distribution"] == "anyaccel-lost"
+
+
+def test_a_broken_plugin_breaks_neither_the_devices_nor_the_demo(broken, spawn):
+    answer = spawn("devices", "--json", **broken)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    found = {one["framework"]: one["devices"] for one in json.loads(answer.stdout)["frameworks"]}
+    assert [one["native"] for one in found["good"]] == ["odd 0"]
+    assert [one["device"] for one in found["numpy"]] == ["cpu:0"]
+    assert spawn("demo", "--epochs", "1", "--json", **broken).returncode == 0
+
+
+def test_plugins_can_be_switched_off(broken, spawn):
+    answer = spawn("plugins", ANYACCEL_PLUGINS="")
+    assert answer.returncode == 0
+    assert len(answer.stdout.splitlines()) == 2
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+MISBEHAVIOUR = {
+    "raises": ("raise ValueError('no driver')", "ValueError: no driver"),
+    "leaves": ("import os; os._exit(7)", "ended with status 7"),
+    "leaves quietly": ("import os; os._exit(0)", "gave no list: ''"),
+    "talks at the end": ("import atexit; atexit.register(print, 'bye')", "bye"),
+}
+
+
+def test_a_framework_that_misbehaves_stops_no_other(tmp_path, spawn):
+    """Each is asked in a process of its own, all at once."""
+    names = {f"odd{i}": said for i, (_, said) in enumerate(MISBEHAVIOUR.values())}
+    for name, (body, _) in zip(names, MISBEHAVIOUR.values(), strict=True):
+        odd(tmp_path, name, body)
+    odd(tmp_path, "talks", "print('hello')")
+    answer = spawn("devices", "--json", ANYACCEL_PLUGINS=",".join([*names, "talks"]))
+    assert (answer.returncode, answer.stderr) == (0, "")
+    found = {one["framework"]: one for one in json.loads(answer.stdout)["frameworks"]}
+    assert list(found) == ["numpy", *names, "talks"]
+    assert [one["device"] for one in found["talks"]["devices"]] == ["gpu:0"]
+    assert [one["device"] for one in found["numpy"]["devices"]] == ["cpu:0"]
+    for name, said in names.items():
+        assert found[name]["devices"] == []
+        assert said in found[name]["missing"][0]["reason"]
+
+
+def test_a_file_of_the_working_directory_stands_in_for_no_module(tmp_path, spawn):
+    odd(tmp_path, "good")
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("json", "numpy", "anyaccel", "good_plugin"):
+        here.joinpath(f"{name}.py").write_text("raise SystemExit('a stranger')")
+    answer = spawn("devices", "--json", cwd=here, ANYACCEL_PLUGINS="good")
+    found = {one["framework"]: one for one in json.loads(answer.stdout)["frameworks"]}
+    assert [one["device"] for one in found["good"]["devices"]] == ["gpu:0"]
+
+
+# -- pipes and terminals -----------------------------------------------------------------------------------------------
+
+
+def test_the_demo_runs_on_a_device_of_the_environment(spawn):
+    answer = spawn("demo", "--epochs", "3", "--device", "sim:0", "--json", ANYACCEL_SIMULATE="1")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    told = json.loads(answer.stdout)
+    assert told["device"] == "sim:0" and told["accuracy"] > 0.85
+
+
+@pytest.mark.parametrize("arguments", [("demo", "--epochs", "1"), ("devices",), ("demo", "--device", "gpu:9")])
+def test_nothing_that_is_piped_has_escape_codes_or_is_cut(arguments, spawn):
+    answer = spawn(*arguments, COLUMNS="20", TERM="xterm-256color")
+    assert "\x1b" not in answer.stdout + answer.stderr and "…" not in answer.stdout
+    assert "\r" not in answer.stdout + answer.stderr
+    if arguments[0] == "demo" and len(arguments) == 3 and arguments[1] == "--epochs":
+        assert "load  digits.pixels -> numpy cpu:0: float32[8, 8]" in answer.stdout.splitlines()
+
+
+def test_a_terminal_gets_colours_unless_it_does_not_want_any(broken, terminal):
+    assert COLOUR.search(terminal("plugins", **broken))
+    plain = terminal("plugins", NO_COLOR="1", **broken)
+    assert not COLOUR.search(plain) and "hurt is broken: RuntimeError" in plain
+
+
+def test_a_terminal_is_not_steered_by_a_message(broken, terminal):
+    assert "second \\x1b[31mred" in terminal("plugins", NO_COLOR="1", **broken)
+
+
+def test_a_terminal_sees_progress_and_the_result(terminal):
+    text = terminal("demo", "--epochs", "2")
+    assert "test accuracy" in text and "over 2 epochs" in text
+    assert text.count("plan of 'train'") == 1
+
+
+def test_the_commands_work_without_a_terminal_to_write_to(environment):
+    """Errors go to standard error and JSON to standard output, so that a pipe gets a document or nothing."""
+    command = f"{sys.executable} -P -m anyaccel devices --json 2>/dev/null | {sys.executable} -m json.tool"
+    child = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, env=environment(), check=False
+    )
+    assert child.returncode == 0
+
+
+def test_the_command_without_arguments_shows_what_it_can(spawn):
+    answer = spawn()
+    assert "Usage: anyaccel [OPTIONS] COMMAND" in answer.stdout + answer.stderr
+    assert "demo" in answer.stdout + answer.stderr
