@@ -1,4 +1,4 @@
-"""Faults of the predecessor that must not come back, by their numbers; B2, B6-B8 and B11-B13 stand with their subjects."""
+"""Faults of the predecessor that must not come back, by number; B2, B6-B8, B11-B13 stand with their subjects."""
 
 from __future__ import annotations
 

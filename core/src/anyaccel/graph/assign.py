@@ -137,7 +137,7 @@ def _concat(
 def _settled(
     label: str, framework: str, wanted: Accelerator, reason: str, strict: bool, found: Registry
 ) -> tuple[Accelerator, str, str]:
-    """Where a node goes in the end: a phase's wish that cannot be had is the CPU. Also the framework's own name of it."""
+    """Where a node goes in the end, by whom, and the device in the framework's own name."""
     if reason == "phase" and not strict and not found.serves(framework, wanted.device.kind):
         wanted, reason = Accelerator("cpu"), "fallback"
     try:

@@ -119,7 +119,7 @@ class Phase:
                     settings[key] = Accelerator.from_config(settings[key])
             return _KINDS[kind](**_KINDS[kind].read_settings(settings))
         except TypeError as error:
-            raise ConfigError(f"the configuration of a {kind} phase does not fit: {error}") from None
+            raise ConfigError(f"the configuration of a phase of type {kind!r} does not fit: {error}") from None
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
