@@ -120,9 +120,9 @@ def lowest(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 @nox.parametrize("plugin", [nox.param(name, id=name) for name in PLUGINS])
 def backend(session: nox.Session, plugin: str) -> None:
-    """One plugin with its framework: its own tests, the contract, and graphs of several frameworks."""
+    """One plugin with its framework: its own tests (the kit among them), and graphs of several frameworks."""
     session.install(*editable(plugin), *group("test", "guests", plugin))
-    session.run("pytest", f"plugins/{plugin}/tests", "tests/contract", "tests/integration", *session.posargs)
+    session.run("pytest", f"plugins/{plugin}/tests", "tests/integration", *session.posargs)
 
 
 @nox.session(python=MAIN)

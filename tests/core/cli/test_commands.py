@@ -12,6 +12,7 @@ from anyaccel.cli.demo import best_of, choose_framework
 from anyaccel.cli.output import shown, size
 from anyaccel.device import Device
 from anyaccel.errors import FrameworkError
+from anyaccel.plugin import own_distribution
 from anyaccel.registry import registry
 from anyaccel.testing.faulty import plugin_module
 from anyaccel.testing.tiny import TinyBackend
@@ -191,7 +192,7 @@ def test_plugins_are_listed_with_what_they_can(call):
     assert first == {
         "name": "numpy",
         "distribution": "anyaccel",
-        "version": "",
+        "version": own_distribution()[1],
         "status": "ok",
         "backends": [
             {"framework": "numpy", "kinds": ["cpu", "sim"], "capabilities": ["exchange", "compute", "memory"]}

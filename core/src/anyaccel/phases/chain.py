@@ -78,14 +78,20 @@ class Chain:
     def release(self, states: MutableMapping[str, NodeState]) -> None:
         """End all programs: the user's models hold the result, and `states` receives the optimizer state by node.
 
-        Every program is released, whatever one raises; the first failure is raised at the end.
+        Every program is released, whatever one raises, and once more where an interrupt came in between: models must
+        not be left with values of two steps. The first failure is raised at the end.
         """
         failures: list[BaseException] = []
         for link in self._links:
-            try:
-                states.update(link.program.release())
-            except BaseException as failure:  # an interrupt too: it must not keep the others' state from its owners
-                failures.append(failure)
+            for _ in range(2):
+                try:
+                    states.update(link.program.release())
+                    break
+                except Exception as failure:
+                    failures.append(failure)
+                    break
+                except BaseException as interrupt:
+                    failures.append(interrupt)
         if failures:
             raise failures[0]
 

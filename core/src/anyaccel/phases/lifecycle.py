@@ -55,24 +55,27 @@ def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | N
         AnyaccelError: whatever stands in the way; PhaseError if the graph is at work in another phase.
     """
     execution = _Execution(run, Moments(registry().hooks, [*callbacks, *run.phase.callbacks]), progress or Progress())
-    _begin(run)
     try:
+        _begin(run)
         return execution.run()
     except BaseException as error:
         run.error = error
         raise
     finally:
-        execution.end()
+        try:
+            execution.end()
+        except KeyboardInterrupt as interrupt:  # it may have come before anything was given back
+            execution.end(interrupt)
+            raise
 
 
 def _begin(run: Run) -> None:
     other = _AT_WORK.setdefault(run.graph, run)
     if other is not run:
-        run.error = PhaseError(
+        raise PhaseError(
             f"phase {run.phase.label!r} cannot begin: graph {run.graph.label!r} is at work in {other.phase.label!r}",
             remedy="evaluate with TrainPhase(validation=...), or when that phase has ended",
         )
-        raise run.error
 
 
 class _Execution:
@@ -162,9 +165,12 @@ class _Execution:
         fitting.fit(labels, self._graph, done.outputs, rows)
         return replace(done, outputs={})
 
-    def end(self) -> None:
-        """State back to its owners, then the last moment; both happen whatever the other does."""
+    def end(self, interrupt: BaseException | None = None) -> None:
+        """State back to its owners, then the last moment; both happen whatever the other does. Does nothing twice."""
         run = self._run
+        if _AT_WORK.get(self._graph) is not run:
+            return
+        run.error = run.error or interrupt
         try:
             self._release()
         except BaseException as failure:
@@ -173,8 +179,8 @@ class _Execution:
                 raise
             run.error.add_note(f"release also failed: {type(failure).__name__}: {failure}")
         finally:
-            run.attach(None)
             _AT_WORK.pop(self._graph, None)
+            run.attach(None)
             if run.error is not None:
                 forget(run.error)
             self._moments.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)

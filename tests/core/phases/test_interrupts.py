@@ -1,0 +1,125 @@
+"""Ctrl-C at any moment: wherever a phase is, its graph is whole afterwards, and goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import anyaccel
+from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
+from anyaccel.recipes import AppliedLoss, Optimizer
+from anyaccel.reference import Dense, ReferenceBackend
+
+MSE = AppliedLoss("mse", on="net")
+POINTS = 150
+SWALLOWED = ("_free", "<genexpr>")  # what Python calls when it frees an object: nothing that is raised there comes out
+TELLING = {"lifecycle.py:run", "moments.py:phase_end", "moments.py:_ends", "callbacks.py:phase_end"}
+OURS = str(Path(anyaccel.__file__).parent)
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt when a function of anyaccel is entered for the `after`th time."""
+
+    def __init__(self, after):
+        self.after, self.count, self.where = after, 0, ""
+
+    def __enter__(self):
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _see(self, frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            self.count += 1
+            if self.count >= self.after > 0 and frame.f_code.co_name not in SWALLOWED:
+                sys.setprofile(None)
+                self.where = f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
+                raise KeyboardInterrupt
+
+
+@pytest.fixture
+def house(sims, data, experiment, at):
+    """Two branches on two devices, trained once; and a phase over them with all that a phase can have."""
+    nodes = [
+        ModelNode("left", Dense(2), data.reference(["x"], ["y"]), "sim:0"),
+        ModelNode("right", Dense(2), data.reference(["x"], ["y"]), "sim:1"),
+        ConcatNode("both", ["left", "right"]),
+        ModelNode("net", Dense(1), "both", "sim:0"),
+    ]
+    graph = ModelGraph(nodes, Optimizer("adam", lr=0.05, clip_norm=1.0))
+    ours = experiment(graph)
+    ours.run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=8))
+    moments = []
+    listen = [
+        at("phase_start", lambda phase: moments.append("start")),
+        at("phase_end", lambda **told: moments.append(told["error"])),
+        EarlyStopping("val_mse", restore_best=True, patience=9),
+    ]
+    validation = EvalPhase("check", data="val", metrics=["mse"])
+
+    def phase(**settings):
+        return TrainPhase(
+            "t", data="train", losses=[MSE], sampler=8, validation=validation, callbacks=listen, **settings
+        )
+
+    return ours, graph, phase, moments
+
+
+def test_a_phase_can_be_interrupted_anywhere(house):
+    ours, graph, phase, moments = house
+    ours.run_phase(phase())
+    with Interrupt(-1) as counter:
+        ours.run_phase(phase())
+    calls, seen, late, arrays = counter.count, set(), [], 3 * 2
+    assert calls > 1000, calls
+    backend = ReferenceBackend()
+    for after in range(3, calls, calls // POINTS):
+        moments.clear()
+        steps = {label: state.step for label, state in graph.optimizer_states.items()}
+        with Interrupt(after) as interrupt:
+            try:
+                ours.run_phase(phase())
+            except KeyboardInterrupt as error:
+                if moments not in (["start", error], []):
+                    late.append(interrupt.where.rpartition("/")[2])
+                del error
+        seen.add(interrupt.where.rpartition("/")[2])
+        assert ours.last_run.error is None or isinstance(ours.last_run.error, KeyboardInterrupt)
+        for label, device in (("left", "sim:0"), ("right", "sim:1"), ("net", "sim:0")):
+            assert str(backend.device_of(graph[label].model)) == device
+            assert graph.optimizer_states[label].step >= steps[label]
+        state = graph.state()
+        assert all(np.isfinite(array).all() for array in state.values())
+        assert len([name for name in state if "/parameters/" in name]) == arrays
+    assert len(seen) > 30, seen
+    assert set(late) <= TELLING, "all are told of start and end unless the interrupt comes while they are being told"
+    result = ours.run_phase(phase())
+    assert len(result.epochs) == 1 and moments[-1] is None
+
+
+def test_an_interrupt_in_a_release_is_made_up_for(line, experiment, train, same):
+    """What was written halfway is written again: parameters of one model are of one step."""
+    left = [1]
+
+    class Halfway(dict):
+        def update(self, given, **more):
+            for name, array in given.items():
+                self[name] = array
+                if left[0] and array is not before.get(name):
+                    left[0] -= 1
+                    raise KeyboardInterrupt
+
+    graph, plain = line().build(), line().build()
+    model = graph["net"].model
+    model.parameters = Halfway(model.parameters)
+    before = dict(model.parameters)
+    with pytest.raises(KeyboardInterrupt):
+        experiment(graph).run_phase(train())
+    experiment(plain).run_phase(train())
+    same(plain.state(), graph.state())
