@@ -11,14 +11,14 @@ import pytest
 
 # Lowest first; the modules (or packages) of one line do not import each other. "" is anyaccel/__init__.py.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "install_hints"),
     ("device", "rng"),
     ("recipes", "models", "metrics"),
     ("segment",),
     ("backend",),
     ("adapter",),
     ("reference",),
-    ("hookspecs", "install_hints"),
+    ("hookspecs",),
     ("plugin",),
     ("registry",),
     ("accelerator",),
@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # These stand high but may use little: what a third party's backend could use, and no more.
 ONLY: dict[str, set[str]] = {
-    "reference": {"errors", "device", "rng", "recipes", "models", "segment", "backend", "adapter"},
+    "reference": {"errors", "install_hints", "device", "rng", "recipes", "models", "segment", "backend", "adapter"},
 }
 
 # Imports inside functions that go up all the same, each with its reason.

@@ -25,7 +25,14 @@ def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
         chosen = outputs.argmax(axis=1)
         wanted = targets.argmax(axis=1) if targets.shape == outputs.shape else _aligned(targets, chosen)
         return float(np.mean(chosen == wanted))
-    return float(np.mean((outputs > 0) == (_aligned(targets, outputs) > 0.5)))
+    wanted = _aligned(targets, outputs)
+    if not np.isin(wanted, (0, 1)).all():
+        raise RecipeError(
+            f"accuracy takes a single output for the logit of class 1, and the targets are not 0 and 1 alone: "
+            f"there are {len(np.unique(wanted))} of them",
+            remedy="give the model one output for each class",
+        )
+    return float(np.mean((outputs > 0) == (wanted == 1)))
 
 
 def mse(outputs: np.ndarray, targets: np.ndarray) -> float:

@@ -35,7 +35,8 @@ class MLPRecipe:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "output_shape", tuple(self.output_shape))
+        shape: Any = self.output_shape
+        object.__setattr__(self, "output_shape", (shape,) if isinstance(shape, int) else tuple(shape))
         sizes = {"n_layers": self.n_layers, "hidden_dim": self.hidden_dim}
         sizes.update({f"output_shape[{i}]": size for i, size in enumerate(self.output_shape)})
         for name, size in sizes.items():

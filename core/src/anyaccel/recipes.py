@@ -128,7 +128,7 @@ class Optimizer:
         lr: float = 1e-3,
         *,
         opt_kwargs: Mapping[str, Any] | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         clip_norm: float | None = None,
         **settings: Any,
     ) -> None:
@@ -139,6 +139,10 @@ class Optimizer:
         _positive(f"optimizer {text!r}: lr", lr)
         if clip_norm is not None:
             _positive(f"optimizer {text!r}: clip_norm", clip_norm)
+        if isinstance(schedule, str):
+            schedule = Schedule(schedule)
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise RecipeError(f"optimizer {text!r}: {schedule!r} is no Schedule", there=", ".join(SCHEDULES))
         if cls is None:
             given = _optimizer_settings(text, given)
         for key, value in (
@@ -291,7 +295,7 @@ class AppliedLoss:
 def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if name not in OPTIMIZERS:
         raise _unknown("optimizer", name, OPTIMIZERS)
-    _check_settings(f"optimizer {name!r}", given, OPTIMIZERS[name])
+    _check_settings(f"optimizer {name!r}", given, OPTIMIZERS[name], also=("lr", "schedule", "clip_norm"))
     merged = {**OPTIMIZERS[name], **given}
     if "betas" in merged:
         merged["betas"] = tuple(merged["betas"])
@@ -314,10 +318,11 @@ def _unknown(what: str, name: object, known: Any) -> RecipeError:
     )
 
 
-def _check_settings(what: str, given: Mapping[str, Any], known: Any) -> None:
+def _check_settings(what: str, given: Mapping[str, Any], known: Any, also: tuple[str, ...] = ()) -> None:
     strange = [key for key in given if key not in known]
     if strange:
-        raise RecipeError(f"{what} has no setting {', '.join(strange)}", there=", ".join(known) or "none")
+        there = ", ".join([*also, *known]) or "none"
+        raise RecipeError(f"{what} has no setting {', '.join(strange)}", there=there)
 
 
 def _positive(what: str, value: Any) -> None:

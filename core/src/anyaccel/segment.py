@@ -40,7 +40,8 @@ class Operation:
     """One node of a segment: a model, or (`model` is None) the concatenation of its inputs along `axis`.
 
     `inputs` and `outputs` are names of values: columns, outputs of other operations, or what crosses a border.
-    `axis` counts the axes of one sample, as negative numbers do; the batch is never joined.
+    `axis` counts the axes of one sample, as negative numbers do; the batch is never joined. `trainable` says whether
+    it is computed in training mode while others train; what is updated then is said by the groups.
     """
 
     label: str

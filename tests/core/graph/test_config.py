@@ -231,6 +231,13 @@ def test_a_class_with_a_configuration_must_be_allowed(table):
     assert (type(model), model.features, model.bias) == (Small, 3, False)
 
 
+def test_a_class_of_the_same_name_from_elsewhere_is_not_the_one_that_was_named(table):
+    graph = ModelGraph([ModelNode("a", Small(3), table().reference())])
+    other = type("Small", (Dense,), {"__module__": "elsewhere"})
+    with pytest.raises(ConfigError, match=r"which is not registered; nothing was imported. There is: elsewhere:Small"):
+        read(through_json(graph.get_config()), graph, allow=[other])
+
+
 def test_a_model_that_is_given_goes_before_what_the_configuration_says(graph, mlp):
     mine = mlp(3)
     assert read(through_json(graph.get_config()), graph, models={"a": mine})["a"].model is mine

@@ -82,3 +82,9 @@ def test_two_branches_of_one_owner_around_another_are_joined_where_that_stays_co
 
 def test_what_depends_on_nothing_joins_without_waiting():
     assert cut("abc", {"a": 1, "b": 2, "c": 1}, {"a": [], "b": ["a"], "c": []}) == [["a", "c"], ["b"]]
+
+
+def test_a_long_chain_of_two_owners_is_cut_at_every_border():
+    order = [f"n{i}" for i in range(600)]
+    parents = {label: order[max(i - 1, 0) : i] for i, label in enumerate(order)}
+    assert cut(order, {label: i % 2 for i, label in enumerate(order)}, parents) == [[label] for label in order]

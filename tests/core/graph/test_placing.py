@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from anyaccel import Accelerator, ConcatNode, ModelGraph, ModelNode, Optimizer
+from anyaccel import Accelerator, AppliedLoss, ConcatNode, ModelGraph, ModelNode, Optimizer
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import Plan, PolicyNode, Request, precedence, resolve
@@ -412,6 +412,21 @@ def test_there_and_back_between_two_owners_is_three_segments(serve, twin, table,
         ("numpy:2", ("c",)),
     ]
     assert [(one.value, one.target) for one in made.crossings] == [("a", "b"), ("b", "c")]
+
+
+def test_cotangents_are_wanted_of_what_was_trained_before_and_of_nothing_else(serve, twin, table, mlp):
+    serve(twin())
+    fs = table()
+    nodes = [
+        ModelNode("a", mlp(3), fs.reference()),
+        ModelNode("b", mlp(3), fs.reference()),
+        ModelNode("c", mlp(), ["a", "b", fs.reference()], framework="twin"),
+    ]
+    graph = ModelGraph(nodes, "sgd").freeze("a")
+    request = Request("p", losses=(AppliedLoss("mse", on="c"),), training=True)
+    first, second = resolve(graph, request).segments
+    assert (first.outputs, first.needs_pullback) == (("a", "b"), ())
+    assert (list(second.inputs), second.needs_pullback) == (["a", "b", "fs.x#2", "fs.y"], ("b",))
 
 
 def test_several_devices_of_one_backend_are_one_segment(chain, sims):

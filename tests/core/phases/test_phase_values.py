@@ -170,7 +170,7 @@ def test_functions_have_no_configuration():
         ({"type": "test"}, "a phase's type is 'test'"),
         ({"type": ["train"]}, "a phase's type is ['train']"),
         ({"type": "eval", "data": "val"}, "the configuration of a phase of type 'eval' does not fit"),
-        ({"type": "eval", "label": "e", "data": "val", "epochs": 3}, "unexpected keyword argument 'epochs'"),
+        ({"type": "eval", "label": "e", "data": "val", "epochs": 3}, "has no setting 'epochs'"),
         ({"type": "eval", "label": "e", "data": "val", "losses": None}, "a phase of type 'eval' does not fit"),
         ({"type": "eval", "label": "e", "data": "val", "metrics": 3}, "a phase of type 'eval' does not fit"),
         (

@@ -207,7 +207,7 @@ def test_each_node_may_have_its_own_optimizer_in_its_own_framework(data, experim
 
 
 @pytest.mark.usefixtures("calls")
-def test_frameworks_on_different_devices_train_to_the_numbers_of_one(sims, data, experiment, same):
+def test_frameworks_on_different_devices_train_to_the_numbers_of_one(sims, data, experiment, same, owned):
     """NumPy on a simulated device and another framework on the CPU: values cross through the host."""
     states = []
     for name, devices in (("numpy", (None, None, None)), ("one", ("sim:0", "cpu", "sim:1"))):
@@ -222,6 +222,7 @@ def test_frameworks_on_different_devices_train_to_the_numbers_of_one(sims, data,
     same(*states, within=1e-6)
     assert [(one.value, one.route) for one in result.plan.crossings] == [("a", "host"), ("b", "host")]
     assert sims[0].transfers.out.number > 8 and sims[1].transfers.into.number > 8
+    assert [sim.used for sim in sims] == [owned(graph, "sim:0"), owned(graph, "sim:1"), 0]
 
 
 # -- only what must ----------------------------------------------------------------------------------------------------

@@ -300,6 +300,30 @@ def test_steps_of_optimizers_are_plain_numbers(sims, line, experiment, train):
     assert type(graph.optimizer_states["net"].step) is int
 
 
+def test_a_node_of_dropout_alone_is_random_while_it_trains(data, experiment, train):
+    nodes = [
+        ModelNode("a", Dense(4), data.reference(["x"], ["y"])),
+        ModelNode("drop", Dropout(0.9), "a"),
+        ModelNode("net", Dense(1), "drop"),
+    ]
+    graph = ModelGraph(nodes, Optimizer("sgd", lr=1e-12))
+    losses = experiment(graph).run_phase(train(n_epochs=3, sampler=16)).loss
+    assert np.ptp(losses) > 1e-3
+
+
+def test_a_node_that_only_a_validation_asks_for_is_not_trained(data, experiment, train):
+    nodes = [
+        ModelNode("net", Dense(1), data.reference(["x"], ["y"]), optimizer="adam"),
+        ModelNode("other", Sequential(Dense(1), BatchNorm()), data.reference(["x"], ["y"])),
+    ]
+    graph = ModelGraph(nodes).build()
+    before = graph["other"].model.buffers["1.running_mean"].copy()
+    validation = EvalPhase("check", data="val", metrics=[Metric("mse", on="other", targets="data.y")])
+    experiment(graph).run_phase(train(validation=validation))
+    np.testing.assert_array_equal(graph["other"].model.buffers["1.running_mean"], before)
+    assert list(graph.optimizer_states) == ["net"]
+
+
 # -- listening to steps ------------------------------------------------------------------------------------------------
 
 

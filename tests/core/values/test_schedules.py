@@ -128,7 +128,7 @@ def test_the_rate_is_the_schedules_factor_times_lr():
         ),
         (
             {"name": "adam", "momentum": 0.9},
-            "optimizer 'adam' has no setting momentum. There is: betas, eps, weight_decay",
+            "optimizer 'adam' has no setting momentum. There is: lr, schedule, clip_norm, betas, eps, weight_decay",
         ),
         ({"name": "sgd", "opt_kwargs": {"b": 1}}, "optimizer 'sgd' has no setting b."),
         ({"lr": 0}, "optimizer 'adam': lr=0 is not a positive number"),

@@ -59,7 +59,9 @@ class ArrayProgram(Stepping):
         """Outputs and losses in training mode, and the pullback."""
         self._draws += 1
         values = self._values(inputs)
-        tape = [(op, self._recorded(op, values)) for op in self.segment.operations]
+        tape = []
+        for op in self.segment.operations:  # no comprehension: before 3.12 its frame keeps a batch in stored errors
+            tape.append((op, self._recorded(op, values)))
         judged = self._judge(values)
 
         def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:

@@ -71,6 +71,7 @@ class FeatureSet(Rows):
             ColumnError: unknown or doubly named keys, unequal lengths, ragged samples, nulls (also NaN among
                 integers), or a feature or target that is not of numbers.
         """
+        _check_label(label)
         return cls(label, tables.table_from_dict(label, data, feature_keys, target_keys, tag_keys))
 
     @classmethod
@@ -103,6 +104,7 @@ class FeatureSet(Rows):
             DataError: `df` is no DataFrame, or has no rows.
             ColumnError: as `from_dict`.
         """
+        _check_label(label)
         return cls(label, tables.table_from_pandas(label, df, feature_cols, target_cols, tag_cols))
 
     @classmethod
@@ -195,7 +197,9 @@ class FeatureSet(Rows):
             raise SplitError(
                 f"{self._label!r} has no split {name!r}",
                 there=listed(there),
-                remedy=closest(name, there) if self._splits else "make splits with split_random({'train': 0.8, ...})",
+                remedy=closest(name, self._splits)
+                if self._splits
+                else "make splits with split_random({'train': 0.8, ...})",
             )
         return self._splits[name]
 

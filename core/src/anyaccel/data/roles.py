@@ -23,7 +23,7 @@ def names_of(given: Names) -> tuple[str, ...]:
     Raises:
         ColumnError: a name is not text.
     """
-    names = (given,) if isinstance(given, str) else tuple(given or ())
+    names = (given,) if isinstance(given, str) else tuple(() if given is None else given)
     for name in names:
         if not isinstance(name, str):
             raise ColumnError(

@@ -107,9 +107,10 @@ def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], o
     if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
         return _class_indices(loss, stored, output, name)
     if not is_floating(stored.dtype):
+        dtypes = dict.fromkeys(names, output.dtype)
         raise RecipeError(
             f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
-            remedy=f"say what the integers mean: feature_set.cast({dict.fromkeys(names, output.dtype)})",
+            remedy=f"say what the integers mean: feature_set.cast({dtypes}, keep_splits=True)",
         )
     if loss.loss.name == "cross_entropy" and len(output.shape) != 1:
         raise _unfit(loss, stored, output, name)
@@ -119,7 +120,7 @@ def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], o
 def _for_own(stored: TensorSpec, output: TensorSpec) -> TensorSpec:
     """For a loss of the user's own, which may compare what it likes: only single axes are aligned, so that [n] does
     not broadcast against [n, 1]."""
-    same = is_floating(stored.dtype) and _without_ones(stored.shape) == _without_ones(output.shape)
+    same = _without_ones(stored.shape) == _without_ones(output.shape)
     return replace(stored, shape=output.shape) if same else stored
 
 

@@ -45,7 +45,7 @@ def by_label(feature_sets: Iterable[FeatureSet]) -> dict[str, FeatureSet]:
         ConfigError: two have the same label.
     """
     found: dict[str, FeatureSet] = {}
-    for one in feature_sets:
+    for one in feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets:
         if found.setdefault(one.label, one) is not one:
             raise ConfigError(f"two feature sets are called {one.label!r}", remedy="give each its own label")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from graphlib import TopologicalSorter
 
 
 def cut(order: Sequence[str], owner: Mapping[str, Hashable], parents: Mapping[str, Sequence[str]]) -> list[list[str]]:
@@ -29,7 +30,7 @@ def cut(order: Sequence[str], owner: Mapping[str, Hashable], parents: Mapping[st
         segments[target].append(label)
         needs[target] |= before - {target}
         home[label] = target
-    return [segments[i] for i in _sorted(needs)]
+    return [segments[i] for i in TopologicalSorter(dict(enumerate(needs))).static_order()]
 
 
 def _fitting(
@@ -40,8 +41,9 @@ def _fitting(
     before: set[int],
 ) -> int | None:
     """The latest segment of the same owner that `label` may join: nothing it depends on depends on that segment."""
+    reach = {j: _closure(needs, j) for j in before}
     for i in reversed(range(len(segments))):
-        if owner[segments[i][0]] == owner[label] and not any(i in _closure(needs, j) for j in before - {i}):
+        if owner[segments[i][0]] == owner[label] and not any(i in found for j, found in reach.items() if j != i):
             return i
     return None
 
@@ -54,10 +56,3 @@ def _closure(needs: Sequence[set[int]], start: int) -> set[int]:
             found.add(other)
             todo.append(other)
     return found
-
-
-def _sorted(needs: Sequence[set[int]]) -> list[int]:
-    done: list[int] = []
-    while len(done) < len(needs):
-        done += [i for i in range(len(needs)) if i not in done and needs[i] <= set(done)]
-    return done

@@ -84,8 +84,7 @@ class _Resolver:
             strict=self._request.strict,
             policy=self._request.policy,
         )
-        trained = self._trained() if self._request.training else []
-        material = self._material(trained)
+        material = self._material(self._in_training() if self._request.training else [])
         backends = {label: self._backend(label) for label in self._assigned}
         parts = self._parts(backends)
         segments = tuple(
@@ -113,11 +112,15 @@ class _Resolver:
             raise PhaseError(
                 f"phase {request.phase!r} trains and has no loss", remedy="give losses=[AppliedLoss('mse', on=...)]"
             )
-        named = [text.partition(".")[0] for loss in request.losses for text in loss.inputs]
-        wanted = [*request.wants, *(loss.on for loss in request.losses), *(one for one in named if one in self._nodes)]
+        wanted = [*request.wants, *self._judged()]
         for label in wanted:
             self._check_gives(label)
         return wiring.ancestors(wanted, self._nodes)
+
+    def _judged(self) -> list[str]:
+        """Labels of the nodes that losses are called with."""
+        named = [text.partition(".")[0] for loss in self._request.losses for text in loss.inputs]
+        return [*(loss.on for loss in self._request.losses), *(one for one in named if one in self._nodes)]
 
     def _check_gives(self, label: str) -> None:
         if label not in self._nodes:
@@ -128,23 +131,28 @@ class _Resolver:
                 remedy="run a FitPhase first",
             )
 
-    def _trained(self) -> list[str]:
-        trained = [label for label, one in self._assigned.items() if one.parameters and not one.frozen]
-        if not trained:
+    def _in_training(self) -> list[str]:
+        """The nodes that losses depend on and that are not frozen: those without parameters may still be random."""
+        needed = wiring.ancestors(self._judged(), self._nodes)
+        found = [label for label, one in self._assigned.items() if label in needed and not one.frozen]
+        if not any(self._assigned[label].parameters for label in found):
             still = [
-                f"{label} ({'frozen' if one.frozen else 'no parameters'})" for label, one in self._assigned.items()
+                f"{label} ({'frozen' if one.frozen else 'no parameters'})"
+                for label, one in self._assigned.items()
+                if label in needed
             ]
             raise PhaseError(
                 f"phase {self._request.phase!r} has nothing to train",
                 there=", ".join(still),
                 remedy="unfreeze a node that a loss depends on",
             )
-        return trained
+        return found
 
     def _live(self, trained: Sequence[str]) -> frozenset[str]:
         """Names of the values through which gradients flow."""
         alive: set[str] = set()
-        for label in self._assigned:
+        needed = wiring.ancestors(self._judged(), self._nodes)
+        for label in (label for label in self._assigned if label in needed):
             fed = alive & set(wiring.parents(self._nodes[label], self._nodes))
             if fed and not getattr(self._model(label), "differentiable", True):
                 raise GraphError(
@@ -181,7 +189,8 @@ class _Resolver:
 
     # -- what is loaded, and in which segments ---------------------------------------------------------------------
 
-    def _material(self, trained: Sequence[str]) -> Material:
+    def _material(self, in_training: Sequence[str]) -> Material:
+        trained = [label for label in in_training if self._assigned[label].parameters]
         table = cols.ColumnTable()
         inputs = {label: self._inputs(label, table) for label in self._assigned}
         maker = Terms(self._nodes, self._shapes, self._assigned, table, self._found)
@@ -193,7 +202,7 @@ class _Resolver:
             terms=tuple(maker.term(loss) for loss in self._request.losses),
             columns={column.name: column for column in table.columns},
             groups=self._groups(trained),
-            trained=frozenset(trained),
+            in_training=frozenset(in_training),
             live=self._live(trained),
             wants=self._request.wants,
             states=self._graph.optimizer_states,

@@ -23,7 +23,7 @@ class Material:
     columns: Mapping[str, Column]
     terms: tuple[LossTerm, ...]
     groups: tuple[ParameterGroup, ...]
-    trained: frozenset[str]
+    in_training: frozenset[str]
     live: frozenset[str]
     wants: tuple[str, ...]
     states: Mapping[str, NodeState]
@@ -48,11 +48,11 @@ class Material:
         )
 
     def _operation(self, label: str) -> Operation:
-        node, device, trained = self.nodes[label], self.assigned[label].device, label in self.trained
+        node, device, trains = self.nodes[label], self.assigned[label].device, label in self.in_training
         inputs, outputs = self.inputs[label], self.shapes.outputs[label]
         if isinstance(node, ModelNode):
-            return Operation(label, node.model, inputs, outputs, device, trained)
-        return Operation(label, None, inputs, outputs, device, trained, node.axis)
+            return Operation(label, node.model, inputs, outputs, device, trains)
+        return Operation(label, None, inputs, outputs, device, trains, node.axis)
 
     def _spec(self, name: str) -> TensorSpec:
         return self.columns[name].spec if name in self.columns else self.shapes.specs[name]

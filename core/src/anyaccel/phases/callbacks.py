@@ -103,7 +103,8 @@ class EarlyStopping(Callback):
             return
         self.waited += 1
         if self.waited >= self.patience:
-            run.stop(f"{self.monitor} has not become better for {self.patience} epochs")
+            now = ", and is not a number (NaN) now" if math.isnan(figures[self.monitor]) else ""
+            run.stop(f"{self.monitor} has not become better for {self.patience} epochs{now}")
 
     def _is_better(self, value: float) -> bool:
         if math.isnan(self.best):

@@ -170,7 +170,8 @@ class _Execution:
         run = self._run
         if _AT_WORK.get(self._graph) is not run:
             return
-        run.error = run.error or interrupt
+        if run.error is None:
+            run.error = interrupt
         try:
             self._release()
         except BaseException as failure:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -47,14 +49,17 @@ class Phase:
         policy: str | None = None,
         callbacks: Iterable[Callback] = (),
         after: Any = None,
+        **unknown: Any,
     ) -> None:
         self.label = check_label(label, "a phase")
+        if unknown:
+            raise _unknown_setting(type(self), next(iter(unknown)))
         self.data = data
-        self.losses = tuple(losses)
+        self.losses = _several(label, "losses", losses)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
         self.strict = strict
         self.policy = policy
-        self.callbacks = tuple(callbacks)
+        self.callbacks = _several(label, "callbacks", callbacks)
         self.after = None if after is None else Accelerator.of(after)
         self._check()
 
@@ -75,9 +80,9 @@ class Phase:
             )
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
-                raise PhaseError(
-                    f"phase {self.label!r}: {callback!r} is no Callback", remedy="derive it from anyaccel.Callback"
-                )
+                made = isinstance(callback, type) and issubclass(callback, Callback)
+                remedy = f"make one: {callback.__name__}()" if made else "derive it from anyaccel.Callback"
+                raise PhaseError(f"phase {self.label!r}: {callback!r} is no Callback", remedy=remedy)
 
     @classmethod
     def from_split(cls, label: str, *, split: str, **settings: Any) -> Self:
@@ -112,6 +117,10 @@ class Phase:
         if not isinstance(kind, str) or kind not in _KINDS:
             raise ConfigError(f"a phase's type is {kind!r}", there=", ".join(_KINDS))
         settings = {key: value for key, value in config.items() if key != "type"}
+        for key in settings:
+            if key not in ("label", *_settings_of(_KINDS[kind])):
+                error = _unknown_setting(_KINDS[kind], key)
+                raise ConfigError(error.asked, there=error.there, remedy=error.remedy)
         try:
             settings["losses"] = [AppliedLoss.from_config(one) for one in settings.get("losses", ())]
             for key in ("accelerator", "after"):
@@ -291,6 +300,28 @@ class FitPhase(Phase):
 
 
 _KINDS: dict[str, type[Phase]] = {"train": TrainPhase, "eval": EvalPhase, "fit": FitPhase}
+
+
+def _several(label: str, name: str, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
+        raise PhaseError(
+            f"phase {label!r}: {name}={given!r} is one thing, not several", remedy=f"write {name}=[...] with brackets"
+        )
+    return tuple(given)
+
+
+def _settings_of(cls: type) -> list[str]:
+    """The keywords of a kind of phase, its own first."""
+    known = [key for one in cls.__mro__[:-1] for key in inspect.signature(one.__dict__["__init__"]).parameters]
+    return [key for key in dict.fromkeys(known) if key not in ("self", "label", "settings", "unknown")]
+
+
+def _unknown_setting(cls: type, name: str) -> PhaseError:
+    """The error for a keyword that a kind of phase does not have, with the closest."""
+    there = _settings_of(cls)
+    close = difflib.get_close_matches(name, there, n=1, cutoff=0.4)
+    remedy = f"did you mean {close[0]!r}?" if close else "use one of these"
+    return PhaseError(f"{cls.__name__} has no setting {name!r}", there=", ".join(there), remedy=remedy)
 
 
 def _count(label: str, name: str, value: Any, least: int) -> int:

@@ -14,6 +14,7 @@ from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import Backend, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError
+from anyaccel.install_hints import HINTS
 from anyaccel.recipes import Loss, Optimizer
 from anyaccel.reference import models
 from anyaccel.reference.arrays import HOST, SimArray, download
@@ -157,6 +158,10 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         """Optimizers by name only; any callable as a loss, which must give its gradients."""
         if isinstance(recipe, Optimizer) and recipe.cls is not None:
             return "numpy has the named optimizers only"
+        if isinstance(recipe, Loss) and recipe.own is not None:
+            own = recipe.own if isinstance(recipe.own, type) else type(recipe.own)
+            foreign = {str(base.__module__).partition(".")[0] for base in own.__mro__} & set(HINTS)
+            return f"it is of {', '.join(sorted(foreign))}" if foreign else ""
         return ""
 
     # -- memory ----------------------------------------------------------------------------------------------------

@@ -136,7 +136,13 @@ def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -
     wanted = wanted_dtype(model)
     other = next((spec.dtype for spec in inputs if wanted not in (None, spec.dtype)), None)
     remedy = "correct the sizes of the model, or what feeds it"
-    if other is not None:
+    if any(spec.shape == () for spec in inputs):
+        remedy = "a single number a sample arrives as [batch]: store the column as [n, 1] if the model wants [batch, 1]"
+    elif not isinstance(error, RuntimeError):
+        remedy = "mend the model's forward; the whole traceback is above"
+    elif other is not None and "int" in other:
+        remedy = f"cast the data: feature_set.cast({{...: {wanted!r}}}, keep_splits=True)"
+    elif other is not None:
         remedy = f"give {wanted} inputs if the dtype is in the way, or convert the model: model.to(torch.{other})"
     asked = f"{type(model).__name__} does not take {' and '.join(map(str, inputs)) or 'no input'} per sample"
     return ShapeError(asked, there=first_line(error), remedy=remedy)
