@@ -16,6 +16,11 @@ from anyaccel.errors import ConfigError, RecipeError
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "identity")
 
 
+def as_shape(given: Sequence[int] | int) -> tuple[int, ...]:
+    """A shape as a tuple; a number is one axis."""
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
 @dataclass(frozen=True, slots=True)
 class MLPRecipe:
     """A multi-layer perceptron: `n_layers` linear layers with an activation (and dropout) between each two.
@@ -35,8 +40,7 @@ class MLPRecipe:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        shape: Any = self.output_shape
-        object.__setattr__(self, "output_shape", (shape,) if isinstance(shape, int) else tuple(shape))
+        object.__setattr__(self, "output_shape", as_shape(self.output_shape))
         sizes = {"n_layers": self.n_layers, "hidden_dim": self.hidden_dim}
         sizes.update({f"output_shape[{i}]": size for i, size in enumerate(self.output_shape)})
         for name, size in sizes.items():

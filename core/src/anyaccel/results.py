@@ -15,7 +15,7 @@ from anyaccel.graph import Plan
 from anyaccel.phases import Epoch, Figures
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TrainResults:
     """What a TrainPhase gave: one entry for each complete epoch.
 
@@ -27,6 +27,10 @@ class TrainResults:
     plan: Plan | None
     stop_reason: str = ""
     error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        last = self.epochs[-1].figures if self.epochs else {}
+        return f"TrainResults({self.label!r}, {len(self.epochs)} epochs{_shown(last)}{_ended(self.error)})"
 
     @property
     def loss(self) -> np.ndarray:
@@ -83,7 +87,7 @@ class TrainResults:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EvalResults:
     """What an EvalPhase gave. Predictions are by node, or by `node.OUTPUT` where a node has several.
 
@@ -98,6 +102,11 @@ class EvalResults:
     plan: Plan | None
     rows: Mapping[str, Rows] = field(default_factory=dict, repr=False)
     error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        losses = {"loss": self.loss} if self.losses else {}
+        kept = f", predictions of {', '.join(self.predictions)}" if self.predictions else ""
+        return f"EvalResults({self.label!r}{_shown({**losses, **self.metrics})}{kept}{_ended(self.error)})"
 
     def prediction(self, name: str) -> np.ndarray:
         """The predictions of a node, [n, *shape], in the order of the data.
@@ -158,3 +167,12 @@ def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
 
 def _told(error: BaseException | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def _shown(figures: Mapping[str, float]) -> str:
+    """The figures that sum up, for a line of text."""
+    return "".join(f", {name} {value:.4g}" for name, value in figures.items() if "." not in name)
+
+
+def _ended(error: BaseException | None) -> str:
+    return f", ended by {type(error).__name__}" if error is not None else ""

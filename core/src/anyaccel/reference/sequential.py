@@ -11,7 +11,7 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter import Applied
-from anyaccel.models import MLPRecipe
+from anyaccel.models import MLPRecipe, as_shape
 from anyaccel.reference.arrays import Array
 from anyaccel.reference.layers import Activation, Dense, Dropout
 from anyaccel.reference.module import Module, Values, traced
@@ -124,7 +124,7 @@ class SequentialMLP(Module):
 
     def __init__(
         self,
-        output_shape: Sequence[int] = (1,),
+        output_shape: Sequence[int] | int = (1,),
         n_layers: int = 2,
         hidden_dim: int = 16,
         activation: str = "relu",
@@ -132,7 +132,7 @@ class SequentialMLP(Module):
         dtype: str = "float32",
     ) -> None:
         super().__init__()
-        self.recipe = MLPRecipe(tuple(output_shape), n_layers, hidden_dim, activation, dropout, dtype)
+        self.recipe = MLPRecipe(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype)
         self.dtype = dtype
         self._parts = list(_mlp_parts(self.recipe))
 

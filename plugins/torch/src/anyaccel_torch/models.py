@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyaccel.errors import ShapeError
-from anyaccel.models import MLPRecipe
+from anyaccel.models import MLPRecipe, as_shape
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
 
@@ -27,7 +27,7 @@ class SequentialMLP(nn.Module):
 
     def __init__(
         self,
-        output_shape: Sequence[int] = (1,),
+        output_shape: Sequence[int] | int = (1,),
         n_layers: int = 2,
         hidden_dim: int = 16,
         activation: str = "relu",
@@ -35,7 +35,7 @@ class SequentialMLP(nn.Module):
         dtype: str = "float32",
     ) -> None:
         super().__init__()
-        self.recipe = MLPRecipe(tuple(output_shape), n_layers, hidden_dim, activation, dropout, dtype)
+        self.recipe = MLPRecipe(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype)
         self.layers = nn.ModuleList()
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
 
