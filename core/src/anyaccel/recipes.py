@@ -61,6 +61,9 @@ class Schedule:
             raise RecipeError(f"schedule {name!r} lacks {', '.join(missing)}", remedy=f"give {missing[0]}=...")
         counts: dict[str, Any] = {key: settings[key] for key in ("steps", "every") if key in settings}
         counts["warmup"] = warmup
+        for key in ("rate", "final"):
+            if key in settings and not _is_finite(settings[key], least=0):
+                raise RecipeError(f"schedule {name!r}: {key}={settings[key]!r} is not a finite number of at least 0")
         for key, value in counts.items():
             if not _is_count(value) or value < (0 if key == "warmup" else 1):
                 raise RecipeError(f"schedule {name!r}: {key}={value!r} is not a count of steps")
@@ -261,7 +264,9 @@ class AppliedLoss:
         weight: float = 1.0,
         label: str | None = None,
     ) -> None:
-        if isinstance(inputs, str) or not inputs:
+        if not isinstance(on, str):
+            raise RecipeError(f"a loss is on={on!r}, which is no label", remedy="give the label of a node")
+        if isinstance(inputs, str) or not inputs or not all(isinstance(name, str) for name in inputs):
             raise RecipeError(
                 f"loss on {on!r}: inputs={inputs!r} is not a list of names", remedy="write ['outputs', 'targets']"
             )
@@ -303,8 +308,11 @@ def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise RecipeError(f"optimizer {name!r}: betas={merged['betas']} are not two numbers in [0, 1)")
     if "momentum" in merged and not 0 <= merged["momentum"] < 1:
         raise RecipeError(f"optimizer {name!r}: momentum={merged['momentum']} is not in [0, 1)")
-    if merged["weight_decay"] < 0:
-        raise RecipeError(f"optimizer {name!r}: weight_decay={merged['weight_decay']} is negative")
+    for key in ("weight_decay", "eps"):
+        if key in merged and not _is_finite(merged[key], least=0):
+            raise RecipeError(f"optimizer {name!r}: {key}={merged[key]!r} is not a finite number of at least 0")
+    if not isinstance(merged.get("nesterov", False), bool):
+        raise RecipeError(f"optimizer {name!r}: nesterov={merged['nesterov']!r} is neither True nor False")
     return merged
 
 
@@ -328,6 +336,10 @@ def _check_settings(what: str, given: Mapping[str, Any], known: Any, also: tuple
 def _positive(what: str, value: Any) -> None:
     if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
         raise RecipeError(f"{what}={value!r} is not a positive number")
+
+
+def _is_finite(value: Any, least: float) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value >= least
 
 
 def _is_count(value: Any) -> bool:

@@ -70,6 +70,7 @@ def test_settings_may_be_given_in_any_order():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"name": "step", "rate": -1}, "schedule 'step': rate=-1 is not a finite number of at least 0"),
         (
             {"name": "poly"},
             "no schedule is called 'poly'. There is: constant, linear, cosine, exponential, step. To do: use one",
@@ -140,7 +141,7 @@ def test_the_rate_is_the_schedules_factor_times_lr():
         ({"betas": (0.9, 1.0)}, "optimizer 'adam': betas=(0.9, 1.0) are not two numbers in [0, 1)"),
         ({"betas": (0.9,)}, "optimizer 'adam': betas=(0.9,) are not two numbers in [0, 1)"),
         ({"name": "sgd", "momentum": 1}, "optimizer 'sgd': momentum=1 is not in [0, 1)"),
-        ({"weight_decay": -0.1}, "optimizer 'adam': weight_decay=-0.1 is negative"),
+        ({"weight_decay": -0.1}, "optimizer 'adam': weight_decay=-0.1 is not a finite number of at least 0"),
     ],
 )
 def test_every_message_of_an_optimizer(arguments, message):

@@ -274,15 +274,16 @@ def _warn(plan: Plan) -> None:
 
 def place(graph: ModelGraph, devices: Mapping[str, Device]) -> None:
     """Place nodes, and the optimizer state that training left them, on devices; the graph holds what comes back."""
-    placed: dict[int, Any] = {}
+    models = [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
     for label, device in devices.items():
         node = graph[label]
         if not isinstance(node, ModelNode):
             continue
         backend = registry().computing(graph.shapes.frameworks[label], device.kind)
-        if id(node.model) not in placed:
-            placed[id(node.model)] = backend.place(node.model, device)
-        node.model = placed.setdefault(id(node.model), node.model)
+        before, after = node.model, backend.place(node.model, device)
+        for other in models:  # those that share the model go on sharing it, whether they take part or not
+            if other.model is before:
+                other.model = after
         if label in graph.optimizer_states:
             graph.optimizer_states[label] = _moved(graph.optimizer_states[label], backend, device)
 
