@@ -70,7 +70,7 @@ def test_settings_may_be_given_in_any_order():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "step", "rate": -1}, "schedule 'step': rate=-1 is not a finite number of at least 0"),
+        ({"name": "exponential", "rate": -1}, "schedule 'exponential': rate=-1 is not a finite number of at least 0"),
         (
             {"name": "poly"},
             "no schedule is called 'poly'. There is: constant, linear, cosine, exponential, step. To do: use one",

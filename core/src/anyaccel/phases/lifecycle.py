@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.data import FeatureSet, Rows
