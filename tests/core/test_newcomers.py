@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import AnyaccelError, DataError, FrameworkError, PhaseError, RecipeError
+from anyaccel.errors import AnyaccelError, DataError, FrameworkError, PhaseError, RecipeError, StateError
 
 X = np.random.default_rng(0).standard_normal((20, 3)).astype("float32")
 LOSS = aa.AppliedLoss("mse", on="net")
@@ -116,3 +116,34 @@ def test_a_silent_move_to_the_cpu_stands_in_the_plan() -> None:
         experiment.run_phase(aa.TrainPhase("t", data="train", losses=[LOSS], accelerator="sim:0"))
         plan = experiment.plan(aa.EvalPhase("v", data="val"))
     assert "net moves from sim:0 to cpu:0: neither it nor the phase asks for a device" in str(plan)
+
+
+def test_a_configuration_cannot_ask_for_a_model_without_end() -> None:
+    with pytest.raises(RecipeError, match=r"layers of 16\. There is: at most"):
+        aa.SequentialMLP(1, n_layers=10**30)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("net/optimizer_step", np.array(-5), "optimizer_step is -5 in the state. There is: it is a count"),
+        ("progress/t", np.array(-3), "progress/t is -3 in the state"),
+        ("net/optimizer/m/layers.0.bias", np.array(["a"] * 16), "is of <U1 in the state. There is: optimizers keep"),
+    ],
+)
+def test_a_state_with_odd_values_changes_nothing(name: str, value: np.ndarray, message: str) -> None:
+    made = graph(source())
+    aa.Experiment("e", made, progress="none").run_phase(aa.TrainPhase("t", data="train", losses=[LOSS]))
+    before = made.state()
+    odd = {key: np.zeros_like(array) for key, array in before.items()} | {name: value}
+    with pytest.raises(StateError) as caught:
+        made.load_state(odd)
+    assert message in str(caught.value)
+    after = made.state()
+    assert all(np.array_equal(after[key], array) for key, array in before.items())
+
+
+def test_a_seed_may_be_negative_and_comes_back() -> None:
+    data = source()
+    made = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data.reference(targets=["y"]))], seed=-5)
+    assert made.load_state(made.state()).seed == -5

@@ -13,6 +13,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.errors import ConfigError, RecipeError
 
+_MOST_LAYERS, _WIDEST = 10_000, 2**24  # a configuration may come from anywhere: it must not end in a hang
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "identity")
 
 
@@ -46,6 +47,11 @@ class MLPRecipe:
         for name, size in sizes.items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise RecipeError(f"SequentialMLP: {name}={size!r} is not a positive int")
+        if self.n_layers > _MOST_LAYERS or any(size > _WIDEST for size in sizes.values()):
+            raise RecipeError(
+                f"SequentialMLP: {self.n_layers} layers of {self.hidden_dim}",
+                there=f"at most {_MOST_LAYERS} of {_WIDEST}",
+            )
         if self.activation not in ACTIVATIONS:
             raise RecipeError(f"SequentialMLP has no activation {self.activation!r}", there=", ".join(ACTIVATIONS))
         if not 0 <= self.dropout < 1:

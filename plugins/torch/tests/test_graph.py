@@ -230,3 +230,34 @@ def test_a_missing_target_says_what_there_is() -> None:
     made = aa.ModelGraph([aa.ModelNode("net", seeded_net(), source.reference(targets=[]))], "adam")
     with pytest.raises(AnyaccelError, match="the data that feed this node have none"):
         run(made, training(1))
+
+
+def test_an_in_place_activation_changes_nobody_elses_values() -> None:
+    """Design, section 7: the loss, a second reader and the kept outputs see what the encoder gave."""
+    source = data(dtype="float32")
+    shared = source.reference(targets=["y"])
+    inplace = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(6, 1))
+    plain = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(6, 1))
+    plain.load_state_dict(inplace.state_dict())
+    torch.manual_seed(3)
+    encoder, found = torch.nn.Linear(6, 6), []
+    for model in (inplace, plain):
+        torch.manual_seed(4)
+        nodes = [aa.ModelNode("e", encoder, shared), aa.ModelNode("a", model, "e"), aa.ModelNode("d", model, shared)]
+        phase = aa.EvalPhase("v", data="val", outputs=["e", "a", "d"])
+        found.append(aa.Experiment("x", aa.ModelGraph(nodes, "sgd"), progress="none").run_phase(phase).predictions)
+    for name in found[0]:
+        np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
+    assert found[0]["e"].min() < 0
+
+
+def test_an_epoch_is_kept_when_its_validation_fails() -> None:
+    def broken(outputs: np.ndarray, targets: np.ndarray) -> float:
+        raise ZeroDivisionError
+
+    made = graph(data(), seeded_net())
+    experiment = aa.Experiment("test", made, progress="none")
+    check = aa.EvalPhase.from_split("check", split="val", metrics=[broken])
+    with pytest.raises(ZeroDivisionError):
+        experiment.run_phase(training(3, validation=check))
+    assert len(experiment.last_run.epochs) == made.progress["train"] == 1

@@ -20,6 +20,8 @@ from anyaccel.results import EvalResults, TrainResults
 def run(framework: str | None, device: str | None, epochs: int, seed: int, as_json: bool) -> None:
     """Choose who computes and where, train, test, and tell."""
     found = registry()
+    if framework is not None:
+        _check_there(found, framework)
     who = framework or choose_framework(found, Device.parse(device) if device else None)
     where = device or str(best_of(found, who))
     experiment = make(who, seed, quiet=as_json)
@@ -60,6 +62,18 @@ def choose_framework(found: Registry, device: Device | None) -> str:
 
 def _devices(found: Registry, framework: str) -> list[Device]:
     return [device for one in found.backends if one.framework == framework for device in one.devices()]
+
+
+def _check_there(found: Registry, framework: str) -> None:
+    """Make sure that a framework that was named is there, and not only its plugin."""
+    backend = found.find(framework)
+    if not _devices(found, framework):
+        reason = backend.why_not(Device("cpu"))
+        raise FrameworkError(
+            f"{framework} has no device here" + (f" ({reason})" if reason else ""),
+            there=", ".join(found.frameworks),
+            remedy=f"install or mend {framework} itself: its plugin is there",
+        )
 
 
 def _computes(found: Registry, framework: str) -> bool:

@@ -148,6 +148,8 @@ def _sorted(
 def _count(name: str, array: np.ndarray) -> int:
     if array.shape != () or array.dtype.kind not in "iu":
         raise StateError(f"{name} is {array.dtype}{list(array.shape)} in the state", there="it is one integer")
+    if int(array) < 0 and name != "seed":
+        raise StateError(f"{name} is {int(array)} in the state", there="it is a count")
     return int(array)
 
 
@@ -177,6 +179,8 @@ def _check_optimizer(label: str, own: Mapping[str, np.ndarray], given: Mapping[s
             raise StateError(
                 f"the state of node {label!r} does not fit: it has {name}", there=", ".join(own), remedy=_REMEDY
             )
+        elif array.dtype.kind not in "biuf":
+            raise StateError(f"{label}/{name} is of {array.dtype} in the state", there="optimizers keep numbers")
         elif array.shape:
             _check_like(f"{label}/{name}", array, own[parameter], with_dtype=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,10 @@ class Training:
         due = validate is not None and (
             (epoch + 1) % self._phase.validate_every == 0 or epoch + 1 == self._phase.n_epochs
         )
-        figures = validate().named if validate is not None and due else {}
         total = sum(self._weights[name] * value for name, value in losses.items())
-        run.history.append(Epoch(number, total, losses, steps, seconds, figures))
+        run.history.append(Epoch(number, total, losses, steps, seconds))
+        if validate is not None and due:  # the epoch is complete, and kept, whatever comes of this
+            run.history[-1] = replace(run.history[-1], validation=validate().named)
         self._progress.epoch(run.history[-1].figures)
         self._moments.call("epoch_end", run=run)
 

@@ -33,7 +33,7 @@ class TorchPlacement(Backend):
             import torch
 
             return 1 if kind == "cpu" else int(torch.get_device_module(self.types.get(kind, kind)).device_count())
-        except Exception:  # whatever is broken, there is no device to list; `why_not` tells
+        except (Exception, SystemExit):  # whatever is broken, there is no device to list; `why_not` tells
             return 0
 
     def why_not(self, device: Device) -> str:
@@ -73,9 +73,9 @@ class TorchPlacement(Backend):
             return obj.to(self.torch_device(device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
+        """As `Backend.move`; pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""
         if not hasattr(tensor, "shape"):  # a module, a packed sequence, the named tuple of an operator
             return self.place(tensor, device)
-        """As `Backend.move`; pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""
         check_dtypes(tensor, device, self.lacking)
         target = self.torch_device(device)
         with telling(f"a tensor of shape {list(tensor.shape)} on {device}"):

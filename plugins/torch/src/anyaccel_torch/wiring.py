@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,11 @@ class Wiring:
         self._slots: dict[tuple[str, torch.device], int] = {}
         for name, (_, device) in segment.inputs.items():
             self._enter(name, torch_device(device))
+        self._read = Counter(segment.outputs)
+        for operation in segment.operations:
+            self._read.update(operation.inputs)
+        for term in segment.losses:
+            self._read.update(term.inputs)
         for operation in segment.operations:
             self._add(operation, torch_device(operation.device))
 
@@ -69,10 +75,21 @@ class Wiring:
         elif not callable(operation.model):
             kind = type(operation.model).__name__
             raise RecipeError(f"{operation.label!r} cannot be called: it is a {kind}", remedy="give an nn.Module")
-        elif len(sources) == len(targets) == 1:
-            self.runs.append(_one_to_one(operation.model, sources[0], targets[0]))
         else:
-            self.runs.append(_many(operation, sources, targets))
+            model = self._callable(operation)
+            one = len(sources) == len(targets) == 1
+            self.runs.append(
+                _one_to_one(model, sources[0], targets[0]) if one else _many(model, operation, sources, targets)
+            )
+
+    def _callable(self, operation: Operation) -> Callable[..., Any]:
+        """The model; one that writes to its inputs is called with copies of them where anybody else reads them."""
+        model: Callable[..., Any] = operation.model  # type: ignore[assignment]
+        parts = model.modules() if isinstance(model, torch.nn.Module) else ()
+        shared = any(self._read[name] > 1 for name in operation.inputs)
+        if not shared or not any(getattr(part, "inplace", False) for part in parts):
+            return model
+        return lambda *inputs: model(*[tensor.clone() for tensor in inputs])
 
 
 def _hop(source: int, target: int, device: torch.device) -> Run:
@@ -105,9 +122,7 @@ def _one_to_one(model: Callable[..., Any], source: int, target: int) -> Run:
     return run
 
 
-def _many(operation: Operation, sources: Sequence[int], targets: Sequence[int]) -> Run:
-    model: Callable[..., Any] = operation.model  # type: ignore[assignment]
-
+def _many(model: Callable[..., Any], operation: Operation, sources: Sequence[int], targets: Sequence[int]) -> Run:
     def run(values: list[Any]) -> None:
         found = outputs_of(model(*[values[source] for source in sources]))
         if len(found) != len(targets):
