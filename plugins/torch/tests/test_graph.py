@@ -261,3 +261,11 @@ def test_an_epoch_is_kept_when_its_validation_fails() -> None:
     with pytest.raises(ZeroDivisionError):
         experiment.run_phase(training(3, validation=check))
     assert len(experiment.last_run.epochs) == made.progress["train"] == 1
+
+
+@pytest.mark.parametrize("loss", [torch.nn.MSELoss, torch.nn.L1Loss(), torch.nn.functional.mse_loss])
+def test_elementwise_losses_of_torch_do_not_broadcast_either(loss: Any) -> None:
+    source = data(dtype="float32")
+    node = aa.ModelNode("net", SequentialMLP((3,), 1), source.reference(targets=["y"]))
+    with pytest.raises(ShapeError, match="they must have the same shape"):
+        run(aa.ModelGraph([node], "adam"), training(1, loss))

@@ -125,12 +125,23 @@ def _misfit(label: str, outputs: Tensor, targets: Tensor, rule: str) -> ShapeErr
 # -- own -------------------------------------------------------------------------------------------------------------
 
 
+# Losses of torch's own that broadcast with no more than a warning; what others compare is theirs to say.
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+_ELEMENTWISE_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+
+
 def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLoss:
     own = _made(term)
     module = own.to(device) if isinstance(own, nn.Module) else None
+    elementwise = len(slots) == 2 and (
+        isinstance(own, _ELEMENTWISE) or any(own is one for one in _ELEMENTWISE_FUNCTIONS)
+    )
 
     def mean(values: Values) -> Tensor:
-        found = own(*[values[slot] for slot in slots])
+        given = [values[slot] for slot in slots]
+        if elementwise and given[0].shape != given[1].shape:
+            raise _misfit(f"{term.label!r} ({term.loss.name})", given[0], given[1], "they must have the same shape")
+        found = own(*given)
         if not isinstance(found, Tensor) or found.ndim:
             shown = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             remedy = "let it give the mean over the batch, such as with reduction='mean'"
