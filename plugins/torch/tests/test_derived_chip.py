@@ -6,13 +6,13 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from anyaccel_torch import SequentialMLP
-from anyaccel_torch.backend import TorchBackend
 
 import anyaccel as aa
 from anyaccel import registry as registries
 from anyaccel.reference import ReferenceBackend
 from anyaccel.registry import Registry
+from anyaccel_torch import SequentialMLP
+from anyaccel_torch.backend import TorchBackend
 
 
 class Chip(TorchBackend):
