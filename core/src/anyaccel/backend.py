@@ -7,6 +7,7 @@ arrive with a default, so that an older plugin keeps working.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -105,6 +106,9 @@ class Backend(ABC):
 class Exchange(ABC):
     """Capability: tensors from and to host memory, and from other frameworks."""
 
+    index_dtype: ClassVar[str] = "int64"
+    """Dtype of the orders and class indices that it is given, `"int64"` or `"int32"`."""
+
     @abstractmethod
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
         """A tensor on `device` that owns its memory: `array` may be changed or freed at once. Keeps dtype and shape.
@@ -126,6 +130,9 @@ class Exchange(ABC):
     def adopt(self, foreign: Any, device: Device) -> Any:
         """This framework's tensor on `device` from another framework's, through DLPack: no copy in one memory space.
 
+        Whoever asks does not write to the result, which may be the other framework's memory; nor does the other.
+        Keeps dtype and shape, and takes any strides.
+
         Raises:
             MoveError: the foreign tensor cannot be taken over.
         """
@@ -134,7 +141,7 @@ class Exchange(ABC):
     def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """Rows of a resident column, on its device: `column[start:stop]`, or `column[order[start:stop]]`.
 
-        `order` is an int64 tensor [n] on the same device. The result is never waited for.
+        `order` is a tensor [n] of `index_dtype` on the same device. The result is never waited for.
         """
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
@@ -147,7 +154,8 @@ class Program(ABC):
 
     Inputs are given as a tuple in the order of `segment.inputs`, outputs come in the order of `segment.outputs`, all
     on the devices that the segment names. Losses are a mapping from label to (sum, weight), both left on the device.
-    Nothing here waits for a device but `snapshot` and `release`.
+    Nothing here waits for a device but `snapshot` and `release`. Inputs, and the cotangents that a pullback is given,
+    may be memory of another framework: nothing is ever written to them, whatever the models do.
     """
 
     segment: Segment
@@ -180,6 +188,21 @@ class Program(ABC):
     @abstractmethod
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
         """Per parameter group: squared L2 norm of its gradients and whether all are finite, on the device."""
+
+    def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
+        """The factor for gradients whose squared norms add up to the sum of `squares`, so that their norm is `limit`.
+
+        `min(1, limit / (norm + 1e-6))`, NaN where the norm is. The default waits for the squares.
+
+        Args:
+            limit: the largest norm that is left as it is.
+            squares: scalars of this framework on any of its devices, one for each part of a group.
+
+        Returns:
+            a scalar that `apply` takes, a tensor where nothing is to be waited for.
+        """
+        norm = math.sqrt(sum(float(square) for square in squares))
+        return limit / (norm + 1e-6) if not norm + 1e-6 <= limit else 1.0
 
     @abstractmethod
     def reduce(self, fn: Callable[[Any], Any]) -> None:
@@ -227,7 +250,7 @@ class Stepping(Program):
 
         Args:
             columns: resident columns in the order of `segment.inputs`.
-            orders: for each column the epoch's order, int64 [n], on the column's device.
+            orders: for each column the epoch's order, [n] of the backend's `index_dtype`, on the column's device.
             start: first row in the order.
             count: number of steps.
             batch: rows in each step.
@@ -239,6 +262,30 @@ class Stepping(Program):
 
 class Compute(ABC):
     """Capability: shapes of models, and training and evaluating segments."""
+
+    def wrap(self, model: Any) -> Any:
+        """What a node shall hold for `model`: the model itself, or an object that can hold its values too.
+
+        Asked once when a graph is built; a second call with what it gave changes nothing. For models that are
+        functions only (their values live elsewhere), which could not receive what was learned. The default gives the
+        model.
+        """
+        return model
+
+    def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+        """Whether a built model may write to its inputs; asked of those that take values of another framework.
+
+        True, the default, lets the plan copy such a value on its device instead of sharing memory.
+        """
+        return True
+
+    def layout(self, model: Any) -> tuple[str, str]:
+        """The order of axes that a model assumes of its inputs, and that of its outputs.
+
+        `"channels_first"` or `"channels_last"` where it is known from layers such as convolutions; `""`, the default,
+        where it is not, or no longer an image.
+        """
+        return "", ""
 
     @abstractmethod
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
@@ -315,6 +362,17 @@ class Memory(ABC):
     @abstractmethod
     def memory(self, device: Device) -> MemoryInfo:
         """Figures of now."""
+
+    def share(self, device: Device, fraction: float) -> str:
+        """Let other frameworks have memory of a device too; asked before anything is placed there.
+
+        A framework that takes memory as it needs it has nothing to do; one that takes (nearly) all at once is to take
+        as it needs, or at most `fraction` of the whole. What the user has set stays.
+
+        Returns:
+            `""`, or why that cannot be any more, with the remedy: it was initialised before.
+        """
+        return ""
 
     @abstractmethod
     def release_memory(self, device: Device) -> None:

@@ -1,22 +1,28 @@
 """The adapter: a whole `Program` for a framework that has a vjp and an array namespace, from one small class.
 
-A plugin derives from `ArrayOps`, and its `Compute.build` returns `ArrayProgram(segment, ops)`. The named losses and
-optimizers are computed here, by docs/reference/formulas.md. Arrays are never written to, so that a framework whose
-arrays cannot be written to fits as well as one whose arrays can.
+A plugin derives from `ArrayOps`, and its `Compute.build` returns `ArrayProgram(segment, ops)`. One whose framework
+differentiates and compiles whole functions derives from `TracedOps` instead, and gives a `TracedProgram`. The named
+losses and optimizers are computed here, by docs/reference/formulas.md. Arrays are never written to, so that a framework
+whose arrays cannot be written to fits as well as one whose arrays can.
 """
 
 from anyaccel.adapter.losses import loss_function
-from anyaccel.adapter.ops import Applied, ArrayOps, Judged, LossFunction, cast, factor_on, scaled
+from anyaccel.adapter.ops import Applied, ArrayOps, Function, Judged, LossFunction, cast, factor_on, scaled
 from anyaccel.adapter.optimizers import Rule, rule
 from anyaccel.adapter.program import ArrayProgram
+from anyaccel.adapter.traced import TracedProgram
+from anyaccel.adapter.tracing import TracedOps
 
 __all__ = [
     "Applied",
     "ArrayOps",
     "ArrayProgram",
+    "Function",
     "Judged",
     "LossFunction",
     "Rule",
+    "TracedOps",
+    "TracedProgram",
     "cast",
     "factor_on",
     "loss_function",

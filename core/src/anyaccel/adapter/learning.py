@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from anyaccel.adapter.layout import Layout
-from anyaccel.adapter.ops import ArrayOps, cast, factor_on, scaled
-from anyaccel.adapter.optimizers import Rule, rule
+from anyaccel.adapter.ops import ArrayOps, factor_on
+from anyaccel.adapter.optimizers import Rule
+from anyaccel.adapter.updates import Updates, by_node
 from anyaccel.device import Device
 from anyaccel.segment import NodeState, Segment
 
@@ -18,6 +20,7 @@ class Learning:
     The mappings by node are replaced and never changed, so that a snapshot need not copy them.
 
     Attributes:
+        updates: what a step does.
         parameters: by owner and name.
         states: the optimizer state by owner.
 
@@ -29,11 +32,15 @@ class Learning:
         self._segment = segment
         self._ops = ops
         self._layout = layout
-        self._rules = {group.name: rule(group.optimizer) for group in segment.groups}
+        self.updates = Updates(ops, segment.groups)
+        self._measured = ops.compiled(self.updates.measured)
+        self._updates = {name: ops.compiled(partial(self.updates.updated, name)) for name in self.updates.rules}
         self._gradients: dict[str, dict[str, Any]] = {}
         self.parameters = dict(layout.parameters)
         self.states = {
-            node: self._resumed(node, self._rules[name]) for name, nodes in layout.groups.items() for node in nodes
+            node: self._resumed(node, self.updates.rules[name])
+            for name, nodes in layout.groups.items()
+            for node in nodes
         }
 
     def _resumed(self, node: str, rule: Rule) -> NodeState:
@@ -73,27 +80,29 @@ class Learning:
         return {name: self._stats(nodes) for name, nodes in self._layout.groups.items()}
 
     def _stats(self, nodes: Sequence[str]) -> tuple[Any, Any]:
-        xp = self._ops.xp
-        found: dict[Device, list[Any]] = {}
-        for node in nodes:
-            if node in self._gradients:
-                found.setdefault(self._layout.device[node], []).extend(self._gradients[node].values())
+        xp, there = self._ops.xp, self._with_gradients(nodes)
+        found: list[tuple[Any, Any]] = [self._measured(by_node(self._gradients, here)) for here in there.values()]
         if not found:
             return xp.zeros(()), xp.zeros(()) == 0
-        squares = [xp.sum(xp.stack([xp.sum(g * g) for g in there])) for there in found.values()]
-        finite = [xp.all(xp.stack([xp.all(xp.isfinite(g)) for g in there])) for there in found.values()]
-        return xp.sum(self._together(squares, *found)), xp.all(self._together(finite, *found))
+        if len(found) == 1:
+            return found[0]
+        home = next(iter(there))
+        squares, finite = ([self._ops.move(one, home) for one in scalars] for scalars in zip(*found, strict=True))
+        return xp.sum(xp.stack(squares)), xp.all(xp.stack(finite))
 
-    def _together(self, scalars: Sequence[Any], first: Device, *_: Device) -> Any:
-        return self._ops.xp.stack([self._ops.move(scalar, first) for scalar in scalars])
+    def _with_gradients(self, nodes: Sequence[str]) -> dict[Device, list[str]]:
+        found: dict[Device, list[str]] = {}
+        for node in nodes:
+            if node in self._gradients:
+                found.setdefault(self._layout.device[node], []).append(node)
+        return found
 
     def clips(self) -> dict[str, Any]:
         """The factor of each group that has a `clip_norm`, on the device."""
-        xp, limits = self._ops.xp, {group.name: group.optimizer.clip_norm for group in self._segment.groups}
+        groups = self._layout.groups
         return {
-            name: xp.minimum(1.0, limit / (xp.sqrt(self._stats(self._layout.groups[name])[0]) + 1e-6))
-            for name, limit in limits.items()
-            if limit is not None
+            name: self.updates.factor(limit, [self._stats(groups[name])[0]])
+            for name, limit in self.updates.limits.items()
         }
 
     # -- updates ---------------------------------------------------------------------------------------------------
@@ -101,22 +110,36 @@ class Learning:
     def apply(self, scale: Mapping[str, Any]) -> None:
         """One optimizer step of every node that has gradients; then forget them."""
         for name, nodes in self._layout.groups.items():
-            for node in nodes:
-                if node in self._gradients:
-                    self._update(node, self._rules[name], scale.get(name))
+            for there in self._with_gradients(nodes).values():
+                self._update(name, there, scale.get(name))
         self.discard()
 
-    def _update(self, node: str, rule: Rule, scale: Any) -> None:
-        state, parameters = self.states[node], self.parameters[node]
-        factor = 1.0 if scale is None else factor_on(self._ops, scale, self._layout.device[node])
-        coefficients, slots, after = rule.coefficients(state.step + 1), dict(state.slots), dict(parameters)
-        for name, gradient in self._gradients[node].items():
-            w = parameters[name]
-            g = gradient if scale is None else scaled(gradient, factor)
-            before = slots.get(name) or {slot: self._ops.xp.zeros_like(w) for slot in rule.slots}
-            updated, slots[name] = rule.update(self._ops.xp, w, g, before, coefficients)
-            after[name] = cast(updated, w.dtype)
-        self.parameters[node], self.states[node] = after, NodeState(state.step + 1, slots)
+    def _update(self, group: str, nodes: Sequence[str], scale: Any) -> None:
+        ops, gradients = self._ops, by_node(self._gradients, nodes)
+        factor = None if scale is None else factor_on(ops, scale, self._layout.device[nodes[0]])
+        before = {node: {name: self.parameters[node][name] for name in there} for node, there in gradients.items()}
+        slots = {node: self.slots(group, node, there) for node, there in gradients.items()}
+        coefficients = {
+            node: {key: ops.scalar(value) for key, value in self.coefficients(group, node).items()} for node in nodes
+        }
+        scalar = ops.scalar(factor) if isinstance(factor, float) else factor
+        self.take(*self._updates[group](before, slots, gradients, coefficients, scalar))
+
+    def slots(self, group: str, node: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The slots of some of a node's parameters; zeros where there are none yet."""
+        kept, there = self.states[node].slots, self.parameters[node]
+        return {name: dict(kept[name]) if name in kept else self.updates.zeros(group, there[name]) for name in names}
+
+    def coefficients(self, group: str, node: str, later: int = 0) -> dict[str, float]:
+        """The scalars of a node's next step, or of one that comes `later` steps after it."""
+        return self.updates.rules[group].coefficients(self.states[node].step + 1 + later)
+
+    def take(self, parameters: Mapping[str, Any], slots: Mapping[str, Any], steps: int = 1) -> None:
+        """Hold what `Updates.updated` gave after some steps, by node."""
+        for node, after in parameters.items():
+            state = self.states[node]
+            self.parameters[node] = {**self.parameters[node], **after}
+            self.states[node] = NodeState(state.step + steps, {**state.slots, **slots[node]})
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ def _shown(array: Any) -> str:
 
 def _wide(ops: ArrayOps, outputs: Any) -> Any:
     """In 16 bits neither a sum nor a count of some hundreds is exact."""
-    return outputs.astype(ops.xp.float32) if "16" in str(outputs.dtype) else outputs
+    return ops.astype(outputs, ops.xp.float32) if "16" in str(outputs.dtype) else outputs
 
 
 def _judged(ops: ArrayOps, total: Any, count: int, gradients: Callable[[], Sequence[Any]]) -> Judged:
@@ -85,13 +85,13 @@ def _judged(ops: ArrayOps, total: Any, count: int, gradients: Callable[[], Seque
 
 
 def _mse(ops: ArrayOps, outputs: Any, targets: Any) -> Judged:
-    difference = outputs - cast(targets, outputs.dtype)
+    difference = outputs - cast(ops, targets, outputs.dtype)
     total = ops.xp.sum(difference * difference)
     return _judged(ops, total, math.prod(outputs.shape), lambda: (2 * difference, -2 * difference))
 
 
 def _mae(ops: ArrayOps, outputs: Any, targets: Any) -> Judged:
-    difference = outputs - cast(targets, outputs.dtype)
+    difference = outputs - cast(ops, targets, outputs.dtype)
 
     def gradients() -> Sequence[Any]:
         sign = ops.xp.sign(difference)
@@ -102,11 +102,11 @@ def _mae(ops: ArrayOps, outputs: Any, targets: Any) -> Judged:
 
 def _cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> Judged:
     xp, by_index = ops.xp, targets.ndim < logits.ndim
-    chances = _one_hot(ops, targets, logits) if by_index else cast(targets, logits.dtype)
+    chances = _one_hot(ops, targets, logits) if by_index else cast(ops, targets, logits.dtype)
     shifted = logits - xp.max(logits, axis=-1, keepdims=True)
     logs = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
     # A class that cannot be the target adds nothing, even where its logit is -inf.
-    total = -xp.sum(chances * cast(xp.where(chances == 0, 0.0, logs), logits.dtype))
+    total = -xp.sum(chances * cast(ops, xp.where(chances == 0, 0.0, logs), logits.dtype))
 
     def gradients() -> Sequence[Any]:
         return xp.exp(logs) * xp.sum(chances, axis=-1, keepdims=True) - chances, None if by_index else -logs
@@ -116,13 +116,13 @@ def _cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> Judged:
 
 def _one_hot(ops: ArrayOps, indices: Any, logits: Any) -> Any:
     """1 at each index, along a new last axis; NaN where an index is no class, so that the loss shows it."""
-    chosen = indices[..., None] == ops.arange(logits.shape[-1], logits)
+    chosen = indices[..., None] == ops.arange(logits.shape[-1], indices)
     known = ops.xp.any(chosen, axis=-1, keepdims=True)
-    return cast(ops.xp.where(known, chosen.astype(logits.dtype), math.nan), logits.dtype)
+    return cast(ops, ops.xp.where(known, ops.astype(chosen, logits.dtype), math.nan), logits.dtype)
 
 
 def _binary_cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> Judged:
-    xp, chances = ops.xp, cast(targets, logits.dtype)
+    xp, chances = ops.xp, cast(ops, targets, logits.dtype)
     total = xp.sum(xp.maximum(logits, 0.0) - logits * chances + xp.log1p(xp.exp(-xp.abs(logits))))
 
     def gradients() -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from anyaccel.device import Device
 from anyaccel.errors import RecipeError
 from anyaccel.recipes import Loss
+from anyaccel.segment import Operation
 
 Pullback = Callable[[tuple[Any, ...]], tuple[Mapping[str, Any], Sequence[Any]]]
 """From one cotangent for each output to gradients by parameter name, and one cotangent (or None) for each input."""
@@ -35,13 +37,14 @@ class Judged(NamedTuple):
     gradients: Callable[[], Sequence[Any]]
 
 
+Function = Callable[..., Any]
 LossFunction = Callable[[Sequence[Any]], Judged]
 
 
 class ArrayOps(ABC):
     """One framework, as far as training needs it. Models are functions of (parameters, buffers, inputs) here.
 
-    Arrays have `shape`, `ndim`, `dtype`, `astype`, arithmetic, comparison and indexing by slices.
+    Arrays have `shape`, `ndim`, `dtype`, arithmetic, comparison and indexing by slices.
     """
 
     xp: Any
@@ -86,8 +89,23 @@ class ArrayOps(ABC):
         """Outputs in evaluation mode. The default takes those of `vjp`; override it where that costs more."""
         return self.vjp(model, parameters, buffers, inputs, False, 0).outputs
 
+    def astype(self, array: Any, dtype: Any) -> Any:
+        """The array in a dtype of the framework's; the default asks the array."""
+        return array.astype(dtype)
+
+    def compiled(self, function: Function) -> Function:
+        """A pure function of trees (dicts, tuples) of arrays, made faster; the default gives it as it is.
+
+        Numbers that change from step to step come as arrays made by `scalar`, so that a compiler need not start anew.
+        """
+        return function
+
+    def scalar(self, value: float) -> Any:
+        """A number as `compiled` functions take it; the default is the number."""
+        return value
+
     def arange(self, count: int, like: Any) -> Any:
-        """The integers 0 to count - 1 on the device of `like`."""
+        """The integers 0 to count - 1 on the device of `like`, in a dtype that compares with it."""
         return self.xp.arange(count)
 
     def own_loss(self, loss: Loss) -> LossFunction:
@@ -99,9 +117,9 @@ class ArrayOps(ABC):
         raise RecipeError(f"the loss {loss.name!r} is not a named one", remedy="use a named loss with this framework")
 
 
-def cast(array: Any, dtype: Any) -> Any:
+def cast(ops: ArrayOps, array: Any, dtype: Any) -> Any:
     """The array in a dtype; the same object if it is already."""
-    return array if array.dtype == dtype else array.astype(dtype)
+    return array if array.dtype == dtype else ops.astype(array, dtype)
 
 
 def factor_on(ops: ArrayOps, factor: Any, device: Device) -> Any:
@@ -109,6 +127,18 @@ def factor_on(ops: ArrayOps, factor: Any, device: Device) -> Any:
     return float(factor) if isinstance(factor, (int, float, np.generic)) else ops.move(factor, device)
 
 
-def scaled(array: Any, factor: Any) -> Any:
+def scaled(ops: ArrayOps, array: Any, factor: Any) -> Any:
     """`array * factor` in the array's dtype; the factor comes from `factor_on`."""
-    return array * (factor if isinstance(factor, float) else cast(factor, array.dtype))
+    return array * (factor if isinstance(factor, float) else cast(ops, factor, array.dtype))
+
+
+def joined(ops: ArrayOps, op: Operation, given: tuple[Any, ...]) -> Applied:
+    """The concatenation along an axis of the samples, and the cut that is its pullback."""
+    axis = op.axis + 1 if op.axis >= 0 else op.axis + given[0].ndim
+    ends = [0, *itertools.accumulate(part.shape[axis] for part in given)]
+
+    def pullback(cotangents: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any]]:
+        cut = [(*[slice(None)] * axis, slice(begin, end)) for begin, end in itertools.pairwise(ends)]
+        return {}, [cotangents[0][where] for where in cut]
+
+    return Applied((ops.xp.concatenate(given, axis=axis),), pullback)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from anyaccel import rng
 from anyaccel.adapter.layout import Layout
 from anyaccel.adapter.learning import Learning
 from anyaccel.adapter.losses import loss_function
-from anyaccel.adapter.ops import Applied, ArrayOps, Judged, cast, factor_on, scaled
+from anyaccel.adapter.ops import Applied, ArrayOps, Judged, cast, factor_on, joined, scaled
 from anyaccel.adapter.values import Cotangents, Values
 from anyaccel.backend import Stepping
 from anyaccel.segment import LossTerm, NodeState, Operation, Segment
@@ -96,7 +95,7 @@ class ArrayProgram(Stepping):
     def _called(self, op: Operation, values: Values) -> tuple[Any, ...]:
         given = tuple(values.on(name, op.device) for name in op.inputs)
         if op.model is None:
-            return _joined(self._ops, op, given).outputs
+            return joined(self._ops, op, given).outputs
         owner = self._layout.owner[op.label]
         return self._ops.call(op.model, self._learning.parameters[owner], self._buffers[owner], given)
 
@@ -112,7 +111,7 @@ class ArrayProgram(Stepping):
 
     def _applied(self, op: Operation, given: tuple[Any, ...]) -> Applied:
         if op.model is None:
-            return _joined(self._ops, op, given)
+            return joined(self._ops, op, given)
         owner, key = self._layout.owner[op.label], rng.key(self._stream, op.label, self._draws)
         parameters, buffers = self._learning.parameters[owner], self._buffers[owner]
         applied = self._ops.vjp(op.model, parameters, buffers, given, op.trainable, key)
@@ -126,7 +125,9 @@ class ArrayProgram(Stepping):
         factor = factor_on(self._ops, term.weight / loss.weight if scale is None else scale, term.device)
         for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
             if gradient is not None and name in self._layout.wanted:
-                flow.add(name, term.device, cast(scaled(gradient, factor), values.home(name).dtype))
+                flow.add(
+                    name, term.device, cast(self._ops, scaled(self._ops, gradient, factor), values.home(name).dtype)
+                )
 
     def _back(self, op: Operation, applied: Applied | None, values: Values, flow: Cotangents) -> None:
         found = [flow.take(name) for name in op.outputs]
@@ -153,6 +154,11 @@ class ArrayProgram(Stepping):
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
         """Squared norm and finiteness by group."""
         return self._learning.stats()
+
+    def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
+        """The factor, on the device of the first operation with a model."""
+        home = next(iter(self._layout.device.values()))
+        return self._learning.updates.factor(limit, [self._ops.move(square, home) for square in squares])
 
     def reduce(self, fn: Callable[[Any], Any]) -> None:
         """Replace every gradient."""
@@ -211,15 +217,3 @@ class ArrayProgram(Stepping):
 
 def _pairs(judged: Sequence[tuple[LossTerm, Judged]]) -> dict[str, tuple[Any, Any]]:
     return {term.label: (loss.sum, loss.weight) for term, loss in judged}
-
-
-def _joined(ops: ArrayOps, op: Operation, given: tuple[Any, ...]) -> Applied:
-    """The concatenation along an axis of the samples, and the cut that is its pullback."""
-    axis = op.axis + 1 if op.axis >= 0 else op.axis + given[0].ndim
-    ends = [0, *itertools.accumulate(part.shape[axis] for part in given)]
-
-    def pullback(cotangents: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any]]:
-        cut = [(*[slice(None)] * axis, slice(begin, end)) for begin, end in itertools.pairwise(ends)]
-        return {}, [cotangents[0][where] for where in cut]
-
-    return Applied((ops.xp.concatenate(given, axis=axis),), pullback)

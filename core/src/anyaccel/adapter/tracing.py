@@ -1,0 +1,180 @@
+"""TracedOps: what a framework says about itself if it differentiates and compiles whole functions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anyaccel.adapter.ops import Applied, ArrayOps, Function, Judged, LossFunction
+from anyaccel.errors import RecipeError
+from anyaccel.recipes import Loss
+
+Pulled = tuple[Any, Any, Callable[[Any], Any]]
+
+
+class TracedOps(ArrayOps):
+    """One framework, for `TracedProgram`: models are pure functions, and a program compiles them as a whole.
+
+    Everything that takes arrays here may be called with what the framework traces by. Trees are dicts, tuples and
+    lists of arrays.
+    """
+
+    donates: ClassVar[bool] = False
+    """Whether functions made by `repeated` destroy the state that they are given; the program then keeps copies."""
+    spans: ClassVar[bool] = True
+    """Whether a compiled function may use several devices."""
+
+    @abstractmethod
+    def apply(
+        self,
+        model: Any,
+        parameters: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: tuple[Any, ...],
+        train: bool,
+        key: Any,
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
+        """A model's outputs, and its buffers afterwards (None where they are as before), as a pure function.
+
+        `key` comes from `fold`; what is random depends on it alone.
+        """
+
+    @abstractmethod
+    def pulled(self, function: Function, primals: Any, rest: Any) -> Pulled:
+        """Values, others and the pullback of `function(primals, rest)`, which gives (values, others).
+
+        The pullback takes a tree like `values`, a cotangent for each array, and gives one like `primals`, with zeros
+        where nothing flows. It is called at most once. `values` and `primals` are trees of floating arrays; arrays
+        that stand in `rest` too are constants there.
+        """
+
+    @abstractmethod
+    def key(self, seed: int) -> Any:
+        """A random key as an array, from 64 bits."""
+
+    @abstractmethod
+    def fold(self, key: Any, number: Any) -> Any:
+        """Another key, from a key and a number (an int, or a `scalar` of one)."""
+
+    @abstractmethod
+    def gather(self, column: Any, order: Any, start: Any, size: int) -> Any:
+        """As `rows(column, start, start + size, order)`, where `start` may be a `scalar` of an int."""
+
+    def linear(self, function: Function) -> Callable[[Any, Any], Pulled]:
+        """`pulled` of a function for many calls, compiled; the default pulls back through the compiled function."""
+        compiled = self.compiled(function)
+        return lambda primals, rest: self.pulled(compiled, primals, rest)
+
+    def repeated(self, body: Function) -> Callable[[Any, Any, Any, int], tuple[Any, Any]]:
+        """`body(state, rest, row)` to (state, result), called `count` times in one go.
+
+        Returns:
+            a function of (state, rest, rows, count). `rows` is a tree of NumPy arrays [count, ...]; `body` gets row i
+            of each as a `scalar`. It gives the last state, and the results (one array each) stacked.
+        """
+        compiled = self.compiled(body)
+
+        def run(state: Any, rest: Any, rows: Any, count: int) -> tuple[Any, Any]:
+            results = []
+            for i in range(count):
+                state, result = compiled(state, rest, self._row(rows, i))
+                results.append(result)
+            return state, self.xp.stack(results)
+
+        return run
+
+    def _row(self, rows: Any, i: int) -> Any:
+        if isinstance(rows, Mapping):
+            return {name: self._row(part, i) for name, part in rows.items()}
+        return self.scalar(rows[i].item())
+
+    def copied(self, array: Any) -> Any:
+        """An array with memory of its own; needed where `donates`."""
+        return self.xp.copy(array)
+
+    # -- what follows ----------------------------------------------------------------------------------------------
+
+    def vjp(
+        self,
+        model: Any,
+        parameters: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: tuple[Any, ...],
+        train: bool,
+        key: int,
+    ) -> Applied:
+        """As in `ArrayOps`, by `apply` and `pulled`."""
+        floating = [is_floating(value) for value in inputs]
+        primals = {
+            "parameters": dict(parameters),
+            "inputs": [x for x, yes in zip(inputs, floating, strict=True) if yes],
+        }
+
+        def function(primals: Any, rest: Any) -> tuple[Any, Any]:
+            found, others = iter(primals["inputs"]), iter(rest["inputs"])
+            given = tuple(next(found) if yes else next(others) for yes in floating)
+            outputs, changed = self.apply(model, primals["parameters"], rest["buffers"], given, train, rest["key"])
+            values = {str(i): output for i, output in enumerate(outputs) if is_floating(output)}
+            return values, ({str(i): one for i, one in enumerate(outputs) if str(i) not in values}, changed)
+
+        rest = {
+            "inputs": [x for x, yes in zip(inputs, floating, strict=True) if not yes],
+            "buffers": dict(buffers),
+            "key": self.key(key),
+        }
+        values, (others, changed), pull = self.pulled(function, primals, rest)
+
+        def pullback(cotangents: tuple[Any, ...]) -> tuple[Mapping[str, Any], Sequence[Any]]:
+            found = pull({name: cotangents[int(name)] for name in values})
+            back = iter(found["inputs"])
+            return found["parameters"], [next(back) if yes else None for yes in floating]
+
+        whole = {**values, **others}
+        return Applied(tuple(whole[str(i)] for i in range(len(whole))), pullback, changed)
+
+    def own_loss(self, loss: Loss) -> LossFunction:
+        """A callable that gives the mean over the batch as a scalar; a class is made with `loss_kwargs` first."""
+        function = loss.own(**loss.kwargs) if isinstance(loss.own, type) else loss.own
+
+        def judged(inputs: Sequence[Any]) -> Judged:
+            places = [i for i, value in enumerate(inputs) if is_floating(value)]
+
+            def total(primals: Any, rest: Any) -> tuple[Any, Any]:
+                given = [*rest]
+                for i, primal in zip(places, primals, strict=True):
+                    given[i] = primal
+                mean = self._scalar_mean(loss, function(*given))
+                return mean * inputs[0].shape[0], ()
+
+            found, _, pull = self.pulled(total, [inputs[i] for i in places], list(inputs))
+
+            def gradients() -> Sequence[Any]:
+                back = dict(zip(places, pull(self.xp.full_like(found, 1.0)), strict=True))
+                return [back.get(i) for i in range(len(inputs))]
+
+            return Judged(found, self.xp.full_like(found, inputs[0].shape[0]), gradients)
+
+        return judged
+
+    def _scalar_mean(self, loss: Loss, found: Any) -> Any:
+        if tuple(getattr(found, "shape", (0,))) != ():
+            shown = f"shape {list(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
+            raise RecipeError(
+                f"the loss {loss.name!r} gives {shown}",
+                there="a loss must give a scalar",
+                remedy="let it give the mean over the batch",
+            )
+        return found
+
+
+def is_floating(array: Any) -> bool:
+    """Whether an array has a floating dtype (bfloat16 too)."""
+    return "float" in str(array.dtype)
+
+
+def numbers(rows: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    """Mappings of numbers with the same keys, as one of float64 arrays."""
+    return {key: np.array([row[key] for row in rows], dtype=np.float64) for key in (rows[0] if rows else ())}

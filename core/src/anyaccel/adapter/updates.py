@@ -1,0 +1,82 @@
+"""What an optimizer step does, as pure functions of trees of arrays, so that a framework can compile them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from anyaccel.adapter.ops import ArrayOps, cast, scaled
+from anyaccel.adapter.optimizers import rule
+from anyaccel.segment import ParameterGroup
+
+
+class Updates:
+    """The rules and limits of some parameter groups.
+
+    Attributes:
+        rules: by name of group.
+        limits: the largest norm of a group's gradients, for groups that have one.
+
+    Raises:
+        RecipeError: an optimizer that is not a named one.
+    """
+
+    def __init__(self, ops: ArrayOps, groups: Iterable[ParameterGroup]) -> None:
+        self._ops = ops
+        self.rules = {group.name: rule(group.optimizer) for group in groups}
+        self.limits = {
+            name: float(one.recipe.clip_norm) for name, one in self.rules.items() if one.recipe.clip_norm is not None
+        }
+
+    def zeros(self, group: str, array: Any) -> dict[str, Any]:
+        """The slots that a parameter begins with."""
+        return {slot: self._ops.xp.zeros_like(array) for slot in self.rules[group].slots}
+
+    def updated(
+        self, group: str, parameters: Any, slots: Any, gradients: Any, coefficients: Any, factor: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parameters and slots of some nodes of a group after one step.
+
+        Args:
+            group: the group's name.
+            parameters: arrays by node and name.
+            slots: by node, name and slot.
+            gradients: by node and name; each of these parameters is updated.
+            coefficients: the rule's scalars for this step, by node.
+            factor: for all gradients, or None.
+        """
+        after: dict[str, Any] = {}
+        kept: dict[str, Any] = {}
+        for node, there in gradients.items():
+            after[node], kept[node] = {}, {}
+            for name, gradient in there.items():
+                w = parameters[node][name]
+                g = gradient if factor is None else scaled(self._ops, gradient, factor)
+                mine = {key: self._like(value, w) for key, value in coefficients[node].items()}
+                new, kept[node][name] = self.rules[group].update(self._ops.xp, w, g, slots[node][name], mine)
+                after[node][name] = cast(self._ops, new, w.dtype)
+        return after, kept
+
+    def measured(self, gradients: Any) -> tuple[Any, Any]:
+        """The squared norm of gradients by node and name, and whether all are finite."""
+        xp, arrays = self._ops.xp, [gradient for there in gradients.values() for gradient in there.values()]
+        return (
+            xp.sum(xp.stack([xp.sum(g * g) for g in arrays])),
+            xp.all(xp.stack([xp.all(xp.isfinite(g)) for g in arrays])),
+        )
+
+    def factor(self, limit: float, squares: Sequence[Any]) -> Any:
+        """As `Program.clip_factor`, for squares on one device."""
+        total = squares[0]
+        for square in squares[1:]:
+            total = total + cast(self._ops, square, total.dtype)
+        return self._ops.xp.minimum(1.0, limit / (self._ops.xp.sqrt(total) + 1e-6))
+
+    def _like(self, value: Any, array: Any) -> Any:
+        """A scalar in the dtype of an array; Python's own numbers take any."""
+        return value if isinstance(value, float) else cast(self._ops, value, array.dtype)
+
+
+def by_node(values: Mapping[str, Mapping[str, Any]], nodes: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The entries of some nodes, as dicts that may be changed."""
+    return {node: dict(values[node]) for node in nodes}
