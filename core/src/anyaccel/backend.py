@@ -187,7 +187,10 @@ class Program(ABC):
 
     @abstractmethod
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """Per parameter group: squared L2 norm of its gradients and whether all are finite, on the device."""
+        """Per parameter group: squared L2 norm of its gradients and whether all are finite.
+
+        Both are scalars on the device of the group's first node.
+        """
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
         """The factor for gradients whose squared norms add up to the sum of `squares`, so that their norm is `limit`.
@@ -196,10 +199,10 @@ class Program(ABC):
 
         Args:
             limit: the largest norm that is left as it is.
-            squares: scalars of this framework on any of its devices, one for each part of a group.
+            squares: scalars of this framework on one device, one for each part of a group.
 
         Returns:
-            a scalar that `apply` takes, a tensor where nothing is to be waited for.
+            what `apply` takes as a scale: a tensor on that device where nothing is to be waited for, else a float.
         """
         norm = math.sqrt(sum(float(square) for square in squares))
         return limit / (norm + 1e-6) if not norm + 1e-6 <= limit else 1.0

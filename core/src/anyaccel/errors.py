@@ -37,6 +37,10 @@ class OutOfMemoryError(AnyaccelError, MemoryError):
     """A device has not enough free memory for what was to be put there."""
 
 
+class MemoryShareError(AnyaccelError):
+    """A framework took a device's memory before it could be told that others use the device too."""
+
+
 class MoveError(AnyaccelError, TypeError):
     """An object cannot be moved or placed without changing it (its dtype, say)."""
 

@@ -220,7 +220,12 @@ def test_frameworks_on_different_devices_train_to_the_numbers_of_one(sims, data,
         result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=2))
         states.append(graph.state())
     same(*states, within=1e-6)
-    assert [(one.value, one.route) for one in result.plan.crossings] == [("a", "host"), ("b", "host")]
+    forward = [one for one in result.plan.crossings if not one.gradient]
+    assert [(one.value, one.route) for one in forward] == [("a", "host"), ("b", "host")]
+    assert [(one.value, one.source, one.target) for one in result.plan.crossings if one.gradient] == [
+        ("a", "b", "a"),
+        ("b", "net", "b"),
+    ]
     assert sims[0].transfers.out.number > 8 and sims[1].transfers.into.number > 8
     assert [sim.used for sim in sims] == [owned(graph, "sim:0"), owned(graph, "sim:1"), 0]
 

@@ -574,8 +574,8 @@ def test_an_epoch_moves_its_order_to_each_device_and_waits_for_nothing(
     ]
     phase = train(losses=WIDE_LOSSES, n_epochs=3, callbacks=callbacks)
     result = experiment(graph).run_phase(phase)
-    crossing = sum(1 for one in result.plan.crossings if one.origin != one.destination)
-    assert crossing == 1, "the right branch's output"
+    crossings = [(one.value, one.gradient) for one in result.plan.crossings if one.origin != one.destination]
+    assert crossings == [("right", False), ("right", True)], "the right branch's output, and its gradient back"
     for counts in between(marks, "epoch", "before losses"):
         into, out, across, syncs = counts.T.tolist()
         assert into == [1, 1, 0], "one order for each device with columns"

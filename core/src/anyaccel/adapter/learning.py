@@ -76,7 +76,7 @@ class Learning:
                 there.update({name: fn(there[name]) for name in self.parameters[node] if name in there})
 
     def stats(self) -> dict[str, tuple[Any, Any]]:
-        """Squared norm and finiteness by group, on the device of the first node that has gradients."""
+        """Squared norm and finiteness by group, on the device of its first node."""
         return {name: self._stats(nodes) for name, nodes in self._layout.groups.items()}
 
     def _stats(self, nodes: Sequence[str]) -> tuple[Any, Any]:
@@ -84,9 +84,9 @@ class Learning:
         found: list[tuple[Any, Any]] = [self._measured(by_node(self._gradients, here)) for here in there.values()]
         if not found:
             return xp.zeros(()), xp.zeros(()) == 0
-        if len(found) == 1:
+        home = self._layout.device[nodes[0]]
+        if len(found) == 1 and home in there:
             return found[0]
-        home = next(iter(there))
         squares, finite = ([self._ops.move(one, home) for one in scalars] for scalars in zip(*found, strict=True))
         return xp.sum(xp.stack(squares)), xp.all(xp.stack(finite))
 

@@ -156,9 +156,8 @@ class ArrayProgram(Stepping):
         return self._learning.stats()
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        """The factor, on the device of the first operation with a model."""
-        home = next(iter(self._layout.device.values()))
-        return self._learning.updates.factor(limit, [self._ops.move(square, home) for square in squares])
+        """The factor, on the device of the squares."""
+        return self._learning.updates.factor(limit, squares)
 
     def reduce(self, fn: Callable[[Any], Any]) -> None:
         """Replace every gradient."""

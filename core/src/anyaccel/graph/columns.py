@@ -135,6 +135,11 @@ def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name
         raise _unfit(loss, other, output, name)
 
 
+def is_indices(loss: AppliedLoss, target: TensorSpec) -> bool:
+    """Whether a target in this form holds class indices."""
+    return loss.loss.own is None and loss.loss.name == "cross_entropy" and not is_floating(target.dtype)
+
+
 def _class_indices(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> TensorSpec:
     if len(output.shape) != 1 or math.prod(stored.shape) != 1 or stored.dtype == "bool":
         raise _unfit(loss, stored, output, name)

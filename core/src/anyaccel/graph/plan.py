@@ -10,7 +10,12 @@ from anyaccel.device import Device
 from anyaccel.errors import GraphError
 from anyaccel.segment import TensorSpec
 
-_ROUTES = {"move": "a move within the framework", "host": "a copy through host memory"}
+_ROUTES = {
+    "move": "a move within the framework",
+    "share": "shared memory",
+    "copy": "shared memory and a copy, as the node may write to it",
+    "host": "a copy through host memory",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class Column:
     """Columns of a feature set joined to one value, as they are put on a device.
 
     `stored` is how the data are, `spec` how they arrive: floating numbers in the receiving model's dtype, class
-    indices as int64, single axes aligned with the output that a target is compared with.
+    indices in the framework's index dtype, single axes aligned with the output that a target is compared with.
     """
 
     name: str
@@ -65,7 +70,8 @@ class Column:
 class Crossing:
     """A value that goes from one device or framework to another in every step. `nbytes` is of one sample.
 
-    `target` is the first node that takes it there.
+    `target` is the first node that takes it there. Where `gradient` is true it is the value's cotangent that goes,
+    back to the node that made the value. `route` is move, share, copy or host (see `anyaccel.graph.routes`).
     """
 
     value: str
@@ -75,6 +81,7 @@ class Crossing:
     destination: Device
     route: str
     nbytes: int
+    gradient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +161,9 @@ class Plan:
             change = f" ({column.change})" if column.change else ""
             lines.append(f"load  {column.name} -> {column.framework} {column.device}: {column.spec}{change}")
         for crossing in self.crossings:
+            what = f"gradient of {crossing.value}" if crossing.gradient else crossing.value
             lines.append(
-                f"cross {crossing.value}: {self._place(crossing.source)} -> {self._place(crossing.target)} "
+                f"cross {what}: {self._place(crossing.source)} -> {self._place(crossing.target)} "
                 f"by {_ROUTES[crossing.route]}, {crossing.nbytes} B a sample"
             )
         return "\n".join([*lines, *(f"note  {note}" for note in self.notes)])

@@ -12,11 +12,12 @@ from anyaccel.errors import GraphError, PhaseError
 from anyaccel.graph import columns as cols
 from anyaccel.graph import wiring
 from anyaccel.graph.assign import assign
+from anyaccel.graph.crossings import Crossings
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.graph.partition import cut
 from anyaccel.graph.plan import Assignment, Part, Plan
-from anyaccel.graph.segments import Material, crossings
+from anyaccel.graph.segments import Material
 from anyaccel.graph.shapes import Shapes
 from anyaccel.graph.terms import Terms, check_accepted
 from anyaccel.recipes import AppliedLoss
@@ -95,7 +96,7 @@ class _Resolver:
             self._graph.label,
             tuple(self._assigned.values()),
             tuple(material.columns.values()),
-            tuple(crossings(segments, self._assigned, self._shapes, backends)),
+            tuple(Crossings(self._assigned, backends, self._shapes, material.live).of(segments)),
             tuple(
                 Part(segment.label, self._assigned[part[0]].framework, tuple(part))
                 for segment, part in zip(segments, parts, strict=True)

@@ -1,13 +1,13 @@
-"""Segments made concrete: operations in order, what arrives where, what leaves, and what crosses on the way."""
+"""Segments made concrete: operations in order, what arrives where, and what leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anyaccel.device import Device
 from anyaccel.graph.nodes import ModelNode, Node
-from anyaccel.graph.plan import Assignment, Column, Crossing
+from anyaccel.graph.plan import Assignment, Column
 from anyaccel.graph.shapes import Shapes
 from anyaccel.segment import LossTerm, NodeState, Operation, ParameterGroup, Segment, TensorSpec
 
@@ -72,32 +72,3 @@ def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> di
         for name in taker.inputs:
             devices.setdefault(name, taker.device)
     return devices
-
-
-def crossings(
-    segments: Iterable[Segment], assigned: Mapping[str, Assignment], shapes: Shapes, together: Mapping[str, object]
-) -> Iterator[Crossing]:
-    """The values that cross from one device or framework to another in every step.
-
-    Args:
-        segments: in order.
-        assigned: where each node is.
-        shapes: of the graph.
-        together: what each node's backend is; within one a value is moved, between two it goes through host memory.
-    """
-    homes: dict[str, str] = {}
-    for segment in segments:
-        homes.update({name: one.label for one in segment.operations for name in one.outputs})
-        takers = [(operation.label, operation.inputs) for operation in segment.operations]
-        takers += [(term.on, term.inputs) for term in segment.losses]
-        seen: set[tuple[str, Device]] = set()  # a value crosses once, however many take it there
-        for target, names in takers:
-            for name in dict.fromkeys(names):
-                source = homes.get(name, target)
-                one, other = assigned[source], assigned[target]
-                there = one.device == other.device and one.framework == other.framework
-                if not there and (name, other.device) not in seen:
-                    seen.add((name, other.device))
-                    route = "move" if together[source] is together[target] else "host"
-                    size = shapes.specs[name].nbytes
-                    yield Crossing(name, source, target, one.device, other.device, route, size)

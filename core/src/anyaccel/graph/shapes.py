@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from anyaccel import rng
 from anyaccel.backend import Compute
 from anyaccel.data import Reference, joined_spec
 from anyaccel.errors import AmbiguousOwnerError, FrameworkError, GraphError, NoBackendError, ShapeError
 from anyaccel.graph import wiring
+from anyaccel.graph.layouts import check_layouts
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name
+from anyaccel.graph.sharing import announce
 from anyaccel.reference.estimator import Estimator, is_estimator
 from anyaccel.registry import Registry
 from anyaccel.segment import TensorSpec
@@ -93,6 +96,8 @@ def infer(nodes: Mapping[str, Node], found: Registry, seed: int) -> Shapes:
     """
     order = wiring.topological(nodes)
     frameworks = frameworks_of(nodes, order, found)
+    announce(frameworks.values(), found)
+    _wrap(nodes, frameworks, found)
     specs: dict[str, TensorSpec] = {}
     inputs: dict[str, tuple[str, ...]] = {}
     outputs: dict[str, tuple[str, ...]] = {}
@@ -110,7 +115,19 @@ def infer(nodes: Mapping[str, Node], found: Registry, seed: int) -> Shapes:
         made.update(outputs[label])
         if isinstance(node, ModelNode) and dtypes[label] is None:
             dtypes[label] = found.computing(frameworks[label]).dtype_of(node.model)
+    check_layouts(nodes, frameworks, specs, found)
     return Shapes(tuple(order), frameworks, inputs, outputs, specs, dtypes)
+
+
+def _wrap(nodes: Mapping[str, Node], frameworks: Mapping[str, str], found: Registry) -> None:
+    """Let every node hold what can hold a model's values; nodes that share a model go on sharing it."""
+    held: dict[int, Any] = {}
+    for label, node in nodes.items():
+        if isinstance(node, ModelNode):
+            model = node.model
+            if id(model) not in held:
+                held[id(model)] = found.computing(frameworks[label]).wrap(model)
+            node.model = held[id(model)]
 
 
 def _dtype(

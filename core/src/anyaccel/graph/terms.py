@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from anyaccel.errors import ColumnError, RecipeError
 from anyaccel.graph import columns as cols
@@ -108,4 +109,6 @@ class Terms:
         named = None if text == "targets" else cols.named_column(text, self._nodes)
         source, names = named or cols.targets_of(loss, self._nodes)
         spec = cols.target_spec(loss, source, names, output)
+        if cols.is_indices(loss, spec):
+            spec = replace(spec, dtype=self._found.computing(self._shapes.frameworks[loss.on]).index_dtype)
         return self._table.want(source, names, spec, self._assigned[loss.on], "targets").name

@@ -12,13 +12,14 @@ from anyaccel.backend import ComputingBackend, Program
 from anyaccel.data import FeatureSet, Rows
 from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning, PhaseError
-from anyaccel.graph import ModelGraph, Plan, Request, Resolution, resolve, wiring
+from anyaccel.graph import ModelGraph, Plan, Request, Resolution, resolve, sharing, wiring
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.phases import fitting, loading
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.chain import Chain, Link
+from anyaccel.phases.chain import Chain
 from anyaccel.phases.evaluating import Figures, Judgement, evaluate, judged
 from anyaccel.phases.failure import forget
+from anyaccel.phases.links import Link
 from anyaccel.phases.moments import Moments
 from anyaccel.phases.phase import EvalPhase, FitPhase, Phase, TrainPhase
 from anyaccel.phases.progress import Progress
@@ -105,6 +106,7 @@ class _Execution:
         if isinstance(phase, TrainPhase):
             phase.sampler.batches(_count(rows[phase]))
         afterwards = _afterwards(phase, plan)
+        sharing.share(plan, registry())
         self._moments.call("before_placement", phase=phase, plan=plan)
         _warn(plan)
         self._afterwards = afterwards

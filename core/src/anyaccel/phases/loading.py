@@ -115,7 +115,7 @@ def class_counts(resolution: Resolution) -> dict[str, int]:
     for term in (term for segment in resolution.segments for term in segment.losses):
         if term.loss.name == "cross_entropy" and term.loss.own is None:
             logits, target = term.inputs
-            if target in loaded and loaded[target].dtype == "int64" and logits in resolution.shapes.specs:
+            if target in loaded and "int" in loaded[target].dtype and logits in resolution.shapes.specs:
                 here = resolution.shapes.specs[logits].shape[0]
                 counts[target] = min(here, counts.get(target, here))
     return counts

@@ -9,7 +9,8 @@ from typing import Any
 from anyaccel.data import Rows
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan
-from anyaccel.phases.chain import Chain, Losses
+from anyaccel.phases.chain import Chain
+from anyaccel.phases.links import Losses
 from anyaccel.phases.tally import Tally
 
 

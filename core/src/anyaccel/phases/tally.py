@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from anyaccel.backend import ComputingBackend
-from anyaccel.phases.chain import Losses
+from anyaccel.phases.links import Losses
 
 
 class Tally:

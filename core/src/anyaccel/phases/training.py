@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from anyaccel import rng
-from anyaccel.phases.chain import Chain, Losses
+from anyaccel.phases.chain import Chain
 from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.links import Losses
 from anyaccel.phases.loading import Feed
 from anyaccel.phases.moments import Moments
 from anyaccel.phases.phase import TrainPhase

@@ -22,8 +22,8 @@ from anyaccel.reference.creation import handle, scoped
 from anyaccel.reference.module import Module
 from anyaccel.reference.moving import adopted, moved, rows, uploaded
 from anyaccel.reference.operations import ReferenceOps
-from anyaccel.reference.sequential import SequentialMLP
 from anyaccel.reference.simulation import missing, running
+from anyaccel.reference.standard import SequentialCNN, SequentialMLP
 from anyaccel.segment import Segment, TensorSpec
 
 
@@ -138,6 +138,10 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         """In the order in which the module has them."""
         return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.parameters.items()}
 
+    def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+        """Never: what other frameworks hand over is read-only here."""
+        return False
+
     def build(self, segment: Segment) -> Program:
         """The adapter's program."""
         return ArrayProgram(segment, ReferenceOps())
@@ -151,8 +155,8 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         models.load_state(model, state)
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP."""
-        return {"SequentialMLP": SequentialMLP}
+        """SequentialMLP and SequentialCNN."""
+        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
     def refuses(self, recipe: Optimizer | Loss) -> str:
         """Optimizers by name only; any callable as a loss, which must give its gradients."""

@@ -206,6 +206,14 @@ class TorchProgram(Stepping):
         """As `Program.grad_stats`; each on the device of the group's first parameter."""
         return {group.name: group.stats() for group in self._groups}
 
+    @torch.no_grad()
+    def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
+        """As `Program.clip_factor`; nothing is waited for."""
+        total = squares[0]
+        for square in squares[1:]:
+            total = total + square.to(total.dtype)
+        return torch.clamp(limit / (total.sqrt() + 1e-6), max=1.0)
+
     def reduce(self, fn: Callable[[Any], Any]) -> None:
         """As `Program.reduce`; a parameter that no loss reached has no gradient, and `fn` is not called for it."""
         for parameter in self._trained:

@@ -1,0 +1,93 @@
+"""What crosses from one device or framework to another in every step, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+
+from anyaccel.backend import ComputingBackend
+from anyaccel.device import Device
+from anyaccel.graph.plan import Assignment, Crossing
+from anyaccel.graph.routes import route
+from anyaccel.graph.shapes import Shapes
+from anyaccel.segment import LossTerm, Operation, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Crossings:
+    """Finds the crossings of a phase.
+
+    `assigned` says where each node is, `backends` by whom it is computed, and `live` names the values through which
+    gradients flow.
+    """
+
+    assigned: Mapping[str, Assignment]
+    backends: Mapping[str, ComputingBackend]
+    shapes: Shapes
+    live: Set[str]
+
+    def of(self, segments: Iterable[Segment]) -> Iterator[Crossing]:
+        """All crossings, segments in order; each value once for every place that it goes to, each gradient as often."""
+        homes: dict[str, str] = {}
+        for segment in segments:
+            homes.update({name: one.label for one in segment.operations for name in one.outputs})
+            found: dict[tuple[str, Device], Crossing] = {}
+            for target, taker in _takers(segment):
+                for name in dict.fromkeys(taker.inputs):
+                    self._cross(name, homes.get(name, target), target, taker, found)
+            yield from found.values()
+            yield from self._gradients(segment, found)
+
+    def _cross(
+        self,
+        name: str,
+        source: str,
+        target: str,
+        taker: Operation | LossTerm,
+        found: dict[tuple[str, Device], Crossing],
+    ) -> None:
+        one, other = self.assigned[source], self.assigned[target]
+        if one.device == other.device and self.backends[source] is self.backends[target]:
+            return
+        way = route(self.backends[source], one.device, self.backends[target], other.device)
+        if way == "share" and isinstance(taker, Operation) and self._writes(target, taker):
+            way = "copy"
+        before = found.get((name, other.device))
+        if before is None:
+            nbytes = self.shapes.specs[name].nbytes
+            found[name, other.device] = Crossing(name, source, target, one.device, other.device, way, nbytes)
+        elif way == "copy":
+            found[name, other.device] = replace(before, route=way)
+
+    def _writes(self, target: str, taker: Operation) -> bool:
+        specs = self.shapes.wanted(target)
+        return taker.model is not None and self.backends[target].writes(taker.model, specs)
+
+    def _gradients(self, segment: Segment, found: Mapping[tuple[str, Device], Crossing]) -> Iterator[Crossing]:
+        """The way back, for values whose takers let gradients through."""
+        back = {
+            (name, taker.device)
+            for _, taker in _takers(segment)
+            if isinstance(taker, LossTerm) or not self.live.isdisjoint(taker.outputs)
+            for name in taker.inputs
+        }
+        for key, one in found.items():
+            if one.value in self.live and key in back:
+                maker, taker = self.backends[one.source], self.backends[one.target]
+                yield Crossing(
+                    one.value,
+                    one.target,
+                    one.source,
+                    one.destination,
+                    one.origin,
+                    route(taker, one.destination, maker, one.origin),
+                    one.nbytes,
+                    gradient=True,
+                )
+
+
+def _takers(segment: Segment) -> Iterator[tuple[str, Operation | LossTerm]]:
+    for operation in segment.operations:
+        yield operation.label, operation
+    for term in segment.losses:
+        yield term.on, term

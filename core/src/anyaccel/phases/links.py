@@ -1,0 +1,38 @@
+"""Links: a segment with the program that computes it, and what it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from anyaccel.backend import ComputingBackend, Program
+from anyaccel.device import Device
+from anyaccel.segment import Segment
+
+Pairs = dict[str, tuple[Any, Any]]
+"""Losses as (sum, weight), by label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A segment at work. `live` says whether gradients flow through it."""
+
+    segment: Segment
+    backend: ComputingBackend
+    program: Program
+    live: bool
+
+    def device_of(self, name: str) -> Device:
+        """The device on which one of its outputs comes."""
+        return next(operation.device for operation in self.segment.operations if name in operation.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Losses still on their devices: means [count, labels] of steps of one size, or pairs of one step."""
+
+    backend: ComputingBackend
+    batch: int
+    labels: tuple[str, ...]
+    means: Any = None
+    pairs: Pairs | None = None
