@@ -51,7 +51,7 @@ nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "unit", "lowest", "backend", "wheel", "docs"]
+nox.options.sessions = ["lint", "types", "unit", "lowest", "backend", "mixed", "thirdparty", "wheel", "docs"]
 if SUPPORTED[0] not in FOUND:
     nox.options.sessions.remove("lowest")  # the oldest dependencies have no wheels for newer interpreters
 
@@ -61,9 +61,20 @@ def group(*names: str) -> tuple[str, ...]:
     return nox.project.dependency_groups(GROUPS, *names)
 
 
+def with_siblings(*plugins: str) -> list[str]:
+    """Plugins, and before each those of this tree that it stands on."""
+    found: dict[str, None] = {}
+    for name in plugins:
+        with (ROOT / f"plugins/{name}/pyproject.toml").open("rb") as file:
+            needs = " ".join(tomllib.load(file)["project"]["dependencies"])
+        found.update(dict.fromkeys(other for other in PLUGINS if re.search(rf"\banyaccel-{other}\b", needs)))
+        found[name] = None
+    return list(found)
+
+
 def editable(*plugins: str) -> list[str]:
     """The arguments by which pip installs core and plugins from this tree."""
-    return [*CORE, *(part for name in plugins for part in ("--editable", f"plugins/{name}"))]
+    return [*CORE, *(part for name in with_siblings(*plugins) for part in ("--editable", f"plugins/{name}"))]
 
 
 def python_files(folder: str) -> list[str]:
@@ -120,9 +131,33 @@ def lowest(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 @nox.parametrize("plugin", [nox.param(name, id=name) for name in PLUGINS])
 def backend(session: nox.Session, plugin: str) -> None:
-    """One plugin with its framework: its own tests (the kit among them), and graphs of several frameworks."""
+    """One plugin with its framework and no other: its own tests (the kit among them), and graphs over it."""
     session.install(*editable(plugin), *group("test", "guests", plugin))
     session.run("pytest", f"plugins/{plugin}/tests", "tests/integration", *session.posargs)
+
+
+@nox.session(python=MAIN)
+def mixed(session: nox.Session) -> None:
+    """All frameworks in one process, and one graph over several of them."""
+    session.install(*editable(*PLUGINS), *group("test", "guests", *PLUGINS))
+    session.run("pytest", "tests/integration", *session.posargs, env={"ANYACCEL_TEST_MIXED": "1"})
+
+
+@nox.session(python=MAIN)
+def thirdparty(session: nox.Session) -> None:
+    """A stranger's plugin, from its own wheel and with core's: its tests, far from the sources."""
+    project = ROOT / "docs/examples/anyaccel-mlx"
+    with tempfile.TemporaryDirectory() as folder:
+        wheels, away = Path(folder, "wheels"), Path(folder, "away")
+        session.install(*group("wheel"))
+        for source in (ROOT / "core", project):
+            session.run("python", "-m", "build", "--outdir", str(wheels), str(source), silent=True)
+        session.install(*map(str, sorted(wheels.glob("*.whl"))), *group("test", "thirdparty"))
+        shutil.copytree(project / "tests", away / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(project / "pyproject.toml", away)
+        with session.chdir(away):
+            session.run("pytest", "tests", *session.posargs, env={"PYTHONPATH": None, "PYTHONSAFEPATH": "1"})
+            session.run("anyaccel", "conform", "mlx")
 
 
 @nox.session(python=MAIN)
@@ -135,14 +170,11 @@ def wheel(session: nox.Session) -> None:
             session.run("python", "-m", "build", "--outdir", str(wheels), source, silent=True)
         session.install(*map(str, sorted(wheels.glob("*.whl"))), *group("test", "guests", *PLUGINS))
         copy_tests(away)
+        env = {"ANYACCEL_TEST_WHEELS": str(wheels), "PYTHONPATH": None, "PYTHONSAFEPATH": "1"}
         with session.chdir(away):
-            session.run(
-                "pytest",
-                *("tests/core", "tests/contract", "tests/packaging"),
-                *(f"plugins/{name}/tests" for name in PLUGINS),
-                *session.posargs,
-                env={"ANYACCEL_TEST_WHEELS": str(wheels), "PYTHONPATH": None, "PYTHONSAFEPATH": "1"},
-            )
+            session.run("pytest", "tests/core", "tests/contract", "tests/packaging", *session.posargs, env=env)
+            for name in PLUGINS:  # each in a process of its own: a framework is set up once in a process
+                session.run("pytest", f"plugins/{name}/tests", *session.posargs, env=env)
 
 
 def copy_tests(away: Path) -> None:
@@ -158,7 +190,7 @@ def docs(session: nox.Session) -> None:
     """Run every Python example of the READMEs and docs/, and the example projects with their own tests."""
     projects = sorted(path.parent for path in ROOT.glob("docs/examples/*/pyproject.toml"))
     installs = [part for project in projects for part in ("--editable", str(project))]
-    session.install(*editable(*PLUGINS), *installs, *group("test", "guests", "docs", *PLUGINS))
+    session.install(*editable(*PLUGINS), *installs, *group("test", "guests", "docs", "thirdparty", *PLUGINS))
     readmes = ["README.md", "core/README.md", *(f"plugins/{name}/README.md" for name in PLUGINS)]
     session.run("pytest", "docs", *readmes, *session.posargs)
 

@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("plugin",),
     ("registry",),
     ("accelerator",),
-    ("placement",),
+    ("placement", "weights"),
     ("data",),
     ("graph",),
     ("phases",),

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from anyaccel.reference import simulate as simulate
     from anyaccel.results import EvalResults as EvalResults
     from anyaccel.results import TrainResults as TrainResults
+    from anyaccel.weights import copy_weights as copy_weights
 
 __version__ = "0.1.0"
 
@@ -68,6 +69,7 @@ _HOMES = {
     "recipes": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
     "reference": ("SequentialMLP", "simulate"),
     "results": ("EvalResults", "TrainResults"),
+    "weights": ("copy_weights",),
 }
 _HOME_OF = {name: f"anyaccel.{module}" for module, names in _HOMES.items() for name in names}
 _MODULES = ("errors",)
