@@ -39,6 +39,7 @@ SIGNATURES = {
     "Experiment": "label graph phases * callbacks progress",
     "Experiment.run_phase": "phase",
     "Metric": "measure on targets label",
+    "SequentialCNN": "output_shape channels kernel_size pool activation dropout dtype",
     "SequentialMLP": "output_shape n_layers hidden_dim activation dropout dtype",
     "devices": "kind",
     "all_devices": "kind",

@@ -1,11 +1,24 @@
-"""Fixtures for tests over every framework that is installed here."""
+"""Fixtures for tests over every framework that is installed here; frameworks are set up before they start."""
 
 from __future__ import annotations
+
+import importlib.util
+import os
 
 import pytest
 
 from anyaccel.backend import Compute
 from anyaccel.registry import registry
+
+# 64 bits, so that every framework can be compared in them, and two devices each where a CPU can be several.
+os.environ.setdefault("JAX_ENABLE_X64", "1")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+if importlib.util.find_spec("tensorflow") is not None:
+    import tensorflow
+
+    cpus = tensorflow.config.list_physical_devices("CPU")
+    tensorflow.config.set_logical_device_configuration(cpus[0], [tensorflow.config.LogicalDeviceConfiguration()] * 2)
 
 
 def frameworks() -> list[str]:
@@ -22,3 +35,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if not names:
             raise pytest.UsageError("tests/integration needs a plugin with its framework installed")
         metafunc.parametrize("framework", names)
+
+
+@pytest.fixture(scope="session")
+def three() -> tuple[str, str, str]:
+    """torch, JAX and TensorFlow, all here; the session `mixed` insists on that, others skip."""
+    wanted = ("torch", "jax", "tensorflow")
+    missing = [name for name in wanted if name not in frameworks()]
+    if missing and os.environ.get("ANYACCEL_TEST_MIXED"):
+        pytest.fail(f"this session is for all frameworks, and {', '.join(missing)} cannot be used")
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)} too")
+    return wanted

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from anyaccel.recipes import Loss as Loss
     from anyaccel.recipes import Optimizer as Optimizer
     from anyaccel.recipes import Schedule as Schedule
+    from anyaccel.reference import SequentialCNN as SequentialCNN
     from anyaccel.reference import SequentialMLP as SequentialMLP
     from anyaccel.reference import simulate as simulate
     from anyaccel.results import EvalResults as EvalResults
@@ -67,7 +68,7 @@ _HOMES = {
     "phases": ("Callback", "EarlyStopping", "EvalPhase", "FitPhase", "Progress", "TrainPhase"),
     "placement": ("all_devices", "best", "device_of", "devices", "move", "place", "scope"),
     "recipes": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
-    "reference": ("SequentialMLP", "simulate"),
+    "reference": ("SequentialCNN", "SequentialMLP", "simulate"),
     "results": ("EvalResults", "TrainResults"),
     "weights": ("copy_weights",),
 }

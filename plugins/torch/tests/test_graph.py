@@ -201,7 +201,10 @@ def test_a_numpy_head_after_a_torch_encoder_trains() -> None:
     made = aa.ModelGraph([encoder, head], aa.Optimizer("adam", lr=2e-2, clip_norm=1.0))
     plan = aa.Experiment("test", made).plan(training())
     assert [(part.framework, part.nodes) for part in plan.parts] == [("torch", ("encoder",)), ("numpy", ("net",))]
-    assert [(one.value, one.route) for one in plan.crossings] == [("encoder", "host")]
+    assert [(one.value, one.route, one.gradient) for one in plan.crossings] == [
+        ("encoder", "share", False),
+        ("encoder", "share", True),
+    ]
     results = run(made, training(10))
     assert results.loss[-1] < 0.7 * results.loss[0]
 

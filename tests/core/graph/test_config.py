@@ -25,7 +25,7 @@ from anyaccel import (
 )
 from anyaccel.errors import AnyaccelError, ConfigError, FrameworkError, GraphError
 from anyaccel.phases import Phase
-from anyaccel.reference import Dense
+from anyaccel.reference import Dense, SequentialCNN
 
 
 def through_json(config: object) -> object:
@@ -86,6 +86,18 @@ def test_a_graph_from_a_configuration_computes_the_same(graph):
     first, again = graph.state(), read(through_json(graph.get_config()), graph).state()
     assert first.keys() == again.keys()
     assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+def test_a_convolutional_model_goes_there_and_back(table):
+    model = SequentialCNN((2, 2), (3,), 5, 3, "tanh", 0.25, "float64")
+    graph = ModelGraph([ModelNode("a", model, table(x=((2, 6, 7), "float64")).reference())], seed=3)
+    config = through_json(graph.get_config())
+    again = read(config, graph)
+    assert type(again["a"].model) is SequentialCNN
+    assert again["a"].model.get_config() == model.get_config()
+    first, second = graph.state(), again.state()
+    assert "a/parameters/convs.0.weight" in first and first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from anyaccel.reference import (
     Dense,
     Module,
     Sequential,
+    SequentialCNN,
     SequentialMLP,
     SimArray,
     simulate,
@@ -325,7 +326,7 @@ def test_a_plain_function_is_no_model(backend):
 
 
 def test_named_models_and_recipes(backend):
-    assert backend.models() == {"SequentialMLP": SequentialMLP}
+    assert backend.models() == {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
     assert backend.refuses(Optimizer("adam")) == backend.refuses(Loss("mse")) == backend.refuses(Loss(max)) == ""
     assert backend.refuses(Optimizer(Dense)) == "numpy has the named optimizers only"
 

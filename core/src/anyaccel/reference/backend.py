@@ -18,6 +18,7 @@ from anyaccel.install_hints import HINTS
 from anyaccel.recipes import Loss, Optimizer
 from anyaccel.reference import models
 from anyaccel.reference.arrays import HOST, SimArray, download
+from anyaccel.reference.convolution import Conv2d, MaxPool2d
 from anyaccel.reference.creation import handle, scoped
 from anyaccel.reference.module import Module
 from anyaccel.reference.moving import adopted, moved, rows, uploaded
@@ -141,6 +142,12 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
     def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
         """Never: what other frameworks hand over is read-only here."""
         return False
+
+    def layout(self, model: Any) -> tuple[str, str]:
+        """Channels first for the layers for images; nothing is said of others."""
+        if isinstance(model, SequentialCNN):
+            return "channels_first", ""
+        return ("channels_first",) * 2 if isinstance(model, (Conv2d, MaxPool2d)) else ("", "")
 
     def build(self, segment: Segment) -> Program:
         """The adapter's program."""

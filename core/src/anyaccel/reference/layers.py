@@ -17,19 +17,34 @@ from anyaccel.reference.module import Module, Values, only
 from anyaccel.segment import TensorSpec
 
 
-def _check(what: str, x: Array, features: int, dtype: np.dtype[Any]) -> None:
-    """Refuse an input whose last axis or dtype is not the layer's; nothing is converted on the way."""
-    if x.ndim < 2 or x.shape[-1] != features:
-        raise ShapeError(f"{what} takes samples with {features} features and was given {_shown(x)}")
+def check_dtype(what: str, x: Array, dtype: np.dtype[Any]) -> None:
+    """Refuse an input whose dtype is not the layer's; nothing is converted on the way.
+
+    Raises:
+        ShapeError: it is not.
+    """
     if x.dtype != dtype:
         raise ShapeError(
-            f"{what} computes in {dtype} and was given {_shown(x)}",
+            f"{what} computes in {dtype} and was given {shown(x)}",
             remedy=f"cast the features to {dtype}, or make the layer with another dtype",
         )
 
 
-def _shown(x: Array) -> str:
+def shown(x: Array) -> str:
+    """Dtype and shape of a sample, for messages."""
     return f"{x.dtype}{list(x.shape[1:])}"
+
+
+def listed(inputs: Sequence[TensorSpec]) -> str:
+    """Specifications of inputs, for messages."""
+    return ", ".join(map(str, inputs)) or "none"
+
+
+def _check(what: str, x: Array, features: int, dtype: np.dtype[Any]) -> None:
+    """Refuse an input whose last axis or dtype is not the layer's."""
+    if x.ndim < 2 or x.shape[-1] != features:
+        raise ShapeError(f"{what} takes samples with {features} features and was given {shown(x)}")
+    check_dtype(what, x, dtype)
 
 
 class Dense(Module):
@@ -66,7 +81,7 @@ class Dense(Module):
             ShapeError: several inputs, or one without an axis.
         """
         if len(inputs) != 1 or not inputs[0].shape:
-            raise ShapeError(f"Dense takes one input with at least one axis, and was given {_listed(inputs)}")
+            raise ShapeError(f"Dense takes one input with at least one axis, and was given {listed(inputs)}")
         fan_in = inputs[0].shape[-1]
         bound = 1.0 / math.sqrt(fan_in)
         shapes = {"weight": (self.features, fan_in), "bias": (self.features,)}
@@ -85,10 +100,6 @@ class Dense(Module):
             return {"weight": by_weight, "bias": by_bias} if "bias" in values else {"weight": by_weight}, (c,)
 
         return Applied((y,), pullback)
-
-
-def _listed(inputs: Sequence[TensorSpec]) -> str:
-    return ", ".join(map(str, inputs)) or "none"
 
 
 class Activation(Module):
@@ -161,7 +172,7 @@ class BatchNorm(Module):
             ShapeError: several inputs, or not one axis.
         """
         if len(inputs) != 1 or len(inputs[0].shape) != 1:
-            raise ShapeError(f"BatchNorm takes one input with one axis, and was given {_listed(inputs)}")
+            raise ShapeError(f"BatchNorm takes one input with one axis, and was given {listed(inputs)}")
         zeros, ones = np.zeros(inputs[0].shape, self.dtype), np.ones(inputs[0].shape, self.dtype)
         self.parameters.update(weight=ones, bias=zeros)
         self.buffers.update(running_mean=zeros.copy(), running_var=ones.copy())

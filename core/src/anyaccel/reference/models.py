@@ -24,6 +24,12 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
             f"a {type(model).__name__} is no model of numpy: its gradients are not known",
             remedy="derive a class from anyaccel.reference.Module, and give its pullback",
         )
+    foreign = next((spec for spec in inputs if not _is_numpys(spec.dtype)), None)
+    if foreign is not None:
+        raise ShapeError(
+            f"{type(model).__name__} does not take {foreign}: NumPy has no {foreign.dtype} of its own",
+            remedy="give it float32, with a model that ends in it, or a column cast to it",
+        )
     try:
         if not model.is_built:
             model.build(inputs, seed)
@@ -36,6 +42,14 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
             there=f"parameters {_shapes(model)}" if model.parameters else "",
             remedy="change what feeds it, or the module",
         ) from error
+
+
+def _is_numpys(dtype: str) -> bool:
+    """Others register dtypes with NumPy under names such as bfloat16; whether they are there must not matter."""
+    try:
+        return np.dtype(dtype).kind in "biufc"
+    except TypeError:
+        return False
 
 
 def _shapes(model: Module) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -31,6 +32,79 @@ def linear(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Callable
         return c @ weight, rows.T @ x.reshape(-1, x.shape[-1]), np.sum(rows, axis=0)
 
     return y, pullback
+
+
+def convolution(x: Array, weight: Array, bias: Array) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
+    """At each pixel the sum of products with what is around it, and a bias; pulls back to x, weight and bias.
+
+    Beyond the edges are zeros, so that height and width stay.
+
+    Args:
+        x: [batch, in, height, width].
+        weight: [out, in, size, size], size odd.
+        bias: [out].
+    """
+    around, by_place = neighbourhoods(x, weight.shape[-1])
+    columns = around.reshape(len(x), math.prod(weight.shape[1:]), math.prod(x.shape[2:]))
+    rows = weight.reshape(len(weight), columns.shape[1])
+    y = rows @ columns + bias.reshape(-1, 1)
+
+    def pullback(c: Array) -> tuple[Array, Array, Array]:
+        flat = c.reshape(y.shape)
+        by_row = np.tensordot(flat, columns, axes=((0, 2), (0, 2)))
+        return by_place((rows.T @ flat).reshape(around.shape)), by_row.reshape(weight.shape), np.sum(flat, axis=(0, 2))
+
+    return y.reshape(len(x), len(weight), *x.shape[2:]), pullback
+
+
+def neighbourhoods(x: Array, size: int) -> tuple[Array, Back]:
+    """What is around each pixel, size by size, with zeros beyond the edges.
+
+    Args:
+        x: [batch, channels, height, width].
+        size: odd.
+
+    Returns:
+        [batch, channels, size * size, height, width], and the pullback.
+    """
+    height, width = x.shape[2:]
+    edge = size // 2
+    padded = np.pad(x, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
+    places = [(slice(i, i + height), slice(j, j + width)) for i in range(size) for j in range(size)]
+
+    def pullback(c: Array) -> Array:
+        back = np.zeros_like(padded)
+        for index, (rows, columns) in enumerate(places):
+            back[:, :, rows, columns] += c[:, :, index]
+        return back[:, :, edge : edge + height, edge : edge + width]
+
+    return np.stack([padded[:, :, rows, columns] for rows, columns in places], axis=2), pullback
+
+
+def max_pooled(x: Array, size: int) -> tuple[Array, Back]:
+    """The largest of each window; of equal ones the first, row by row, takes the cotangent.
+
+    Windows are size by size, do not overlap, and leave out rows and columns that fill none.
+
+    Args:
+        x: [batch, channels, height, width].
+        size: of a window.
+    """
+    batch, channels, height, width = x.shape
+    high, wide = height // size, width // size
+    split = (batch, channels, high, size, wide, size)
+    whole = (slice(None), slice(None), slice(high * size), slice(wide * size))
+    windows = x[whole].reshape(split).transpose(0, 1, 2, 4, 3, 5).reshape(batch, channels, high, wide, size * size)
+    first = np.expand_dims(np.argmax(windows, axis=-1), -1)
+
+    def pullback(c: Array) -> Array:
+        spread, back = np.zeros_like(windows), np.zeros_like(x)
+        np.put_along_axis(spread, first, np.expand_dims(c, -1), axis=-1)
+        apart = spread.reshape(batch, channels, high, wide, size, size).transpose(0, 1, 2, 4, 3, 5)
+        back[whole] = apart.reshape(x[whole].shape)
+        return back
+
+    return np.take_along_axis(windows, first, axis=-1)[..., 0], pullback
 
 
 def activation(name: str, x: Array) -> tuple[Array, Back]:

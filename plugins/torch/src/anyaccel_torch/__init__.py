@@ -1,6 +1,6 @@
 """torch for anyaccel: on NVIDIA and AMD GPUs (`gpu`), Intel GPUs (`xpu`) and the CPU.
 
-Importing this package does not import torch; `SequentialMLP` and `TorchBackend` are loaded when they are first used.
+Importing this package does not import torch; its models and `TorchBackend` are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from anyaccel.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from anyaccel_torch.backend import TorchBackend as TorchBackend
+    from anyaccel_torch.models import SequentialCNN as SequentialCNN
     from anyaccel_torch.models import SequentialMLP as SequentialMLP
 
-_HOME_OF = {"SequentialMLP": "anyaccel_torch.models", "TorchBackend": "anyaccel_torch.backend"}
+_HOME_OF = {
+    "SequentialCNN": "anyaccel_torch.models",
+    "SequentialMLP": "anyaccel_torch.models",
+    "TorchBackend": "anyaccel_torch.backend",
+}
 
-__all__ = ["SequentialMLP", "TorchBackend", "backends"]
+__all__ = ["SequentialCNN", "SequentialMLP", "TorchBackend", "backends"]
 
 
 @hookimpl

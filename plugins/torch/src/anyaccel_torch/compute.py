@@ -26,7 +26,7 @@ class TorchCompute(TorchPlacement, Compute):
         return infer(model, inputs, seed)
 
     def dtype_of(self, model: Any) -> str | None:
-        """As `Compute.dtype_of`: that of the first floating parameter, or of the recipe of an unbuilt SequentialMLP."""
+        """As `Compute.dtype_of`: that of the first floating parameter, or what a recipe says of an unbuilt one."""
         from anyaccel_torch.shapes import wanted_dtype
 
         return wanted_dtype(model)
@@ -41,6 +41,18 @@ class TorchCompute(TorchPlacement, Compute):
 
         named = _built(model, dict(model.named_parameters()))
         return {name: TensorSpec(tuple(tensor.shape), name_of(tensor.dtype)) for name, tensor in named.items()}
+
+    def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+        """As `Compute.writes`; runs the model on zeros and asks torch's count of writes."""
+        from anyaccel_torch.conventions import writes
+
+        return writes(model, inputs)
+
+    def layout(self, model: Any) -> tuple[str, str]:
+        """As `Compute.layout`, for single layers and plain sequences of them."""
+        from anyaccel_torch.conventions import layout
+
+        return layout(model)
 
     def build(self, segment: Segment) -> Program:
         """As `Compute.build`; a `TorchProgram`, which works on the user's modules in place."""
@@ -76,19 +88,18 @@ class TorchCompute(TorchPlacement, Compute):
                 tensor.copy_(values[name])
 
     def models(self) -> Mapping[str, type]:
-        """SequentialMLP."""
-        from anyaccel_torch.models import SequentialMLP
+        """SequentialMLP and SequentialCNN."""
+        from anyaccel_torch.models import SequentialCNN, SequentialMLP
 
-        return {"SequentialMLP": SequentialMLP}
+        return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
 
 def _built(model: torch.nn.Module, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     from torch.nn.parameter import is_lazy
 
-    from anyaccel_torch.models import SequentialMLP
+    from anyaccel_torch.shapes import unbuilt
 
-    unbuilt = any(isinstance(part, SequentialMLP) and not part.layers for part in model.modules())
-    if unbuilt or any(is_lazy(tensor) for tensor in named.values()):
+    if unbuilt(model) or any(is_lazy(tensor) for tensor in named.values()):
         raise StateError(
             f"{type(model).__name__} has no parameters yet: the shapes of its inputs are not known",
             remedy="build the graph it is in, or call it once with a batch",

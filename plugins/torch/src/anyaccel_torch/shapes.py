@@ -18,7 +18,7 @@ from anyaccel.segment import TensorSpec
 from anyaccel_torch.custody import seed as start_from
 from anyaccel_torch.custody import undisturbed
 from anyaccel_torch.faults import first_line, telling
-from anyaccel_torch.models import SequentialMLP, outputs_of
+from anyaccel_torch.models import FromRecipe, outputs_of
 
 # torch's shape-only kernels let wrong dtypes pass (a float64 batch into a float32 Linear, say), so that a module is run
 # for real unless its parameters take more bytes than this.
@@ -53,22 +53,27 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def wanted_dtype(model: nn.Module) -> str | None:
-    """Dtype of the first floating parameter, or that which an unbuilt SequentialMLP will have."""
+    """Dtype of the first floating parameter, or that which an unbuilt one from a recipe will have."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             return name_of(parameter.dtype)
-    return next((part.recipe.dtype for part in model.modules() if isinstance(part, SequentialMLP)), None)
+    return next((part.recipe.dtype for part in model.modules() if isinstance(part, FromRecipe)), None)
+
+
+def unbuilt(model: nn.Module) -> dict[str, FromRecipe]:
+    """Parts of a module, by name, that have a recipe and no parameters yet."""
+    return {name: part for name, part in model.named_modules() if isinstance(part, FromRecipe) and not part.is_built}
 
 
 # -- building --------------------------------------------------------------------------------------------------------
 
 
 def _build(model: nn.Module, inputs: Sequence[TensorSpec], seed: int) -> None:
-    """Give lazy modules their parameters: a SequentialMLP by its recipe, torch's own by a batch of zeros."""
-    if isinstance(model, SequentialMLP):
+    """Give lazy modules their parameters: ours by their recipes, torch's own by a batch of zeros."""
+    if isinstance(model, FromRecipe):
         model.build([spec.shape for spec in inputs], seed)
         return
-    inner = {name: part for name, part in model.named_modules() if isinstance(part, SequentialMLP) and not part.layers}
+    inner = unbuilt(model)
     if not inner and not any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
         return
     hooks = [part.register_forward_pre_hook(_builder(rng.key(seed, name))) for name, part in inner.items()]
@@ -80,7 +85,7 @@ def _build(model: nn.Module, inputs: Sequence[TensorSpec], seed: int) -> None:
 
 
 def _builder(seed: int) -> Any:
-    def build(module: SequentialMLP, inputs: tuple[Tensor, ...]) -> None:
+    def build(module: FromRecipe, inputs: tuple[Tensor, ...]) -> None:
         module.build([tensor.shape[1:] for tensor in inputs], seed, inputs[0].device)
 
     return build
