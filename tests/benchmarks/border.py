@@ -1,0 +1,172 @@
+"""What a border between two frameworks costs: a step of the graph, less the steps of its two segments alone.
+
+Run it with `nox -s bench`, or `python tests/benchmarks/border.py [--blocks N] [--json FILE]`. Every pair of installed
+frameworks is measured; the graph and its segments alone take turns in one process, block by block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import anyaccel as aa
+from anyaccel.backend import Compute, ComputingBackend, Program
+from anyaccel.graph import Request, resolve
+from anyaccel.phases.links import Link
+from anyaccel.phases.loading import Feed
+from anyaccel.phases.steps import Wires
+from anyaccel.registry import registry
+
+FEATURES, WIDTH, BATCH, STEPS = 50, 16, 64, 100
+CPU = aa.Device("cpu")
+Block = Callable[[], float]
+
+
+def graph(first: str, second: str, clip: float | None) -> aa.ModelGraph:
+    """An encoder 50-16-16 of one framework, and a head 16-16-1 of another."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((BATCH * STEPS, FEATURES)).astype(np.float32)
+    source = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1] - x[:, 1:2]}, ["x"], ["y"])
+    nodes = [
+        aa.ModelNode("encoder", model(first, WIDTH), source.reference()),
+        aa.ModelNode("head", model(second, 1), "encoder"),
+    ]
+    return aa.ModelGraph(nodes, aa.Optimizer("adam", lr=1e-3, clip_norm=clip))
+
+
+def model(framework: str, out: int) -> Any:
+    """Two layers."""
+    made: Any = registry().computing(framework).models()["SequentialMLP"]
+    return made((out,), 2, WIDTH)
+
+
+def links(made: aa.ModelGraph) -> list[Link]:
+    """The segments of the graph, ready to run."""
+    resolution = resolve(made, Request("bench", losses=(aa.AppliedLoss("mse", on="head"),), training=True))
+    found = []
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for one in segment.operations:
+            backend.place(one.model, one.device)
+        found.append(Link(segment, backend, backend.build(segment), live=True))
+    return found
+
+
+def together(ready: list[Link], feed: Feed) -> Block:
+    """Steps of the whole graph."""
+    wires = Wires(ready)
+    orders = {(id(link.backend), CPU): order_of(link.backend) for link in ready}
+    fed = wires.fed(feed, orders)
+
+    def block() -> float:
+        began = time.perf_counter()
+        losses = wires.train(fed, 0, STEPS, BATCH)
+        settle(ready, losses[-1].pairs)
+        return time.perf_counter() - began
+
+    return block
+
+
+def alone(ready: list[Link], feed: Feed) -> Block:
+    """Steps of each segment by itself: what crosses is there already, in its own framework."""
+    random = np.random.default_rng(1)
+    encoder, head = ready
+    cotangent = encoder.backend.from_host(random.standard_normal((BATCH, WIDTH)).astype(np.float32) / BATCH, CPU)
+    value = head.backend.from_host(random.standard_normal((BATCH, WIDTH)).astype(np.float32), CPU)
+    x, y = feed.columns["data.x"], feed.columns["data.y"]
+    orders = [order_of(link.backend) for link in ready]
+
+    def block() -> float:
+        began = time.perf_counter()
+        for start in range(0, STEPS * BATCH, BATCH):
+            step(encoder.program, (encoder.backend.rows(x, start, start + BATCH, orders[0]),), cotangent)
+            pairs = step(head.program, (value, head.backend.rows(y, start, start + BATCH, orders[1])), None)
+        settle(ready, pairs)
+        return time.perf_counter() - began
+
+    return block
+
+
+def order_of(backend: ComputingBackend) -> Any:
+    """Rows in order, as an epoch's order."""
+    return backend.from_host(np.arange(BATCH * STEPS, dtype=backend.index_dtype), CPU)
+
+
+def step(program: Program, inputs: tuple[Any, ...], cotangent: Any) -> Any:
+    """One step of a segment."""
+    _, pairs, pullback = program.forward_pullback(inputs)
+    pullback(() if not program.segment.outputs else (cotangent,))
+    program.apply()
+    return pairs
+
+
+def settle(ready: list[Link], pairs: Any) -> None:
+    """Wait until everything is computed."""
+    head = ready[-1].backend
+    head.scalars([total for pair in pairs.values() for total in pair])
+    for link in ready:
+        state = link.program.states()
+        some = next(iter(next(iter(state.values())).slots.values()))
+        link.backend.to_host(some["m"])
+
+
+def measure(first: str, second: str, clip: float | None, blocks: int) -> dict[str, Any]:
+    """Medians in microseconds a step."""
+    made = graph(first, second, clip)
+    ready = links(made)
+    source = made["encoder"].upstreams[0].feature_set  # type: ignore[union-attr]
+    columns = {
+        name: link.backend.from_host(source.array(name.partition(".")[2]), CPU)
+        for link in ready
+        for name in link.segment.inputs
+        if name.startswith("data.")
+    }
+    feed = Feed(BATCH * STEPS, columns)
+    loops = {"together": together(ready, feed), "alone": alone(ready, feed)}
+    for loop in loops.values():
+        loop()
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(blocks):
+        for name, loop in loops.items():
+            seconds[name].append(loop())
+    found = {name: statistics.median(values) / STEPS * 1e6 for name, values in seconds.items()}
+    differences = [a - b for a, b in zip(seconds["together"], seconds["alone"], strict=True)]
+    return {
+        "first": first,
+        "second": second,
+        "clip": clip,
+        **found,
+        "border": statistics.median(differences) / STEPS * 1e6,
+    }
+
+
+def main() -> None:
+    """Print a table, and write it where `--json` says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=24)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    names = [name for name in registry().frameworks if isinstance(registry().find(name), Compute)]
+    rows = []
+    print(f"{'first':12}{'second':12}{'clip':>6}{'together':>12}{'alone':>12}{'border':>12}   us a step")
+    for first, second in itertools.permutations(names, 2):
+        for clip in (None, 1.0):
+            row = measure(first, second, clip, given.blocks)
+            rows.append(row)
+            figures = "".join(f"{row[name]:12.1f}" for name in ("together", "alone", "border"))
+            print(f"{first:12}{second:12}{clip or '-':>6}{figures}", flush=True)
+    if given.json is not None:
+        machine = {"machine": platform.machine(), "python": platform.python_version(), "rows": rows}
+        given.json.write_text(json.dumps(machine, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

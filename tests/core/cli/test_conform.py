@@ -1,0 +1,354 @@
+"""`anyaccel conform`: which plugin, which Subject, what is counted, and what goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+
+from anyaccel.cli import conform
+from anyaccel.plugin import Plugin
+from anyaccel.registry import registry
+from anyaccel.testing import chosen as choosing
+from anyaccel.testing.faulty import plugin_module, write_distribution
+from anyaccel.testing.published import canonical, published
+from anyaccel.testing.subject import Subject
+from anyaccel.testing.tiny import TinyBackend
+
+PLUGIN = """
+import os
+from anyaccel.hookspecs import hookimpl
+from anyaccel.testing.tiny import TinyBackend
+
+class Odd(TinyBackend):
+    {body}
+
+@hookimpl
+def backends():
+    return [{made}]
+"""
+SUBJECT = """
+import pytest
+import numpy as np
+from anyaccel.testing import Subject
+from odd_plugin import Odd
+
+class OddSubject(Subject):
+    @pytest.fixture
+    def backend(self):
+        return Odd("odd", ("gpu:0", "cpu"))
+
+    @pytest.fixture
+    def new_tensor(self, backend):
+        return lambda: backend.new(0.0)
+
+    @pytest.fixture
+    def tensor(self, backend):
+        return lambda array: backend.new(np.array(array))
+
+    @pytest.fixture
+    def read(self):
+        return lambda cell: np.array(cell.value)
+"""
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """`odd(body=..., made=..., subject=...)`: an installed distribution, anyaccel-odd, with one plugin."""
+
+    def write(*, body="pass", made='Odd("odd", ("gpu:0", "cpu"))', subject="", entry="odd_kit:OddSubject", name="odd"):
+        modules = {"odd_plugin": PLUGIN.format(body=body, made=made)}
+        if subject:
+            modules["odd_kit"] = subject
+        write_distribution(tmp_path, "anyaccel-odd", entry_points={"odd": "odd_plugin"}, modules=modules)
+        if subject:
+            with (tmp_path / "anyaccel_odd-0.1.dist-info/entry_points.txt").open("a") as file:
+                file.write(f"[anyaccel.conformance]\n{name} = {entry}\n")
+
+    return write
+
+
+@pytest.fixture
+def card(spawn):
+    """`card("numpy")`: status and what `--json` prints."""
+
+    def run(*arguments, **environment):
+        answer = spawn("conform", *arguments, "--json", **{"ANYACCEL_PLUGINS": "odd", **environment})
+        assert answer.stderr == "", answer.stderr
+        return answer.returncode, json.loads(answer.stdout)
+
+    return run
+
+
+# -- core's own --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """What several tests look at is made once."""
+    return {}
+
+
+@pytest.fixture
+def simulated(shared, card):
+    """The card of numpy on simulated devices."""
+    if "simulated" not in shared:
+        shared["simulated"] = card("numpy", "--device", "sim:0", ANYACCEL_SIMULATE="2")
+    return shared["simulated"]
+
+
+def test_core_itself_conforms(simulated):
+    status, told = simulated
+    assert (status, told["conforms"], told["plugin"], told["distribution"]) == (0, True, "numpy", "anyaccel")
+    (one,) = told["backends"]
+    assert (one["framework"], one["kinds"], one["devices"]) == ("numpy", ["cpu", "sim"], ["cpu:0", "sim:0", "sim:1"])
+    assert (one["device"], one["backend"]) == ("sim:0", "anyaccel.reference.backend:ReferenceBackend")
+    assert list(one["capabilities"]) == ["backend", "exchange", "compute", "stepping", "memory"]
+    for name, counts in one["capabilities"].items():
+        assert counts.pop("passed") > 5, name
+        assert counts == {"failed": 0, "not_declared": 0, "not_testable_here": 0}, name
+    assert one["failures"] == [] and one["not_testable_here"] == {}
+
+
+def test_versions_are_told(simulated):
+    versions = simulated[1]["versions"]
+    assert {"python", "numpy", "pytest", "hypothesis"} <= set(versions)
+    assert all(versions.values()) and simulated[1]["platform"]
+
+
+def test_a_card_is_for_people(spawn):
+    answer = spawn("conform", "numpy", ANYACCEL_PLUGINS="")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    first, title, *rows = answer.stdout.splitlines()
+    assert first.startswith("numpy on cpu, sim, from anyaccel") and first.endswith("tested on cpu:0")
+    assert title.split("  ")[0] == "capability" and "not testable here" in title
+    assert [row.split()[0] for row in rows[:5]] == ["backend", "exchange", "compute", "stepping", "memory"]
+    assert any(row.startswith("not testable here: ") and row.endswith("(one device only)") for row in rows[5:])
+
+
+# -- which plugin ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nope",), ("no plugin called 'nope' is installed", "There is: numpy", "`anyaccel plugins` lists them")),
+        (("numpy", "--device", "gpu:0"), ("plugin numpy (anyaccel", "does not serve gpu:0", "numpy on cpu, sim")),
+        (("numpy", "--device", "no where"), ("'no where' does not name a device",)),
+    ],
+)
+def test_what_is_not_there_is_told(arguments, words, call):
+    answer = call("conform", *arguments)
+    assert (answer.exit_code, answer.stdout) == (2, "")
+    assert all(word in answer.stderr for word in words), answer.stderr
+    answer = call("conform", *arguments, "--json")
+    assert (answer.exit_code, answer.stderr) == (2, "")
+    assert all(word in json.loads(answer.stdout)["error"]["message"] for word in words)
+
+
+def test_a_device_that_is_not_on_this_machine_is_told_with_the_reason(spawn):
+    answer = spawn("conform", "numpy", "--device", "sim:1", ANYACCEL_PLUGINS="", ANYACCEL_SIMULATE="1")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "sim:1 is not on this machine for numpy (1 simulated device was made" in answer.stderr
+    assert "There is: cpu:0, sim:0" in answer.stderr
+
+
+def test_a_plugin_without_a_backend_is_told(call):
+    registry().register(plugin_module("moments", phase_start=lambda phase: None), "moments")
+    answer = call("conform", "moments")
+    assert answer.exit_code == 2 and "plugin moments (not a distribution) offers no backend" in answer.stderr
+
+
+def test_a_broken_plugin_is_told_with_cause_and_remedy(tmp_path, spawn):
+    write_distribution(
+        tmp_path, "anyaccel-odd", entry_points={"odd": "odd_plugin"}, modules={"odd_plugin": "import not_there"}
+    )
+    answer = spawn("conform", "odd", ANYACCEL_PLUGINS="odd")
+    assert answer.returncode == 2
+    assert "plugin odd (anyaccel-odd 0.1) is broken: ModuleNotFoundError" in answer.stderr
+    assert "install the module 'not_there'" in answer.stderr
+
+
+@pytest.mark.parametrize("missing", ["pytest", "hypothesis"])
+def test_what_the_kit_needs_is_told_with_the_line_that_installs_it(missing, call, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(conform, "find_spec", lambda name: None if name == missing else found(name))
+    answer = call("conform", "numpy")
+    assert answer.exit_code == 2
+    assert f"the conformance kit needs pytest and hypothesis: {missing} cannot be imported" in answer.stderr
+    assert f"python -m pip install {missing}" in answer.stderr
+
+
+def test_a_kit_that_does_not_end_is_told(odd, spawn):
+    odd(body="def devices(self):\n        import time; time.sleep(60)")
+    answer = spawn("conform", "odd", "--timeout", "3", ANYACCEL_PLUGINS="odd")
+    assert answer.returncode == 2
+    assert "the kit did not end on plugin odd within 3 s" in answer.stderr and "--timeout" in answer.stderr
+
+
+# -- which Subject -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["odd", "Anyaccel_Odd"])
+def test_without_a_subject_what_does_not_follow_is_not_testable_here(name, odd, card):
+    odd()
+    status, told = card(name)
+    (one,) = told["backends"]
+    assert (status, one["subject"], one["device"]) == (0, "derived", "gpu:0")
+    counts = one["capabilities"]["backend"]
+    assert counts["failed"] == 0 and counts["passed"] >= 15
+    reasons = one["not_testable_here"]
+    assert reasons["no Subject is published that gives new_tensor"] == 5
+    assert reasons["no Subject is published that gives tensor"] > 5
+    for capability in ("exchange", "compute", "stepping", "memory"):
+        assert set(one["capabilities"][capability]) == {"passed", "failed", "not_declared", "not_testable_here"}
+        assert one["capabilities"][capability]["not_declared"] > 5, capability
+
+
+@pytest.mark.parametrize("name", ["odd", "odd.odd.cpu"])
+def test_a_published_subject_is_used(name, odd, card):
+    odd(subject=SUBJECT, name=name)
+    status, told = card("odd")
+    (one,) = told["backends"]
+    assert (status, one["subject"]) == (0, "odd_kit:OddSubject")
+    assert one["capabilities"]["backend"]["not_testable_here"] <= 2, one["not_testable_here"]
+
+
+def test_the_device_that_is_named_is_used(odd, card):
+    odd(subject=SUBJECT)
+    assert card("odd", "--device", "cpu")[1]["backends"][0]["device"] == "cpu:0"
+
+
+def test_each_backend_has_a_card_of_its_own(odd, card, spawn):
+    odd(made='Odd("odd", ("gpu:0", "cpu")), Odd("even", ("cpu",))', subject=SUBJECT, name="odd.odd")
+    status, told = card("odd")
+    assert status == 0
+    assert [(one["framework"], one["subject"]) for one in told["backends"]] == [
+        ("odd", "odd_kit:OddSubject"),
+        ("even", "derived"),
+    ]
+    assert [one["framework"] for one in card("odd", "--device", "gpu:0")[1]["backends"]] == ["odd"]
+    shown = spawn("conform", "odd", ANYACCEL_PLUGINS="odd").stdout
+    assert "odd on gpu, cpu, from anyaccel-odd 0.1" in shown and "even on cpu, from anyaccel-odd 0.1" in shown
+
+
+@pytest.mark.parametrize(
+    ("subject", "entry", "words"),
+    [
+        ("raise ImportError('no kit')", "odd_kit:OddSubject", "ImportError: no kit"),
+        ("OddSubject = 3", "odd_kit:OddSubject", "odd_kit:OddSubject is no Subject"),
+        (SUBJECT, "odd_kit:Other", "has no attribute 'Other'"),
+    ],
+)
+def test_a_subject_that_cannot_be_used_is_told(subject, entry, words, odd, spawn):
+    odd(subject=subject, entry=entry)
+    answer = spawn("conform", "odd", ANYACCEL_PLUGINS="odd")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "the kit cannot be run on odd: " in answer.stderr and words in answer.stderr
+    assert f"mend {entry}" in answer.stderr
+
+
+def test_a_subject_of_another_distribution_is_not_taken(odd, tmp_path, card):
+    odd()
+    info = tmp_path / "stranger-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[anyaccel.conformance]\nodd = stranger_kit:Nope\n")
+    assert card("odd")[1]["backends"][0]["subject"] == "derived"
+
+
+def test_the_most_exact_name_is_taken(odd, tmp_path, monkeypatch):
+    odd(subject=SUBJECT)
+    with (tmp_path / "anyaccel_odd-0.1.dist-info/entry_points.txt").open("a") as file:
+        file.write("odd.tiny = a:B\nodd.tiny.gpu = c:D\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    one, other = TinyBackend("tiny", ("gpu:0",)), TinyBackend("tiny", ("cpu",))
+    plugin = Plugin("odd", "Anyaccel.odd", "0.1", backends=(one, other))
+    assert [published(plugin, each) for each in plugin.backends] == ["c:D", "a:B"]
+    assert published(Plugin("odd", "anyaccel-odd", "0.1", backends=(TinyBackend("else"),)), TinyBackend("else"))
+    assert not published(Plugin("odd", "anyaccel-odd", "0.1", backends=(one, other)), TinyBackend("else"))
+
+
+def test_distributions_are_compared_as_indexes_compare_them():
+    assert canonical("My__Chip.for-X") == "my-chip-for-x"
+
+
+def test_a_derived_subject_has_the_registrys_own_backend():
+    registry().register(plugin_module("tiny", backends=lambda: [TinyBackend("tiny", ("cpu",))]), "tiny")
+    derived = choosing.chosen("tiny", 0, "", "")
+    assert issubclass(derived, choosing.DerivedSubject) and issubclass(derived, Subject)
+    assert issubclass(choosing.chosen("numpy", 0, "", "cpu:0"), choosing.ReferenceSubject)
+
+
+# -- what is counted ---------------------------------------------------------------------------------------------------
+
+
+def test_a_promise_that_is_broken_is_a_failure_with_its_first_line(odd, card, spawn):
+    odd(body='def device_string(self, device):\n        return ""')
+    status, told = card("odd")
+    assert (status, told["conforms"]) == (1, False)
+    (failure,) = told["backends"][0]["failures"]
+    assert failure["id"] == "TestBackend::test_device_strings_are_distinct_texts"
+    assert failure["capability"] == "backend"
+    assert failure["message"].startswith("assert") and "\n" not in failure["message"]
+    assert told["backends"][0]["capabilities"]["backend"]["failed"] == 1
+    answer = spawn("conform", "odd", ANYACCEL_PLUGINS="odd")
+    assert answer.returncode == 1
+    assert "failed: TestBackend::test_device_strings_are_distinct_texts: assert" in answer.stdout
+
+
+def test_an_error_before_or_after_a_test_is_a_failure(odd, card, tmp_path):
+    before = "        raise OSError('no board')\n        return lambda: backend.new(0.0)"
+    after = 'yield Odd("odd", ("gpu:0", "cpu"))\n        raise OSError("not closed")'
+    odd(subject=SUBJECT.replace("        return lambda: backend.new(0.0)", before))
+    status, told = card("odd")
+    assert status == 1
+    failed = told["backends"][0]["failures"]
+    assert len(failed) == 5 and {one["message"] for one in failed} == {"OSError: no board"}
+    (tmp_path / "odd_kit.py").write_text(SUBJECT.replace('return Odd("odd", ("gpu:0", "cpu"))', after))
+    status, told = card("odd")
+    counts = told["backends"][0]["capabilities"]["backend"]
+    assert (status, counts["passed"]) == (1, 0) and counts["failed"] > 30
+    assert {one["message"] for one in told["backends"][0]["failures"]} == {"OSError: not closed"}
+
+
+def test_an_expected_failure_is_a_failure(odd, card):
+    marked = SUBJECT.replace(
+        "    @pytest.fixture\n    def new_tensor",
+        "    @pytest.fixture(autouse=True)\n    def known(self, request):\n"
+        "        request.applymarker(pytest.mark.xfail(reason='known'))\n\n    @pytest.fixture\n    def new_tensor",
+    )
+    odd(subject=marked, body='def device_string(self, device):\n        return ""')
+    status, told = card("odd")
+    assert status == 1
+    assert [one["id"] for one in told["backends"][0]["failures"]] == [
+        "TestBackend::test_device_strings_are_distinct_texts"
+    ]
+
+
+def test_a_framework_that_takes_the_process_down_leaves_a_card(odd, card):
+    odd(body="def device_info(self, device):\n        os._exit(7)")
+    status, told = card("odd")
+    assert (status, told["conforms"]) == (1, False)
+    (one,) = told["backends"]
+    assert [failure["id"] for failure in one["failures"]] == ["TestBackend::test_device_info_is_well_formed"]
+    assert "the process ended with status 7 in it, and no test after it was run" in one["failures"][0]["message"]
+    assert one["capabilities"]["backend"]["passed"] > 2
+
+
+def test_a_process_that_ends_at_once_is_told(odd, spawn):
+    odd(subject="import os, sys; print('no licence', file=sys.stderr); os._exit(3)")
+    answer = spawn("conform", "odd", ANYACCEL_PLUGINS="odd")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "the kit cannot be run on odd: " in answer.stderr
+
+
+def test_settings_for_other_runs_of_pytest_change_nothing(odd, card, tmp_path):
+    odd(subject=SUBJECT)
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "conftest.py").write_text("raise SystemExit('a stranger')")
+    status, told = card("odd", PYTEST_ADDOPTS="-k nothing_at_all --nonsense", PYTEST_PLUGINS="not_there", cwd=here)
+    assert status == 0 and told["backends"][0]["capabilities"]["backend"]["passed"] > 30
+    assert [each.name for each in here.iterdir()] == ["conftest.py"]

@@ -1,0 +1,363 @@
+"""`anyaccel new-plugin`: what it refuses, what it writes, and that what it writes works as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from contextlib import nullcontext
+from datetime import date
+from importlib.metadata import entry_points
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from anyaccel.backend import Backend
+from anyaccel.cli.bases import Base, named
+from anyaccel.cli.projects import Wish, chip_project
+from anyaccel.cli.rendering import imports
+from anyaccel.reference import ReferenceBackend
+from anyaccel.registry import registry
+from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.tiny import TinyBackend
+
+SHORT, LONG = "x", "aaaaaaaaaa_bbbbbbbbbb_cccccccc"
+
+
+class Placing(Backend):
+    """A backend that places and does no more."""
+
+    framework, kinds, roots = "placing", ("unit",), ("placing_library",)
+
+    def devices(self):
+        return []
+
+    def device_of(self, obj):
+        return None
+
+    def place(self, obj, device):
+        return obj
+
+    def move(self, tensor, device, *, pinned=False):
+        return tensor
+
+    def scope(self, device):
+        return nullcontext()
+
+    def device_string(self, device):
+        return "unit"
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+NO_NAME = "cannot be the name of a plugin"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("Chip",), (NO_NAME, "lower-case words such as 'chip' or 'my_chip'")),
+        (("my-chip",), (NO_NAME,)),
+        (("1chip",), (NO_NAME,)),
+        (("chip_",), (NO_NAME,)),
+        (("a__b",), (NO_NAME,)),
+        (("../chip",), (NO_NAME,)),
+        (("chip\n",), (NO_NAME,)),
+        (("",), (NO_NAME,)),
+        (("class",), (NO_NAME, "no keywords of Python")),
+        (("a" * 31,), (NO_NAME, "at most 30 characters")),
+        (("numpy",), ("'numpy' is core's own word", "cpu", "sim")),
+        (("cpu",), ("'cpu' is core's own word",)),
+        (("sim",), ("'sim' is core's own word",)),
+        (("cuda",), ("'cuda' is core's own word",)),
+        (("torch",), ("the name 'torch' is taken: anyaccel-torch serves it", "new-plugin NAME --framework torch")),
+        (("keras",), ("the name 'keras' is taken",)),
+        (("chip", "--author", "A\nB"), ("cannot be the name of an author", "one line")),
+        (("chip", "--author", " A"), ("cannot be the name of an author",)),
+        (("chip", "--framework", "nope"), ("no plugin for the framework 'nope' is installed",)),
+        (("chip", "--base", "nope"), ("'nope' names no class", "write module:Class")),
+        (("chip", "--base", "a-b:C"), ("'a-b:C' names no class",)),
+        (("chip", "--base", "not_there:C"), ("the base not_there:C cannot be imported (ModuleNotFoundError",)),
+        (("chip", "--base", "anyaccel.reference:Nope"), ("cannot be imported (AttributeError",)),
+        (("chip", "--base", "anyaccel.reference:Dense"), ("anyaccel.reference:Dense is not a Backend",)),
+        (("chip", "--base", "anyaccel.backend:Backend"), ("is not a whole backend: it lacks device_of",)),
+        (
+            ("chip", "--base", "anyaccel.reference:ReferenceBackend", "--framework", "other"),
+            ("anyaccel.reference:ReferenceBackend does not serve other", "it serves numpy"),
+        ),
+        (("chip", "--kind", "framework", "--base", "a:B"), ("a new framework has no base", "--kind chip")),
+        (("chip", "--kind", "framework", "--framework", "torch"), ("the name 'torch' is taken",)),
+        (("chip", "--kind", "framework", "--framework", "A b"), ("cannot be the name of a framework",)),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(arguments, words, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = call("new-plugin", *arguments)
+    assert (answer.exit_code, answer.stdout) == (2, "")
+    assert all(word in answer.stderr for word in words), answer.stderr
+    answer = call("new-plugin", *arguments, "--json")
+    assert (answer.exit_code, answer.stderr) == (2, "")
+    assert all(word in json.loads(answer.stdout)["error"]["message"] for word in words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("raise RuntimeError('no\\ndriver')", ("cannot be imported (RuntimeError: no driver)",)),
+        ("raise SystemExit(3)", ("cannot be imported (SystemExit: 3)",)),
+        (
+            "from anyaccel.reference import ReferenceBackend\n"
+            "class C(ReferenceBackend):\n    def __init__(self): raise OSError('no board')",
+            ("cannot be made without arguments (OSError: no board)",),
+        ),
+    ],
+)
+def test_a_base_that_does_not_work_is_told(source, words, call, tmp_path, monkeypatch):
+    tmp_path.joinpath("odd_base.py").write_text(source, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_base", raising=False)
+    answer = call("new-plugin", "chip", "--base", "odd_base:C", "--path", str(tmp_path / "p"))
+    assert answer.exit_code == 2 and all(word in answer.stderr for word in words), answer.stderr
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        (TinyBackend("tiny", ["unit:0"]), "TinyBackend says its framework and kinds of its objects only"),
+        (
+            type("Inner", (ReferenceBackend,), {"framework": "tiny", "__qualname__": "make.<locals>.Inner"})(),
+            "inside of",
+        ),
+        (type("Odd", (ReferenceBackend,), {"framework": "a'b"})(), 'whose framework is "a\'b"'),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_a_backend_that_no_class_can_derive_from_is_told(backend, words, call, tmp_path):
+    registry().register(plugin_module("tiny", backends=lambda: [backend]), "tiny")
+    answer = call("new-plugin", "chip", "--framework", backend.framework, "--path", str(tmp_path / "p"))
+    assert answer.exit_code == 2 and words in answer.stderr
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_folder_that_is_not_empty_stays_as_it_is(call, tmp_path):
+    there = tmp_path / "p"
+    there.mkdir()
+    (there / "mine").write_text("kept")
+    answer = call("new-plugin", "chip", "--path", str(there))
+    assert answer.exit_code == 2 and f"{there} is there and not empty" in answer.stderr
+    assert [each.name for each in tmp_path.rglob("*")] == ["p", "mine"]
+    answer = call("new-plugin", "chip", "--path", str(there / "mine"))
+    assert answer.exit_code == 2 and "is there and no folder" in answer.stderr
+    answer = call("new-plugin", "chip", "--path", str(tmp_path / "no" / "where"))
+    assert answer.exit_code == 2 and f"there is no folder {tmp_path / 'no'}" in answer.stderr
+
+
+def test_nothing_is_left_where_writing_fails(call, tmp_path, monkeypatch):
+    written = []
+
+    def full(self, *arguments, **settings):
+        written.append(self)
+        if len(written) == 5:
+            raise OSError(28, "No space left on device")
+        return 0
+
+    monkeypatch.setattr(Path, "write_text", full)
+    answer = call("new-plugin", "chip", "--path", str(tmp_path / "p"))
+    assert answer.exit_code == 2
+    assert "cannot be written" in answer.stderr and "No space left on device" in answer.stderr
+    assert len(written) == 5 and not list(tmp_path.iterdir())
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(call, tmp_path):
+    """`made("chip", ...)` writes a project; gives its folder."""
+
+    def run(name: str, *arguments: str) -> Path:
+        folder = tmp_path / f"project-{name}"
+        answer = call("new-plugin", name, "--path", str(folder), *arguments)
+        assert (answer.exit_code, answer.stderr) == (0, "")
+        return folder
+
+    return run
+
+
+def test_by_default_it_stands_beside_and_says_what_is_next(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = call("new-plugin", "my_chip")
+    assert answer.exit_code == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["anyaccel-my-chip"]
+    first, *rest = answer.stdout.splitlines()
+    assert first.endswith(
+        "anyaccel-my-chip: 15 files of the chip my_chip, derived from anyaccel.reference:ReferenceBackend"
+    )
+    assert rest[0] == f"  cd {tmp_path / 'anyaccel-my-chip'}"
+    assert "  anyaccel conform my_chip" in rest
+
+
+def test_an_empty_folder_is_filled(made, tmp_path):
+    (tmp_path / "project-chip").mkdir()
+    assert (made("chip") / "pyproject.toml").is_file()
+    assert [each.name for each in tmp_path.iterdir()] == ["project-chip"]
+
+
+@pytest.mark.parametrize("kind", ["chip", "framework"])
+def test_a_script_is_told_what_was_written(kind, call, tmp_path):
+    folder = tmp_path / "p"
+    told = json.loads(call("new-plugin", "unit", "--kind", kind, "--path", str(folder), "--json").stdout)
+    assert (told["plugin"], told["kind"], told["framework"], told["path"]) == ("unit", kind, "unit", str(folder))
+    assert told["files"] == sorted(
+        str(each.relative_to(folder).as_posix()) for each in folder.rglob("*") if each.is_file()
+    )
+    for needed in (".github/workflows/ci.yml", "CHANGELOG.md", "LICENSE", "README.md", "src/anyaccel_unit/py.typed"):
+        assert needed in told["files"]
+
+
+@pytest.mark.parametrize("kind", ["chip", "framework"])
+def test_the_project_is_described_as_it_is(kind, made):
+    author = 'A. "Quoted" Maker \\ Ünit $name'
+    folder = made("my_unit", "--kind", kind, "--author", author)
+    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["name"] == "anyaccel-my-unit"
+    assert project["authors"] == [{"name": author}]
+    assert project["entry-points"]["anyaccel"] == {"my_unit": "anyaccel_my_unit"}
+    assert project["entry-points"]["anyaccel.conformance"] == {"my_unit": "anyaccel_my_unit.conformance:MyUnitSubject"}
+    assert "anyaccel>=0.1,<0.2" in project["dependencies"]
+    assert f"Copyright {date.today().year} {author}" in (folder / "LICENSE").read_text("utf-8")
+    for file in [*folder.rglob("*.py"), *folder.rglob("*.md")]:
+        assert "$" not in file.read_text("utf-8"), file
+    assert "${{ matrix.python }}" in (folder / ".github/workflows/ci.yml").read_text("utf-8")
+    assert "REPLACE" in (folder / "src/anyaccel_my_unit/backend.py").read_text("utf-8")
+
+
+def test_what_a_chip_is_stays_short(made):
+    """A chip for a known framework is under 100 lines: what its author keeps, and what stands in until then."""
+    package = made("chip") / "src/anyaccel_chip"
+    assert len((package / "backend.py").read_text("utf-8").splitlines()) < 40
+    assert len((package / "stand_in.py").read_text("utf-8").splitlines()) < 120
+
+
+def test_a_base_without_capabilities_gets_none(monkeypatch):
+    monkeypatch.setitem(sys.modules, "placing_plugin", sys.modules[__name__])
+    base = named("placing_plugin:Placing")
+    project = chip_project(Wish("chip", "placing"), base)
+    text = project["src/anyaccel_chip/stand_in.py"]
+    assert "class StandIn(Placing):" in text and 'HOST = "unit"' in text
+    assert not [word for word in ("from_host", "def build", "def memory", "numpy") if word in text]
+    assert "Experiment" not in project["tests/test_training.py"]
+
+
+def test_the_base_of_an_installed_framework_is_found(call, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "placing_plugin", sys.modules[__name__])
+    monkeypatch.setattr(Placing, "__module__", "placing_plugin")
+    registry().register(plugin_module("placing", backends=lambda: [Placing()]), "placing")
+    told = json.loads(
+        call("new-plugin", "chip", "--framework", "placing", "--path", str(tmp_path / "p"), "--json").stdout
+    )
+    assert (told["framework"], told["base"]) == ("placing", "placing_plugin:Placing")
+    answer = call("new-plugin", "unit", "--framework", "placing", "--path", str(tmp_path / "q"))
+    assert answer.exit_code == 2 and "placing is served on 'unit' already" in answer.stderr
+
+
+def test_a_published_subject_of_the_base_is_derived_from(tmp_path):
+    base = Base(ReferenceBackend, "lib.backend", "anyaccel-lib", "2.7.1", "lib.kit:LibSubject")
+    project = chip_project(Wish("chip", "lib"), base)
+    text = project["src/anyaccel_chip/conformance.py"]
+    assert "from lib.kit import LibSubject" in text and "class ChipSubject(LibSubject):" in text
+    assert '"anyaccel-lib>=2.7,<2.8"' in project["pyproject.toml"]
+
+
+def test_long_imports_are_broken_where_linters_want_it():
+    names = ["Word" * 10 + letter for letter in "cab"]
+    assert imports({"module": names}) == "from module import (\n" + "".join(f"    {n},\n" for n in sorted(names)) + ")"
+
+
+def test_every_template_is_used():
+    folder = files("anyaccel.cli") / "templates"
+    there = {f"{kind.name}/{each.name}" for kind in folder.iterdir() for each in kind.iterdir()}
+    used = {one for one in there if ".part." in one}
+    assert len(used) == 7 and len(there) == 29
+
+
+# -- that it works -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trial(environment, tmp_path):
+    """`trial(folder, "-m", "pytest")`: Python in a generated project, as if the project were installed."""
+
+    def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+        info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+        info.mkdir(exist_ok=True)
+        info.joinpath("METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n", "utf-8"
+        )
+        groups = project["entry-points"].items()
+        lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in there.items()) for group, there in groups]
+        info.joinpath("entry_points.txt").write_text("\n".join(lines), "utf-8")
+        known = environment(ANYACCEL_PLUGINS=",".join(project["entry-points"]["anyaccel"]))
+        path = os.pathsep.join([str(folder / "src"), known["PYTHONPATH"]])
+        return subprocess.run(
+            [sys.executable, "-P", *arguments],
+            cwd=folder,
+            env={**known, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["chip", "framework"])
+def test_its_own_tests_pass_and_it_conforms(kind, made, trial):
+    folder = made("unit", "--kind", kind)
+    plugin = [] if entry_points(group="pytest11", name="anyaccel") else ["-p", "anyaccel.testing.plugin"]
+    answer = trial(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "failed" not in answer.stdout and " passed" in answer.stdout
+    answer = trial(folder, "-m", "anyaccel", "conform", "unit", "--json")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    told = json.loads(answer.stdout)
+    (card,) = told["backends"]
+    assert (told["distribution"], card["framework"], card["device"]) == ("anyaccel-unit", "unit", "unit:0")
+    assert card["subject"] == "anyaccel_unit.conformance:UnitSubject"
+    for capability in ("backend", "exchange", "compute", "stepping"):
+        assert card["capabilities"][capability]["passed"] > 10, capability
+    assert card["capabilities"]["backend"]["not_testable_here"] == 0
+
+
+def test_the_demo_runs_with_a_new_framework(made, trial):
+    answer = trial(
+        made("unit", "--kind", "framework"), "-m", "anyaccel", "demo", "--framework", "unit", "--epochs", "1", "--json"
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["device"] == "unit:0"
+
+
+@pytest.mark.skipif(find_spec("ruff") is None, reason="ruff is not installed")
+@pytest.mark.parametrize("kind", ["chip", "framework"])
+@pytest.mark.parametrize("name", [SHORT, LONG])
+def test_ruff_has_nothing_to_say(kind, name, made, trial):
+    folder = made(name, "--kind", kind)
+    for arguments in (("check", "--no-cache"), ("format", "--check", "--no-cache")):
+        answer = trial(folder, "-m", "ruff", *arguments)
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
+@pytest.mark.parametrize("kind", ["chip", "framework"])
+def test_mypy_has_nothing_to_say(kind, made, trial, tmp_path):
+    answer = trial(made("unit", "--kind", kind), "-m", "mypy", f"--cache-dir={tmp_path / 'cache'}")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
