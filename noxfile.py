@@ -100,7 +100,7 @@ def types(session: nox.Session) -> None:
 @nox.session(python=FOUND)
 def unit(session: nox.Session) -> None:
     """Core where no framework is installed, on every interpreter found; coverage on the first."""
-    session.install(*CORE, *group("test", "guests"))
+    session.install(*CORE, *group("test", "guests", "lint", "types"))
     session.run(
         "python",
         "-c",

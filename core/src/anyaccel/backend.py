@@ -335,14 +335,21 @@ class Compute(ABC):
 
         A class of another framework is refused here, or with a RecipeError when it is built.
         """
-        own = recipe.cls if isinstance(recipe, Optimizer) else recipe.own
+        own = recipe.own
         if own is None or (isinstance(recipe, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
             return ""
-        bases = (own if isinstance(own, type) else type(own)).__mro__
+        modules = _modules_of(own)
         roots = self.roots if isinstance(self, Backend) else ()
-        if any(str(base.__module__).partition(".")[0] in roots for base in bases):
+        if any(module.partition(".")[0] in roots for module in modules):
             return ""
-        return f"{recipe.name} comes from {bases[0].__module__}"
+        return f"{recipe.name} comes from {modules[0]}"
+
+
+def _modules_of(own: Any) -> list[str]:
+    """The modules that a class, or an object's class, and its bases come from; a function's own first."""
+    bases = (own if isinstance(own, type) else type(own)).__mro__
+    mine = [str(own.__module__)] if getattr(own, "__module__", None) else []
+    return [*mine, *(str(base.__module__) for base in bases)]
 
 
 class ComputingBackend(Backend, Exchange, Compute):

@@ -10,6 +10,7 @@ HINTS: dict[str, tuple[str, str]] = {
     "jax": ("jax", "anyaccel-jax"),
     "jaxlib": ("jax", "anyaccel-jax"),
     "flax": ("jax", "anyaccel-jax"),
+    "optax": ("jax", "anyaccel-jax"),
     "equinox": ("jax", "anyaccel-jax"),
 }
 

@@ -102,13 +102,20 @@ _FACTORS: dict[str, Callable[..., float]] = {
 }
 
 
+def is_own_optimizer(given: Any) -> bool:
+    """Whether something could be a framework's own optimizer: a class, a function, or an object that updates."""
+    return callable(given) or (hasattr(given, "update") and not isinstance(given, Mapping))
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Optimizer:
-    """How parameters are to be updated: by name, for every framework, or by a framework's own class.
+    """How parameters are to be updated: by name, for every framework, or by something of a framework's own.
 
     Args:
-        name: `sgd`, `momentum`, `adam`, `adamw`, or a class of the framework that computes the node.
-        lr: learning rate, positive.
+        name: `sgd`, `momentum`, `adam`, `adamw`; or a class, function or object of the framework that computes the
+            node, if its plugin takes one (`torch.optim.NAdam`, `optax.lion`).
+        lr: learning rate, positive, 1e-3 if not given. Of an object that has a rate of its own (`optax.adam(3e-4)`) it
+            is a factor on what the object changes, 1 if not given.
         opt_kwargs: further settings as a dict; the same as giving them by keyword.
         schedule: factor on `lr` over the steps; None keeps it constant.
         clip_norm: if set, gradients of all parameters of this optimizer are scaled so that their global L2 norm is
@@ -123,12 +130,12 @@ class Optimizer:
     settings: Mapping[str, Any] = field(hash=False)
     schedule: Schedule
     clip_norm: float | None
-    cls: type | None
+    own: Any
 
     def __init__(
         self,
-        name: str | type = "adam",
-        lr: float = 1e-3,
+        name: Any = "adam",
+        lr: float | None = None,
         *,
         opt_kwargs: Mapping[str, Any] | None = None,
         schedule: Schedule | str | None = None,
@@ -137,8 +144,12 @@ class Optimizer:
     ) -> None:
         given = {**(opt_kwargs or {}), **settings}
         lr = given.pop("lr", lr)
-        cls = name if isinstance(name, type) else None
-        text = name.__name__ if isinstance(name, type) else str(name).lower()
+        own = None if isinstance(name, str) else name
+        if own is not None and not is_own_optimizer(own):
+            raise RecipeError(f"{own!r} is no optimizer", there=f"names: {', '.join(OPTIMIZERS)}")
+        if lr is None:
+            lr = 1e-3 if own is None or callable(own) else 1.0
+        text = name.lower() if isinstance(name, str) else getattr(name, "__name__", type(name).__name__)
         _positive(f"optimizer {text!r}: lr", lr)
         if clip_norm is not None:
             _positive(f"optimizer {text!r}: clip_norm", clip_norm)
@@ -146,7 +157,7 @@ class Optimizer:
             schedule = Schedule(schedule)
         if schedule is not None and not isinstance(schedule, Schedule):
             raise RecipeError(f"optimizer {text!r}: {schedule!r} is no Schedule", there=", ".join(SCHEDULES))
-        if cls is None:
+        if own is None:
             given = _optimizer_settings(text, given)
         for key, value in (
             ("name", text),
@@ -154,7 +165,7 @@ class Optimizer:
             ("settings", given),
             ("schedule", schedule or Schedule()),
             ("clip_norm", clip_norm),
-            ("cls", cls),
+            ("own", own),
         ):
             object.__setattr__(self, key, value)
 
@@ -166,9 +177,9 @@ class Optimizer:
         """A plain dict that `from_config` reads back.
 
         Raises:
-            ConfigError: the optimizer is a framework's own class, which a configuration cannot name.
+            ConfigError: the optimizer is a framework's own, which a configuration cannot name.
         """
-        _only_named("optimizer", self.name, self.cls)
+        _only_named("optimizer", self.name, self.own)
         settings = {key: list(v) if isinstance(v, tuple) else v for key, v in self.settings.items()}
         schedule = self.schedule.get_config()
         return {"name": self.name, "lr": self.lr, "clip_norm": self.clip_norm, "schedule": schedule, **settings}

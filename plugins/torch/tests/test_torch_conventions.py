@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from anyaccel_torch import SequentialCNN, TorchBackend
 from torch import nn
 from torch.nn import functional as F
 
 from anyaccel.segment import TensorSpec
+from anyaccel_torch import SequentialCNN, TorchBackend
 
 ROW = [TensorSpec((4,), "float32")]
 IMAGE = [TensorSpec((3, 6, 6), "float32")]

@@ -106,9 +106,9 @@ def test_core_itself_conforms(simulated):
     assert (one["device"], one["backend"]) == ("sim:0", "anyaccel.reference.backend:ReferenceBackend")
     assert list(one["capabilities"]) == ["backend", "exchange", "compute", "stepping", "memory"]
     for name, counts in one["capabilities"].items():
-        assert counts.pop("passed") > 5, name
-        assert counts == {"failed": 0, "not_declared": 0, "not_testable_here": 0}, name
-    assert one["failures"] == [] and one["not_testable_here"] == {}
+        assert counts["passed"] > 5 and (counts["failed"], counts["not_declared"]) == (0, 0), name
+    assert one["failures"] == []
+    assert not [reason for reason in one["not_testable_here"] if "device" in reason or "Subject" in reason]
 
 
 def test_versions_are_told(simulated):

@@ -103,12 +103,12 @@ def chain(table):
     [("host", "host", "share"), ("host", "elsewhere", "host"), ("", "", "host"), ("gpu-1", "gpu-1", "share")],
 )
 def test_memory_is_shared_where_both_say_the_same_space(space, other, expected):
-    assert route(Guest(space=space), CPU, Guest(space=other), CPU) == expected
+    assert route(Guest("one", space=space), CPU, Guest("other", space=other), CPU) == expected
 
 
-def test_within_one_backend_values_are_moved():
+def test_within_one_framework_values_are_moved():
     guest = Guest()
-    assert route(guest, CPU, guest, GPU) == "move"
+    assert route(guest, CPU, guest, GPU) == "move" == route(guest, CPU, Guest(kinds=("gpu",)), GPU)
     array = np.ones(2)
     assert carrier(guest, CPU, guest, CPU)(array) is array
 

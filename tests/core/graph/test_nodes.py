@@ -89,7 +89,7 @@ def test_an_optimizer_is_one_or_what_makes_one(mlp):
         pass
 
     assert ModelNode("n", mlp(), "x", optimizer="sgd").optimizer == Optimizer("sgd")
-    assert ModelNode("n", mlp(), "x", optimizer=Own).optimizer.cls is Own
+    assert ModelNode("n", mlp(), "x", optimizer=Own).optimizer.own is Own
     with pytest.raises(GraphError, match=r"node 'n' was given the optimizer Own.*write Optimizer\('adam', lr=1e-3\)"):
         ModelNode("n", mlp(), "x", optimizer=Own())
     with pytest.raises(RecipeError, match=r"no optimizer is called 'adamm'"):

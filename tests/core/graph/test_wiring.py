@@ -255,7 +255,7 @@ def test_freezing_a_concat_node_has_no_effect(table, mlp):
 def test_an_optimizer_is_made_of_a_name_or_a_class(table, mlp):
     node = ModelNode("a", mlp(), table().reference())
     assert ModelGraph([node], "adamw").optimizer == Optimizer("adamw")
-    assert ModelGraph([node], dict).optimizer.cls is dict
+    assert ModelGraph([node], dict).optimizer.own is dict
 
 
 # -- any graph ---------------------------------------------------------------------------------------------------------

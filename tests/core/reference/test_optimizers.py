@@ -158,6 +158,6 @@ def test_a_class_as_optimizer_is_refused(program):
     with pytest.raises(RecipeError) as caught:
         program(Optimizer(Own))
     assert str(caught.value) == (
-        "the optimizer Own is a class, and this framework has the named ones only. "
+        "the optimizer Own is no name, and this framework has the named ones only. "
         "There is: sgd, momentum, adam, adamw. To do: use one of these names."
     )

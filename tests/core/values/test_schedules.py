@@ -182,7 +182,7 @@ def test_a_frameworks_own_optimizer_has_no_configuration():
         pass
 
     optimizer = Optimizer(Lion, lr=0.1, anything=3)
-    assert (optimizer.name, optimizer.cls, optimizer.settings) == ("Lion", Lion, {"anything": 3})
+    assert (optimizer.name, optimizer.own, optimizer.settings) == ("Lion", Lion, {"anything": 3})
     with pytest.raises(ConfigError, match=r"optimizer 'Lion' is a framework's own.*use a named optimizer"):
         optimizer.get_config()
 

@@ -8,7 +8,7 @@ whose arrays cannot be written to fits as well as one whose arrays can.
 
 from anyaccel.adapter.losses import loss_function
 from anyaccel.adapter.ops import Applied, ArrayOps, Function, Judged, LossFunction, cast, factor_on, scaled
-from anyaccel.adapter.optimizers import Rule, rule
+from anyaccel.adapter.optimizers import ElementwiseRule, Rule, rule
 from anyaccel.adapter.program import ArrayProgram
 from anyaccel.adapter.traced import TracedProgram
 from anyaccel.adapter.tracing import TracedOps
@@ -17,6 +17,7 @@ __all__ = [
     "Applied",
     "ArrayOps",
     "ArrayProgram",
+    "ElementwiseRule",
     "Function",
     "Judged",
     "LossFunction",

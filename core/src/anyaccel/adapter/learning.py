@@ -48,13 +48,16 @@ class Learning:
         given, owner = self._segment.states, self._layout.owner
         sharing = [node, *(label for label in owner if owner[label] == node)]
         found = next((given[label] for label in sharing if label in given), NodeState())
-        slots: dict[str, dict[str, Any]] = {}
-        for name, w in self.parameters[node].items():
-            kept = found.slots.get(name, {})
-            if set(kept) != set(rule.slots) or any(tuple(kept[slot].shape) != tuple(w.shape) for slot in kept):
-                return NodeState()
-            slots[name] = {slot: self._ops.move(kept[slot], self._layout.device[node]) for slot in rule.slots}
-        return NodeState(found.step, slots)
+        if not rule.fits(found.slots, self.parameters[node]):
+            return NodeState()
+        device = self._layout.device[node]
+        return NodeState(
+            found.step,
+            {
+                name: {slot: self._ops.move(array, device) for slot, array in kept.items()}
+                for name, kept in found.slots.items()
+            },
+        )
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
@@ -125,10 +128,10 @@ class Learning:
         scalar = ops.scalar(factor) if isinstance(factor, float) else factor
         self.take(*self._updates[group](before, slots, gradients, coefficients, scalar))
 
-    def slots(self, group: str, node: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The slots of some of a node's parameters; zeros where there are none yet."""
-        kept, there = self.states[node].slots, self.parameters[node]
-        return {name: dict(kept[name]) if name in kept else self.updates.zeros(group, there[name]) for name in names}
+    def slots(self, group: str, node: str, names: Iterable[str]) -> dict[str, Any]:
+        """The slots of some of a node's parameters, as the rule keeps them or begins."""
+        parameters, kept = {name: self.parameters[node][name] for name in names}, self.states[node].slots
+        return dict(self.updates.rules[group].slots(self._ops.xp, kept, parameters))
 
     def coefficients(self, group: str, node: str, later: int = 0) -> dict[str, float]:
         """The scalars of a node's next step, or of one that comes `later` steps after it."""

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anyaccel.adapter.optimizers import Rule, rule
 from anyaccel.device import Device
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Loss
+from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import Operation
 
 Pullback = Callable[[tuple[Any, ...]], tuple[Mapping[str, Any], Sequence[Any]]]
@@ -107,6 +108,14 @@ class ArrayOps(ABC):
     def arange(self, count: int, like: Any) -> Any:
         """The integers 0 to count - 1 on the device of `like`, in a dtype that compares with it."""
         return self.xp.arange(count)
+
+    def rule(self, recipe: Optimizer) -> Rule:
+        """What an optimizer recipe does; the default has the named ones.
+
+        Raises:
+            RecipeError: the recipe is a framework's own.
+        """
+        return rule(recipe)
 
     def own_loss(self, loss: Loss) -> LossFunction:
         """A loss that is not a named one, as a function of its inputs.

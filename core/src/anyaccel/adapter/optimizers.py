@@ -10,20 +10,79 @@ from typing import Any
 from anyaccel.errors import RecipeError
 from anyaccel.recipes import Optimizer
 
+Slots = Mapping[str, Mapping[str, Any]]
+
 
 class Rule(ABC):
-    """How one optimizer recipe changes one parameter. What depends on the step alone is computed once, on the host."""
+    """How one optimizer recipe changes the parameters of a node. Everything but `coefficients` is pure and traceable.
 
-    slots: tuple[str, ...]
-    """Names of the arrays that are kept for each parameter; all start as zeros of its shape."""
+    Slots are arrays by name of parameter and of slot; a rule that keeps anything else for a node puts it under names of
+    its own.
+    """
 
     def __init__(self, recipe: Optimizer) -> None:
         self.recipe = recipe
-        self.weight_decay = float(recipe.settings["weight_decay"])
 
     @abstractmethod
     def coefficients(self, step: int) -> dict[str, float]:
-        """The scalars of a step, which counts from 1; in float64."""
+        """The scalars of a step, which counts from 1; in float64. Computed on the host."""
+
+    @abstractmethod
+    def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
+        """What `step` needs for some parameters: what was kept of them, else what they begin with."""
+
+    @abstractmethod
+    def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
+        """Whether slots of an earlier phase are of this rule and these parameters."""
+
+    @abstractmethod
+    def step(
+        self,
+        xp: Any,
+        parameters: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        slots: Slots,
+        coefficients: Mapping[str, Any],
+    ) -> tuple[dict[str, Any], Slots]:
+        """The parameters that have gradients, and their slots, after a step."""
+
+
+class ElementwiseRule(Rule):
+    """A rule that treats each parameter by itself."""
+
+    names: tuple[str, ...]
+    """Names of the arrays that are kept for each parameter; all start as zeros of its shape."""
+
+    def __init__(self, recipe: Optimizer) -> None:
+        super().__init__(recipe)
+        self.weight_decay = float(recipe.settings["weight_decay"])
+
+    def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
+        """Zeros at first."""
+        return {
+            name: kept[name] if name in kept else {slot: xp.zeros_like(w) for slot in self.names}
+            for name, w in parameters.items()
+        }
+
+    def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
+        """Whether every parameter has these slots in its shape."""
+        return all(
+            set(slots.get(name, ())) == set(self.names)
+            and all(tuple(slot.shape) == tuple(w.shape) for slot in slots.get(name, {}).values())
+            for name, w in parameters.items()
+        )
+
+    def step(
+        self,
+        xp: Any,
+        parameters: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        slots: Slots,
+        coefficients: Mapping[str, Any],
+    ) -> tuple[dict[str, Any], Slots]:
+        """One after the other."""
+        found = {name: self.update(xp, parameters[name], g, slots[name], coefficients) for name, g in gradients.items()}
+        return {name: w for name, (w, _) in found.items()}, {name: kept for name, (_, kept) in found.items()}
 
     @abstractmethod
     def update(
@@ -36,25 +95,25 @@ def rule(recipe: Optimizer) -> Rule:
     """The rule of a named optimizer.
 
     Raises:
-        RecipeError: the recipe is a framework's own class.
+        RecipeError: the recipe is a framework's own.
     """
-    if recipe.cls is not None:
+    if recipe.own is not None:
         raise RecipeError(
-            f"the optimizer {recipe.name} is a class, and this framework has the named ones only",
+            f"the optimizer {recipe.name} is no name, and this framework has the named ones only",
             there=", ".join(_RULES),
             remedy="use one of these names",
         )
     return _RULES[recipe.name](recipe)
 
 
-class Descent(Rule):
+class Descent(ElementwiseRule):
     """Gradient descent, with momentum where it is asked for."""
 
     def __init__(self, recipe: Optimizer) -> None:
         super().__init__(recipe)
         self.momentum = float(recipe.settings["momentum"])
         self.nesterov = bool(recipe.settings["nesterov"])
-        self.slots = ("velocity",) if self.momentum else ()
+        self.names = ("velocity",) if self.momentum else ()
 
     def coefficients(self, step: int) -> dict[str, float]:
         """The learning rate."""
@@ -63,7 +122,7 @@ class Descent(Rule):
     def update(
         self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """As in `Rule`."""
+        """As in `ElementwiseRule`."""
         if self.weight_decay:
             g = g + self.weight_decay * w
         if not self.momentum:
@@ -73,10 +132,10 @@ class Descent(Rule):
         return w - coefficients["rate"] * g, {"velocity": velocity}
 
 
-class Adam(Rule):
+class Adam(ElementwiseRule):
     """Adam; with `decoupled`, AdamW."""
 
-    slots = ("m", "v")
+    names = ("m", "v")
     decoupled = False
 
     def __init__(self, recipe: Optimizer) -> None:
@@ -93,7 +152,7 @@ class Adam(Rule):
     def update(
         self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """As in `Rule`."""
+        """As in `ElementwiseRule`."""
         if self.decoupled:
             w = w * coefficients["kept"]
         elif self.weight_decay:
@@ -110,4 +169,4 @@ class AdamW(Adam):
     decoupled = True
 
 
-_RULES: dict[str, type[Rule]] = {"sgd": Descent, "momentum": Descent, "adam": Adam, "adamw": AdamW}
+_RULES: dict[str, type[ElementwiseRule]] = {"sgd": Descent, "momentum": Descent, "adam": Adam, "adamw": AdamW}

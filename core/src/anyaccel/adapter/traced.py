@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from anyaccel.adapter.reach import Reach
 from anyaccel.adapter.tracing import TracedOps, is_floating, numbers
 from anyaccel.adapter.updates import by_node
 from anyaccel.adapter.values import Cotangents, Values
+from anyaccel.device import Device
 from anyaccel.segment import NodeState, Operation, Segment
 
 
@@ -35,8 +36,7 @@ class TracedProgram(ArrayProgram):
         reached = self._reach.owners(self._reach.active(()))
         by_group = {group: [one for one in owners if one in reached] for group, owners in self._layout.groups.items()}
         self._reached = [(group, owners) for group, owners in by_group.items() if owners]
-        one_device = len({op.device for op in segment.operations}) == 1
-        self._whole = ops.spans or one_device
+        self._whole = ops.spans or len(_devices(segment)) == 1
         self._evaluated: Function = ops.compiled(self._evaluate) if self._whole else self._evaluate
         self._pulled = ops.linear(self._run) if self._whole else partial(ops.pulled, self._run)
         self._repeaters: dict[int, Callable[..., Any]] = {}
@@ -173,7 +173,7 @@ class TracedProgram(ArrayProgram):
         rest = {
             "columns": tuple(columns),
             "orders": tuple(orders),
-            "constant": by_node(parameters, self._reach.constant),
+            "constant": by_node(parameters, self._reach.constant - {owner for _, owner in learned}),
             "idle": by_node(parameters, self._reach.learning - {owner for _, owner in learned}),
             "key": self._key,
         }
@@ -200,7 +200,7 @@ class TracedProgram(ArrayProgram):
         ]
         primals = {"parameters": {**state["parameters"], **rest["idle"]}, "inputs": {}}
         others = {
-            "parameters": rest["constant"],
+            "parameters": {**rest["constant"], **state["parameters"]},
             "buffers": state["buffers"],
             "inputs": dict(zip(self.segment.inputs, inputs, strict=True)),
             "key": rest["key"],
@@ -213,10 +213,17 @@ class TracedProgram(ArrayProgram):
         for group, owners in self._reached:
             new, kept = self._updated(group, by_node(gradients, owners), state, row["coefficients"])
             parameters, slots = {**parameters, **new}, {**slots, **kept}
-        means = [total / weight for total, weight in (found["losses"][term.label] for term in self.segment.losses)]
-        dtype = means[0].dtype
         after = {"parameters": parameters, "slots": slots, "buffers": {**state["buffers"], **found["buffers"]}}
-        return after, self._ops.xp.stack([cast(self._ops, mean, dtype) for mean in means])
+        return after, self._ops.xp.stack(list(self._means(found["losses"])))
+
+    def _means(self, losses: Mapping[str, Any]) -> Iterator[Any]:
+        """Mean losses in one dtype, on the device of the first."""
+        first, dtype = self.segment.losses[0], None
+        for term in self.segment.losses:
+            total, weight = losses[term.label]
+            mean = total / weight
+            dtype = mean.dtype if dtype is None else dtype
+            yield cast(self._ops, mean if term.device == first.device else self._ops.move(mean, first.device), dtype)
 
     def _updated(self, group: str, gradients: Any, state: Any, coefficients: Any) -> tuple[Any, Any]:
         updates = self._learning.updates
@@ -266,3 +273,9 @@ class TracedProgram(ArrayProgram):
 
     def _state_copied(self, state: NodeState) -> NodeState:
         return NodeState(state.step, {name: self._copied(slots) for name, slots in state.slots.items()})
+
+
+def _devices(segment: Segment) -> set[Device]:
+    """Every device that a value of the segment is on."""
+    used = {op.device for op in segment.operations} | {term.device for term in segment.losses}
+    return used | {device for _, device in segment.inputs.values()}

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.adapter.ops import ArrayOps, cast, scaled
-from anyaccel.adapter.optimizers import rule
 from anyaccel.segment import ParameterGroup
 
 
@@ -23,14 +22,10 @@ class Updates:
 
     def __init__(self, ops: ArrayOps, groups: Iterable[ParameterGroup]) -> None:
         self._ops = ops
-        self.rules = {group.name: rule(group.optimizer) for group in groups}
+        self.rules = {group.name: ops.rule(group.optimizer) for group in groups}
         self.limits = {
             name: float(one.recipe.clip_norm) for name, one in self.rules.items() if one.recipe.clip_norm is not None
         }
-
-    def zeros(self, group: str, array: Any) -> dict[str, Any]:
-        """The slots that a parameter begins with."""
-        return {slot: self._ops.xp.zeros_like(array) for slot in self.rules[group].slots}
 
     def updated(
         self, group: str, parameters: Any, slots: Any, gradients: Any, coefficients: Any, factor: Any
@@ -48,13 +43,11 @@ class Updates:
         after: dict[str, Any] = {}
         kept: dict[str, Any] = {}
         for node, there in gradients.items():
-            after[node], kept[node] = {}, {}
-            for name, gradient in there.items():
-                w = parameters[node][name]
-                g = gradient if factor is None else scaled(self._ops, gradient, factor)
-                mine = {key: self._like(value, w) for key, value in coefficients[node].items()}
-                new, kept[node][name] = self.rules[group].update(self._ops.xp, w, g, slots[node][name], mine)
-                after[node][name] = cast(self._ops, new, w.dtype)
+            own, dtype = parameters[node], next(iter(parameters[node].values())).dtype
+            scalars = {key: self._like(value, dtype) for key, value in coefficients[node].items()}
+            given = {name: g if factor is None else scaled(self._ops, g, factor) for name, g in there.items()}
+            new, kept[node] = self.rules[group].step(self._ops.xp, own, given, slots[node], scalars)
+            after[node] = {name: cast(self._ops, w, own[name].dtype) for name, w in new.items()}
         return after, kept
 
     def measured(self, gradients: Any) -> tuple[Any, Any]:
@@ -72,9 +65,9 @@ class Updates:
             total = total + cast(self._ops, square, total.dtype)
         return self._ops.xp.minimum(1.0, limit / (self._ops.xp.sqrt(total) + 1e-6))
 
-    def _like(self, value: Any, array: Any) -> Any:
-        """A scalar in the dtype of an array; Python's own numbers take any."""
-        return value if isinstance(value, float) else cast(self._ops, value, array.dtype)
+    def _like(self, value: Any, dtype: Any) -> Any:
+        """A scalar in a dtype; Python's own numbers take any."""
+        return value if isinstance(value, float) else cast(self._ops, value, dtype)
 
 
 def by_node(values: Mapping[str, Mapping[str, Any]], nodes: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The command line: `anyaccel demo`, `devices` and `plugins`. Works with no framework installed."""
+"""The command line: `anyaccel demo`, `devices`, `plugins`, `conform` and `new-plugin`. Needs no framework."""
 
 from anyaccel.cli.command import main
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -59,6 +60,8 @@ def group() -> None:
       anyaccel devices          what is on this machine
       anyaccel demo             train and test a small graph on the best of it
       anyaccel plugins --json   what is installed, for a script
+      anyaccel conform numpy    whether a plugin keeps its promises
+      anyaccel new-plugin chip  a plugin of your own, to begin with
     """
 
 
@@ -117,6 +120,57 @@ def plugins(as_json: bool) -> None:
     from anyaccel.cli.plugins import run
 
     sys.exit(run(as_json))
+
+
+@_command(short_help="Test a plugin by the conformance kit.")
+@click.argument("name")
+@click.option("--device", help="Where, such as cpu or gpu:0; by default the best that the plugin has.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True, help="Seconds."
+)
+@_JSON
+def conform(name: str, device: str | None, timeout: float, as_json: bool) -> None:
+    """Run the conformance kit on an installed plugin, and print a score card of each of its backends.
+
+    NAME is that of a plugin, as `anyaccel plugins` lists it, or of its distribution. It runs in a process of its own.
+    Exit status is 1 if a test failed. The kit needs pytest and hypothesis.
+
+    \b
+    Examples:
+      anyaccel conform numpy
+      anyaccel conform numpy --device cpu --json
+    """
+    from anyaccel.cli.conform import run
+
+    sys.exit(run(name, device, timeout, as_json))
+
+
+@_command(name="new-plugin", short_help="Write a plugin project to begin with.")
+@click.argument("name")
+@click.option("--kind", type=click.Choice(["chip", "framework"]), default="chip", show_default=True)
+@click.option("--path", type=click.Path(path_type=Path), help="Where to; by default ./anyaccel-NAME.")
+@click.option("--framework", help="Who computes: for a chip an installed one, for a new framework its name.")
+@click.option("--base", help="What a chip derives from, as MODULE:CLASS; the module is imported, and so run.")
+@click.option("--author", default="", help="Who holds the copyright; by default the authors of the project.")
+@_JSON
+def new_plugin(
+    name: str, kind: str, path: Path | None, framework: str | None, base: str | None, author: str, as_json: bool
+) -> None:
+    """Write a plugin project that installs, passes the conformance kit and trains as it is.
+
+    A chip is a new kind of device, NAME, for a framework that a plugin serves already: its backend is derived from. A
+    new framework computes through the adapter. In both, a stand-in works until yours takes its place, and what is yours
+    to do is marked.
+
+    \b
+    Examples:
+      anyaccel new-plugin my_chip
+      anyaccel new-plugin my_chip --base anyaccel.reference:ReferenceBackend --author "A. Maker"
+      anyaccel new-plugin my_framework --kind framework --path ../my-plugin
+    """
+    from anyaccel.cli.new_plugin import run
+
+    run(name, kind, path, framework, base, author, as_json)
 
 
 def main() -> None:

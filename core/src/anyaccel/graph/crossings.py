@@ -47,7 +47,7 @@ class Crossings:
         found: dict[tuple[str, Device], Crossing],
     ) -> None:
         one, other = self.assigned[source], self.assigned[target]
-        if one.device == other.device and self.backends[source] is self.backends[target]:
+        if one.device == other.device and one.framework == other.framework:
             return
         way = route(self.backends[source], one.device, self.backends[target], other.device)
         if way == "share" and isinstance(taker, Operation) and self._writes(target, taker):

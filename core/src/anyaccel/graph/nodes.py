@@ -10,7 +10,7 @@ from typing import Any
 from anyaccel.accelerator import Accelerator
 from anyaccel.data import Reference
 from anyaccel.errors import GraphError
-from anyaccel.recipes import Optimizer
+from anyaccel.recipes import Optimizer, is_own_optimizer
 
 Upstream = Reference | str
 """Where an input comes from: columns of a FeatureSet, or the label of a node (`"label"` or `"label.OUTPUT"`)."""
@@ -30,18 +30,18 @@ def check_label(label: Any, what: str) -> str:
 
 
 def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
-    """An optimizer as an Optimizer: a name, or a framework's own class, is made one.
+    """An optimizer as an Optimizer: a name, or something of a framework's own, is made one.
 
     Raises:
         GraphError: it is none.
     """
-    if isinstance(given, (str, type)):
-        return Optimizer(given)
     if given is None or isinstance(given, Optimizer):
         return given
-    raise GraphError(
-        f"{whose} was given the optimizer {type(given).__name__}", remedy="write Optimizer('adam', lr=1e-3)"
-    )
+    if not (isinstance(given, str) or is_own_optimizer(given)):
+        raise GraphError(
+            f"{whose} was given the optimizer {type(given).__name__}", remedy="write Optimizer('adam', lr=1e-3)"
+        )
+    return Optimizer(given)
 
 
 @dataclass(eq=False, slots=True, init=False, repr=False)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _VALUES = ("parameters/", "buffers/")
 _SLOTS, _STEP, _PROGRESS = "optimizer/", "optimizer_step", "progress/"
+_NAMED_SLOTS = ("velocity", "m", "v")
 _REMEDY = "load it into the graph that it was taken from"
 
 
@@ -166,7 +167,7 @@ def _check(label: str, own: Mapping[str, np.ndarray], given: Mapping[str, np.nda
 
 
 def _check_optimizer(label: str, own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
-    """Slots are of the shape of their parameter, or scalars; their dtype is the optimizer's choice."""
+    """Slots of named optimizers are of the shape of their parameter; those of others, and dtypes, are their choice."""
     if not given:
         return
     if _STEP not in given:
@@ -181,7 +182,7 @@ def _check_optimizer(label: str, own: Mapping[str, np.ndarray], given: Mapping[s
             )
         elif array.dtype.kind not in "biuf":
             raise StateError(f"{label}/{name} is of {array.dtype} in the state", there="optimizers keep numbers")
-        elif array.shape:
+        elif name.removeprefix(_SLOTS).partition("/")[0] in _NAMED_SLOTS:
             _check_like(f"{label}/{name}", array, own[parameter], with_dtype=False)
 
 

@@ -181,8 +181,8 @@ class _Execution:
                 raise
             run.error.add_note(f"release also failed: {type(failure).__name__}: {failure}")
         finally:
-            _AT_WORK.pop(self._graph, None)
             run.attach(None)
+            _AT_WORK.pop(self._graph, None)
             if run.error is not None:
                 forget(run.error)
             self._moments.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)

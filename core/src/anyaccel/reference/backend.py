@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,8 +32,8 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
     framework = "numpy"
-    kinds = ("cpu", "sim")
-    roots = ("numpy", "anyaccel")
+    kinds: ClassVar[tuple[str, ...]] = ("cpu", "sim")
+    roots: ClassVar[tuple[str, ...]] = ("numpy", "anyaccel")
 
     # -- devices ---------------------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
 
     def refuses(self, recipe: Optimizer | Loss) -> str:
         """Optimizers by name only; any callable as a loss, which must give its gradients."""
-        if isinstance(recipe, Optimizer) and recipe.cls is not None:
+        if isinstance(recipe, Optimizer) and recipe.own is not None:
             return "numpy has the named optimizers only"
         if isinstance(recipe, Loss) and recipe.own is not None:
             own = recipe.own if isinstance(recipe.own, type) else type(recipe.own)

@@ -54,7 +54,8 @@ class FactTests(Subject):
 
     def test_making_it_imports_no_framework(self, backend: Backend) -> None:
         """Making a backend imports none of its roots: whoever lists backends must not wait for frameworks."""
-        assert not imported_by_making(type(backend)) & set(backend.roots)
+        own = type(backend).__module__.partition(".")[0]  # a plugin may own models of its own package
+        assert not imported_by_making(type(backend)) & (set(backend.roots) - {own})
 
     def test_facts_are_well_formed(self, backend: Backend) -> None:
         """The framework is a lower-case identifier, kinds are canonical words, roots are top-level modules."""

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from anyaccel.backend import Backend, Compute, Program
+from anyaccel.backend import Backend, Compute, Exchange, Program
 from anyaccel.device import Device
-from anyaccel.errors import MoveError
+from anyaccel.errors import MoveError, RecipeError, ShapeError
 from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, NodeState, Operation, ParameterGroup, Segment, TensorSpec
 
@@ -71,9 +71,24 @@ class Bench:
         """The backend as one that computes; tests of other capabilities do not ask."""
         return cast("Compute", self.backend)
 
+    @property
+    def index_dtype(self) -> str:
+        """Dtype of orders and class indices."""
+        return self.backend.index_dtype if isinstance(self.backend, Exchange) else "int64"
+
     def put(self, array: Array) -> Any:
         """A tensor on the device."""
         return self.backend.move(self.tensor(array), self.device)
+
+    def lent(self, array: Array) -> Any:
+        """A tensor on the device that is the array's own memory where the backend can adopt it."""
+        if not isinstance(self.backend, Exchange):
+            return self.put(array)
+        return self.backend.move(self.backend.adopt(array, self.device), self.device)
+
+    def order(self, rows: Array) -> Any:
+        """Numbers of rows as a tensor on the device, as the backend takes them."""
+        return self.put(rows.astype(self.index_dtype))
 
     def on(self, device: Device) -> Bench:
         """The same, on another device."""
@@ -82,16 +97,16 @@ class Bench:
     # -- models ----------------------------------------------------------------------------------------------------
 
     def ready(self, make: Callable[[], Any], seed: int = 7) -> Any:
-        """A model, built for inputs [4] and placed."""
-        model = make()
+        """A model as a node holds it, built for inputs [4] and placed."""
+        model = self.compute.wrap(make())
         self.compute.infer(model, [TensorSpec((4,), self.compute.dtype_of(model) or "float32")], seed)
         return self.backend.place(model, self.device)
 
     def finest(self, exact: Callable[[], Any], usual: Callable[[], Any]) -> Any:
-        """The exact model, or the usual one where the device cannot hold it."""
+        """The exact model, or the usual one where the framework or the device lacks its dtype."""
         try:
             return self.ready(exact)
-        except MoveError:
+        except (MoveError, RecipeError, ShapeError):
             return self.ready(usual)
 
     def twin(self, make: Callable[[], Any], model: Any) -> Any:
@@ -114,7 +129,7 @@ class Bench:
     def segment(self, wiring: Wiring) -> Segment:
         """Model `node` from x to y, judged against t by the loss `loss`, trained as the group `all`."""
         x = TensorSpec((4,), self.dtype(wiring.model))
-        target = Batch.of(1, x.dtype).targets[wiring.loss]
+        target = self.target(Batch.of(1, x.dtype), wiring.loss)
         t = TensorSpec(target.shape[1:], target.dtype.name)
         optimizer = wiring.optimizer
         return Segment(
@@ -144,7 +159,12 @@ class Bench:
 
     def inputs(self, batch: Batch, loss: str = "mse") -> tuple[Any, Any]:
         """What a program of `segment` takes."""
-        return self.put(batch.x), self.put(batch.targets[loss])
+        return self.put(batch.x), self.put(self.target(batch, loss))
+
+    def target(self, batch: Batch, loss: str) -> Array:
+        """What a loss takes beside outputs; class indices as the backend takes them."""
+        target = batch.targets[loss]
+        return target.astype(self.index_dtype) if target.dtype.kind == "i" else target
 
     def loss(self, pair: tuple[Any, Any]) -> float:
         """The mean that (sum, weight) make."""
@@ -202,6 +222,14 @@ def close(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6) ->
         return
     assert np.shape(actual) == np.shape(expected)
     np.testing.assert_allclose(np.asarray(actual, np.float64), np.asarray(expected, np.float64), rtol, atol)
+
+
+def scalar(bench: Bench, value: Any) -> float:
+    """A number that is a float, or a tensor without axes on the bench's device."""
+    if isinstance(value, float):
+        return value
+    assert bench.backend.device_of(value) == bench.device
+    return float(bench.read(value))
 
 
 def same(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> None:

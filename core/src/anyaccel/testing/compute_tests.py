@@ -6,10 +6,10 @@ import pytest
 
 from anyaccel.testing.model_tests import ModelTests
 from anyaccel.testing.program_tests import ProgramTests
-from anyaccel.testing.segment_tests import SegmentTests
+from anyaccel.testing.segment_tests import ClippingTests, SegmentTests
 from anyaccel.testing.training_tests import TrainingTests
 
 
 @pytest.mark.anyaccel_capability("compute")
-class ComputeTests(ModelTests, ProgramTests, TrainingTests, SegmentTests):
+class ComputeTests(ModelTests, ProgramTests, TrainingTests, SegmentTests, ClippingTests):
     """Every promise of `Compute` and of `Program`."""

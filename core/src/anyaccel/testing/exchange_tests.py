@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -17,12 +17,36 @@ from anyaccel.testing.subject import Subject
 
 SHAPES = ((), (1,), (5,), (2, 3), (3, 1, 2), (0,), (0, 4), (4, 0, 2))
 ROWS = np.arange(24, dtype="float32").reshape(8, 3)
+LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
+    "transposed": lambda a: a.T,
+    "every second row": lambda a: a[::2],
+    "backwards": lambda a: a[::-1],
+    "a column": lambda a: a[:, 1],
+    "one row four times": lambda a: np.broadcast_to(a[:1], (4, 3)),
+    "in Fortran's order": np.asfortranarray,
+    "a scalar": lambda a: a[2, 1:2].reshape(()),
+    "no rows": lambda a: a[:0],
+    "no columns": lambda a: a[:, :0],
+}
 
 
 def numbers(shape: tuple[int, ...], dtype: str) -> Array:
     """Distinct small numbers of a shape and dtype."""
     count = int(np.prod(shape))
     return (np.arange(count) % 100 if dtype != "bool" else np.arange(count) % 3 == 0).astype(dtype).reshape(shape)
+
+
+class Speaker:
+    """An array that only speaks DLPack, as those of another framework."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __dlpack__(self, **settings: Any) -> Any:
+        return self._array.__dlpack__(**settings)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
 
 
 @pytest.mark.anyaccel_capability("exchange")
@@ -40,6 +64,10 @@ class ExchangeTests(Subject):
             return exchange.from_host(array, device)
         except MoveError:
             pytest.skip(f"no {array.dtype} here")
+
+    def order(self, exchange: Exchange, rows: list[int], device: Device) -> Any:
+        """Numbers of rows as the backend takes them."""
+        return exchange.from_host(np.array(rows, exchange.index_dtype), device)
 
     # -- from and to the host --------------------------------------------------------------------------------------
 
@@ -86,21 +114,10 @@ class ExchangeTests(Subject):
         array[:] = 7
         np.testing.assert_array_equal(exchange.to_host(tensor), np.ones((64, 64)))
 
-    @pytest.mark.parametrize(
-        "source",
-        [
-            pytest.param(lambda a: a.T, id="transposed"),
-            pytest.param(lambda a: a[::2], id="every second row"),
-            pytest.param(lambda a: a[::-1], id="backwards"),
-            pytest.param(lambda a: a[:, 1], id="a column"),
-            pytest.param(lambda a: np.broadcast_to(a[:1], (4, 3)), id="one row four times"),
-            pytest.param(lambda a: np.asfortranarray(a), id="in Fortran's order"),
-            pytest.param(lambda a: a.astype(">f4"), id="of the other byte order"),
-        ],
-    )
-    def test_from_host_takes_any_layout(self, exchange: Exchange, device: Device, source: Any) -> None:
+    @pytest.mark.parametrize("layout", [*LAYOUTS, "of the other byte order"])
+    def test_from_host_takes_any_layout(self, exchange: Exchange, device: Device, layout: str) -> None:
         """However an array lies in memory, its values arrive."""
-        array = source(ROWS)
+        array = LAYOUTS[layout](ROWS) if layout in LAYOUTS else ROWS.astype(">f4")
         np.testing.assert_array_equal(exchange.to_host(exchange.from_host(array, device)), array)
 
     def test_from_host_takes_read_only_arrays(self, exchange: Exchange, device: Device) -> None:
@@ -137,6 +154,46 @@ class ExchangeTests(Subject):
             assert backend.device_of(adopted) == device
             np.testing.assert_array_equal(exchange.to_host(adopted), ROWS)
 
+    def test_adopt_takes_what_speaks_dlpack(self, backend: Backend, exchange: Exchange, device: Device) -> None:
+        """The other framework may be any: its array has DLPack, and need not be one of NumPy's."""
+        adopted = exchange.adopt(Speaker(ROWS.copy()), device)
+        assert backend.owns(adopted)
+        np.testing.assert_array_equal(exchange.to_host(adopted), ROWS)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_adopt_takes_any_layout(self, exchange: Exchange, device: Device, layout: str) -> None:
+        """However a foreign array lies in memory, it is adopted with its values, shape and dtype."""
+        array = LAYOUTS[layout](ROWS.copy())
+        found = exchange.to_host(exchange.adopt(array, device))
+        assert (found.shape, found.dtype) == (array.shape, array.dtype)
+        np.testing.assert_array_equal(found, array)
+
+    def test_adopt_takes_read_only_arrays(self, exchange: Exchange, device: Device) -> None:
+        """An array that may not be written to is adopted, without a warning, and stays so."""
+        array = ROWS.copy()
+        array.flags.writeable = False
+        np.testing.assert_array_equal(exchange.to_host(exchange.adopt(array, device)), ROWS)
+        assert not array.flags.writeable
+
+    def test_adopt_leaves_the_source_as_it_is(self, backend: Backend, exchange: Exchange) -> None:
+        """Whatever is done with what was adopted, the foreign array keeps its values, and can still be written to."""
+        for device in backend.devices():
+            array = ROWS.copy()
+            adopted = exchange.adopt(array, device)
+            exchange.rows(adopted, 0, 2, self.order(exchange, [1, 0], device))
+            backend.place([adopted], device)
+            exchange.to_host(backend.move(adopted, device))
+            np.testing.assert_array_equal(array, ROWS)
+            assert array.flags.writeable
+
+    def test_adopt_takes_its_own(self, backend: Backend, exchange: Exchange, device: Device) -> None:
+        """A tensor that is this framework's already is taken to where it is wanted."""
+        own = exchange.from_host(ROWS, device)
+        for wanted in backend.devices():
+            adopted = exchange.adopt(own, wanted)
+            assert backend.device_of(adopted) == wanted
+            np.testing.assert_array_equal(exchange.to_host(adopted), ROWS)
+
     @pytest.mark.parametrize("dtype", ["float64", "int64", "uint8"])
     def test_adopt_keeps_the_dtype(self, exchange: Exchange, device: Device, dtype: str) -> None:
         """What is adopted has the dtype it had; one that is lacking raises MoveError."""
@@ -154,6 +211,14 @@ class ExchangeTests(Subject):
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
+    def test_index_dtype_is_a_dtype_of_the_backend(self, backend: Backend, exchange: Exchange) -> None:
+        """It is one of two words, and every device takes arrays of it."""
+        assert exchange.index_dtype in ("int64", "int32")
+        for device in backend.devices():
+            back = exchange.to_host(self.order(exchange, [1, 0], device))
+            assert back.dtype.name == exchange.index_dtype
+            np.testing.assert_array_equal(back, [1, 0])
+
     @pytest.mark.parametrize(("start", "stop"), [(0, 8), (0, 3), (3, 7), (6, 8), (2, 2), (6, 20)])
     def test_rows_without_an_order_are_a_slice(self, exchange: Exchange, device: Device, start: int, stop: int) -> None:
         """`column[start:stop]`, shorter at the end as slices are."""
@@ -163,28 +228,31 @@ class ExchangeTests(Subject):
     @pytest.mark.parametrize(("start", "stop"), [(0, 8), (0, 3), (3, 7), (6, 8), (2, 2), (6, 20)])
     def test_rows_with_an_order_are_gathered(self, exchange: Exchange, device: Device, start: int, stop: int) -> None:
         """`column[order[start:stop]]`, with rows that come twice or never."""
-        order = np.array([5, 0, 7, 7, 2, 1, 6, 3], "int64")
-        found = exchange.rows(exchange.from_host(ROWS, device), start, stop, exchange.from_host(order, device))
+        order = [5, 0, 7, 7, 2, 1, 6, 3]
+        found = exchange.rows(exchange.from_host(ROWS, device), start, stop, self.order(exchange, order, device))
         np.testing.assert_array_equal(exchange.to_host(found), ROWS[order[start:stop]])
 
     @pytest.mark.parametrize("shape", [(8,), (8, 2, 2), (8, 0)], ids=str)
     def test_rows_are_of_the_first_axis(self, exchange: Exchange, device: Device, shape: tuple[int, ...]) -> None:
         """Whatever the shape of a row."""
-        array, order = numbers(shape, "int64"), np.array([3, 1], "int64")
+        array = numbers(shape, "float32")
         column = exchange.from_host(array, device)
         np.testing.assert_array_equal(exchange.to_host(exchange.rows(column, 1, 4)), array[1:4])
-        found = exchange.rows(column, 0, 2, exchange.from_host(order, device))
-        np.testing.assert_array_equal(exchange.to_host(found), array[order])
+        found = exchange.rows(column, 0, 2, self.order(exchange, [3, 1], device))
+        np.testing.assert_array_equal(exchange.to_host(found), array[[3, 1]])
 
     def test_rows_stay_on_the_device(self, backend: Backend, exchange: Exchange) -> None:
         """A batch is where its column is."""
         for device in backend.devices():
-            column, order = exchange.from_host(ROWS, device), exchange.from_host(np.array([1, 0], "int64"), device)
+            column, order = exchange.from_host(ROWS, device), self.order(exchange, [1, 0], device)
             assert backend.device_of(exchange.rows(column, 0, 2)) == device
             assert backend.device_of(exchange.rows(column, 0, 2, order)) == device
 
-    def test_rows_keep_the_dtype(self, exchange: Exchange, device: Device) -> None:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_rows_keep_the_dtype(self, exchange: Exchange, device: Device, dtype: str) -> None:
         """A batch has the dtype of its column."""
-        column = exchange.from_host(numbers((4, 2), "int32"), device)
-        order = exchange.from_host(np.array([1, 0], "int64"), device)
-        assert exchange.to_host(exchange.rows(column, 0, 2, order)).dtype == np.int32
+        array = numbers((4, 2), dtype)
+        column, order = self.taken(exchange, array, device), self.order(exchange, [1, 0], device)
+        for found, rows in ((exchange.rows(column, 0, 2, order), [1, 0]), (exchange.rows(column, 1, 3), [1, 2])):
+            assert exchange.to_host(found).dtype == array.dtype
+            np.testing.assert_array_equal(exchange.to_host(found), array[rows])

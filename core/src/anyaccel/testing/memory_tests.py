@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -47,6 +49,18 @@ class MemoryTests(Subject):
         for device in backend.devices():
             totals = {memory.memory(device).total, backend.device_info(device).total_memory} - {0}
             assert len(totals) <= 1
+
+    def test_share_answers_in_words(self, backend: Backend, memory: Memory) -> None:
+        """Asked to leave memory to others, it answers with nothing or a reason, and does not raise, asked twice too."""
+        with mock.patch.dict(os.environ):  # where a framework's settings may be
+            answers = [memory.share(device, 0.5) for device in [*backend.devices()] * 2]
+        assert all(isinstance(answer, str) for answer in answers), answers
+
+    def test_the_cpu_is_shared_already(self, backend: Backend, memory: Memory) -> None:
+        """Nobody has all the memory of the host, so nothing speaks against sharing it."""
+        there = [device for device in backend.devices() if device.kind == "cpu"]
+        with mock.patch.dict(os.environ):
+            assert [memory.share(device, 0.5) for device in there] == [""] * len(there)
 
     def test_release_keeps_tensors(self, bench: Bench, memory: Memory) -> None:
         """Giving back cached memory takes nothing that is in use."""

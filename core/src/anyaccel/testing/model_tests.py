@@ -18,6 +18,7 @@ from anyaccel.testing.subject import STANDARD_MODEL, Subject
 
 Make = Callable[[], Any]
 X = TensorSpec((4,), "float32")
+LAYOUTS = ("", "channels_first", "channels_last")
 
 
 def standard(bench: Bench, **settings: Any) -> Any:
@@ -26,7 +27,7 @@ def standard(bench: Bench, **settings: Any) -> Any:
     if STANDARD_MODEL not in offered:
         pytest.skip(f"no {STANDARD_MODEL} in models()")
     cls: Callable[..., Any] = offered[STANDARD_MODEL]
-    return cls(**settings)
+    return bench.compute.wrap(cls(**settings))
 
 
 class ShapeTests(Subject):
@@ -34,7 +35,7 @@ class ShapeTests(Subject):
 
     def test_infer_gives_shape_and_dtype(self, bench: Bench, model: Make) -> None:
         """Per sample, without the batch: [4] goes in and [3] comes out."""
-        assert bench.compute.infer(model(), [X], 0) == (TensorSpec((3,), "float32"),)
+        assert bench.compute.infer(bench.compute.wrap(model()), [X], 0) == (TensorSpec((3,), "float32"),)
 
     def test_infer_keeps_what_is_built(self, bench: Bench, model: Make) -> None:
         """A model that has its weights keeps them, whatever the seed."""
@@ -171,6 +172,53 @@ class StateTests(Subject):
         same(bench.compute.state(ready), before)
 
 
+class CustomTests(Subject):
+    """How models are held, and what is told of their ways."""
+
+    def test_wrap_twice_is_wrap_once(self, bench: Bench, model: Make) -> None:
+        """What a node holds for a model is held as it is, before and after it is built and placed."""
+        held = bench.compute.wrap(model())
+        assert bench.compute.wrap(held) is held
+        ready = bench.ready(lambda: held)
+        assert bench.compute.wrap(ready) is ready
+
+    def test_it_owns_what_it_wraps(self, bench: Bench, model: Make) -> None:
+        """What a node holds for a model belongs to the same framework, built or not."""
+        held = bench.compute.wrap(model())
+        assert bench.backend.owns(held)
+        assert bench.backend.owns(bench.ready(lambda: held))
+
+    def test_a_wrapped_model_holds_its_values(self, bench: Bench, model: Make) -> None:
+        """Once it is built, it has parameters, and a state that goes out and in again."""
+        held = bench.compute.wrap(model())
+        bench.compute.infer(held, [X], 0)
+        state = bench.compute.state(held)
+        assert bench.compute.parameters(held)
+        assert {f"parameters/{name}" for name in bench.compute.parameters(held)} <= set(state)
+        wanted = {name: value + 1 for name, value in state.items()}
+        bench.compute.load_state(held, wanted)
+        same(bench.compute.state(held), wanted)
+
+    @pytest.mark.parametrize("name", ["model", "buffered_model", "random_model", "writing_model"])
+    def test_writes_is_told_and_changes_nothing(self, bench: Bench, request: pytest.FixtureRequest, name: str) -> None:
+        """Whether a model writes to its inputs is a plain truth value, and to ask leaves its values as they are."""
+        ready = bench.ready(request.getfixturevalue(name))
+        before = bench.compute.state(ready)
+        assert isinstance(bench.compute.writes(ready, [X]), bool)
+        same(bench.compute.state(ready), before)
+
+    def test_a_model_that_writes_is_known(self, bench: Bench, writing_model: Make) -> None:
+        """The plan may then copy what it would share otherwise."""
+        assert bench.compute.writes(bench.ready(writing_model), [X]) is True
+
+    def test_layout_is_a_pair_of_words(self, bench: Bench, model: Make) -> None:
+        """The order of axes of inputs and of outputs, each known or left open; of a built model and of any other."""
+        named = [bench.compute.wrap(cls()) for cls in bench.compute.models().values()]
+        for each in (bench.ready(model), *named):
+            given, gives = bench.compute.layout(each)
+            assert given in LAYOUTS and gives in LAYOUTS
+
+
 class RefusalTests(Subject):
     """Recipes that a backend can and cannot build."""
 
@@ -185,7 +233,7 @@ class RefusalTests(Subject):
         assert bench.compute.refuses(Loss(name)) == ""
 
 
-class ModelTests(ShapeTests, StateTests, RefusalTests):
+class ModelTests(ShapeTests, StateTests, CustomTests, RefusalTests):
     """Every promise of `Compute` that needs no program."""
 
 

@@ -101,7 +101,7 @@ class ForwardTests(Subject):
     @pytest.mark.parametrize("name", LOSSES)
     def test_losses_never_broadcast(self, bench: Bench, model: Make, name: str) -> None:
         """Targets [n, 1] for outputs [n, 3] raise ShapeError, when the program is built or when it first runs."""
-        whole = BATCH.targets[name]
+        whole = bench.target(BATCH, name)
         narrow = whole[:, None] if whole.ndim == 1 else whole[:, :1]
         with pytest.raises(ShapeError):
             bench.compute.build(narrowed(bench, bench.ready(model), name)).forward(
@@ -214,7 +214,35 @@ class BackTests(Subject):
         close(dict(zip(expected, bench.gradients(program), strict=True)), expected)
 
 
-class ProgramTests(ForwardTests, BackTests):
+class CustodyTests(Subject):
+    """What a program is given belongs to others."""
+
+    @pytest.mark.parametrize("name", ["model", "buffered_model", "random_model", "writing_model"])
+    def test_what_is_given_is_never_written_to(self, bench: Bench, request: pytest.FixtureRequest, name: str) -> None:
+        """Inputs and cotangents may be memory of another framework: after each act they are as before."""
+        ready = bench.ready(request.getfixturevalue(name))
+        program = bench.compute.build(bench.segment(Wiring(ready, needs_pullback=("x",))))
+        kept = [BATCH.x, BATCH.targets["mse"], np.ones((6, 3), "float32")]
+        arrays = [array.copy() for array in kept]
+        x, t, c = given = [bench.lent(array) for array in arrays]
+
+        def check(act: str) -> None:
+            for array, tensor, before in zip(arrays, given, kept, strict=True):
+                np.testing.assert_array_equal(array, before, err_msg=act)
+                np.testing.assert_array_equal(bench.read(tensor), before, err_msg=act)
+
+        for _ in range(2):
+            program.forward((x, t))
+            check("forward")
+            pullback = program.forward_pullback((x, t))[2]
+            check("forward_pullback")
+            pullback([c])
+            check("pullback")
+            program.apply()
+            check("apply")
+
+
+class ProgramTests(ForwardTests, BackTests, CustodyTests):
     """Every promise of `Program.forward` and `Program.forward_pullback`."""
 
 

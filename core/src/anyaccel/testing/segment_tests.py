@@ -12,13 +12,27 @@ import pytest
 from anyaccel.errors import RecipeError
 from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
-from anyaccel.testing.bench import GROUP, LOSS, Batch, Bench, Wiring, close, same
+from anyaccel.testing import oracle
+from anyaccel.testing.bench import GROUP, LOSS, Batch, Bench, Wiring, close, same, scalar
 from anyaccel.testing.subject import Subject
 
 Make = Callable[[], Any]
 BATCH = Batch.of(6)
 SGD = Optimizer("sgd", lr=0.1)
 FOREIGN = type("Foreign", (), {"__module__": "another_framework.parts", "__call__": lambda self, *inputs: None})
+SQUARES = {
+    "above the limit": (0.5, [4.0]),
+    "at the limit": (2.0, [4.0]),
+    "below the limit": (2.5, [4.0]),
+    "nothing": (0.5, [0.0]),
+    "tiny": (1e-7, [1e-12]),
+    "of several parts": (0.5, [4.0, 9.0, 0.25]),
+    "of several parts, below": (10.0, [4.0, 9.0, 0.25]),
+    "infinite": (0.5, [np.inf]),
+    "infinite in part": (0.5, [1.0, np.inf]),
+    "not a number": (0.5, [np.nan]),
+    "not a number in part": (0.5, [1.0, np.nan, np.inf]),
+}
 SAMPLE = np.random.default_rng(8).normal(size=(6, 2, 3)).astype("float32")
 
 
@@ -143,6 +157,22 @@ class SegmentTests(Subject):
             expected = {name: values[name] - rate * g for name, g in zip(values, part, strict=True)}
             close(bench.values(each), expected)
 
+    def test_a_model_that_writes_spoils_no_others(self, bench: Bench, model: Make, writing_model: Make) -> None:
+        """A value that it writes to is read by others and handed out as it was made, and gradients are as without."""
+        first, second, writer = bench.ready(model), bench.ready(model, seed=8), bench.ready(writing_model)
+        plain = replace(chain(bench, first, second, (True, True)), outputs=("out", "j"))
+        writing = bench.operation("writer", writer, ("j",), ("w",), trainable=False)
+        before, last = plain.operations[:-1], plain.operations[-1]
+        found = []
+        for operations in (plain.operations, (*before, writing, last)):
+            program = bench.compute.build(replace(plain, operations=operations))
+            outputs, _, pullback = program.forward_pullback(chained(bench))
+            values = [bench.read(value) for value in (*outputs, *program.forward(chained(bench))[0])]
+            pullback([None, None])
+            found.append([*values, *bench.gradients(program)])
+        for one, other in zip(*found, strict=True):
+            close(other, one)
+
     def test_inputs_nobody_uses_have_a_zero_cotangent(self, bench: Bench, model: Make) -> None:
         """A value that reached no output and no loss is answered with zeros or None, not an error."""
         wired = chain(bench, bench.ready(model), bench.ready(model), (True, True))
@@ -164,6 +194,30 @@ class SegmentTests(Subject):
         if not bench.compute.refuses(term.loss):
             with pytest.raises(RecipeError):
                 bench.compute.build(replace(wired, losses=(term,))).forward(bench.inputs(BATCH))
+
+
+class ClippingTests(Subject):
+    """The factor for gradients whose norm lies over several segments."""
+
+    @pytest.mark.parametrize("name", SQUARES)
+    def test_a_clip_factor_is_its_formula(self, bench: Bench, model: Make, name: str) -> None:
+        """`min(1, limit / (norm + 1e-6))` of all squares together: 0 for an infinite norm, NaN for none."""
+        limit, squares = SQUARES[name]
+        program = bench.build(bench.ready(model))
+        factor = program.clip_factor(limit, [bench.put(np.array(square, "float32")) for square in squares])
+        norm = np.sqrt(np.sum(squares))
+        close(scalar(bench, factor), norm if np.isnan(norm) else min(1.0, limit / (norm + 1e-6)))
+
+    @pytest.mark.parametrize("limit", [1e-3, 1e3])
+    def test_a_clip_factor_is_what_apply_takes(self, bench: Bench, model: Make, limit: float) -> None:
+        """Found from the program's own squared norm, it clips the step; a large limit leaves it as it is."""
+        ready = bench.ready(model)
+        start, program = bench.values(ready), bench.build(ready, optimizer=SGD)
+        bench.pull(program, bench.inputs(BATCH))
+        gradients = bench.gradients(program)
+        program.apply({GROUP: program.clip_factor(limit, [program.grad_stats()[GROUP][0]])})
+        program.release()
+        close(bench.values(ready), oracle.trained(SGD, start, [gradients], oracle.clip_scale(gradients, limit)))
 
 
 def sharing(bench: Bench, model: Any) -> Segment:

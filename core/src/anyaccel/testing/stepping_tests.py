@@ -39,7 +39,7 @@ def built(bench: Bench, model: Any, **settings: Any) -> Stepping:
 def stepped(bench: Bench, program: Stepping, calls: list[tuple[int, int, int]]) -> Array:
     """The mean losses of some calls of (start, count, batch), one after the other."""
     columns = bench.inputs(COLUMNS)
-    orders = [bench.put(ORDER)] * len(columns)
+    orders = [bench.order(ORDER)] * len(columns)
     return np.concatenate([bench.read(program.steps(columns, orders, *call)) for call in calls])
 
 
@@ -92,7 +92,7 @@ class SteppingTests(Subject):
         assert isinstance(program, Stepping)
         (y,), _ = program.forward(bench.inputs(COLUMNS.rows(ORDER[:4])))
         columns = bench.inputs(COLUMNS)
-        table = program.steps(columns, [bench.put(ORDER)] * 2, 0, 3, 4)
+        table = program.steps(columns, [bench.order(ORDER)] * 2, 0, 3, 4)
         assert bench.backend.device_of(table) == bench.device
         assert bench.read(table).shape == (3, 2)
         target = COLUMNS.targets["mse"][ORDER[:4]]
@@ -121,6 +121,16 @@ class SteppingTests(Subject):
             results.append(stepped(bench, program, [(0, 3, 4)]))
         np.testing.assert_array_equal(results[0], results[1])
         assert (results[0] != results[2]).any()
+
+    @pytest.mark.parametrize("name", ["model", "writing_model"])
+    def test_steps_leave_the_columns_as_they_are(self, bench: Bench, request: pytest.FixtureRequest, name: str) -> None:
+        """Resident columns and orders serve many epochs, whatever the model does with its batches."""
+        program = built(bench, bench.ready(request.getfixturevalue(name)))
+        columns, order = bench.inputs(COLUMNS), bench.order(np.arange(22))
+        program.steps(columns, [order] * 2, 0, 3, 4)
+        program.steps(columns, [order] * 2, 0, 1, 22)
+        for tensor, before in zip((*columns, order), (COLUMNS.x, COLUMNS.targets["mse"], np.arange(22)), strict=True):
+            np.testing.assert_array_equal(bench.read(tensor), before)
 
     def test_steps_start_where_they_are_told(self, bench: Bench, model: Make) -> None:
         """`start` counts rows of the order, not batches."""

@@ -80,6 +80,11 @@ class Subject:
         """As `model`, with values that change while training but not by gradients: batch normalisation."""
         _skip("no buffered_model was given")
 
+    @pytest.fixture
+    def writing_model(self) -> Callable[[], Any]:
+        """As `model`, and writes to its input: an activation in place, say."""
+        _skip("no writing_model was given")
+
     # -- derived ---------------------------------------------------------------------------------------------------
 
     @pytest.fixture

@@ -48,6 +48,8 @@ class TorchExchange(TorchPlacement, Exchange):
             return self.move(foreign, device)
         if not getattr(getattr(foreign, "flags", None), "writeable", True):
             return self.from_host(np.asarray(foreign), device)
+        if any(stride < 0 for stride in getattr(foreign, "strides", None) or ()):  # these end torch's process
+            return self.from_host(np.asarray(foreign), device)
         try:
             taken = torch.from_dlpack(foreign)  # type: ignore[attr-defined]
         except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:

@@ -38,8 +38,8 @@ def make(recipe: Optimizer, parameters: list[nn.Parameter], *, sparse: bool = Fa
     Raises:
         RecipeError: a class that is no optimizer of torch, needs a closure, or does not take the settings.
     """
-    if recipe.cls is not None:
-        return _own(recipe.cls, recipe, parameters)
+    if recipe.own is not None:
+        return _own(recipe.own, recipe, parameters)
     settings = dict(recipe.settings)
     if "nesterov" in settings:
         settings["nesterov"] = settings["nesterov"] and settings["momentum"] > 0  # torch refuses it without momentum
@@ -90,7 +90,7 @@ def _to(value: Any, device: torch.device) -> Any:
 
 def slots_of(recipe: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
     """Names of the tensors that a recipe keeps for a parameter, beside the step; a class is asked by a trial step."""
-    if recipe.cls is None:
+    if recipe.own is None:
         momentum = recipe.settings.get("momentum")
         return {"m", "v"} if momentum is None else {"velocity"} if momentum > 0 else set()
     tiny = nn.Parameter(parameters[0].new_zeros([1] * parameters[0].ndim))
@@ -146,7 +146,7 @@ class GroupOptimizer:
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
         self._recipe = group.optimizer
-        self._names = SLOTS if self._recipe.cls is None else {}
+        self._names = SLOTS if self._recipe.own is None else {}
         self._optimizer = make(self._recipe, self.parameters, sparse=sparse) if self.parameters else None
         given = {node: states[node] for node in members if node in states}
         slots = slots_of(self._recipe, self.parameters) if given and self.parameters else set()
@@ -209,7 +209,7 @@ class GroupOptimizer:
         for node, state in resumed.items():
             for name, slots in state.slots.items():
                 self._fill(optimizer, self.members[node][name], state.step, slots)
-        if self._recipe.cls is None and self._recipe.settings.get("momentum", 0) > 0:
+        if self._recipe.own is None and self._recipe.settings.get("momentum", 0) > 0:
             # torch's fused SGD wants all velocities or none, and a parameter may get its first gradient later
             for parameter in self.parameters:
                 zeros = torch.zeros_like(parameter, requires_grad=False)

@@ -1,0 +1,21 @@
+"""Tensors on the Apple GPU from and to host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anyaccel.device import Device
+from anyaccel_mps.dtypes import check_array
+from anyaccel_mps.placement import MpsPlacement
+from anyaccel_torch.exchange import TorchExchange
+
+
+class MpsExchange(MpsPlacement, TorchExchange):
+    """As torch's; from page-locked memory never."""
+
+    def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
+        """As `Exchange.from_host`; waits for the copy, and refuses a dtype that MPS lacks before there is any."""
+        check_array(array.dtype, device, self.lacking)
+        return super().from_host(array, device)
