@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from writers import Guarded, writing_model
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import Program
@@ -33,7 +34,7 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {}
-PARTS = ("backends", "exchange", "models", "programs", "training", "stepping")
+PARTS = ("backends", "exchange", "memory", "models", "custody", "programs", "training", "stepping")
 
 
 def all_faults() -> dict[str, Fault]:
@@ -94,6 +95,12 @@ class Broken(Subject):
     @pytest.fixture
     def buffered_model(self):
         return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
+
+    @pytest.fixture
+    def writing_model(self):
+        if not issubclass(self.cls, Guarded):
+            pytest.skip("modules of the reference backend may not write to their inputs")
+        return writing_model
 
     @pytest.fixture
     def device(self, backend) -> Device:

@@ -1,21 +1,17 @@
-"""Wrong backends: exchange with the host, and memory."""
+"""Wrong backends: exchange with the host and with other frameworks, and rows."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 from broken import fault
 
-from anyaccel.backend import MemoryInfo
 from anyaccel.device import Device
+from anyaccel.errors import MoveError
 from anyaccel.reference import ReferenceBackend, SimArray
 from anyaccel.reference.arrays import bare, put
 from anyaccel.reference.creation import handle
 
 CPU = Device("cpu")
-
-# -- exchange ----------------------------------------------------------------------------------------------------------
 
 
 @fault("exchange", "test_from_host_owns_its_memory[False]")
@@ -113,6 +109,81 @@ class AdoptsAnything(ReferenceBackend):
         return super().adopt(foreign, device) if isinstance(foreign, np.ndarray) else foreign
 
 
+@fault("exchange", "test_adopt_takes_what_speaks_dlpack")
+class AdoptsArraysOnly(ReferenceBackend):
+    def adopt(self, foreign, device):
+        if not isinstance(foreign, np.ndarray):
+            raise MoveError("this is no array of NumPy's")
+        return super().adopt(foreign, device)
+
+
+@fault("exchange", "test_adopt_takes_any_layout[transposed]")
+class AdoptsMemoryAsItLies(ReferenceBackend):
+    def adopt(self, foreign, device):
+        strided = isinstance(foreign, np.ndarray) and not foreign.flags.c_contiguous
+        return super().adopt(foreign.ravel("K").reshape(foreign.shape) if strided else foreign, device)
+
+
+@fault("exchange", "test_adopt_takes_any_layout[backwards]")
+class AdoptsNoNegativeStrides(ReferenceBackend):
+    def adopt(self, foreign, device):
+        if isinstance(foreign, np.ndarray) and any(stride < 0 for stride in foreign.strides):
+            raise MoveError("strides must not be negative")
+        return super().adopt(foreign, device)
+
+
+@fault("exchange", "test_adopt_takes_any_layout[no columns]")
+class AdoptsNothingEmpty(ReferenceBackend):
+    def adopt(self, foreign, device):
+        adopted = super().adopt(foreign, device)
+        return super().adopt(np.zeros(0, adopted.dtype), device) if adopted.size == 0 else adopted
+
+
+@fault("exchange", "test_adopt_takes_read_only_arrays")
+class AdoptsWhatItMayWriteTo(ReferenceBackend):
+    def adopt(self, foreign, device):
+        if isinstance(foreign, np.ndarray) and not foreign.flags.writeable and foreign.shape == (8, 3):
+            raise BufferError("cannot export a read-only array")
+        return super().adopt(foreign, device)
+
+
+@fault("exchange", "test_adopt_leaves_the_source_as_it_is")
+class AdoptingSealsTheSource(ReferenceBackend):
+    def adopt(self, foreign, device):
+        adopted = super().adopt(foreign, device)
+        if isinstance(foreign, np.ndarray) and not isinstance(foreign, SimArray):
+            foreign.flags.writeable = False
+        return adopted
+
+
+@fault("exchange", "test_adopt_takes_its_own")
+class AdoptsItsOwnAsItIs(ReferenceBackend):
+    def adopt(self, foreign, device):
+        return foreign if isinstance(foreign, SimArray) else super().adopt(foreign, device)
+
+
+@fault("exchange", "test_index_dtype_is_a_dtype_of_the_backend")
+class IndicesOf16Bits(ReferenceBackend):
+    index_dtype = "int16"
+
+
+@fault("exchange", "test_index_dtype_is_a_dtype_of_the_backend")
+class NarrowIndicesAreWidened(ReferenceBackend):
+    index_dtype = "int32"
+
+    def from_host(self, array, device, *, pinned=False):
+        indices = array.dtype == np.int32 and array.ndim == 1
+        return super().from_host(array.astype("int64") if indices else array, device)
+
+
+@fault("exchange", "test_rows_with_an_order_are_gathered[3-7]")
+class NarrowOrdersAreReadAsWide(ReferenceBackend):
+    index_dtype = "int32"
+
+    def rows(self, column, start, stop, order=None):
+        return super().rows(column, start, stop, order if order is None else order[: len(order) // 2 * 2].view("int64"))
+
+
 @fault("exchange", "test_rows_without_an_order_are_a_slice[3-7]")
 class OneRowTooMany(ReferenceBackend):
     def rows(self, column, start, stop, order=None):
@@ -137,67 +208,8 @@ class RowsOfTheLastAxis(ReferenceBackend):
         return column[..., start:stop] if np.ndim(column) == 3 else super().rows(column, start, stop, order)
 
 
-@fault("exchange", "test_rows_keep_the_dtype")
+@fault("exchange", "test_rows_keep_the_dtype[int32]")
 class RowsAreFloats(ReferenceBackend):
     def rows(self, column, start, stop, order=None):
         found = super().rows(column, start, stop, order)
         return put(bare(found).astype("float32"), column.on) if found.dtype == np.int32 else found
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
-@fault("memory", "test_figures_are_counts_of_bytes")
-class MemoryInGigabytes(ReferenceBackend):
-    def memory(self, device):
-        info = super().memory(device)
-        return MemoryInfo(*(figure / 2**30 for figure in (info.total, info.free, info.used, info.peak)))
-
-    def device_info(self, device):
-        return replace(super().device_info(device), total_memory=0)
-
-
-@fault("memory", "test_figures_fit_together")
-class MoreFreeThanThereIs(ReferenceBackend):
-    def memory(self, device):
-        info = super().memory(device)
-        return replace(info, free=info.total * 2)
-
-
-@fault("memory", "test_the_peak_is_at_least_what_is_used")
-class PeakOfAnotherTime(ReferenceBackend):
-    def memory(self, device):
-        return replace(super().memory(device), used=2, peak=1)
-
-
-@fault("memory", "test_total_is_that_of_device_info")
-class TwoTotals(ReferenceBackend):
-    def memory(self, device):
-        info = super().memory(device)
-        return replace(info, total=info.total + 1)
-
-    def device_info(self, device):
-        return replace(super().device_info(device), total_memory=17)
-
-
-@fault("memory", "test_release_keeps_tensors")
-class ReleasesWhatIsInUse(ReferenceBackend):
-    last = None
-
-    def move(self, tensor, device, *, pinned=False):
-        self.last = super().move(tensor, device)
-        return self.last
-
-    def release_memory(self, device):
-        if isinstance(self.last, SimArray):
-            bare(self.last)[...] = 0
-
-
-@fault("memory", "test_release_may_be_called_twice")
-class ReleasesOnce(ReferenceBackend):
-    released = False
-
-    def release_memory(self, device):
-        if self.released:
-            raise RuntimeError("double free")
-        self.released = True

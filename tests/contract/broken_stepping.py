@@ -64,6 +64,21 @@ class StepsKeepBuffers(ReferenceBackend):
         return StepsWithoutBuffers(segment, SwitchedOps())
 
 
+class ReadsOrdersAsWide(ArrayProgram):
+    """Takes the memory of an order for that of int64."""
+
+    def steps(self, columns, orders, start, count, batch):
+        return super().steps(columns, [order.view("int64") for order in orders], start, count, batch)
+
+
+@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd]")
+class StepsTakeWideOrdersOnly(ReferenceBackend):
+    index_dtype = "int32"
+
+    def build(self, segment):
+        return ReadsOrdersAsWide(segment, ReferenceOps())
+
+
 @fault("stepping", "test_losses_are_a_table_on_the_device")
 class LossesAreARow(ArrayProgram):
     def steps(self, columns, orders, start, count, batch):

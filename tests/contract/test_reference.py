@@ -1,49 +1,33 @@
-"""The kit over the reference backend: on the CPU, and on two simulated devices, with and without float64."""
+"""The kit over the reference backend: on the CPU, and on two simulated devices, with and without 64 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from anyaccel.device import Device
-from anyaccel.reference import BatchNorm, Dense, ReferenceBackend, Sequential, simulate, zeros
-from anyaccel.testing import Subject, suite
+from anyaccel.adapter import ArrayProgram
+from anyaccel.errors import MoveError
+from anyaccel.reference import ReferenceBackend
+from anyaccel.reference.operations import ReferenceOps
+from anyaccel.testing import suite
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one
+
+from subjects import Reference, Simulated
+from writers import Guarded, writing_model
 
 
-class Reference(Subject):
-    """NumPy on the CPU."""
+class Writing(Reference):
+    """The same with copies of inputs for models that write to them."""
 
-    @pytest.fixture
-    def backend(self) -> ReferenceBackend:
-        return ReferenceBackend()
-
-    @pytest.fixture
-    def new_tensor(self):
-        return lambda: zeros((3,))
-
-    @pytest.fixture
-    def buffered_model(self):
-        return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
-
-
-class Simulated(Reference):
-    """The same on simulated devices."""
-
-    float64 = True
+    cls = Guarded
 
     @pytest.fixture
-    def backend(self) -> Iterator[ReferenceBackend]:
-        with simulate(2, float64=self.float64):
-            yield ReferenceBackend()
-
-    @pytest.fixture
-    def device(self, backend) -> Device:
-        return Device("sim", 0)
-
-    @pytest.fixture
-    def second(self, backend) -> Device:
-        return Device("sim", 1)
+    def writing_model(self):
+        return writing_model
 
 
 class Narrow(Simulated):
@@ -52,4 +36,56 @@ class Narrow(Simulated):
     float64 = False
 
 
-globals().update(suite(Reference, "OnCpu") | suite(Simulated, "Simulated") | suite(Narrow, "Narrow"))
+def narrow(array):
+    """The array, if it has no dtype of 64 bits for each number."""
+    if np.dtype(array.dtype).name in ("float64", "int64", "uint64", "complex128"):
+        raise MoveError(f"{array.dtype} is switched off", remedy="cast it first")
+    return array
+
+
+class NarrowProgram(ArrayProgram):
+    """Refuses whatever has 64 bits."""
+
+    def forward(self, inputs):
+        return super().forward([narrow(value) for value in inputs])
+
+    def forward_pullback(self, inputs, scale=None):
+        outputs, losses, pullback = super().forward_pullback([narrow(value) for value in inputs], scale)
+        return outputs, losses, lambda given: pullback([c if c is None else narrow(c) for c in given])
+
+    def steps(self, columns, orders, start, count, batch):
+        return super().steps(list(map(narrow, columns)), list(map(narrow, orders)), start, count, batch)
+
+
+class ThirtyTwo(ReferenceBackend):
+    """As a framework that computes in 32 bits only, wherever it is."""
+
+    index_dtype = "int32"
+
+    def from_host(self, array, device, *, pinned=False):
+        return super().from_host(narrow(np.asarray(array)), device)
+
+    def adopt(self, foreign, device):
+        return narrow(super().adopt(foreign, device))
+
+    def move(self, tensor, device, *, pinned=False):
+        return super().move(narrow(tensor), device)
+
+    def build(self, segment):
+        assert not any(spec.dtype.endswith("64") and spec.dtype != "complex64" for spec, _ in segment.inputs.values())
+        return NarrowProgram(segment, ReferenceOps())
+
+
+class WithoutWide(Narrow):
+    """The same in a framework without 64 bits for a number."""
+
+    cls = ThirtyTwo
+
+
+globals().update(
+    suite(Reference, "OnCpu")
+    | suite(Writing, "Writing")
+    | suite(Simulated, "Simulated")
+    | suite(Narrow, "Narrow")
+    | suite(WithoutWide, "WithoutWide")
+)

@@ -223,13 +223,27 @@ class TracedProgram(ArrayProgram):
             total, weight = losses[term.label]
             mean = total / weight
             dtype = mean.dtype if dtype is None else dtype
-            yield cast(self._ops, mean if term.device == first.device else self._ops.move(mean, first.device), dtype)
+            yield cast(self._ops, self._hop(mean, term.device, first.device), dtype)
 
     def _updated(self, group: str, gradients: Any, state: Any, coefficients: Any) -> tuple[Any, Any]:
-        updates = self._learning.updates
-        limit = updates.limits.get(group)
-        factor = None if limit is None else updates.factor(limit, [updates.measured(gradients)[0]])
-        return updates.updated(group, state["parameters"], state["slots"], gradients, coefficients, factor)
+        updates, device = self._learning.updates, self._layout.device
+        homes = dict.fromkeys(device[owner] for owner in gradients)
+        there = {home: by_node(gradients, (one for one in gradients if device[one] == home)) for home in homes}
+        factor, limit, hub = None, updates.limits.get(group), next(iter(homes))
+        if limit is not None:
+            squares = [updates.measured(mine)[0] for mine in there.values()]
+            factor = updates.factor(limit, [self._hop(one, at, hub) for one, at in zip(squares, there, strict=True)])
+        parameters: dict[str, Any] = {}
+        slots: dict[str, Any] = {}
+        for home, mine in there.items():
+            scale = None if factor is None else self._hop(factor, hub, home)
+            new, kept = updates.updated(group, state["parameters"], state["slots"], mine, coefficients, scale)
+            parameters, slots = {**parameters, **new}, {**slots, **kept}
+        return parameters, slots
+
+    def _hop(self, array: Any, home: Device, device: Device) -> Any:
+        """An array on another device; not asked of the framework where it is there, as it may be traced."""
+        return array if home == device else self._ops.move(array, device)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,158 @@
+"""Wrong backends: how models are held and what is told of them, and what is given to programs."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+from broken import fault
+from writers import Guarded, GuardedOps
+
+from anyaccel.adapter import ArrayProgram
+from anyaccel.device import Device
+from anyaccel.reference import Module, ReferenceBackend
+from anyaccel.reference.arrays import bare
+from anyaccel.reference.operations import ReferenceOps
+
+CPU = Device("cpu")
+
+# -- how models are held -----------------------------------------------------------------------------------------------
+
+
+@fault("compute", "test_wrap_twice_is_wrap_once")
+class WrapsAnew(ReferenceBackend):
+    def wrap(self, model):
+        return copy.copy(model)
+
+
+@fault("compute", "test_it_owns_what_it_wraps")
+class OwnsWhatIsBuilt(ReferenceBackend):
+    def owns(self, obj):
+        return super().owns(obj) and (not isinstance(obj, Module) or obj.is_built)
+
+
+@fault("compute", "test_a_wrapped_model_holds_its_values")
+class ValuesComeWithThePlace(ReferenceBackend):
+    def state(self, model):
+        return {} if self.device_of(model) == CPU else super().state(model)
+
+
+@fault("compute", "test_writes_is_told_and_changes_nothing[model]")
+class CountsWrites(ReferenceBackend):
+    def writes(self, model, inputs):
+        return 0
+
+
+@fault("compute", "test_writes_is_told_and_changes_nothing[buffered_model]")
+class TriesWritesOut(ReferenceBackend):
+    def writes(self, model, inputs):
+        for name, value in model.buffers.items():
+            model.buffers[name] = value + 1
+        return False
+
+
+@fault("compute", "test_a_model_that_writes_is_known")
+class KnowsNoWriter(Guarded):
+    def writes(self, model, inputs):
+        return False
+
+
+@fault("compute", "test_layout_is_a_pair_of_words")
+class LayoutsOfItsOwn(ReferenceBackend):
+    def layout(self, model):
+        return "NHWC", ""
+
+
+# -- what is given to programs -----------------------------------------------------------------------------------------
+
+
+@fault("compute", "test_what_is_given_is_never_written_to[model]")
+class AddsIntoCotangents(ArrayProgram):
+    def forward_pullback(self, inputs, scale=None):
+        outputs, losses, pullback = super().forward_pullback(inputs, scale)
+
+        def adding(cotangents):
+            found = pullback(cotangents)
+            for cotangent in cotangents:
+                if cotangent is not None:
+                    bare(cotangent)[...] += 1
+            return found
+
+        return outputs, losses, adding
+
+
+@fault("compute", "test_what_is_given_is_never_written_to[writing_model]")
+class GuardsNothing(Guarded):
+    def build(self, segment):
+        return ArrayProgram(segment, ReferenceOps())
+
+
+@fault("compute", "test_what_is_given_is_never_written_to[buffered_model]")
+class NormalizesInPlace(ArrayProgram):
+    def forward(self, inputs):
+        found = super().forward(inputs)
+        buffered = any(op.model is not None and op.model.buffers for op in self.segment.operations)
+        if buffered:
+            bare(inputs[0])[...] -= np.mean(bare(inputs[0]))
+        return found
+
+
+class GuardsInputs(ArrayProgram):
+    """Copies what comes from outside, and lets models have each other's outputs."""
+
+    def forward(self, inputs):
+        return super().forward([value.copy() for value in inputs])
+
+    def forward_pullback(self, inputs, scale=None):
+        return super().forward_pullback([value.copy() for value in inputs], scale)
+
+
+@fault("compute", "test_a_model_that_writes_spoils_no_others")
+class GuardsInputsOnly(Guarded):
+    def build(self, segment):
+        return GuardsInputs(segment, ReferenceOps())
+
+
+class Rolling(ArrayProgram):
+    """Moves the rows on in the columns after it has used them."""
+
+    def steps(self, columns, orders, start, count, batch):
+        found = super().steps(columns, orders, start, count, batch)
+        for column in columns:
+            bare(column)[...] = np.roll(bare(column), 1, axis=0)
+        return found
+
+
+@fault("stepping", "test_steps_leave_the_columns_as_they_are[writing_model]")
+class StepsMoveTheColumns(Guarded):
+    def build(self, segment):
+        return Rolling(segment, GuardedOps())
+
+
+# -- clipping ----------------------------------------------------------------------------------------------------------
+
+
+@fault("compute", "test_a_clip_factor_is_its_formula[of several parts]")
+class NormsAreAdded(ArrayProgram):
+    def clip_factor(self, limit, squares):
+        return np.minimum(1.0, limit / (sum(np.sqrt(square) for square in squares) + 1e-6))
+
+
+@fault("compute", "test_a_clip_factor_is_its_formula[tiny]")
+class DividesByTheNormAlone(ArrayProgram):
+    def clip_factor(self, limit, squares):
+        norm = float(np.sqrt(np.asarray(sum(squares))))
+        return limit / norm if norm > limit else 1.0 + 0.0 * norm
+
+
+@fault("compute", "test_a_clip_factor_is_its_formula[not a number]")
+class NothingIsNoLimit(ArrayProgram):
+    def clip_factor(self, limit, squares):
+        factor = float(np.asarray(super().clip_factor(limit, squares)))
+        return 1.0 if np.isnan(factor) else factor
+
+
+@fault("compute", "test_a_clip_factor_is_what_apply_takes[0.001]")
+class AppliesNumbersOnly(ArrayProgram):
+    def apply(self, scale=None):
+        super().apply({name: factor for name, factor in (scale or {}).items() if isinstance(factor, float)})

@@ -1,0 +1,93 @@
+"""Wrong backends: how full devices are, and what is left to others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broken import fault
+
+from anyaccel.backend import MemoryInfo
+from anyaccel.device import Device
+from anyaccel.reference import ReferenceBackend, SimArray
+from anyaccel.reference.arrays import bare
+
+CPU = Device("cpu")
+
+
+@fault("memory", "test_figures_are_counts_of_bytes")
+class MemoryInGigabytes(ReferenceBackend):
+    def memory(self, device):
+        info = super().memory(device)
+        return MemoryInfo(*(figure / 2**30 for figure in (info.total, info.free, info.used, info.peak)))
+
+    def device_info(self, device):
+        return replace(super().device_info(device), total_memory=0)
+
+
+@fault("memory", "test_figures_fit_together")
+class MoreFreeThanThereIs(ReferenceBackend):
+    def memory(self, device):
+        info = super().memory(device)
+        return replace(info, free=info.total * 2)
+
+
+@fault("memory", "test_the_peak_is_at_least_what_is_used")
+class PeakOfAnotherTime(ReferenceBackend):
+    def memory(self, device):
+        return replace(super().memory(device), used=2, peak=1)
+
+
+@fault("memory", "test_total_is_that_of_device_info")
+class TwoTotals(ReferenceBackend):
+    def memory(self, device):
+        info = super().memory(device)
+        return replace(info, total=info.total + 1)
+
+    def device_info(self, device):
+        return replace(super().device_info(device), total_memory=17)
+
+
+@fault("memory", "test_release_keeps_tensors")
+class ReleasesWhatIsInUse(ReferenceBackend):
+    last = None
+
+    def move(self, tensor, device, *, pinned=False):
+        self.last = super().move(tensor, device)
+        return self.last
+
+    def release_memory(self, device):
+        if isinstance(self.last, SimArray):
+            bare(self.last)[...] = 0
+
+
+@fault("memory", "test_release_may_be_called_twice")
+class ReleasesOnce(ReferenceBackend):
+    released = False
+
+    def release_memory(self, device):
+        if self.released:
+            raise RuntimeError("double free")
+        self.released = True
+
+
+@fault("memory", "test_share_answers_in_words")
+class SharesWithoutAWord(ReferenceBackend):
+    def share(self, device, fraction):
+        return "" if device == CPU else None
+
+
+@fault("memory", "test_share_answers_in_words")
+class SharesOnce(ReferenceBackend):
+    shared = False
+
+    def share(self, device, fraction):
+        if self.shared and device != CPU:
+            raise RuntimeError("initialised already")
+        self.shared = True
+        return ""
+
+
+@fault("memory", "test_the_cpu_is_shared_already")
+class KeepsTheCpu(ReferenceBackend):
+    def share(self, device, fraction):
+        return f"{device} is used already"

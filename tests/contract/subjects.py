@@ -1,0 +1,48 @@
+"""Subjects over NumPy: on the CPU, and on two simulated devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from anyaccel.device import Device
+from anyaccel.reference import BatchNorm, Dense, ReferenceBackend, Sequential, simulate, zeros
+from anyaccel.testing import Subject
+
+
+class Reference(Subject):
+    """NumPy on the CPU."""
+
+    cls = ReferenceBackend
+
+    @pytest.fixture
+    def backend(self) -> Iterator[ReferenceBackend]:
+        yield self.cls()
+
+    @pytest.fixture
+    def new_tensor(self):
+        return lambda: zeros((3,))
+
+    @pytest.fixture
+    def buffered_model(self):
+        return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
+
+
+class Simulated(Reference):
+    """The same on simulated devices."""
+
+    float64 = True
+
+    @pytest.fixture
+    def backend(self) -> Iterator[ReferenceBackend]:
+        with simulate(2, float64=self.float64):
+            yield self.cls()
+
+    @pytest.fixture
+    def device(self, backend) -> Device:
+        return Device("sim", 0)
+
+    @pytest.fixture
+    def second(self, backend) -> Device:
+        return Device("sim", 1)

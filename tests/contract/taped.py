@@ -1,0 +1,263 @@
+"""TapedOps: the reference backend's modules for `TracedProgram`, with a small tape in NumPy for what differentiates.
+
+A module is one act on the tape, and its own pullback is the way back through it. Besides, there are rules for
+arithmetic, `concatenate` and moves. A compiled function that keeps arrays, or takes numbers that would stay those of
+its first call, shows.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import numpy as np
+
+from anyaccel import rng
+from anyaccel.adapter import TracedOps, TracedProgram
+from anyaccel.reference import ReferenceBackend
+from anyaccel.reference.arrays import place_of
+from anyaccel.reference.moving import moved, rows
+
+
+class Box:
+    """An array on a tape."""
+
+    __hash__ = None
+
+    def __init__(self, value, tape):
+        self.value, self.tape = value, tape
+
+    shape = property(lambda self: self.value.shape)
+    ndim = property(lambda self: self.value.ndim)
+    dtype = property(lambda self: self.value.dtype)
+    __array_ufunc__ = None  # an array to the left of an operator leaves it to the box
+
+    def __eq__(self, other):
+        return self.value == bare(other)
+
+    def __getitem__(self, key):
+        return recorded(self.value[key], [self], lambda c: [_put(np.zeros_like(self.value), key, c)])
+
+    def __neg__(self):
+        return recorded(-self.value, [self], lambda c: [-c])
+
+    def mean(self):
+        return recorded(np.mean(self.value), [self], lambda c: [np.full_like(self.value, 1 / self.value.size) * c])
+
+
+def _put(array, key, value):
+    array[key] = value
+    return array
+
+
+RULES = {
+    "add": lambda a, b, c: (c, c),
+    "sub": lambda a, b, c: (c, -c),
+    "mul": lambda a, b, c: (c * b, c * a),
+    "truediv": lambda a, b, c: (c / b, -c * a / (b * b)),
+}
+
+
+def _operator(name, swapped):
+    act, rule = getattr(operator, name), RULES[name]
+
+    def method(self, other):
+        given = [other, self] if swapped else [self, other]
+        a, b = map(bare, given)
+        return recorded(act(a, b), given, lambda c: [_summed(one, x) for one, x in zip(rule(a, b, c), (a, b))])  # noqa: B905
+
+    return method
+
+
+for _name in RULES:
+    setattr(Box, f"__{_name}__", _operator(_name, False))
+    setattr(Box, f"__r{_name}__", _operator(_name, True))
+
+
+def _summed(cotangent, like):
+    """Undo the broadcasting of `like`, a number or an array."""
+    shape = np.shape(like)
+    extra = np.ndim(cotangent) - len(shape)
+    axes = (*range(extra), *(i + extra for i, n in enumerate(shape) if n == 1))
+    return np.reshape(np.sum(cotangent, axis=axes), shape)
+
+
+def recorded(value, inputs, pullback):
+    """A value, or a tuple of them, as boxes if any input is one; `pullback` gives a cotangent (or None) for each."""
+    tape = next((one.tape for one in inputs if isinstance(one, Box)), None)
+    if tape is None:
+        return value
+    single = not isinstance(value, tuple)
+    boxes = tuple(Box(one, tape) for one in ((value,) if single else value))
+    tape.append((boxes, inputs, (lambda cs: pullback(cs[0])) if single else pullback))
+    return boxes[0] if single else boxes
+
+
+def walked(function, tree):
+    """The tree with every array (or box) replaced."""
+    if isinstance(tree, Mapping):
+        return {key: walked(function, tree[key]) for key in sorted(tree)}  # in an order of its own, as compilers do
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(walked(function, part) for part in tree)
+    return None if tree is None else function(tree)
+
+
+def leaves(tree):
+    """The arrays of a tree."""
+    found = []
+    walked(found.append, tree)
+    return found
+
+
+def bare(one):
+    """What is in a box, or the thing itself."""
+    return one.value if isinstance(one, Box) else one
+
+
+def destroyed(array):
+    """Spoil the memory of a floating array."""
+    if array.dtype.kind == "f" and isinstance(array, np.ndarray):
+        np.asarray(array)[...] = np.nan
+
+
+class Namespace:
+    """NumPy for boxes; only what has a rule above is differentiated."""
+
+    def __getattr__(self, name):
+        found = getattr(np, name)
+        if isinstance(found, type):
+            return found
+        return lambda *given, **settings: found(*walked(bare, given), **walked(bare, settings))
+
+    def concatenate(self, parts, axis=0):
+        cuts = np.cumsum([part.shape[axis] for part in parts])[:-1]
+        whole = np.concatenate([bare(part) for part in parts], axis=axis)
+        return recorded(whole, list(parts), lambda c: np.split(c, cuts.tolist(), axis=axis))
+
+
+class TapedOps(TracedOps):
+    """Modules as pure functions."""
+
+    xp = Namespace()
+
+    def parameters(self, model):
+        return model.parameters
+
+    def buffers(self, model):
+        return model.buffers
+
+    def write(self, model, parameters, buffers):
+        model.parameters.update(parameters)
+        model.buffers.update(buffers)
+
+    def apply(self, model, parameters, buffers, inputs, train, key):
+        names, given = list(parameters), [*parameters.values(), *inputs]
+        values = {**dict(zip(names, map(bare, given), strict=False)), **walked(bare, dict(buffers))}
+        applied = model.apply(values, tuple(map(bare, inputs)), train=train, key=int(key))
+
+        def pullback(cotangents):
+            gradients, back = applied.pullback(cotangents)
+            return [*(gradients.get(name) for name in names), *back]
+
+        changed = {**walked(bare, dict(buffers)), **applied.buffers} if applied.buffers else None
+        return recorded(tuple(applied.outputs), given, pullback), changed
+
+    def pulled(self, function, primals, rest):
+        tape = []
+        boxes = walked(lambda array: Box(bare(array), tape), primals)
+        values, others = function(boxes, walked(bare, rest))
+
+        def pullback(cotangents):
+            flow = {}
+            pairs = [*zip(leaves(values), leaves(cotangents), strict=True)]
+            _add(flow, pairs)
+            for outputs, inputs, back in reversed(tape):
+                found = [flow.pop(id(one), None) for one in outputs]
+                if any(one is not None for one in found):
+                    whole = [np.zeros_like(o.value) if c is None else c for o, c in zip(outputs, found, strict=True)]
+                    _add(flow, zip(inputs, back(tuple(whole)), strict=True))
+            return walked(lambda box: flow.get(id(box), np.zeros_like(box.value)), boxes)
+
+        return walked(bare, values), walked(bare, others), pullback
+
+    def move(self, array, device):
+        home = getattr(place_of(bare(array)), "device", place_of(bare(array)))
+        there = moved(bare(array), device)
+        return array if there is bare(array) else recorded(there, [array], lambda c: [moved(c, home)])
+
+    def rows(self, column, start, stop, order):
+        return rows(column, start, stop, order)
+
+    def gather(self, column, order, start, size):
+        return rows(column, int(start), int(start) + size, order)
+
+    def astype(self, array, dtype):
+        return bare(array).astype(dtype)
+
+    def arange(self, count, like):
+        return moved(np.arange(count), getattr(place_of(bare(like)), "device", place_of(bare(like))))
+
+    def scalar(self, value):
+        return np.array(value)
+
+    def key(self, seed):
+        return np.array(seed, np.uint64)
+
+    def fold(self, key, number):
+        return np.array(rng.key(int(key), int(number)), np.uint64)
+
+    def compiled(self, function):
+        """Called once for nothing, as if it were traced, with arrays that are then destroyed."""
+
+        def run(*given):
+            assert all(isinstance(one, (np.ndarray, np.generic, Box)) for one in leaves(given)), "a number in the code"
+            places = {str(place_of(bare(one))) for one in leaves(given) if one.ndim}
+            assert self.spans or len(places) < 2, f"compiled for {places}"
+            trial = walked(lambda one: bare(one).copy(), given)
+            function(*trial)
+            walked(destroyed, trial)
+            return function(*given)
+
+        return run
+
+
+def _add(flow, pairs):
+    for box, cotangent in pairs:
+        if isinstance(box, Box) and cotangent is not None:
+            flow[id(box)] = flow[id(box)] + cotangent if id(box) in flow else cotangent
+
+
+class DonatingOps(TapedOps):
+    """Destroys the state that it is given, and compiles for one device only."""
+
+    donates, spans = True, False
+
+    def repeated(self, body):
+        compiled = self.compiled(body)
+
+        def run(state, rest, rows, count):
+            results = []
+            for i in range(count):
+                before = state
+                state, result = compiled(before, rest, walked(lambda array, i=i: np.array(array[i]), rows))
+                state = walked(self.copied, state)
+                walked(destroyed, before)
+                results.append(result)
+            return state, np.stack(results)
+
+        return run
+
+
+class TapedBackend(ReferenceBackend):
+    """NumPy as a framework that differentiates and compiles whole functions."""
+
+    ops = TapedOps
+
+    def build(self, segment):
+        return TracedProgram(segment, self.ops())
+
+
+class DonatingBackend(TapedBackend):
+    """The same where a step destroys the state before."""
+
+    ops = DonatingOps
