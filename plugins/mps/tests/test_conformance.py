@@ -5,53 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anyaccel.testing import Subject, suite
-from anyaccel_mps import MpsBackend
+from anyaccel.testing import suite
+from anyaccel_mps.conformance import MpsSubject
 
 NO_MAC = "torch has no Apple GPU here (torch.backends.mps.is_available() is false); on a Mac this runs by itself"
 
 
-class Torch(Subject):
-    """What is alike in both."""
-
-    @pytest.fixture
-    def new_tensor(self):
-        return lambda: torch.zeros(3)
-
-    @pytest.fixture
-    def tensor(self):
-        return lambda array: torch.from_numpy(array.copy())
-
-    @pytest.fixture
-    def read(self):
-        return lambda tensor: tensor.detach().cpu().numpy()
-
-    @pytest.fixture
-    def model(self):
-        return lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
-
-    @pytest.fixture
-    def random_model(self):
-        return lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
-
-    @pytest.fixture
-    def buffered_model(self):
-        return lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
-
-    @pytest.fixture
-    def writing_model(self):
-        return lambda: torch.nn.Sequential(torch.nn.ELU(inplace=True), torch.nn.Linear(4, 3))
-
-
-class Mps(Torch):
+class Mps(MpsSubject):
     """torch on mps:0, for real."""
 
-    @pytest.fixture
-    def backend(self):
-        return MpsBackend()
 
-
-class OnCpu(Torch):
+class OnCpu(MpsSubject):
     """The backend's own code on torch's CPU: placement, refusals and rehearsals are real, Metal is not."""
 
     @pytest.fixture

@@ -1,0 +1,61 @@
+"""What the conformance kit is told about torch; imported by tests and by `anyaccel conform torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from anyaccel.backend import Backend
+from anyaccel.testing import Subject
+from anyaccel_torch.backend import TorchBackend
+
+Make = Callable[[], Any]
+
+
+class TorchSubject(Subject):
+    """torch on the best device of this machine, with modules as its users write them."""
+
+    @pytest.fixture
+    def backend(self) -> Backend:
+        """Serves gpu, xpu and cpu."""
+        return TorchBackend()
+
+    @pytest.fixture
+    def new_tensor(self) -> Make:
+        """Where torch's own default says."""
+        return lambda: torch.zeros(3)
+
+    @pytest.fixture
+    def tensor(self) -> Callable[[np.ndarray], Any]:
+        """By torch's own means."""
+        return lambda array: torch.from_numpy(array.copy())
+
+    @pytest.fixture
+    def read(self) -> Callable[[Any], np.ndarray]:
+        """By torch's own means."""
+        return lambda tensor: np.asarray(tensor.detach().cpu().numpy())
+
+    @pytest.fixture
+    def model(self) -> Make:
+        """Linear and tanh."""
+        return lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+    @pytest.fixture
+    def random_model(self) -> Make:
+        """With dropout."""
+        return lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    @pytest.fixture
+    def buffered_model(self) -> Make:
+        """With batch normalisation."""
+        return lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+    @pytest.fixture
+    def writing_model(self) -> Make:
+        """With an activation that writes to its input."""
+        return lambda: nn.Sequential(nn.ELU(inplace=True), nn.Linear(4, 3))
