@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyaccel import rng
-from anyaccel.adapter.layout import Layout
 from anyaccel.adapter.learning import Learning
-from anyaccel.adapter.losses import loss_function
 from anyaccel.adapter.ops import Applied, ArrayOps, Judged, cast, factor_on, joined, scaled
 from anyaccel.adapter.values import Cotangents, Values
+from anyaccel.adapter.wired import Wired
 from anyaccel.backend import Stepping
 from anyaccel.segment import LossTerm, NodeState, Operation, Segment
 
@@ -30,9 +29,9 @@ class ArrayProgram(Stepping):
     def __init__(self, segment: Segment, ops: ArrayOps) -> None:
         self.segment = segment
         self._ops = ops
-        self._layout = layout = Layout(segment, ops)
+        self._wired = Wired(segment, ops)
+        self._layout = layout = self._wired.layout
         self._learning = Learning(segment, ops, layout)
-        self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
         self._buffers: dict[str, Mapping[str, Any]] = {
             label: dict(ops.buffers(model)) for label, model in layout.models.items()
         }
@@ -47,21 +46,21 @@ class ArrayProgram(Stepping):
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
         """Outputs and losses in evaluation mode."""
-        values = self._values(inputs)
+        values = self._wired.begin(inputs)
         for op in self.segment.operations:
-            self._enter(op, self._called(op, values), values)
-        return self._outputs(values), _pairs(self._judge(values))
+            self._wired.enter(op, self._called(op, values), values)
+        return self._wired.outputs(values), _pairs(self._wired.judge(values))
 
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
         """Outputs and losses in training mode, and the pullback."""
         self._draws += 1
-        values = self._values(inputs)
+        values = self._wired.begin(inputs)
         tape = []
         for op in self.segment.operations:  # no comprehension: before 3.12 its frame keeps a batch in stored errors
             tape.append((op, self._recorded(op, values)))
-        judged = self._judge(values)
+        judged = self._wired.judge(values)
 
         def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
             flow = Cotangents(self._ops, self._layout.home)
@@ -74,26 +73,10 @@ class ArrayProgram(Stepping):
                 self._back(op, applied, values, flow)
             return tuple(self._cotangent(name, values, flow) for name in self.segment.needs_pullback)
 
-        return self._outputs(values), _pairs(judged), pullback
-
-    def _values(self, inputs: Sequence[Any]) -> Values:
-        values = Values(self._ops, self._layout.home)
-        for name, value in zip(self.segment.inputs, inputs, strict=True):
-            values.put(name, value)
-        return values
-
-    def _enter(self, op: Operation, outputs: Sequence[Any], values: Values) -> None:
-        for name, output in zip(op.outputs, outputs, strict=True):
-            values.put(name, output)
-
-    def _outputs(self, values: Values) -> tuple[Any, ...]:
-        return tuple(values.home(name) for name in self.segment.outputs)
-
-    def _judge(self, values: Values) -> list[tuple[LossTerm, Judged]]:
-        return [(term, loss([values.on(name, term.device) for name in term.inputs])) for term, loss in self._losses]
+        return self._wired.outputs(values), _pairs(judged), pullback
 
     def _called(self, op: Operation, values: Values) -> tuple[Any, ...]:
-        given = tuple(values.on(name, op.device) for name in op.inputs)
+        given = self._wired.given(op, values)
         if op.model is None:
             return joined(self._ops, op, given).outputs
         owner = self._layout.owner[op.label]
@@ -103,10 +86,10 @@ class ArrayProgram(Stepping):
         """Run an operation and keep its way back; None where nothing will flow back through it."""
         wanted = not self._layout.wanted.isdisjoint(op.outputs)
         if not op.trainable and not wanted:
-            self._enter(op, self._called(op, values), values)
+            self._wired.enter(op, self._called(op, values), values)
             return None
-        applied = self._applied(op, tuple(values.on(name, op.device) for name in op.inputs))
-        self._enter(op, applied.outputs, values)
+        applied = self._applied(op, self._wired.given(op, values))
+        self._wired.enter(op, applied.outputs, values)
         return applied if wanted else None
 
     def _applied(self, op: Operation, given: tuple[Any, ...]) -> Applied:

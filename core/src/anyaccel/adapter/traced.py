@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from anyaccel.adapter.ops import Function, cast, factor_on, joined, scaled
+from anyaccel.adapter.functions import SegmentFunctions
+from anyaccel.adapter.ops import Function, factor_on
 from anyaccel.adapter.program import ArrayProgram
 from anyaccel.adapter.reach import Reach
 from anyaccel.adapter.tracing import TracedOps, is_floating, numbers
 from anyaccel.adapter.updates import by_node
-from anyaccel.adapter.values import Cotangents, Values
 from anyaccel.device import Device
-from anyaccel.segment import NodeState, Operation, Segment
+from anyaccel.segment import NodeState, Segment
 
 
 class TracedProgram(ArrayProgram):
@@ -33,12 +33,10 @@ class TracedProgram(ArrayProgram):
         super().__init__(segment, ops)
         self._traced = ops
         self._reach = Reach(segment, self._layout)
-        reached = self._reach.owners(self._reach.active(()))
-        by_group = {group: [one for one in owners if one in reached] for group, owners in self._layout.groups.items()}
-        self._reached = [(group, owners) for group, owners in by_group.items() if owners]
+        self._functions = functions = SegmentFunctions(self._wired, ops, self._reach, self._learning.updates)
         self._whole = ops.spans or len(_devices(segment)) == 1
-        self._evaluated: Function = ops.compiled(self._evaluate) if self._whole else self._evaluate
-        self._pulled = ops.linear(self._run) if self._whole else partial(ops.pulled, self._run)
+        self._evaluated: Function = ops.compiled(functions.evaluate) if self._whole else functions.evaluate
+        self._pulled = ops.linear(functions.run) if self._whole else partial(ops.pulled, functions.run)
         self._repeaters: dict[int, Callable[..., Any]] = {}
         self._key = ops.key(0)
         self._own()
@@ -47,64 +45,6 @@ class TracedProgram(ArrayProgram):
         """Restart the random streams."""
         super().seed(key)
         self._key = self._traced.key(key)
-
-    # -- the segment as functions ----------------------------------------------------------------------------------
-
-    def _evaluate(self, parameters: Any, buffers: Any, inputs: Any) -> Any:
-        values = self._values(inputs)
-        for op in self.segment.operations:
-            given = tuple(values.on(name, op.device) for name in op.inputs)
-            if op.model is None:
-                outputs = joined(self._ops, op, given).outputs
-            else:
-                owner = self._layout.owner[op.label]
-                outputs = self._ops.call(op.model, parameters[owner], buffers[owner], given)
-            self._enter(op, outputs, values)
-        return self._outputs(values), {term.label: loss[:2] for term, loss in self._judge(values)}
-
-    def _run(self, primals: Any, rest: Any) -> tuple[Any, Any]:
-        """Values by name that gradients flow back from; and seeds for these, losses, buffers and outputs."""
-        values = self._values([primals["inputs"].get(name, rest["inputs"].get(name)) for name in self.segment.inputs])
-        changed: dict[str, Any] = {}
-        for index, op in enumerate(self.segment.operations):
-            self._enter(op, self._applied_to(index, op, values, changed, primals, rest), values)
-        judged = self._judge(values)
-        live = {name: values.home(name) for name in self._reach.ends if is_floating(values.home(name))}
-        others = {
-            "seeds": self._seeds(judged, rest["scale"], values, live),
-            "losses": {term.label: loss[:2] for term, loss in judged},
-            "buffers": changed,
-            "outputs": {name: values.home(name) for name in self.segment.outputs if name not in live},
-        }
-        return live, others
-
-    def _applied_to(
-        self, index: int, op: Operation, values: Values, changed: dict[str, Any], primals: Any, rest: Any
-    ) -> tuple[Any, ...]:
-        given = tuple(values.on(name, op.device) for name in op.inputs)
-        if op.model is None:
-            return joined(self._ops, op, given).outputs
-        owner = self._layout.owner[op.label]
-        parameters = (primals if op.label in self._layout.trained else rest)["parameters"][owner]
-        buffers = changed.get(owner, rest["buffers"][owner])
-        key = self._traced.fold(self._traced.fold(rest["key"], rest["draw"]), index)
-        outputs, after = self._traced.apply(op.model, parameters, buffers, given, op.trainable, key)
-        if op.trainable and after is not None:
-            changed[owner] = after
-        return outputs
-
-    def _seeds(self, judged: Any, scale: Any, values: Values, live: Mapping[str, Any]) -> dict[str, Any]:
-        flow = Cotangents(self._ops, self._layout.home)
-        for term, loss in judged:
-            if not live.keys() & set(term.inputs):
-                continue
-            factor = scale[term.label] if scale else term.weight / loss.weight
-            for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
-                if gradient is not None and name in live:
-                    dtype = live[name].dtype
-                    flow.add(name, term.device, cast(self._ops, scaled(self._ops, gradient, factor), dtype))
-        found = {name: flow.take(name) for name in live}
-        return {name: self._ops.xp.zeros_like(live[name]) if one is None else one for name, one in found.items()}
 
     # -- one by one ------------------------------------------------------------------------------------------------
 
@@ -161,9 +101,9 @@ class TracedProgram(ArrayProgram):
 
     def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
         """`count` training steps in one call; mean losses [count, losses] on the device of the first loss."""
-        if not self._whole or count == 0 or not self._losses:
+        if not self._whole or count == 0 or not self.segment.losses:
             return super().steps(columns, orders, start, count, batch)
-        learned = [(group, owner) for group, owners in self._reached for owner in owners]
+        learned = [(group, owner) for group, owners in self._functions.reached.items() for owner in owners]
         learning, parameters = self._learning, self._learning.parameters
         state = {
             "parameters": by_node(parameters, (owner for _, owner in learned)),
@@ -186,64 +126,11 @@ class TracedProgram(ArrayProgram):
             },
         }
         if batch not in self._repeaters:
-            self._repeaters[batch] = self._traced.repeated(partial(self._step_of, batch))
+            self._repeaters[batch] = self._traced.repeated(partial(self._functions.step, batch))
         after, means = self._repeaters[batch](state, rest, rows, count)
         learning.take(after["parameters"], after["slots"], count)
         self._buffers, self._draws = after["buffers"], self._draws + count
         return means
-
-    def _step_of(self, batch: int, state: Any, rest: Any, row: Any) -> tuple[Any, Any]:
-        """One training step, as a function of what changes, what does not, and the numbers of this step."""
-        inputs = [
-            self._traced.gather(column, order, row["start"], batch)
-            for column, order in zip(rest["columns"], rest["orders"], strict=True)
-        ]
-        primals = {"parameters": {**state["parameters"], **rest["idle"]}, "inputs": {}}
-        others = {
-            "parameters": {**rest["constant"], **state["parameters"]},
-            "buffers": state["buffers"],
-            "inputs": dict(zip(self.segment.inputs, inputs, strict=True)),
-            "key": rest["key"],
-            "draw": row["draw"],
-            "scale": {},
-        }
-        _, found, pull = self._traced.pulled(self._run, primals, others)
-        gradients = pull(found["seeds"])["parameters"]
-        parameters, slots = dict(state["parameters"]), dict(state["slots"])
-        for group, owners in self._reached:
-            new, kept = self._updated(group, by_node(gradients, owners), state, row["coefficients"])
-            parameters, slots = {**parameters, **new}, {**slots, **kept}
-        after = {"parameters": parameters, "slots": slots, "buffers": {**state["buffers"], **found["buffers"]}}
-        return after, self._ops.xp.stack(list(self._means(found["losses"])))
-
-    def _means(self, losses: Mapping[str, Any]) -> Iterator[Any]:
-        """Mean losses in one dtype, on the device of the first."""
-        first, dtype = self.segment.losses[0], None
-        for term in self.segment.losses:
-            total, weight = losses[term.label]
-            mean = total / weight
-            dtype = mean.dtype if dtype is None else dtype
-            yield cast(self._ops, self._hop(mean, term.device, first.device), dtype)
-
-    def _updated(self, group: str, gradients: Any, state: Any, coefficients: Any) -> tuple[Any, Any]:
-        updates, device = self._learning.updates, self._layout.device
-        homes = dict.fromkeys(device[owner] for owner in gradients)
-        there = {home: by_node(gradients, (one for one in gradients if device[one] == home)) for home in homes}
-        factor, limit, hub = None, updates.limits.get(group), next(iter(homes))
-        if limit is not None:
-            squares = [updates.measured(mine)[0] for mine in there.values()]
-            factor = updates.factor(limit, [self._hop(one, at, hub) for one, at in zip(squares, there, strict=True)])
-        parameters: dict[str, Any] = {}
-        slots: dict[str, Any] = {}
-        for home, mine in there.items():
-            scale = None if factor is None else self._hop(factor, hub, home)
-            new, kept = updates.updated(group, state["parameters"], state["slots"], mine, coefficients, scale)
-            parameters, slots = {**parameters, **new}, {**slots, **kept}
-        return parameters, slots
-
-    def _hop(self, array: Any, home: Device, device: Device) -> Any:
-        """An array on another device; not asked of the framework where it is there, as it may be traced."""
-        return array if home == device else self._ops.move(array, device)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,167 @@
+"""SegmentFunctions: a segment as pure functions of trees of arrays, for a framework to differentiate and compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from anyaccel.adapter.ops import Judged, cast, joined, scaled
+from anyaccel.adapter.reach import Reach
+from anyaccel.adapter.tracing import TracedOps, is_floating
+from anyaccel.adapter.updates import Updates, by_node
+from anyaccel.adapter.values import Cotangents
+from anyaccel.adapter.wired import Wired
+from anyaccel.device import Device
+from anyaccel.segment import LossTerm, Operation
+
+
+class SegmentFunctions:
+    """What a segment does, with nothing kept. Parameters and slots go by owner, buffers too, values by name.
+
+    Attributes:
+        reached: by group, the owners that its losses reach; groups without any are left out.
+    """
+
+    def __init__(self, wired: Wired, ops: TracedOps, reach: Reach, updates: Updates) -> None:
+        self._wired = wired
+        self._ops = ops
+        self._reach = reach
+        self._updates = updates
+        self._segment = wired.segment
+        self._layout = wired.layout
+        found = reach.owners(reach.active(()))
+        groups = {group: [one for one in owners if one in found] for group, owners in wired.layout.groups.items()}
+        self.reached = {group: owners for group, owners in groups.items() if owners}
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def evaluate(self, parameters: Any, buffers: Any, inputs: Sequence[Any]) -> Any:
+        """Outputs, and losses by label, in evaluation mode."""
+        values = self._wired.begin(inputs)
+        for op in self._segment.operations:
+            given = self._wired.given(op, values)
+            if op.model is None:
+                outputs = joined(self._ops, op, given).outputs
+            else:
+                owner = self._layout.owner[op.label]
+                outputs = self._ops.call(op.model, parameters[owner], buffers[owner], given)
+            self._wired.enter(op, outputs, values)
+        return self._wired.outputs(values), _pairs(self._wired.judge(values))
+
+    def run(self, primals: Any, rest: Any) -> tuple[Any, Any]:
+        """The values that gradients come back from; and seeds for these, losses, buffers and the other outputs.
+
+        Args:
+            primals: what gradients are wanted of: `parameters` and `inputs`.
+            rest: `parameters`, `buffers`, `inputs`, the random `key`, the `draw`, and the `scale` of losses if any.
+        """
+        values = self._wired.begin(
+            [primals["inputs"].get(name, rest["inputs"].get(name)) for name in self._segment.inputs]
+        )
+        buffers: dict[str, Any] = {}
+        key = self._ops.fold(rest["key"], rest["draw"])
+        for index, op in enumerate(self._segment.operations):
+            given = self._wired.given(op, values)
+            if op.model is None:
+                outputs = joined(self._ops, op, given).outputs
+            else:
+                source = primals if op.label in self._layout.trained else rest
+                outputs = self._applied(op, given, source["parameters"], rest, buffers, self._ops.fold(key, index))
+            self._wired.enter(op, outputs, values)
+        judged = self._wired.judge(values)
+        live = {name: values.home(name) for name in self._reach.ends if is_floating(values.home(name))}
+        others = {
+            "seeds": self._seeds(judged, rest["scale"], live),
+            "losses": _pairs(judged),
+            "buffers": buffers,
+            "outputs": {name: values.home(name) for name in self._segment.outputs if name not in live},
+        }
+        return live, others
+
+    def _applied(
+        self, op: Operation, given: tuple[Any, ...], parameters: Any, rest: Any, buffers: dict[str, Any], key: Any
+    ) -> tuple[Any, ...]:
+        owner = self._layout.owner[op.label]
+        before = buffers.get(owner, rest["buffers"][owner])
+        outputs, after = self._ops.apply(op.model, parameters[owner], before, given, op.trainable, key)
+        if op.trainable and after is not None:
+            buffers[owner] = after
+        return outputs
+
+    def _seeds(self, judged: Sequence[tuple[LossTerm, Judged]], scale: Any, live: Mapping[str, Any]) -> dict[str, Any]:
+        """The cotangents that the losses begin with."""
+        flow = Cotangents(self._ops, self._layout.home)
+        for term, loss in judged:
+            if live.keys().isdisjoint(term.inputs):
+                continue
+            factor = scale[term.label] if scale else term.weight / loss.weight
+            for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
+                if gradient is not None and name in live:
+                    seed = cast(self._ops, scaled(self._ops, gradient, factor), live[name].dtype)
+                    flow.add(name, term.device, seed)
+        found = {name: flow.take(name) for name in live}
+        return {name: self._ops.xp.zeros_like(live[name]) if one is None else one for name, one in found.items()}
+
+    # -- a whole step ----------------------------------------------------------------------------------------------
+
+    def step(self, batch: int, state: Any, rest: Any, row: Any) -> tuple[Any, Any]:
+        """One training step: the state afterwards, and the mean losses.
+
+        Args:
+            batch: number of rows.
+            state: what changes: `parameters`, `slots`, `buffers`.
+            rest: what does not: `columns`, `orders`, `key`, and the parameters that are `constant` or `idle`.
+            row: the numbers of this step: `start`, `draw`, `coefficients`.
+        """
+        columns = zip(self._segment.inputs, rest["columns"], rest["orders"], strict=True)
+        inputs = {name: self._ops.gather(column, order, row["start"], batch) for name, column, order in columns}
+        primals = {"parameters": {**state["parameters"], **rest["idle"]}, "inputs": {}}
+        others = {
+            "parameters": {**rest["constant"], **state["parameters"]},
+            "buffers": state["buffers"],
+            "inputs": inputs,
+            "key": rest["key"],
+            "draw": row["draw"],
+            "scale": {},
+        }
+        _, found, pull = self._ops.pulled(self.run, primals, others)
+        gradients = pull(found["seeds"])["parameters"]
+        parameters, slots = dict(state["parameters"]), dict(state["slots"])
+        for group, owners in self.reached.items():
+            for new, kept in self._updated(group, by_node(gradients, owners), state, row["coefficients"]):
+                parameters.update(new)
+                slots.update(kept)
+        after = {"parameters": parameters, "slots": slots, "buffers": {**state["buffers"], **found["buffers"]}}
+        return after, self._ops.xp.stack(list(self._means(found["losses"])))
+
+    def _updated(self, group: str, gradients: Any, state: Any, coefficients: Any) -> Iterator[tuple[Any, Any]]:
+        """The parameters and slots of a group, device by device, clipped together."""
+        device, limit = self._layout.device, self._updates.limits.get(group)
+        homes = dict.fromkeys(device[owner] for owner in gradients)
+        there = {home: by_node(gradients, (one for one in gradients if device[one] == home)) for home in homes}
+        hub, factor = next(iter(homes)), None
+        if limit is not None:
+            squares = [self._updates.measured(mine)[0] for mine in there.values()]
+            factor = self._updates.factor(
+                limit, [self._hop(one, at, hub) for one, at in zip(squares, there, strict=True)]
+            )
+        for home, mine in there.items():
+            scale = None if factor is None else self._hop(factor, hub, home)
+            yield self._updates.updated(group, state["parameters"], state["slots"], mine, coefficients, scale)
+
+    def _means(self, losses: Mapping[str, Any]) -> Iterator[Any]:
+        """Mean losses in one dtype, on the device of the first."""
+        first, dtype = self._segment.losses[0], None
+        for term in self._segment.losses:
+            total, weight = losses[term.label]
+            mean = total / weight
+            dtype = mean.dtype if dtype is None else dtype
+            yield cast(self._ops, self._hop(mean, term.device, first.device), dtype)
+
+    def _hop(self, array: Any, home: Device, device: Device) -> Any:
+        """An array on another device; the framework is not asked where it is, as it may be traced."""
+        return array if home == device else self._ops.move(array, device)
+
+
+def _pairs(judged: Sequence[tuple[LossTerm, Judged]]) -> dict[str, tuple[Any, Any]]:
+    return {term.label: (loss.sum, loss.weight) for term, loss in judged}
