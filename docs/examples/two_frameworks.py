@@ -33,7 +33,7 @@ def main() -> None:
     # Same seed, same weights, same order, same formulas: the same training, within rounding.
     np.testing.assert_allclose(mixed, alone, rtol=1e-4)
     assert no_crossing == []
-    assert crossings == [("encoder", "host")]  # by way of host memory, for now; the plan says so
+    assert crossings == [("encoder", "share"), ("encoder", "share")]  # the value, and its gradient on the way back
     print(f"loss {mixed[0]:.4f} to {mixed[-1]:.4f}")
 
 
