@@ -25,7 +25,9 @@ def _load() -> ModuleType:
 
 graphs = _load()
 TOLERANCE = {"float64": 1e-9, "float32": 2e-4}
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = [HealthCheck.function_scoped_fixture]
+SOME = settings(max_examples=15, deadline=None, suppress_health_check=SHARED)  # some frameworks compile each of them
+FEW = settings(SOME, max_examples=6)
 
 
 def trains(recipe: object) -> bool:
@@ -49,14 +51,14 @@ def assert_same(one: tuple, other: tuple, dtype: str) -> None:
         np.testing.assert_allclose(other[1][name], array, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@FEW
+@SOME
 @given(recipe=graphs.recipes())
 def test_a_random_graph_trains_to_the_same_numbers(framework: str, recipe) -> None:
     assume(trains(recipe))
     assert_same(graphs.train(recipe, "numpy"), graphs.train(recipe, framework), recipe.dtype)
 
 
-@FEW
+@SOME
 @given(recipe=graphs.recipes(), owned=st.lists(st.booleans(), min_size=4, max_size=4))
 def test_a_graph_of_two_frameworks_trains_to_the_same_numbers(framework: str, recipe, owned) -> None:
     """Values and cotangents cross the border; clipping and schedules span it."""
