@@ -139,6 +139,28 @@ class GradientsOfBiasesDouble(ReferenceOps):
         return Applied(applied.outputs, pullback, applied.buffers)
 
 
+@fault("compute", "test_the_way_back_draws_what_the_way_there_drew")
+class WayBackDrawsAnew(ReferenceOps):
+    def vjp(self, model, parameters, buffers, inputs, train, key):
+        applied = super().vjp(model, parameters, buffers, inputs, train, key)
+        other = super().vjp(model, parameters, buffers, inputs, train, key ^ 1)
+        return applied._replace(pullback=other.pullback)
+
+
+@fault("compute", "test_a_program_that_trained_evaluates_as_a_new_one[random_model]")
+class EvaluatesAsItTrained(ArrayProgram):
+    trained = None
+
+    def forward_pullback(self, inputs, scale=None):
+        found = super().forward_pullback(inputs, scale)
+        self.trained = found[0]
+        return found
+
+    def forward(self, inputs):
+        outputs, losses = super().forward(inputs)
+        return outputs if self.trained is None else self.trained, losses
+
+
 @fault("compute", "test_cotangents_are_pulled_back_to_the_inputs")
 class NoCotangentsForInputs(ArrayProgram):
     def forward_pullback(self, inputs, scale=None):

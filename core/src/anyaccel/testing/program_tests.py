@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +63,19 @@ class ForwardTests(Subject):
         (one,), _ = program.forward(bench.inputs(BATCH))
         (two,), _ = program.forward(bench.inputs(BATCH))
         np.testing.assert_array_equal(bench.read(one), bench.read(two))
+
+    @pytest.mark.parametrize("name", ["random_model", "buffered_model"])
+    def test_a_program_that_trained_evaluates_as_a_new_one(
+        self, bench: Bench, request: pytest.FixtureRequest, name: str
+    ) -> None:
+        """Nothing of training is left in evaluation: no dropout, no statistics of the batch."""
+        ready = bench.ready(request.getfixturevalue(name))
+        program = bench.build(ready)
+        bench.train(program, BATCH, 2)
+        (one,), _ = program.forward(bench.inputs(BATCH))
+        program.release()
+        (two,), _ = bench.build(ready, optimizer=None).forward(bench.inputs(BATCH))
+        close(bench.read(one), bench.read(two))
 
     def test_training_is_random_and_follows_the_seed(self, bench: Bench, random_model: Make) -> None:
         """One key gives one sequence of outputs, another key another, and each step draws anew."""
@@ -145,6 +158,33 @@ class BackTests(Subject):
             losses.append(bench.evaluated(bench.build(ready, loss=name), batch, name))
         expected = sum(float((gradient[key] * direction[key]).sum()) for key in gradient)
         close((losses[0] - losses[1]) / (2 * step), expected, tolerance, tolerance)
+
+    def test_the_way_back_draws_what_the_way_there_drew(self, bench: Bench, random_model: Make) -> None:
+        """With one key, the loss of training changes along a direction as the gradients of that key say."""
+        ready = bench.ready(random_model)
+        batch, step, tolerance = fine(bench, ready)
+        start = bench.compute.state(ready)
+
+        def trained(shift: Mapping[str, Array]) -> tuple[float, list[Array]]:
+            moved = {key: (value + shift.get(key, 0)).astype(value.dtype) for key, value in start.items()}
+            bench.compute.load_state(ready, moved)
+            program = bench.build(ready)
+            program.seed(11)
+            loss = bench.loss(bench.pull(program, bench.inputs(batch))[LOSS])
+            found = bench.gradients(program)
+            program.discard()
+            program.release()
+            return loss, found
+
+        gradient = dict(zip(bench.compute.parameters(ready), trained({})[1], strict=True))
+        drawn = np.random.default_rng(3)
+        direction = {key: np.asarray(drawn.normal(size=value.shape)) for key, value in gradient.items()}
+        ahead, behind = (
+            trained({f"parameters/{key}": np.asarray(sign * step * value) for key, value in direction.items()})[0]
+            for sign in (1, -1)
+        )
+        expected = sum(float((gradient[key] * direction[key]).sum()) for key in gradient)
+        close((ahead - behind) / (2 * step), expected, tolerance, tolerance)
 
     def test_cotangents_are_pulled_back_to_the_inputs(self, bench: Bench, model: Make, exact_model: Make) -> None:
         """Given a cotangent of an output, the pullback gives that of an input that another segment trains."""
