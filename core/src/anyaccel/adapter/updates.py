@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.adapter.ops import ArrayOps, cast, scaled
+from anyaccel.adapter.optimizers import ElementwiseRule
 from anyaccel.segment import ParameterGroup
 
 
@@ -43,18 +44,37 @@ class Updates:
         after: dict[str, Any] = {}
         kept: dict[str, Any] = {}
         for node, there in gradients.items():
-            own, dtype = parameters[node], next(iter(parameters[node].values())).dtype
-            scalars = {key: self._like(value, dtype) for key, value in coefficients[node].items()}
+            after[node], kept[node] = {}, {}
             given = {name: g if factor is None else scaled(self._ops, g, factor) for name, g in there.items()}
-            new, kept[node] = self.rules[group].step(self._ops.xp, own, given, slots[node], scalars)
-            after[node] = {name: cast(self._ops, w, own[name].dtype) for name, w in new.items()}
+            for names in self._alike(group, parameters[node], given):
+                new, slot = self._step(
+                    group, parameters[node], {n: given[n] for n in names}, slots[node], coefficients[node]
+                )
+                after[node].update(new)
+                kept[node].update(slot)
         return after, kept
+
+    def _step(self, group: str, own: Any, given: Any, slots: Any, coefficients: Any) -> tuple[Any, Any]:
+        dtype = own[next(iter(given))].dtype
+        scalars = {key: self._like(value, dtype) for key, value in coefficients.items()}
+        new, kept = self.rules[group].step(self._ops.xp, own, given, slots, scalars)
+        return {name: cast(self._ops, w, own[name].dtype) for name, w in new.items()}, kept
+
+    def _alike(self, group: str, own: Any, given: Any) -> Iterable[list[str]]:
+        """Names of parameters that may be updated together: of one dtype, or all if the rule takes no parts."""
+        if not isinstance(self.rules[group], ElementwiseRule):
+            return [list(given)]
+        found: dict[Any, list[str]] = {}
+        for name in given:
+            found.setdefault(own[name].dtype, []).append(name)
+        return found.values()
 
     def measured(self, gradients: Any) -> tuple[Any, Any]:
         """The squared norm of gradients by node and name, and whether all are finite."""
         xp, arrays = self._ops.xp, [gradient for there in gradients.values() for gradient in there.values()]
+        squares = [xp.sum(g * g) for g in arrays]
         return (
-            xp.sum(xp.stack([xp.sum(g * g) for g in arrays])),
+            xp.sum(xp.stack([cast(self._ops, square, squares[0].dtype) for square in squares])),
             xp.all(xp.stack([xp.all(xp.isfinite(g)) for g in arrays])),
         )
 

@@ -73,7 +73,7 @@ class Subject:
     @pytest.fixture
     def random_model(self, backend: Backend) -> Callable[[], Any]:
         """As `model`, with dropout."""
-        return _standard(backend, dropout=0.5) or _skip("no random_model was given")
+        return _standard(backend, activation="tanh", dropout=0.5) or _skip("no random_model was given")
 
     @pytest.fixture
     def buffered_model(self) -> Callable[[], Any]:

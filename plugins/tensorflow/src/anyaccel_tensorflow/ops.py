@@ -1,0 +1,167 @@
+"""TensorFlowOps: what TensorFlow says about itself so that `TracedProgram` can train with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+import tensorflow as tf
+
+from anyaccel.adapter import Function, LossFunction, TracedOps
+from anyaccel.device import Device
+from anyaccel.recipes import Loss
+from anyaccel.segment import Segment
+from anyaccel_tensorflow import host, numpy_names, variables
+from anyaccel_tensorflow.alone import compiled
+from anyaccel_tensorflow.calling import call_of
+from anyaccel_tensorflow.devices import beside, enclosed, moved_in, settled
+from anyaccel_tensorflow.losses import scalar_loss
+from anyaccel_tensorflow.randomness import folded, key_of
+from anyaccel_tensorflow.stepping import looped
+
+Pulled = tuple[Any, Any, Callable[[Any], Any]]
+
+
+class TensorFlowOps(TracedOps):
+    """TensorFlow, for one segment.
+
+    Compiled functions are tf.functions, called inside the scope of the segment's `home`: the device of its first loss,
+    or else of its last operation. Where the segment uses other devices too, what a model does forward and back stays
+    on the model's, and so does the update of its parameters.
+
+    Args:
+        segment: what is computed.
+        name: TensorFlow's name of a device.
+    """
+
+    xp = numpy_names
+
+    def __init__(self, segment: Segment, name: Callable[[Device], str]) -> None:
+        self._name = name
+        self._calls = {id(op.model): call_of(op.model) for op in segment.operations if op.model is not None}
+        self._places = {id(op.model): name(op.device) for op in segment.operations}
+        self._read: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        losses = [term.device for term in segment.losses]
+        self.home = name([segment.operations[-1].device, *losses[:1]][-1])
+        self.several = len({*losses, *(op.device for op in segment.operations)}) > 1
+
+    # -- models ----------------------------------------------------------------------------------------------------
+
+    def parameters(self, model: Any) -> Mapping[str, Any]:
+        """The values of its trainable variables; a shared variable is the same tensor in every model."""
+        return {name: self._value(one) for name, one in self._calls[id(model)].held.parameters.items()}
+
+    def buffers(self, model: Any) -> Mapping[str, Any]:
+        """The values of its other variables."""
+        return {name: self._value(one) for name, one in self._calls[id(model)].held.buffers.items()}
+
+    def _value(self, variable: Any) -> Any:
+        key = id(variables.inner(variable))
+        found = self._read.get(key)
+        if found is None:
+            found = self._read[key] = variables.read(variable)
+        return found
+
+    def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
+        """Assign to the model's variables, where they are."""
+        held = self._calls[id(model)].held
+        for name, variable in {**held.parameters, **held.buffers}.items():
+            variables.write(variable, parameters[name] if name in parameters else buffers[name])
+
+    def apply(
+        self,
+        model: Any,
+        parameters: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: tuple[Any, ...],
+        train: bool,
+        key: Any,
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
+        """The model's outputs, and its buffers afterwards in training."""
+        call, place = self._calls[id(model)], self._places[id(model)]
+        if not self.several:
+            return call(parameters, buffers, inputs, train, key)
+        return enclosed(call, place, parameters, buffers, inputs, train, key)
+
+    def call(
+        self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any], inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """The model's outputs in evaluation mode."""
+        return self.apply(model, parameters, buffers, inputs, False, None)[0]
+
+    # -- differentiation and compilation ---------------------------------------------------------------------------
+
+    def pulled(self, function: Function, primals: Any, rest: Any) -> Pulled:
+        """By a GradientTape over tensors of its own: others that hold the same values are constants to it."""
+        constant = {id(one) for one in tf.nest.flatten(rest)}
+        sources = [_own(one) if id(one) in constant else one for one in tf.nest.flatten(primals)]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            values, others = function(tf.nest.pack_sequence_as(primals, sources), rest)
+        targets = tf.nest.flatten(values)
+
+        def pull(cotangents: Any) -> Any:
+            zero = tf.UnconnectedGradients.ZERO
+            given = tf.nest.flatten(cotangents)
+            found = tape.gradient(targets, sources, given, unconnected_gradients=zero) if targets else sources
+            dense = [tf.convert_to_tensor(one) for one in found] if targets else list(map(tf.zeros_like, sources))
+            return tf.nest.pack_sequence_as(
+                primals, [beside(one, two) for one, two in zip(dense, sources, strict=True)]
+            )
+
+        return values, others, pull
+
+    def compiled(self, function: Function) -> Function:
+        """As one tf.function, which is traced once for each set of shapes and dtypes."""
+        whole = compiled(function)
+        return settled(whole, self.home) if self.several else whole
+
+    def repeated(self, body: Function) -> Callable[[Any, Any, Any, int], tuple[Any, Any]]:
+        """As one tf.function with a loop in it, which is traced once for any count."""
+        return looped(body)
+
+    # -- numbers and arrays ----------------------------------------------------------------------------------------
+
+    def scalar(self, value: float) -> Any:
+        """A tensor, so that nothing is traced anew for another number; float64 or int64."""
+        return tf.constant(value, tf.float64 if isinstance(value, float) else tf.int64)
+
+    def astype(self, array: Any, dtype: Any) -> Any:
+        """`tf.cast`."""
+        return tf.cast(array, dtype)
+
+    def arange(self, count: int, like: Any) -> Any:
+        """The integers in the dtype of `like`."""
+        return tf.range(tf.cast(count, like.dtype), dtype=like.dtype)
+
+    def move(self, array: Any, device: Device) -> Any:
+        """A tensor on a device; while a function is traced, an operation that moves it."""
+        return moved_in(array, self._name(device), several=self.several)
+
+    def rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
+        """As `Exchange.rows`."""
+        return host.cut(column, start, stop) if order is None else host.gathered(column, order, start, stop)
+
+    def gather(self, column: Any, order: Any, start: Any, size: int) -> Any:
+        """A slice of the order, and the rows that it names."""
+        return tf.gather(column, tf.slice(order, [start], [tf.constant(size, tf.int64)]))
+
+    # -- randomness and losses -------------------------------------------------------------------------------------
+
+    def key(self, seed: int) -> Any:
+        """Two integers of 64 bits."""
+        return key_of(seed)
+
+    def fold(self, key: Any, number: Any) -> Any:
+        """By TensorFlow's own `stateless_fold_in`."""
+        return folded(key, number)
+
+    def own_loss(self, loss: Loss) -> LossFunction:
+        """A function of tensors that gives the mean, or a loss of Keras, whose mean over what it gives is taken."""
+        return super().own_loss(scalar_loss(loss))
+
+
+def _own(array: Any) -> Any:
+    with tf.device(array.device):
+        return tf.identity(array)

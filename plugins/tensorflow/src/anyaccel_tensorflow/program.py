@@ -1,0 +1,112 @@
+"""TensorFlowProgram: TracedProgram in the scope of its device, under strict settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from anyaccel.adapter import ArrayProgram, TracedProgram
+from anyaccel.segment import NodeState, Segment
+from anyaccel_tensorflow import starting
+from anyaccel_tensorflow.faults import telling
+from anyaccel_tensorflow.ops import TensorFlowOps
+from anyaccel_tensorflow.strictness import Hold, lenient
+
+
+class TensorFlowProgram(TracedProgram):
+    """A segment of TensorFlow and Keras models.
+
+    From its making until its release, soft placement is off and the device policy explicit, for the whole process:
+    nothing falls back to the CPU, and nothing is copied between devices unasked.
+
+    Raises:
+        RecipeError: an optimizer or loss that TensorFlow lacks.
+        GraphError: two different models, one of which learns, share a parameter.
+    """
+
+    def __init__(self, segment: Segment, ops: TensorFlowOps) -> None:
+        starting.begin()
+        self._home = ops.home
+        self._several = ops.several
+        self._hold = Hold(self)
+        try:
+            with self._there(f"segment {segment.label!r}"):
+                super().__init__(segment, ops)
+        except BaseException:
+            self._hold.end()
+            raise
+
+    @contextmanager
+    def _there(self, what: str) -> Iterator[None]:
+        """Eager operations land on the segment's device.
+
+        Of several devices, gradients and factors of different ones meet in plain arithmetic, for which TensorFlow has
+        to copy them: as the segment's plan lists these devices, that is no surprise.
+        """
+        with tf.device(self._home), telling(what), lenient() if self._several else nullcontext():
+            yield
+
+    def seed(self, key: int) -> None:
+        """As of `TracedProgram`."""
+        with self._there("a seed"):
+            super().seed(key)
+
+    # -- computing -------------------------------------------------------------------------------------------------
+
+    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
+        """As of `TracedProgram`."""
+        with self._there(f"a batch through segment {self.segment.label!r}"):
+            return super().forward(inputs)
+
+    def forward_pullback(
+        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        """As of `TracedProgram`."""
+        what = f"a batch through segment {self.segment.label!r}"
+        with self._there(what):
+            outputs, losses, pull = super().forward_pullback(inputs, scale)
+
+        def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            with self._there(f"the way back of {what}"):
+                return pull(cotangents)
+
+        return outputs, losses, pullback
+
+    def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
+        """As of `TracedProgram`; on several devices step by step, so that parameters are updated on their own."""
+        with self._there(f"steps of segment {self.segment.label!r}"):
+            if self._several:
+                return ArrayProgram.steps(self, columns, orders, start, count, batch)
+            return super().steps(columns, orders, start, count, batch)
+
+    def grad_stats(self) -> dict[str, tuple[Any, Any]]:
+        """As of `TracedProgram`."""
+        with self._there("figures of gradients"):
+            return super().grad_stats()
+
+    def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
+        """As of `TracedProgram`."""
+        with self._there("a factor for gradients"):
+            return super().clip_factor(limit, squares)
+
+    def apply(self, scale: Mapping[str, Any] | None = None) -> None:
+        """As of `TracedProgram`."""
+        with self._there(f"an update of segment {self.segment.label!r}"):
+            super().apply(scale)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """As of `TracedProgram`."""
+        with self._there("the state of models"):
+            super().publish()
+
+    def release(self) -> dict[str, NodeState]:
+        """As of `TracedProgram`; soft placement and the device policy are as before then."""
+        try:
+            return super().release()
+        finally:
+            self._hold.end()

@@ -1,0 +1,73 @@
+"""The conformance kit over TensorFlow and Keras."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+from anyaccel.testing import Subject, suite
+from anyaccel_tensorflow import TensorFlowBackend
+
+
+class Built(tf.Module):
+    """A tf.Module as the guide writes them: variables in the constructor, and a call that is a tf.function."""
+
+    def __init__(self):
+        super().__init__()
+        draw = tf.random.Generator.from_seed(3)
+        self.hidden = [tf.Variable(draw.normal([4, 5])), tf.Variable(tf.zeros(5))]
+        self.last = {"kernel": tf.Variable(draw.normal([5, 3])), "bias": tf.Variable(tf.zeros(3))}
+
+    @tf.function
+    def __call__(self, x):
+        x = tf.tanh(x @ self.hidden[0] + self.hidden[1])
+        return x @ self.last["kernel"] + self.last["bias"]
+
+
+class Standard(Subject):
+    """SequentialMLP, which every framework has."""
+
+    @pytest.fixture
+    def backend(self):
+        return TensorFlowBackend()
+
+    @pytest.fixture
+    def new_tensor(self):
+        return lambda: tf.zeros(3)
+
+
+class Keras(Standard):
+    """Keras models that are not built."""
+
+    @pytest.fixture
+    def model(self):
+        return lambda: keras.Sequential([keras.layers.Dense(5, "tanh"), keras.layers.Dense(3)])
+
+    @pytest.fixture
+    def exact_model(self):
+        layers = keras.layers
+        return lambda: keras.Sequential([layers.Dense(5, "tanh", dtype="float64"), layers.Dense(3, dtype="float64")])
+
+    @pytest.fixture
+    def random_model(self):
+        layers = keras.layers
+        return lambda: keras.Sequential([layers.Dense(8), layers.Dropout(0.5), layers.Dense(3)])
+
+    @pytest.fixture
+    def buffered_model(self):
+        layers = keras.layers
+        return lambda: keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
+
+
+class Module(Keras):
+    """A tf.Module of the user's own."""
+
+    @pytest.fixture
+    def model(self):
+        return Built
+
+    exact_model = Subject.exact_model
+
+
+globals().update(suite(Standard, "Standard") | suite(Keras, "Keras") | suite(Module, "Module"))

@@ -1,0 +1,158 @@
+"""Graphs of TensorFlow models from end to end, as a user builds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anyaccel as aa
+from anyaccel.errors import ShapeError
+from anyaccel_tensorflow import SequentialCNN, SequentialMLP
+
+layers = keras.layers
+
+
+def net(outputs: int = 3) -> Any:
+    """Everything that has state: weights, running means, dropout."""
+    parts = [layers.Dense(8), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.3), layers.Dense(outputs)]
+    return keras.Sequential(parts)
+
+
+def data(rows: int = 50) -> aa.FeatureSet:
+    x = np.random.default_rng(0).standard_normal((rows, 6))
+    columns = {"x": x, "y": x[:, :1] * 2, "kind": (x[:, 0] > 0).astype(np.int64)}
+    source = aa.FeatureSet.from_dict("data", columns, ["x"], ["y", "kind"])
+    source.split_random({"train": 0.8, "val": 0.2})
+    return source
+
+
+def graph(source: aa.FeatureSet, model: Any, optimizer: Any = None) -> aa.ModelGraph:
+    node = aa.ModelNode("net", model, source.reference(targets=["kind"]))
+    return aa.ModelGraph([node], optimizer or aa.Optimizer("adam", lr=1e-2))
+
+
+def training(epochs: int = 2, loss: Any = "cross_entropy", **settings: Any) -> aa.TrainPhase:
+    sampler = aa.SimpleSampler(8, shuffle=True, seed=2)
+    losses = [aa.AppliedLoss(loss, on="net")]
+    return aa.TrainPhase.from_split("train", split="train", sampler=sampler, losses=losses, n_epochs=epochs, **settings)
+
+
+def run(made: aa.ModelGraph, *phases: Any) -> Any:
+    return [aa.Experiment("test", made, progress="none").run_phase(phase) for phase in phases][-1]
+
+
+def test_a_run_continued_from_its_state_equals_one_that_never_stopped() -> None:
+    """Dropout, batch statistics, Adam's moments, a schedule and the order of batches all go on."""
+    optimizer = aa.Optimizer("adamw", lr=1e-2, schedule=aa.Schedule("cosine", steps=40), clip_norm=0.5)
+    source = data()
+    whole = graph(source, net(), optimizer)
+    expected = run(whole, training(4))
+    half = graph(source, net(), optimizer)
+    run(half, training(2))
+    other = graph(source, net(), optimizer)
+    results = run(other.load_state(half.state()), training(2))
+    np.testing.assert_array_equal(results.loss, expected.loss[2:])
+    for name, array in whole.state().items():
+        if not name.endswith("seed_generator.state"):  # drawn by Keras when the layer is made, and never used
+            np.testing.assert_array_equal(other.state()[name], array, err_msg=name)
+
+
+def test_phases_on_two_devices_go_on_with_the_same_state() -> None:
+    source = data()
+    whole, moved = graph(source, net()), graph(source, net())
+    run(whole, training(2), training(2))
+    run(moved, training(2, accelerator="cpu:1"), training(2, accelerator="cpu:2"))
+    assert aa.device_of(moved["net"].model) == aa.Device("cpu", 2)
+    for name, array in whole.state().items():
+        if not name.endswith("seed_generator.state"):
+            np.testing.assert_allclose(moved.state()[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_phase_leaves_the_random_state_of_tensorflow_alone() -> None:
+    tf.random.set_seed(5)
+    expected = [float(tf.random.uniform([])) for _ in range(2)]
+    tf.random.set_seed(5)
+    first = float(tf.random.uniform([]))
+    made = graph(data(), SequentialMLP((3,), dropout=0.5))
+    run(made, training(1))
+    assert [first, float(tf.random.uniform([]))] == expected
+    tf.random.set_seed(None)
+
+
+def test_validation_and_evaluation_use_the_values_of_now() -> None:
+    source, model = data(), net()
+    made = graph(source, model)
+    judged = aa.EvalPhase("val", data="val", losses=[aa.AppliedLoss("cross_entropy", on="net")], outputs=["net"])
+    results = run(made, training(5, validation=judged))
+    found = run(made, judged)
+    assert len(results.loss) == 5
+    np.testing.assert_allclose(found.loss, results.figure("val_loss")[-1], rtol=1e-5)
+    assert found.prediction("net").shape == (10, 3)
+
+
+def test_images_channels_first_and_last() -> None:
+    draw = np.random.default_rng(0)
+    images = draw.standard_normal((40, 1, 6, 6)).astype("float32")
+    columns = {"x": images, "z": images.transpose(0, 2, 3, 1).copy(), "y": images.mean((1, 2, 3))[:, None]}
+    source = aa.FeatureSet.from_dict("images", columns, ["x", "z"], ["y"])
+    own = SequentialCNN((1,), (4,))
+    theirs = keras.Sequential([layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(1)])
+    for model, column in ((own, "x"), (theirs, "z")):
+        node = aa.ModelNode("net", model, source.reference([column]))
+        made = aa.ModelGraph([node], aa.Optimizer("adam", lr=0.01))
+        phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=10)
+        found = run(made, phase)
+        assert found.loss[-1] < found.loss[0]
+
+
+def test_what_a_node_cannot_take_names_the_node() -> None:
+    wrong = keras.Sequential([keras.Input((5,)), layers.Dense(2)])
+    with pytest.raises(ShapeError, match=r"node 'net' does not take float32\[6\]"):
+        graph(data(), wrong).build()
+
+
+def test_a_chain_of_keras_module_and_recipe_trains_as_one() -> None:
+    class Scale(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = tf.Variable(tf.ones(8))
+
+        @tf.function
+        def __call__(self, x: Any) -> Any:
+            return x * self.by
+
+    source, scale = data(), Scale()
+    made = aa.ModelGraph(
+        [
+            aa.ModelNode("first", layers.Dense(8, "tanh"), source.reference(targets=["kind"])),
+            aa.ModelNode("scale", scale, "first"),
+            aa.ModelNode("net", SequentialMLP((3,)), "scale"),
+        ],
+        aa.Optimizer("adam", lr=1e-2),
+    )
+    results = run(made, training(10))
+    assert len(results.plan.parts) == 1
+    assert results.loss[-1] < results.loss[0]
+    assert (scale.by.numpy() != 1).all()
+
+
+def test_torch_and_tensorflow_train_end_to_end() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("anyaccel_torch")
+    source = data()
+    encoder, head = torch.nn.Linear(6, 8), keras.Sequential([layers.Activation("tanh"), layers.Dense(3)])
+    before = encoder.weight.detach().clone()
+    made = aa.ModelGraph(
+        [
+            aa.ModelNode("encoder", encoder, source.reference(targets=["kind"])),
+            aa.ModelNode("net", head, "encoder"),
+        ],
+        aa.Optimizer("adam", lr=2e-2, clip_norm=1.0),
+    )
+    results = run(made, training(10))
+    assert results.loss[-1] < 0.9 * results.loss[0]
+    assert not torch.equal(encoder.weight, before)
