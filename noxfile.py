@@ -82,6 +82,15 @@ def python_files(folder: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(f"{folder}/*.py"))]
 
 
+def compiled_once(session: nox.Session) -> dict[str, str]:
+    """Settings by which JAX keeps what it has compiled, for all tests of a run: most of them compile the same."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
 @nox.session(python=MAIN)
 def lint(session: nox.Session) -> None:
     """Ruff: rules and format."""
@@ -133,7 +142,9 @@ def lowest(session: nox.Session) -> None:
 def backend(session: nox.Session, plugin: str) -> None:
     """One plugin with its framework and no other: its own tests (the kit among them), and graphs over it."""
     session.install(*editable(plugin), *group("test", "guests", plugin))
-    session.run("pytest", f"plugins/{plugin}/tests", "tests/integration", *session.posargs)
+    # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
+    for tests in (f"plugins/{plugin}/tests", "tests/integration"):
+        session.run("pytest", tests, *session.posargs, env=compiled_once(session))
 
 
 @nox.session(python=MAIN)
@@ -141,7 +152,7 @@ def mixed(session: nox.Session) -> None:
     """All frameworks in one process, and one graph over several of them."""
     session.install(*editable(*PLUGINS), *group("test", "guests", *PLUGINS))
     tests = [f"tests/integration/test_{name}.py" for name in ("three_frameworks", "graph_machine")]
-    session.run("pytest", *tests, *session.posargs, env={"ANYACCEL_TEST_MIXED": "1"})
+    session.run("pytest", *tests, *session.posargs, env={"ANYACCEL_TEST_MIXED": "1", **compiled_once(session)})
 
 
 @nox.session(python=MAIN)
@@ -171,7 +182,7 @@ def wheel(session: nox.Session) -> None:
             session.run("python", "-m", "build", "--outdir", str(wheels), source, silent=True)
         session.install(*map(str, sorted(wheels.glob("*.whl"))), *group("test", "guests", *PLUGINS))
         copy_tests(away)
-        env = {"ANYACCEL_TEST_WHEELS": str(wheels), "PYTHONPATH": None, "PYTHONSAFEPATH": "1"}
+        env = {"ANYACCEL_TEST_WHEELS": str(wheels), "PYTHONPATH": None, "PYTHONSAFEPATH": "1", **compiled_once(session)}
         with session.chdir(away):
             session.run("pytest", "tests/core", "tests/contract", "tests/packaging", *session.posargs, env=env)
             for name in PLUGINS:  # each in a process of its own: a framework is set up once in a process
@@ -193,7 +204,7 @@ def docs(session: nox.Session) -> None:
     installs = [part for project in projects for part in ("--editable", str(project))]
     session.install(*editable(*PLUGINS), *installs, *group("test", "guests", "docs", "thirdparty", *PLUGINS))
     readmes = ["README.md", "core/README.md", *(f"plugins/{name}/README.md" for name in PLUGINS)]
-    session.run("pytest", "docs", *readmes, *session.posargs)
+    session.run("pytest", "docs", *readmes, *session.posargs, env=compiled_once(session))
 
 
 @nox.session(python=MAIN)

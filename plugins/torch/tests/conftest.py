@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is imported, which some of these tests do
 
 import pytest
 import torch

@@ -9,6 +9,7 @@ import numpy as np
 
 from anyaccel.backend import Compute, Program
 from anyaccel.errors import MoveError, StateError
+from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import Segment, TensorSpec
 from anyaccel_torch.placement import TorchPlacement
 
@@ -37,9 +38,10 @@ class TorchCompute(TorchPlacement, Compute):
         Raises:
             StateError: the model is not built yet.
         """
+        from anyaccel_torch.contents import parameters
         from anyaccel_torch.shapes import name_of
 
-        named = _built(model, dict(model.named_parameters()))
+        named = _built(model, parameters(model))
         return {name: TensorSpec(tuple(tensor.shape), name_of(tensor.dtype)) for name, tensor in named.items()}
 
     def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
@@ -87,6 +89,19 @@ class TorchCompute(TorchPlacement, Compute):
             for name, tensor in named.items():
                 tensor.copy_(values[name])
 
+    def refuses(self, recipe: Optimizer | Loss) -> str:
+        """As `Compute.refuses`; takes losses of Keras, and says what to use in place of its optimizers."""
+        reason = super().refuses(recipe)
+        if not reason:
+            return ""
+        from anyaccel_torch import keras
+
+        if isinstance(recipe, Loss):
+            return "" if keras.is_loss(recipe.own) else reason
+        if not keras.is_optimizer(recipe.own):
+            return reason
+        return f"{reason}, and Keras's optimizers change Keras's variables only; torch.optim has most of them too"
+
     def models(self) -> Mapping[str, type]:
         """SequentialMLP and SequentialCNN."""
         from anyaccel_torch.models import SequentialCNN, SequentialMLP
@@ -94,12 +109,13 @@ class TorchCompute(TorchPlacement, Compute):
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
 
-def _built(model: torch.nn.Module, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _built(model: torch.nn.Module, named: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     from torch.nn.parameter import is_lazy
 
+    from anyaccel_torch import keras
     from anyaccel_torch.shapes import unbuilt
 
-    if unbuilt(model) or any(is_lazy(tensor) for tensor in named.values()):
+    if unbuilt(model) or keras.unbuilt(model) or any(is_lazy(tensor) for tensor in named.values()):
         raise StateError(
             f"{type(model).__name__} has no parameters yet: the shapes of its inputs are not known",
             remedy="build the graph it is in, or call it once with a batch",
@@ -107,13 +123,12 @@ def _built(model: torch.nn.Module, named: dict[str, torch.Tensor]) -> dict[str, 
     return named
 
 
-def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _named(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
     """Parameters and buffers under the names of a state; those that are shared once."""
-    named: dict[str, torch.Tensor] = {f"parameters/{name}": tensor for name, tensor in model.named_parameters()}
-    buffers = dict(model.named_buffers())
-    _built(model, {**named, **buffers})
-    kept = model.state_dict(keep_vars=True)
-    return named | {f"buffers/{name}": tensor for name, tensor in buffers.items() if name in kept}
+    from anyaccel_torch.contents import buffers, parameters
+
+    named = {f"parameters/{name}": tensor for name, tensor in parameters(model).items()}
+    return _built(model, {**named, **{f"buffers/{name}": tensor for name, tensor in buffers(model).items()}})
 
 
 def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:

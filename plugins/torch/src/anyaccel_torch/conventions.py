@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 from anyaccel.segment import TensorSpec
+from anyaccel_torch import keras
+from anyaccel_torch.contents import parts
 from anyaccel_torch.models import SequentialCNN
 from anyaccel_torch.shapes import infer
+from anyaccel_torch.trees import tensors_in
 
 _SPATIAL = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
@@ -24,10 +27,10 @@ def writes(model: nn.Module, inputs: Sequence[TensorSpec]) -> bool:
 
     In-place dropout writes in training only, and counts wherever it stands in the module.
     """
-    if any(isinstance(part, _DROPOUT) and part.inplace for part in model.modules()):
+    if any(isinstance(part, _DROPOUT) and part.inplace for part in parts(model)):
         return True
     given: list[torch.Tensor] = []
-    hook = model.register_forward_pre_hook(lambda _, args: given.extend(args))
+    hook = model.register_forward_pre_hook(lambda _, args: given.extend(tensors_in(args)))
     try:
         infer(model, inputs, seed=0)
     finally:
@@ -42,6 +45,8 @@ def layout(model: nn.Module) -> tuple[str, str]:
     """
     if isinstance(model, SequentialCNN):
         return "channels_first", ""
+    if keras.is_layer(model):
+        return keras.layout(model)
     layers = [layer for layer in _flat(model) if not _is_elementwise(layer)]
     ends = (layers[:1], layers[-1:])
     first, last = ("channels_first" if end and isinstance(end[0], _SPATIAL) else "" for end in ends)

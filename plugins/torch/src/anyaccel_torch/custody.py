@@ -9,18 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from anyaccel_torch import keras
+from anyaccel_torch.contents import parts, states
+
 
 class Modes:
     """Whether each part of some modules was in training mode."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._kept = {part: part.training for module in modules for part in module.modules()}
+        self._kept = {part: part.training for module in modules for part in parts(module)}
 
     def enter(self, module: nn.Module, *, training: bool) -> None:
         """Switch a module between training and evaluation, if it is not there yet.
 
         Parts that were in evaluation mode inside a module in training mode stay so: that is how a user freezes the
-        statistics of a BatchNorm.
+        statistics of a BatchNorm. Keras layers do not read modes: there it is done by `layer.trainable = False`.
         """
         if module.training is training:
             return
@@ -56,13 +59,14 @@ class Gradients:
 
 
 class Buffers:
-    """Copies of the buffers of some modules."""
+    """Copies of the buffers of some modules, and of the parameters that Keras keeps in their stead."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        parts = {part for module in modules for part in module.modules()}
+        modules = list(modules)
+        self._states = [(state, state.detach().clone()) for module in modules for state in states(module)]
         self._kept = [
             (part, name, buffer, buffer.detach().clone())
-            for part in parts
+            for part in {part for module in modules for part in parts(module)}
             for name, buffer in part.named_buffers(recurse=False)
             if not is_lazy(buffer)
         ]
@@ -73,22 +77,29 @@ class Buffers:
         for part, name, buffer, copy in self._kept:
             whole = buffer.shape == copy.shape
             setattr(part, name, buffer.copy_(copy) if whole else copy.clone())
+        for state, copy in self._states:
+            state.copy_(copy)
 
 
 class RandomState:
-    """The states of torch's random generators: the CPU's and those of some devices."""
+    """The states of torch's random generators, the CPU's and those of some devices, and of Keras's `seeds`."""
 
-    def __init__(self, devices: Iterable[torch.device]) -> None:
+    def __init__(self, devices: Iterable[torch.device], seeds: Sequence[nn.Parameter] = ()) -> None:
         self._kept = {device: _get(device) for device in _drawing(devices)}
+        self._seeds = [(each, each.detach().clone()) for each in seeds]
 
+    @torch.no_grad()
     def restore(self) -> None:
         """As it was."""
+        for each, copy in self._seeds:
+            each.copy_(copy)
         for device, state in self._kept.items():
             _set(device, state)
 
 
-def seed(devices: Iterable[torch.device], key: int) -> None:
-    """Start the generators of the CPU and of `devices` from a 64-bit key; those of other devices go on."""
+def seed(devices: Iterable[torch.device], key: int, seeds: Sequence[nn.Parameter] = ()) -> None:
+    """Start the generators of the CPU and of `devices` from a 64-bit key, and Keras's `seeds`; others go on."""
+    keras.draw(seeds, key)
     for device in _drawing(devices):
         _set(device, torch.Generator(device).manual_seed(key).get_state())
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from anyaccel.errors import AnyaccelError, MoveError, OutOfMemoryError
 
+_KERAS_FRAME = re.compile(r"^Exception encountered when calling [^\n]*\n+")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -27,8 +30,9 @@ def telling(what: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the trace that torch appends to some."""
-    return str(error).strip().partition("\n")[0]
+    """What an error says, without the trace that torch appends to some, and the frame that Keras puts around it."""
+    words = _ESCAPES.sub("", _KERAS_FRAME.sub("", str(error)))
+    return words.strip().partition("\n")[0]
 
 
 def _told(error: RuntimeError, what: str) -> AnyaccelError | None:

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from anyaccel.errors import RecipeError, ShapeError
 from anyaccel.segment import LossTerm
+from anyaccel_torch import keras
+from anyaccel_torch.calling import comparing
 from anyaccel_torch.faults import first_line
 
 Values = Sequence[Any]
@@ -132,6 +134,8 @@ _ELEMENTWISE_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 
 def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLoss:
     own = _made(term)
+    if keras.is_loss(own):
+        own = comparing(own, device)
     module = own.to(device) if isinstance(own, nn.Module) else None
     elementwise = len(slots) == 2 and (
         isinstance(own, _ELEMENTWISE) or any(own is one for one in _ELEMENTWISE_FUNCTIONS)

@@ -69,6 +69,10 @@ class TorchPlacement(Backend):
         if not hasattr(obj, "to"):
             return mapped(obj, lambda item: self.place(item, device))
         check_dtypes(obj, device, self.lacking)
+        if hasattr(obj, "modules"):
+            from anyaccel_torch.contents import bring
+
+            bring(obj, self.torch_device(device))
         with telling(f"{type(obj).__name__} on {device}"):
             return obj.to(self.torch_device(device))
 

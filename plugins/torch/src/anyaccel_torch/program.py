@@ -14,6 +14,7 @@ from anyaccel.backend import Stepping
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.segment import LossTerm, NodeState, Segment
+from anyaccel_torch.contents import parameters, parts, seeds
 from anyaccel_torch.custody import Buffers, Gradients, Modes, RandomState, seed
 from anyaccel_torch.faults import telling
 from anyaccel_torch.losses import BoundLoss, bind
@@ -61,10 +62,12 @@ class TorchProgram(Stepping):
         self._rest = [None] * (self._wiring.size - len(segment.inputs))
         self._devices = {torch_device(operation.device) for operation in segment.operations}
         self._modules = modules_of(segment, self._losses)
-        self._modes, self._random = Modes(self._modules), RandomState(self._devices)
+        self._seeds = [each for module in self._modules for each in seeds(module)]
+        self._modes, self._random = Modes(self._modules), RandomState(self._devices, self._seeds)
         self._groups = self._made_groups()
         self._trained = [parameter for group in self._groups for parameter in group.parameters]
-        self._flags = Gradients(p for module in self._modules for p in module.parameters()) if self._groups else None
+        held = [parameter for module in self._modules for parameter in parameters(module).values()]
+        self._flags = Gradients(held) if self._groups else None
         if self._flags is not None:  # where nothing is trained, another program may have set the flags: leave them
             self._flags.only(self._trained)
         self._steppers = [group.stepper(clip=True) for group in self._groups]
@@ -77,7 +80,7 @@ class TorchProgram(Stepping):
     def _made_groups(self) -> list[GroupOptimizer]:
         seen: set[int] = set()
         states = states_of(self.segment)
-        sparse = any(getattr(part, "sparse", False) for module in self._modules for part in module.modules())
+        sparse = any(getattr(part, "sparse", False) for module in self._modules for part in parts(module))
         return [
             GroupOptimizer(group, members_of(self.segment, self._losses, group.nodes, seen), states, sparse=sparse)
             for group in self.segment.groups
@@ -85,7 +88,7 @@ class TorchProgram(Stepping):
 
     def seed(self, key: int) -> None:
         """As `Program.seed`, for the CPU and the devices of the segment; other devices' generators go on."""
-        seed(self._devices, key)
+        seed(self._devices, key, self._seeds)
 
     # -- whole steps -----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,9 @@ from torch.nn.parameter import is_lazy
 from anyaccel import rng
 from anyaccel.errors import AnyaccelError, ShapeError
 from anyaccel.segment import TensorSpec
+from anyaccel_torch import keras
+from anyaccel_torch.calling import calling
+from anyaccel_torch.contents import parameters
 from anyaccel_torch.custody import seed as start_from
 from anyaccel_torch.custody import undisturbed
 from anyaccel_torch.faults import first_line, telling
@@ -53,11 +56,12 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def wanted_dtype(model: nn.Module) -> str | None:
-    """Dtype of the first floating parameter, or that which an unbuilt one from a recipe will have."""
-    for parameter in model.parameters():
+    """Dtype of the first floating parameter, or that which an unbuilt one from a recipe or of Keras will have."""
+    for parameter in parameters(model).values():
         if parameter.is_floating_point():
             return name_of(parameter.dtype)
-    return next((part.recipe.dtype for part in model.modules() if isinstance(part, FromRecipe)), None)
+    recipes = (part.recipe.dtype for part in model.modules() if isinstance(part, FromRecipe))
+    return next(recipes, None) or keras.wanted_dtype(model)
 
 
 def unbuilt(model: nn.Module) -> dict[str, FromRecipe]:
@@ -69,16 +73,18 @@ def unbuilt(model: nn.Module) -> dict[str, FromRecipe]:
 
 
 def _build(model: nn.Module, inputs: Sequence[TensorSpec], seed: int) -> None:
-    """Give lazy modules their parameters: ours by their recipes, torch's own by a batch of zeros."""
+    """Give lazy modules their parameters: ours by their recipes, those of torch and Keras by a batch of zeros."""
     if isinstance(model, FromRecipe):
         model.build([spec.shape for spec in inputs], seed)
         return
     inner = unbuilt(model)
-    if not inner and not any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
+    lazy = any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers()))
+    if not inner and not lazy and not keras.unbuilt(model):
         return
     hooks = [part.register_forward_pre_hook(_builder(rng.key(seed, name))) for name, part in inner.items()]
     try:
-        _run(model, inputs, 2, seed)
+        with keras.starting(model, seed):
+            _run(model, inputs, 2, seed)
     finally:
         for hook in hooks:
             hook.remove()
@@ -95,7 +101,8 @@ def _builder(seed: int) -> Any:
 
 
 def _outputs(model: nn.Module, inputs: Sequence[TensorSpec], batch: int) -> tuple[Tensor, ...]:
-    if sum(parameter.nbytes for parameter in model.parameters()) > LARGE_BYTES:
+    large = sum(parameter.nbytes for parameter in model.parameters()) > LARGE_BYTES
+    if large and not keras.outermost(model):  # a copy of those is made by way of a file, values and all
         try:
             return _run(_on_paper(model), inputs, batch)
         except Exception:  # not every module can be copied or do without values; the real run has the right words
@@ -123,7 +130,8 @@ def _run(model: nn.Module, inputs: Sequence[TensorSpec], batch: int, seed: int |
             start_from([device], seed)
         try:
             with telling(f"a batch of {batch} through {type(model).__name__}"):
-                return outputs_of(model(*[_zeros(spec, batch, device) for spec in inputs]))
+                called = calling(model, device, len(inputs))
+                return outputs_of(called(*[_zeros(spec, batch, device) for spec in inputs]))
         except AnyaccelError:
             raise
         except Exception as error:
@@ -143,7 +151,7 @@ def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -
     remedy = "correct the sizes of the model, or what feeds it"
     if any(spec.shape == () for spec in inputs):
         remedy = "a single number a sample arrives as [batch]: store the column as [n, 1] if the model wants [batch, 1]"
-    elif not isinstance(error, RuntimeError):
+    elif not isinstance(error, RuntimeError) and not (keras.outermost(model) and isinstance(error, ValueError)):
         remedy = "mend the model's forward; the whole traceback is above"
     elif other is not None and "int" in other:
         remedy = f"cast the data: feature_set.cast({{...: {wanted!r}}}, keep_splits=True)"

@@ -12,6 +12,8 @@ from torch import Tensor
 from anyaccel.device import Device
 from anyaccel.errors import GraphError, RecipeError, ShapeError
 from anyaccel.segment import NodeState, Operation, Segment
+from anyaccel_torch.calling import calling
+from anyaccel_torch.contents import parameters, parts
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.models import outputs_of
 
@@ -76,18 +78,18 @@ class Wiring:
             kind = type(operation.model).__name__
             raise RecipeError(f"{operation.label!r} cannot be called: it is a {kind}", remedy="give an nn.Module")
         else:
-            model = self._callable(operation)
+            model = self._callable(operation, device)
             one = len(sources) == len(targets) == 1
             self.runs.append(
                 _one_to_one(model, sources[0], targets[0]) if one else _many(model, operation, sources, targets)
             )
 
-    def _callable(self, operation: Operation) -> Callable[..., Any]:
-        """The model; one that writes to its inputs is called with copies of them where anybody else reads them."""
-        model: Callable[..., Any] = operation.model  # type: ignore[assignment]
-        parts = model.modules() if isinstance(model, torch.nn.Module) else ()
+    def _callable(self, operation: Operation, device: torch.device) -> Callable[..., Any]:
+        """What to call; one that writes to its inputs is called with copies of them where anybody else reads them."""
+        model = calling(operation.model, device, len(operation.inputs))
+        held = parts(operation.model) if isinstance(operation.model, torch.nn.Module) else ()
         shared = any(self._read[name] > 1 for name in operation.inputs)
-        if not shared or not any(getattr(part, "inplace", False) for part in parts):
+        if not shared or not any(getattr(part, "inplace", False) for part in held):
             return model
         return lambda *inputs: model(*[tensor.clone() for tensor in inputs])
 
@@ -157,10 +159,10 @@ def members_of(
     members: dict[str, dict[str, torch.nn.Parameter]] = {}
     for node in nodes:
         model = next((each.model for each in segment.operations if each.label == node), None)
-        named = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
+        named = dict(parameters(model)) if isinstance(model, torch.nn.Module) else {}
         for term, loss in zip(segment.losses, losses, strict=True):
             if term.on == node and loss.module is not None:
-                named |= {f"loss.{term.label}.{name}": found for name, found in loss.module.named_parameters()}
+                named |= {f"loss.{term.label}.{name}": found for name, found in parameters(loss.module).items()}
         members[node] = {name: each for name, each in named.items() if each.requires_grad and id(each) not in seen}
         seen.update(map(id, members[node].values()))
     return members

@@ -1,0 +1,123 @@
+"""Arrays from and to host memory, and from other frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anyaccel.backend import Exchange
+from anyaccel.device import Device
+from anyaccel.errors import MoveError
+from anyaccel_jax import host
+from anyaccel_jax.faults import first_line, telling
+from anyaccel_jax.placement import JaxPlacement
+
+
+class JaxExchange(JaxPlacement, Exchange):
+    """Through NumPy and DLPack."""
+
+    index_dtype = "int32"  # JAX has no int64 unless the user enables it
+
+    def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
+        """As `Exchange.from_host`; any strides and byte order."""
+        import jax
+
+        host.check_dtype(array.dtype)
+        with telling(f"an array of {array.nbytes} bytes on {device}"):
+            return jax.device_put(host.copied(array), self.jax_device(device))
+
+    def to_host(self, tensor: Any) -> np.ndarray:
+        """As `Exchange.to_host`; read-only, and on the CPU the array's own memory."""
+        try:
+            return np.asarray(tensor)
+        except TypeError as error:
+            raise MoveError(
+                f"NumPy cannot hold an array of {tensor.dtype}",
+                there=first_line(error),
+                remedy="take its numbers first: jax.random.key_data(keys)",
+            ) from error
+
+    def adopt(self, foreign: Any, device: Device) -> Any:
+        """As `Exchange.adopt`; copied are strided tensors, read-only ones, and those of NumPy at odd addresses."""
+        import jax
+
+        if isinstance(foreign, jax.Array):
+            return self.move(foreign, device)
+        if isinstance(foreign, (np.generic, np.ndarray)) and not _is_plain(foreign):
+            return self.from_host(np.asarray(foreign), device)
+        return self.move(self._taken(foreign), device)
+
+    def _taken(self, foreign: Any) -> Any:
+        import jax
+
+        if isinstance(foreign, np.ndarray):
+            host.check_dtype(foreign.dtype)
+        try:
+            if not hasattr(foreign, "__dlpack__"):
+                raise TypeError("it does not speak DLPack")
+            return _kept(jax.dlpack.from_dlpack(_compact(foreign)), foreign)
+        except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, MoveError):
+                raise
+            raise MoveError(
+                f"JAX cannot take over a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
+                there=first_line(error),
+                remedy="give a plain array without gradients, or go through host memory with from_host",
+            ) from error
+
+    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+        """As `Exchange.rows`; compiled once for each number of rows."""
+        from anyaccel_jax.ops import gathered, sliced
+
+        limit = len(column if order is None else order)
+        start, stop = min(start, limit), min(stop, limit)
+        begin, size = np.int32(start), max(stop - start, 0)
+        return sliced(column, begin, size) if order is None else gathered(column, order, begin, size)
+
+    def scalars(self, values: Sequence[Any]) -> np.ndarray:
+        """As `Exchange.scalars`; all transfers are under way before the first is waited for."""
+        import jax
+
+        return np.array([float(value) for value in jax.device_get(list(values))], dtype=np.float64)
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether an array of NumPy can go by DLPack: neither read-only nor of a dtype that DLPack lacks."""
+    return bool(isinstance(array, np.ndarray) and array.flags.writeable and array.dtype.isnative) and (
+        array.dtype.kind in "biufc"
+    )
+
+
+def _compact(foreign: Any) -> Any:
+    """The tensor, or a copy without gaps where it can tell that it has some: JAX takes no others."""
+    strides, shape = getattr(foreign, "strides", None), getattr(foreign, "shape", ())
+    if isinstance(foreign, np.ndarray):
+        return foreign if foreign.flags.c_contiguous or foreign.flags.f_contiguous else foreign.copy()
+    if callable(getattr(foreign, "stride", None)):
+        strides = foreign.stride()
+    if strides is None or not hasattr(foreign, "contiguous"):
+        return foreign
+    return foreign if fills(tuple(shape), tuple(strides)) else foreign.contiguous()
+
+
+def fills(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements of an array lie side by side, in whatever order of its axes."""
+    extent = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
+            if stride != extent:
+                return False
+            extent *= size
+    return True
+
+
+def _kept(taken: Any, foreign: Any) -> Any:
+    """What was taken over, where JAX kept the dtype."""
+    dtype = getattr(foreign, "dtype", None)
+    name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    if dtype is not None and name != taken.dtype.name:
+        host.check_dtype(name)
+        raise MoveError(f"JAX would make {name} {taken.dtype}", there="moves keep dtypes")
+    return taken

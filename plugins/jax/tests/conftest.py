@@ -1,0 +1,139 @@
+"""What the tests of the JAX plugin share: two CPU devices, the backend, and the one segment that most of them want."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.device import Device
+from anyaccel.recipes import Loss, Optimizer
+from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel_jax.backend import JaxBackend
+
+jax.config.update("jax_num_cpu_devices", 2)  # before JAX starts
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before anybody imports Keras
+
+CPU = Device("cpu")
+
+
+@pytest.fixture(scope="session")
+def backend() -> JaxBackend:
+    return JaxBackend()
+
+
+@pytest.fixture(scope="session")
+def segment_of() -> Callable[..., Segment]:
+    """A segment `x -> node -> loss against y`; keywords change parts of it."""
+    return make_segment
+
+
+def make_segment(
+    model: Any,
+    *,
+    optimizer: Optimizer | None = None,
+    loss: Any = "mse",
+    weight: float = 1.0,
+    features: tuple[int, ...] = (3,),
+    target: tuple[int, ...] = (1,),
+    **changes: Any,
+) -> Segment:
+    given: dict[str, Any] = {
+        "label": "s",
+        "operations": (Operation("a", model, ("x",), ("a",), CPU),),
+        "inputs": {"x": (TensorSpec(features, "float32"), CPU), "y": (TensorSpec(target, "float32"), CPU)},
+        "outputs": ("a",),
+        "losses": (LossTerm("l", "a", Loss(loss), ("a", "y"), CPU, weight),),
+        "groups": (ParameterGroup("g", optimizer or Optimizer("sgd", lr=0.1), ("a",)),),
+    }
+    return Segment(**{**given, **changes})
+
+
+@pytest.fixture
+def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Columns x [24, 3] and y [24, 1], and an order of their rows."""
+    draw = np.random.default_rng(7)
+    x, y = draw.normal(size=(24, 3)).astype("float32"), draw.normal(size=(24, 1)).astype("float32")
+    return x, y, draw.permutation(24).astype("int32")
+
+
+@pytest.fixture(scope="session")
+def linen() -> ModuleType:
+    """Flax Linen."""
+    return pytest.importorskip("flax.linen", reason="Flax is not installed")
+
+
+@pytest.fixture(scope="session")
+def nnx() -> ModuleType:
+    """Flax NNX."""
+    return pytest.importorskip("flax.nnx", reason="Flax is not installed")
+
+
+@pytest.fixture(scope="session")
+def eqx() -> ModuleType:
+    """Equinox."""
+    return pytest.importorskip("equinox", reason="Equinox is not installed")
+
+
+@pytest.fixture(scope="session")
+def optax() -> ModuleType:
+    """Optax."""
+    return pytest.importorskip("optax", reason="Optax is not installed")
+
+
+@pytest.fixture(scope="session")
+def keras() -> ModuleType:
+    """Keras, where it runs on JAX."""
+    found = pytest.importorskip("keras", reason="Keras is not installed")
+    if found.backend.backend() != "jax":
+        pytest.skip(f"Keras runs on {found.backend.backend()} in this process")
+    return found
+
+
+@pytest.fixture
+def train(data: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Callable[..., tuple[Any, Any]]:
+    """Trains a model in a graph on x and y, in batches of 8 in their order; gives the model and each epoch's loss."""
+
+    def run(
+        model: Any, optimizer: Any = None, loss: Any = "mse", epochs: int = 3, seed: int = 0, **settings: Any
+    ) -> tuple[Any, np.ndarray]:
+        source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
+        graph = aa.ModelGraph(
+            [aa.ModelNode("net", model, source.reference())], optimizer or aa.Optimizer("sgd", lr=0.1), seed=seed
+        )
+        phase = aa.TrainPhase(
+            "t",
+            data=source,
+            losses=[aa.AppliedLoss(loss, on="net")],
+            sampler=aa.SimpleSampler(8),
+            n_epochs=epochs,
+            **settings,
+        )
+        results = aa.Experiment("e", graph, progress="none").run_phase(phase)
+        return graph["net"].model, np.asarray(results.loss)
+
+    return run
+
+
+@pytest.fixture
+def batches(data: tuple[np.ndarray, np.ndarray, np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The batches of `train`, of three epochs."""
+    x, y, _ = data
+    return [(x[i : i + 8], y[i : i + 8]) for i in range(0, 24, 8)] * 3
+
+
+@pytest.fixture(scope="session")
+def x64() -> Callable[[], AbstractContextManager[None]]:
+    """A context in which JAX has its 64-bit types; arrays made inside keep them outside."""
+    if hasattr(jax, "enable_x64"):
+        return lambda: jax.enable_x64(True)
+    from jax.experimental import enable_x64  # before JAX 0.8
+
+    return lambda: enable_x64(True)

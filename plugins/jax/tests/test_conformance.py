@@ -1,0 +1,136 @@
+"""The conformance kit over JAX: whole for pure functions, and what concerns models for each kind of model."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import anyaccel_jax as ours
+from anyaccel.testing import Subject, suite
+from anyaccel_jax import Function, JaxBackend, compute
+
+
+class Jax(Subject):
+    """Pure functions on the best device of this machine, among two of the CPU."""
+
+    @pytest.fixture
+    def backend(self):
+        return JaxBackend()
+
+    @pytest.fixture
+    def new_tensor(self):
+        return lambda: jnp.zeros(3)
+
+    @pytest.fixture
+    def model(self):
+        return lambda: Function(lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"]["w"] + p["b"]["c"], parameters())
+
+    @pytest.fixture
+    def random_model(self, linen):
+        return lambda: ours.Linen(linen_net(linen, linen.Dense(8), linen.Dropout(0.5), linen.Dense(3)))
+
+    @pytest.fixture
+    def buffered_model(self, linen):
+        return lambda: ours.Linen(linen_net(linen, linen.Dense(5), linen.BatchNorm(), linen.Dense(3)))
+
+
+class Standard(Jax):
+    """SequentialMLP, which every framework has, with JAX's 64-bit types, and with state that is donated."""
+
+    model = Subject.model
+    random_model = Subject.random_model
+
+    @pytest.fixture(autouse=True)
+    def wide(self, x64, monkeypatch):
+        monkeypatch.setattr(compute, "DONATED_BYTES", 0)
+        with x64():
+            yield
+
+
+class OfNnx(Jax):
+    """Flax NNX."""
+
+    @pytest.fixture
+    def model(self, nnx):
+        return lambda: nnx_net(nnx, lambda rngs: jnp.tanh)
+
+    @pytest.fixture
+    def random_model(self, nnx):
+        return lambda: nnx_net(nnx, lambda rngs: nnx.Dropout(0.5, rngs=rngs))
+
+    @pytest.fixture
+    def buffered_model(self, nnx):
+        return lambda: nnx_net(nnx, lambda rngs: nnx.BatchNorm(5, rngs=rngs))
+
+
+class OfEquinox(Jax):
+    """Equinox, whose modules take single samples."""
+
+    @pytest.fixture
+    def model(self, eqx):
+        return lambda: eqx_net(eqx, lambda: eqx.nn.Lambda(jnp.tanh))
+
+    @pytest.fixture
+    def random_model(self, eqx):
+        return lambda: eqx_net(eqx, lambda: eqx.nn.Dropout(0.5))
+
+    @pytest.fixture
+    def buffered_model(self, eqx):
+        return lambda: eqx_net(eqx, lambda: eqx.nn.BatchNorm(5, "batch", mode="batch"))
+
+
+class OfKeras(Jax):
+    """Keras on JAX."""
+
+    @pytest.fixture
+    def model(self, keras):
+        return lambda: keras_net(keras, keras.layers.Activation("tanh"))
+
+    @pytest.fixture
+    def random_model(self, keras):
+        return lambda: keras_net(keras, keras.layers.Dropout(0.5))
+
+    @pytest.fixture
+    def buffered_model(self, keras):
+        return lambda: keras_net(keras, keras.layers.BatchNormalization())
+
+
+def parameters():
+    draw = jax.random.split(jax.random.key(0), 2)
+    return {"a": jax.random.normal(draw[0], (4, 5)), "b": {"w": jax.random.normal(draw[1], (5, 3)), "c": jnp.zeros(3)}}
+
+
+def linen_net(nn, *layers):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            for layer in layers:
+                known = {nn.Dropout: {"deterministic": not train}, nn.BatchNorm: {"use_running_average": not train}}
+                x = layer.copy()(x, **known.get(type(layer), {}))
+            return x
+
+    return Net()
+
+
+def nnx_net(nnx, middle):
+    rngs = nnx.Rngs(0)
+    return nnx.Sequential(nnx.Linear(4, 5, rngs=rngs), middle(rngs), nnx.Linear(5, 3, rngs=rngs))
+
+
+def eqx_net(eqx, middle):
+    first, last = jax.random.split(jax.random.key(0))
+    return ours.Equinox(eqx.nn.Sequential([eqx.nn.Linear(4, 5, key=first), middle(), eqx.nn.Linear(5, 3, key=last)]))
+
+
+def keras_net(keras, middle):
+    return keras.Sequential([keras.layers.Dense(5), middle, keras.layers.Dense(3)])
+
+
+def of_models(subject, name):
+    """The classes of the kit that concern models; the others are the same for all of them."""
+    return {key: cls for key, cls in suite(subject, name).items() if key.endswith(("Compute", "Stepping"))}
+
+
+globals().update(suite(Jax) | suite(Standard, "Standard"))
+globals().update(of_models(OfNnx, "Nnx") | of_models(OfEquinox, "Equinox") | of_models(OfKeras, "Keras"))
