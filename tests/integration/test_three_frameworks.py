@@ -313,6 +313,49 @@ def test_frozen_nodes_cost_no_backward(three: Three, monkeypatch: pytest.MonkeyP
     assert "head" in changed and not changed & {"encoder", "body"}
 
 
+def argmax() -> Any:
+    """A model that gives the index of the largest of its inputs, one in each sample, as integers."""
+    import torch
+
+    class Largest(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.argmax(1).int(), x * 2.0
+
+    return Largest()
+
+
+def test_integers_cross_without_a_gradient(three: Three) -> None:
+    """The node before is trained, by its other output; what is counted takes no part in that."""
+    from anyaccel_jax import Function
+
+    source = table()
+    nodes = [
+        aa.ModelNode("a", mlp("jax", 4), source.reference()),
+        aa.ModelNode("b", argmax(), "a", outputs=["index", "twice"]),
+        aa.ModelNode("c", Function(lambda _, i, x: x[:, :2] + i[:, None], {}), ["b.index", "b.twice"]),
+    ]
+    graph = aa.ModelGraph(nodes, "adam")
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="c")], sampler=BATCH, n_epochs=3)
+    results = aa.Experiment("e", graph, progress="none").run_phase(phase)
+    assert results.loss[-1] < results.loss[0]
+    assert {one.value for one in results.plan.crossings if one.gradient} == {"a", "b.twice"}
+
+
+def test_dropout_in_a_segment_of_its_own_drops(three: Three) -> None:
+    import torch
+
+    source, losses = table(), []
+    for head in ("torch", "jax", "tensorflow"):
+        nodes = [
+            aa.ModelNode("drop", torch.nn.Dropout(0.9), source.reference()),
+            aa.ModelNode("head", mlp(head, 2), "drop"),
+        ]
+        graph = aa.ModelGraph(nodes, aa.Optimizer("adam", lr=3e-3), seed=1)
+        losses.append(train(graph, source, "head", epochs=1)[1])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-4)
+
+
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 

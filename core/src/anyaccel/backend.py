@@ -7,6 +7,7 @@ arrive with a default, so that an older plugin keeps working.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -347,6 +348,7 @@ class Compute(ABC):
 
 def _modules_of(own: Any) -> list[str]:
     """The modules that a class, or an object's class, and its bases come from; a function's own first."""
+    own = own.func if isinstance(own, functools.partial) else own
     bases = (own if isinstance(own, type) else type(own)).__mro__
     mine = [str(own.__module__)] if getattr(own, "__module__", None) else []
     return [*mine, *(str(base.__module__) for base in bases)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -102,6 +103,11 @@ _FACTORS: dict[str, Callable[..., float]] = {
 }
 
 
+def _name_of(own: Any) -> str:
+    function = own.func if isinstance(own, functools.partial) else own
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def is_own_optimizer(given: Any) -> bool:
     """Whether something could be a framework's own optimizer: a class, a function, or an object that updates."""
     return callable(given) or (hasattr(given, "update") and not isinstance(given, Mapping))
@@ -149,7 +155,7 @@ class Optimizer:
             raise RecipeError(f"{own!r} is no optimizer", there=f"names: {', '.join(OPTIMIZERS)}")
         if lr is None:
             lr = 1e-3 if own is None or callable(own) else 1.0
-        text = name.lower() if isinstance(name, str) else getattr(name, "__name__", type(name).__name__)
+        text = name.lower() if isinstance(name, str) else _name_of(name)
         _positive(f"optimizer {text!r}: lr", lr)
         if clip_norm is not None:
             _positive(f"optimizer {text!r}: clip_norm", clip_norm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,17 @@ from anyaccel.errors import (
     PluginError,
 )
 from anyaccel.install_hints import HINTS, distribution_for, install_line
-from anyaccel.plugin import Plugin, check_hooks, check_kinds, installed, new_manager, offered, own_distribution, wanted
+from anyaccel.plugin import (
+    SWITCH,
+    Plugin,
+    check_hooks,
+    check_kinds,
+    installed,
+    new_manager,
+    offered,
+    own_distribution,
+    wanted,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -341,7 +352,11 @@ class Registry:
         remedy = (
             install_line(distribution) if distribution else "check the spelling, or install the plugin that serves it"
         )
-        return FrameworkError(f"no plugin for the framework {framework!r} is installed", there=there, remedy=remedy)
+        asked = f"no plugin for the framework {framework!r} is installed"
+        if SWITCH in os.environ and framework not in os.environ[SWITCH]:
+            asked = f"no plugin for the framework {framework!r} is loaded, and {SWITCH} says which are"
+            remedy = f"add it to {SWITCH} ({os.environ[SWITCH]!r} now), or {remedy}"
+        return FrameworkError(asked, there=there, remedy=remedy)
 
     def _unowned(self, name: str, obj: Any) -> NoBackendError:
         there = "backends for " + ", ".join(self.frameworks)

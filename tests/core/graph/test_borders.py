@@ -11,7 +11,7 @@ from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.graph.routes import route
 from anyaccel.phases.border import carrier
-from anyaccel.reference import Dense, ReferenceBackend
+from anyaccel.reference import BatchNorm, Dense, Dropout, ReferenceBackend
 from anyaccel.reference.operations import ReferenceOps
 
 CPU, GPU = Device("cpu"), Device("gpu")
@@ -305,3 +305,70 @@ def test_the_cpu_is_not_shared_out(serve, chain):
     experiment, phase = chain("one", "other")
     experiment.run_phase(phase)
     assert one.shares == other.shares == []
+
+
+# -- found by a review -------------------------------------------------------------------------------------------------
+
+
+def states_of(serve, table, frameworks, middle, losses=None):
+    """States after two epochs of a, then `middle()` as b, then c, each of a framework."""
+    serve(Guest())
+    source, nodes = table(x=((4,), "float32"), y=((1,), "float32")), []
+    for name, framework, model in zip("abc", frameworks, (Dense(3), middle(), Dense(1)), strict=True):
+        up = nodes[-1].label if nodes else source.reference()
+        nodes.append(ModelNode(name, model, up, framework=framework))
+    graph = ModelGraph(nodes, Optimizer("sgd", lr=0.1), seed=3)
+    phase = TrainPhase("t", data=source, losses=losses or [AppliedLoss("mse", on="c")], sampler=8, n_epochs=2)
+    graph.freeze("a")
+    Experiment("e", graph, progress="none").run_phase(phase)
+    return graph.state()
+
+
+@pytest.mark.parametrize("middle", [lambda: Dropout(0.9), lambda: BatchNorm()], ids=["dropout", "batchnorm"])
+def test_what_is_random_or_counts_without_learning_trains_in_a_segment_of_its_own(serve, table, middle):
+    """Behind a frozen node, or first of all: nothing there is trained, and it is training all the same."""
+    one = states_of(serve, table, ("numpy",) * 3, middle)
+    other = states_of(serve, table, ("numpy", "guest", "numpy"), middle)
+    for name, array in one.items():
+        np.testing.assert_allclose(other[name], array, rtol=1e-6, err_msg=name)
+
+
+def test_a_loss_may_compare_outputs_of_two_frameworks(serve, table):
+    losses = [AppliedLoss("mse", on="c"), AppliedLoss("mae", on="b", inputs=["outputs", "a"], label="between")]
+    one, two = (
+        states_of(serve, table, frameworks, lambda: Dense(3), losses)
+        for frameworks in (("numpy",) * 3, ("numpy", "guest", "numpy"))
+    )
+    for name, array in one.items():
+        np.testing.assert_allclose(two[name], array, rtol=1e-6, err_msg=name)
+
+
+def test_a_loss_on_what_comes_first_in_another_framework_says_where_to_put_it(serve, table):
+    losses = [AppliedLoss("mae", on="a", inputs=["outputs", "b"])]
+    with pytest.raises(errors.GraphError) as caught:
+        states_of(serve, table, ("numpy", "guest", "numpy"), lambda: Dense(3), losses)
+    assert str(caught.value) == (
+        "a loss on 'a' compares with 'b', which another framework computes after it. To do: put the loss on 'b', with "
+        "inputs=['outputs', 'a']."
+    )
+
+
+def test_a_dtype_that_a_framework_lacks_is_told_with_the_node(serve, table):
+    class Narrow(Guest):
+        def infer(self, model, inputs, seed):
+            raise errors.MoveError("no float64 here", remedy="switch it on")
+
+    serve(Narrow())
+    graph = ModelGraph([ModelNode("a", Dense(1), table().reference(), framework="guest")], "sgd")
+    with pytest.raises(errors.MoveError, match=r"node 'a' does not take .* no float64 here. To do: switch it on"):
+        graph.build()
+
+
+def test_a_plugin_that_is_switched_off_is_told_of(serve, monkeypatch):
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "other")
+    with pytest.raises(errors.FrameworkError) as caught:
+        serve().find("torch")
+    assert str(caught.value) == (
+        "no plugin for the framework 'torch' is loaded, and ANYACCEL_PLUGINS says which are. There is: served here: "
+        "numpy. To do: add it to ANYACCEL_PLUGINS ('other' now), or python -m pip install anyaccel-torch."
+    )

@@ -72,11 +72,15 @@ class Updates:
     def measured(self, gradients: Any) -> tuple[Any, Any]:
         """The squared norm of gradients by node and name, and whether all are finite."""
         xp, arrays = self._ops.xp, [gradient for there in gradients.values() for gradient in there.values()]
-        squares = [xp.sum(g * g) for g in arrays]
+        squares = [xp.sum(g * g) for g in (self._wide(array) for array in arrays)]
         return (
             xp.sum(xp.stack([cast(self._ops, square, squares[0].dtype) for square in squares])),
             xp.all(xp.stack([xp.all(xp.isfinite(g)) for g in arrays])),
         )
+
+    def _wide(self, gradient: Any) -> Any:
+        """In 16 bits a square soon is infinite."""
+        return self._ops.astype(gradient, self._ops.xp.float32) if "16" in str(gradient.dtype) else gradient
 
     def factor(self, limit: float, squares: Sequence[Any]) -> Any:
         """As `Program.clip_factor`, for squares on one device."""

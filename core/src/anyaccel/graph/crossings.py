@@ -9,7 +9,7 @@ from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.graph.plan import Assignment, Crossing
 from anyaccel.graph.routes import route
-from anyaccel.graph.shapes import Shapes
+from anyaccel.graph.shapes import Shapes, is_floating
 from anyaccel.segment import LossTerm, Operation, Segment
 
 
@@ -72,7 +72,8 @@ class Crossings:
             for name in taker.inputs
         }
         for key, one in found.items():
-            if one.value in self.live and key in back:
+            floating = is_floating(self.shapes.specs[one.value].dtype)
+            if floating and one.value in self.live and key in back:
                 maker, taker = self.backends[one.source], self.backends[one.target]
                 yield Crossing(
                     one.value,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.backend import ComputingBackend
@@ -224,9 +225,9 @@ class _Resolver:
 
     def _parts(self, backends: dict[str, ComputingBackend]) -> list[list[str]]:
         owners = {label: id(backend) for label, backend in backends.items()}
-        parts = cut(
-            list(backends), owners, {label: wiring.parents(self._nodes[label], self._nodes) for label in backends}
-        )
+        parents = self._parents(backends)
+        parts = cut(list(TopologicalSorter(parents).static_order()), owners, parents)
+        self._check_judged(parts)
         homes: dict[int, int] = {}
         for i, part in enumerate(parts):
             for label in part:
@@ -237,6 +238,29 @@ class _Resolver:
                         remedy="give it a model of its own",
                     )
         return parts
+
+    def _parents(self, labels: Iterable[str]) -> dict[str, list[str]]:
+        """What each node waits for: its upstreams, and what the losses on it are called with beside its own outputs."""
+        parents = {label: list(wiring.parents(self._nodes[label], self._nodes)) for label in labels}
+        for loss in self._request.losses:
+            for other in self._compared(loss):
+                if loss.on not in wiring.ancestors([other], self._nodes) and other not in parents[loss.on]:
+                    parents[loss.on].append(other)
+        return parents
+
+    def _compared(self, loss: AppliedLoss) -> list[str]:
+        named = [text.partition(".")[0] for text in loss.inputs]
+        return [label for label in named if label in self._assigned and label != loss.on]
+
+    def _check_judged(self, parts: Sequence[Sequence[str]]) -> None:
+        at = {label: i for i, part in enumerate(parts) for label in part}
+        for loss in self._request.losses:
+            late = next((other for other in self._compared(loss) if at[other] > at[loss.on]), None)
+            if late is not None:
+                raise GraphError(
+                    f"a loss on {loss.on!r} compares with {late!r}, which another framework computes after it",
+                    remedy=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
+                )
 
     def _notes(self, active: set[str]) -> Iterable[str]:
         for label, one in self._assigned.items():

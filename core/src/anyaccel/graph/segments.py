@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from anyaccel.device import Device
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan import Assignment, Column
-from anyaccel.graph.shapes import Shapes
+from anyaccel.graph.shapes import Shapes, is_floating
 from anyaccel.segment import LossTerm, NodeState, Operation, ParameterGroup, Segment, TensorSpec
 
 
@@ -43,7 +43,7 @@ class Material:
             tuple(name for operation in operations for name in operation.outputs if name in needed),
             losses,
             tuple(group for group in mine if group.nodes),
-            tuple(name for name in arrivals if name in self.live),
+            tuple(name for name in arrivals if name in self.live and is_floating(self._spec(name).dtype)),
             {one: self.states[one] for one in part if one in self.states},
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 from anyaccel import rng
 from anyaccel.backend import Compute
 from anyaccel.data import Reference, joined_spec
-from anyaccel.errors import AmbiguousOwnerError, FrameworkError, GraphError, NoBackendError, ShapeError
+from anyaccel.errors import AmbiguousOwnerError, FrameworkError, GraphError, MoveError, NoBackendError, ShapeError
 from anyaccel.graph import wiring
 from anyaccel.graph.layouts import check_layouts
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name
@@ -181,10 +181,10 @@ def _outputs(node: Node, given: Sequence[TensorSpec], compute: Compute, seed: in
         return [_joined(node, given)]
     try:
         return compute.infer(node.model, given, rng.key(seed, "weights", node.label))
-    except ShapeError as error:
+    except (ShapeError, MoveError) as error:
         feeds = ", ".join(str(up) if isinstance(up, str) else column_name(up) for up in node.upstreams)
         shown = ", ".join(map(str, given))
-        raise ShapeError(
+        raise type(error)(
             f"node {node.label!r} does not take {shown} from {feeds}: {error.asked}",
             there=error.there,
             remedy=error.remedy,

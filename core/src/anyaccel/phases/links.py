@@ -22,6 +22,11 @@ class Link:
     program: Program
     live: bool
 
+    @property
+    def trains(self) -> bool:
+        """Whether it is computed in training mode: dropout without a parameter in sight is random, too."""
+        return self.live or any(op.trainable and op.model is not None for op in self.segment.operations)
+
     def device_of(self, name: str) -> Device:
         """The device on which one of its outputs comes."""
         return next(operation.device for operation in self.segment.operations if name in operation.outputs)

@@ -68,9 +68,10 @@ class Wires:
         losses: list[Losses] = []
         for link, arrivals, rows in zip(self._links, self._arrivals, fed, strict=True):
             inputs = _inputs(arrivals, rows, values, start, stop)
-            if link.live:
+            if link.trains:
                 outputs, pairs, pullback = link.program.forward_pullback(inputs)
-                pullbacks.append((link, pullback))
+                if link.live:
+                    pullbacks.append((link, pullback))
             else:
                 outputs, pairs = link.program.forward(inputs)
             values.update(zip(link.segment.outputs, outputs, strict=True))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from anyaccel.errors import ShapeError
 from anyaccel_jax.layouts import ends
-from anyaccel_jax.model import Arrays, Model, Tree, named, takes
+from anyaccel_jax.model import Arrays, Model, Tree, named, owned, takes
 
 AXIS = "batch"
 
@@ -36,11 +36,11 @@ class Equinox(Model):
             module, state = _with_state(module)
         arrays, self._static = eqx.partition(module, eqx.is_array)
         self._arrays, self._state = Tree(arrays), None if state is None else Tree(state)
-        own = jax.tree.map(jnp.array, named(arrays))
+        own = {name: owned(one) for name, one in named(arrays).items()}
         self.parameters = {name: one for name, one in own.items() if jnp.issubdtype(one.dtype, jnp.inexact)}
         self.buffers = {name: one for name, one in own.items() if name not in self.parameters}
         if self._state is not None:
-            self.buffers.update({_PREFIX + name: one for name, one in named(state).items()})
+            self.buffers.update({_PREFIX + name: owned(one) for name, one in named(state).items()})
 
     def __repr__(self) -> str:
         return f"Equinox({type(self._static).__name__})"

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from anyaccel_jax.model import Arrays, Model, Tree, mode, named, takes
+from anyaccel_jax.model import Arrays, Model, Tree, mode, named, owned, takes
 
 
 class Function(Model):
@@ -18,8 +18,8 @@ class Function(Model):
     Args:
         apply: pure and traceable; takes a pytree like `parameters` and inputs [batch, ...], and gives an array, or a
             tuple, list or dict of arrays [batch, ...].
-        parameters: a pytree of arrays or numbers. They are copied, by `jax.numpy.array`. Floating ones are trained,
-            others stay.
+        parameters: a pytree of arrays or numbers. They are copied, with the dtypes that `jax.numpy.array` gives
+            them. Floating ones are trained, others stay.
 
     Attributes:
         tree: the parameters of now, as a pytree like the one given.
@@ -28,7 +28,7 @@ class Function(Model):
     def __init__(self, apply: Callable[..., Any], parameters: Any) -> None:
         self._apply = apply
         self._tree = Tree(parameters)
-        arrays = {name: jnp.array(one) for name, one in named(parameters).items()}
+        arrays = {name: owned(one) for name, one in named(parameters).items()}
         self.parameters = {name: one for name, one in arrays.items() if jnp.issubdtype(one.dtype, jnp.inexact)}
         self.buffers = {name: one for name, one in arrays.items() if name not in self.parameters}
 

@@ -141,7 +141,7 @@ def _carrying(outputs: tuple[Any, ...], added: Sequence[Any]) -> tuple[Any, ...]
 
 def _named(layer: Any, variables: Sequence[Any]) -> dict[str, Any]:
     """Variables by the path of attributes that leads to each, in Keras's order."""
-    paths = {id(one): path for path, one in _everything(layer, "", set()) if isinstance(one, keras.Variable)}
+    paths = {id(one): path for path, one in _everything(layer, "", {}) if isinstance(one, keras.Variable)}
     named: dict[str, Any] = {}
     for number, variable in enumerate(variables):
         path = paths.get(id(variable), f"variables.{number}")
@@ -153,14 +153,14 @@ def _named(layer: Any, variables: Sequence[Any]) -> dict[str, Any]:
 
 
 def _parts(layer: Any) -> Iterator[Any]:
-    return (one for _, one in _everything(layer, "", set()))
+    return (one for _, one in _everything(layer, "", {}))
 
 
-def _everything(obj: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _everything(obj: Any, path: str, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     """Everything of Keras that an object holds, once, with the attributes that lead to it."""
     if id(obj) in seen:
         return
-    seen.add(id(obj))
+    seen[id(obj)] = obj  # held, so that no other object gets its id meanwhile
     yield path, obj
     for key, child in _children(obj):
         word = key.lstrip("_")

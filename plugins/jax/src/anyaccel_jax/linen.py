@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.layouts import ends
-from anyaccel_jax.model import Arrays, Model, Tree, mode, named, zeros
+from anyaccel_jax.model import Arrays, Model, Tree, mode, named, owned, zeros
 from anyaccel_jax.trees import comes_from
 
 _PARAMETERS = "params"
@@ -37,7 +37,7 @@ class Linen(Model):
         self.buffers = {}
         self._tree: Tree | None = None
         if variables is not None:
-            self._hold(jax.tree.map(jnp.array, dict(variables)))
+            self._hold(jax.tree.map(owned, dict(variables)))
 
     def __repr__(self) -> str:
         return f"Linen({type(self.module).__name__})"

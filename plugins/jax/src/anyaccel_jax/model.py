@@ -139,6 +139,12 @@ def _name(path: Any) -> str:
     return text.removesuffix(".value") or "value"
 
 
+def owned(value: Any) -> Any:
+    """A copy of an array or number, of a dtype of its own: one that JAX calls weak would have steps compiled twice."""
+    array = jnp.asarray(value)
+    return jnp.array(array, dtype=array.dtype, copy=True)
+
+
 def zeros(specs: Sequence[TensorSpec], batch: int) -> list[Any]:
     """Inputs of these specifications, on the host."""
     return [np.zeros((batch, *spec.shape), getattr(jnp, spec.dtype)) for spec in specs]

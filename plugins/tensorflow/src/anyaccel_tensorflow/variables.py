@@ -108,7 +108,7 @@ def _named(model: Any) -> dict[str, Any]:
 
 def walk(obj: Any) -> Iterator[tuple[str, Any]]:
     """Each variable once that a variable, module, layer, or container of these holds, and the path to it."""
-    return ((path, found) for path, found in _everything(obj, "", set()) if is_variable(found))
+    return ((path, found) for path, found in _everything(obj, "", {}) if is_variable(found))
 
 
 def parts(obj: Any) -> Iterator[Any]:
@@ -118,7 +118,7 @@ def parts(obj: Any) -> Iterator[Any]:
 
 def named_parts(obj: Any) -> Iterator[tuple[str, Any]]:
     """The same with the path to each."""
-    return ((path, found) for path, found in _everything(obj, "", set()) if is_part(found) or is_random(found))
+    return ((path, found) for path, found in _everything(obj, "", {}) if is_part(found) or is_random(found))
 
 
 def functions(part: Any) -> Iterator[tuple[str, Any]]:
@@ -133,10 +133,10 @@ def functions(part: Any) -> Iterator[tuple[str, Any]]:
                 yield key, value.__get__(part, type(part))
 
 
-def _everything(obj: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _everything(obj: Any, path: str, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     if id(obj) in seen:
         return
-    seen.add(id(obj))
+    seen[id(obj)] = obj  # held, so that no other object gets its id meanwhile
     yield path, obj
     for key, child in () if is_variable(obj) else _children(obj):
         yield from _everything(child, f"{path}.{key.lstrip('_')}" if path else key.lstrip("_"), seen)

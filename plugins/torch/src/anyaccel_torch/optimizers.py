@@ -44,10 +44,13 @@ def make(recipe: Optimizer, parameters: list[nn.Parameter], *, sparse: bool = Fa
     if "nesterov" in settings:
         settings["nesterov"] = settings["nesterov"] and settings["momentum"] > 0  # torch refuses it without momentum
     made: Callable[..., torch.optim.Optimizer] = _CLASSES[recipe.name]
-    return made(parameters, lr=recipe.lr, **settings, **_kernels(parameters, sparse=sparse))
+    return made(parameters, lr=recipe.lr, **settings, **_kernels(recipe, parameters, sparse=sparse))
 
 
-def _kernels(parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
+def _kernels(recipe: Optimizer, parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
+    # torch's fused SGD leaves most parameters of 16 bits on the CPU as they are (pytorch#191763).
+    if recipe.name in ("sgd", "momentum") and any(one.itemsize < 4 and one.device.type == "cpu" for one in parameters):
+        return {"foreach": True}
     types = {parameter.device.type for parameter in parameters}
     alike = len(types) == 1 and all(parameter.is_floating_point() for parameter in parameters)
     return {"fused": True} if alike and types <= _FUSED_ON and not sparse else {"foreach": True}
@@ -55,7 +58,7 @@ def _kernels(parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]
 
 def _own(cls: type, recipe: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     known = f"names: {', '.join(_CLASSES)}; or a class of torch.optim, or derived from its Optimizer"
-    if not issubclass(cls, torch.optim.Optimizer):
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise RecipeError(f"{recipe.name} is not an optimizer of torch", there=known, remedy="use one of these")
     closure = inspect.signature(cls.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -185,8 +188,10 @@ class GroupOptimizer:
     def apply(self, scale: Any = None) -> None:
         """One step with the gradients, times `scale` (a number, or a scalar tensor on any device) if it is given."""
         if scale is not None:
-            for grad in self._grads():
-                grad.mul_(scale.to(grad.device) if isinstance(scale, Tensor) else scale)
+            for parameter in self.parameters:
+                if parameter.grad is not None:  # anew: it may be a view of what another framework handed over
+                    factor = scale.to(parameter.grad.device) if isinstance(scale, Tensor) else scale
+                    parameter.grad = (parameter.grad * factor).to(parameter.grad.dtype)
         self._step()
 
     @torch.no_grad()

@@ -191,12 +191,24 @@ class TorchProgram(Stepping):
         """All values. An input that a module writes to is copied before: it belongs to somebody else."""
         written = self._written.get(training)
         given = [tensor.clone() if written is None or i in written else tensor for i, tensor in enumerate(inputs)]
+        before = [tensor._version for tensor in given]  # noqa: SLF001
         values = [*given, *self._rest]
         for run in self._wiring.runs:
             run(values)
+        found = {i for i, tensor in enumerate(given) if tensor._version != before[i]}  # noqa: SLF001
         if written is None:  # the first batch was copied whole, and tells by torch's count of writes who does
-            self._written[training] = {i for i, tensor in enumerate(given) if tensor._version}  # noqa: SLF001
+            self._written[training] = found
+        elif found - written:
+            raise self._overwritten(min(found - written))
         return values
+
+    def _overwritten(self, index: int) -> PhaseError:
+        name = list(self.segment.inputs)[index]
+        return PhaseError(
+            f"a module of segment {self.segment.label!r} has written to its input {name!r}, and did not on the first "
+            "batch: others may read that memory",
+            remedy="let it write to a copy: x = x.clone()",
+        )
 
     def _enter(self, *, training: bool) -> None:
         """Set modes where they differ: another program over the same modules may have set them meanwhile."""
