@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,8 +17,10 @@ from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel_jax.backend import JaxBackend
 
-jax.config.update("jax_num_cpu_devices", 2)  # before JAX starts
-os.environ.setdefault("KERAS_BACKEND", "jax")  # before anybody imports Keras
+# Read when JAX and Keras are imported, which is after this file and those like it: tests of other folders may run in
+# the same process, and want settings of their own.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+os.environ.setdefault("KERAS_BACKEND", "jax")
 
 CPU = Device("cpu")
 
@@ -130,10 +131,19 @@ def batches(data: tuple[np.ndarray, np.ndarray, np.ndarray]) -> list[tuple[np.nd
 
 
 @pytest.fixture(scope="session")
-def x64() -> Callable[[], AbstractContextManager[None]]:
-    """A context in which JAX has its 64-bit types; arrays made inside keep them outside."""
+def x64() -> Callable[[bool], AbstractContextManager[None]]:
+    """A context in which JAX has its 64-bit types, or has not; arrays made inside keep theirs outside."""
+    import jax
+
     if hasattr(jax, "enable_x64"):
-        return lambda: jax.enable_x64(True)
+        return jax.enable_x64
     from jax.experimental import enable_x64  # before JAX 0.8
 
-    return lambda: enable_x64(True)
+    return enable_x64
+
+
+@pytest.fixture(autouse=True)
+def narrow(x64: Callable[[bool], AbstractContextManager[None]]) -> Iterator[None]:
+    """JAX as it is installed, without 64-bit types, whatever other tests of this process have set."""
+    with x64(False):
+        yield

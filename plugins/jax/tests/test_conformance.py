@@ -44,7 +44,7 @@ class Standard(Jax):
     @pytest.fixture(autouse=True)
     def wide(self, x64, monkeypatch):
         monkeypatch.setattr(compute, "DONATED_BYTES", 0)
-        with x64():
+        with x64(True):
             yield
 
 
@@ -65,11 +65,20 @@ class OfNnx(Jax):
 
 
 class OfEquinox(Jax):
-    """Equinox, whose modules take single samples."""
+    """Equinox, whose modules take single samples, with JAX's 64-bit types."""
+
+    @pytest.fixture(autouse=True)
+    def wide(self, x64):
+        with x64(True):
+            yield
 
     @pytest.fixture
     def model(self, eqx):
         return lambda: eqx_net(eqx, lambda: eqx.nn.Lambda(jnp.tanh))
+
+    @pytest.fixture
+    def exact_model(self, eqx):
+        return lambda: eqx_net(eqx, lambda: eqx.nn.Lambda(jnp.tanh), jnp.float64)
 
     @pytest.fixture
     def random_model(self, eqx):
@@ -77,7 +86,7 @@ class OfEquinox(Jax):
 
     @pytest.fixture
     def buffered_model(self, eqx):
-        return lambda: eqx_net(eqx, lambda: eqx.nn.BatchNorm(5, "batch", mode="batch"))
+        return lambda: eqx_net(eqx, lambda: eqx.nn.BatchNorm(5, "batch", mode="batch", dtype=jnp.float32))
 
 
 class OfKeras(Jax):
@@ -118,9 +127,10 @@ def nnx_net(nnx, middle):
     return nnx.Sequential(nnx.Linear(4, 5, rngs=rngs), middle(rngs), nnx.Linear(5, 3, rngs=rngs))
 
 
-def eqx_net(eqx, middle):
-    first, last = jax.random.split(jax.random.key(0))
-    return ours.Equinox(eqx.nn.Sequential([eqx.nn.Linear(4, 5, key=first), middle(), eqx.nn.Linear(5, 3, key=last)]))
+def eqx_net(eqx, middle, dtype=jnp.float32):
+    one, two = jax.random.split(jax.random.key(0))
+    first, last = eqx.nn.Linear(4, 5, dtype=dtype, key=one), eqx.nn.Linear(5, 3, dtype=dtype, key=two)
+    return ours.Equinox(eqx.nn.Sequential([first, middle(), last]))
 
 
 def keras_net(keras, middle):

@@ -82,7 +82,7 @@ def test_nothing_is_made_narrower_in_silence(backend: JaxBackend, dtype: str, he
 
 
 def test_64_bits_are_kept_where_they_are_enabled(backend: JaxBackend, x64: Any) -> None:
-    with x64():
+    with x64(True):
         wide = backend.from_host(np.arange(3.0), CPU)
         assert wide.dtype == "float64" == backend.adopt(np.arange(3.0), CPU).dtype
     assert backend.move(wide, SECOND).dtype == "float64" == backend.place({"a": wide}, SECOND)["a"].dtype

@@ -97,3 +97,25 @@ def test_parameters_of_16_bits_all_learn(name: str, dtype: torch.dtype) -> None:
         program.apply()
     program.release()
     assert (model.weight != before).float().mean() > 0.9
+
+
+class Halves(nn.Module):
+    """Writes to its input, and says so nowhere."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(0.5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_module_that_writes_by_a_function_spoils_no_other_reader(training: bool) -> None:
+    operations = (
+        Operation("n", nn.Identity(), ("x",), ("n",), CPU),
+        Operation("half", Halves(), ("n",), ("half",), CPU),
+        Operation("beside", nn.Identity(), ("n",), ("beside",), CPU),
+    )
+    made = segment(nn.Identity(), Optimizer("sgd"), operations=operations, outputs=("n", "half", "beside"), groups=())
+    program = TorchBackend().build(made)
+    given = torch.full((2, 4), 4.0), torch.zeros(2, 4)
+    for _ in range(3):
+        n, half, beside = program.forward_pullback(given)[0] if training else program.forward(given)[0]
+        assert [float(one[0, 0]) for one in (n, half, beside)] == [4.0, 2.0, 4.0]

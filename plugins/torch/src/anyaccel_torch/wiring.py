@@ -87,11 +87,28 @@ class Wiring:
     def _callable(self, operation: Operation, device: torch.device) -> Callable[..., Any]:
         """What to call; one that writes to its inputs is called with copies of them where anybody else reads them."""
         model = calling(operation.model, device, len(operation.inputs))
-        held = parts(operation.model) if isinstance(operation.model, torch.nn.Module) else ()
         shared = any(self._read[name] > 1 for name in operation.inputs)
-        if not shared or not any(getattr(part, "inplace", False) for part in held):
+        if not shared:
             return model
-        return lambda *inputs: model(*[tensor.clone() for tensor in inputs])
+        held = parts(operation.model) if isinstance(operation.model, torch.nn.Module) else ()
+        return _apart(model, writes=any(getattr(part, "inplace", False) for part in held))
+
+
+def _apart(model: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
+    """A call with copies of the inputs, if the model writes to them: as it says, or as its first call shows."""
+    known = {True: True, False: True} if writes else {}
+
+    def call(*inputs: Tensor) -> Any:
+        training = torch.is_grad_enabled()
+        if not known.get(training, True):
+            return model(*inputs)
+        copies = [tensor.clone() for tensor in inputs]
+        found = model(*copies)
+        if training not in known:
+            known[training] = any(copy._version for copy in copies)  # noqa: SLF001
+        return found
+
+    return call
 
 
 def _hop(source: int, target: int, device: torch.device) -> Run:
