@@ -101,8 +101,8 @@ def by_node(mlp: Any, first: anyaccel.Device, second: anyaccel.Device, expected:
     assert (plan.device("encoder"), plan.device("head")) == (first, second)
     assert plan["encoder"].reason == "node"
     assert "its own accelerator" in plan.explain("encoder")
-    crossings = [(one.value, one.origin, one.destination) for one in plan.crossings]
-    assert crossings == ([("encoder", first, second)] if first != second else [])
+    crossings = [(one.origin, one.destination, one.gradient) for one in plan.crossings]  # forward, and back
+    assert crossings == ([(first, second, False), (second, first, True)] if first != second else [])
 
     np.testing.assert_allclose(split.run_phase(phase).loss, expected, rtol=1e-4)
     assert anyaccel.device_of(split.graph["head"].model) == second
