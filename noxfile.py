@@ -15,7 +15,7 @@ import nox
 
 ROOT = Path(__file__).parent
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
-FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "mlx", "cupy")
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "equinox", "mlx", "cupy")
 CORE = ("--editable", "core")
 GROUPS = nox.project.load_toml("pyproject.toml")
 SUPPORTED = nox.project.python_versions(nox.project.load_toml("core/pyproject.toml"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 HEAVY = {
     *("numpy", "pyarrow", "pandas", "rich", "click", "importlib.metadata"),
-    *("torch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "mlx", "cupy"),
+    *("torch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "equinox", "mlx", "cupy"),
 }
 
 
