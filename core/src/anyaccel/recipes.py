@@ -152,7 +152,11 @@ class Optimizer:
         lr = given.pop("lr", lr)
         own = None if isinstance(name, str) else name
         if own is not None and not is_own_optimizer(own):
-            raise RecipeError(f"{own!r} is no optimizer", there=f"names: {', '.join(OPTIMIZERS)}")
+            raise RecipeError(
+                f"an object of {type(own).__name__} is no optimizer that a graph can take",
+                there=f"names: {', '.join(OPTIMIZERS)}",
+                remedy="give a name, or the class itself, so that every node gets one of its own",
+            )
         if lr is None:
             lr = 1e-3 if own is None or callable(own) else 1.0
         text = name.lower() if isinstance(name, str) else _name_of(name)

@@ -20,7 +20,7 @@ from anyaccel.errors import (
     NoBackendError,
     PluginError,
 )
-from anyaccel.install_hints import HINTS, distribution_for, install_line
+from anyaccel.install_hints import distribution_for, hint_of, install_line
 from anyaccel.plugin import (
     SWITCH,
     Plugin,
@@ -360,12 +360,11 @@ class Registry:
 
     def _unowned(self, name: str, obj: Any) -> NoBackendError:
         there = "backends for " + ", ".join(self.frameworks)
-        for base in type(obj).__mro__:
-            hint = HINTS.get(str(base.__module__).partition(".")[0])
-            if hint is None or hint[0] in self.frameworks:
-                continue
+        hint = hint_of(type(obj))
+        if hint is not None and hint[0] not in self.frameworks:
             inner = self._unserved(hint[0])
-            return NoBackendError(f"{name} has no backend: {inner.asked}", there=there, remedy=inner.remedy)
+            asked = f"{name} has no backend: {inner.asked}" + (f"; {hint[2]}" if hint[2] else "")
+            return NoBackendError(asked, there=there, remedy=inner.remedy)
         return NoBackendError(
             f"{name} has no backend: no installed plugin owns it",
             there=there,

@@ -22,7 +22,7 @@ def copy_weights(
     Models made from one recipe (`SequentialMLP`, `SequentialCNN`) have the same names and shapes in every framework.
     For others, `names` and `change` say what belongs together:
 
-        copy_weights(torch_net, keras_net, names={"dense/kernel": "0.weight", "dense/bias": "0.bias"},
+        copy_weights(torch_net, keras_net, names={"layers.0.kernel": "0.weight", "layers.0.bias": "0.bias"},
                      change=lambda name, array: array.T if name.endswith("kernel") else array)
 
     Args:
@@ -39,6 +39,13 @@ def copy_weights(
         NoBackendError: a model of a framework that nobody serves.
     """
     taken, there = _computing(source).state(source), _computing(target).state(target)
+    unknown = sorted(set(names or {}) - set(map(_short, there)))
+    if unknown:
+        raise StateError(
+            f"{type(target).__name__} has no {', '.join(unknown)}",
+            there=f"it has {', '.join(map(_short, there))}",
+            remedy="map names={TARGET: SOURCE}",
+        )
     wanted = {name: _source_of(name, names) for name in there}
     missing = sorted(_short(name) for name, other in wanted.items() if other not in taken)
     unused = sorted(_short(name) for name in set(taken) - set(wanted.values()))

@@ -99,13 +99,17 @@ def test_the_demo_runs_where_it_is_told(device, call):
         (("demo", "--device", "gpu:0"), "FrameworkError", ("no framework here computes on gpu:0", "numpy on cpu:0")),
         (("demo", "--device", "sim:0"), "FrameworkError", ("no framework here computes on sim:0",)),
         (("demo", "--device", "no where"), "DeviceParseError", ("'no where' does not name a device",)),
-        (("demo", "--framework", "torch"), "FrameworkError", ("'torch' is installed", "pip install anyaccel-torch")),
+        (
+            ("demo", "--framework", "torch"),
+            "FrameworkError",
+            ("'torch' is loaded", "pip install anyaccel-torch"),
+        ),
         (
             ("demo", "--framework", "numpy", "--device", "mps"),
             "DeviceUnavailableError",
             ("'mps' is not on this machine",),
         ),
-        (("devices", "--framework", "nope"), "FrameworkError", ("no plugin for the framework 'nope' is installed",)),
+        (("devices", "--framework", "nope"), "FrameworkError", ("no plugin for the framework 'nope' is loaded",)),
     ],
 )
 def test_an_error_is_one_paragraph_or_one_document_and_status_2(arguments, kind, words, call):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -371,4 +374,23 @@ def test_a_plugin_that_is_switched_off_is_told_of(serve, monkeypatch):
     assert str(caught.value) == (
         "no plugin for the framework 'torch' is loaded, and ANYACCEL_PLUGINS says which are. There is: served here: "
         "numpy. To do: add it to ANYACCEL_PLUGINS ('other' now), or python -m pip install anyaccel-torch."
+    )
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch", None])
+def test_a_model_of_a_framework_without_its_plugin_is_no_estimator(serve, table, monkeypatch, backend):
+    """It has `fit` and `predict`, by which it would be trained past everything."""
+    serve()
+    module = ModuleType("keras")
+    if backend is not None:
+        module.config = SimpleNamespace(backend=lambda: backend)
+    monkeypatch.setitem(sys.modules, "keras", module)
+    model = type("Sequential", (), {"__module__": "keras.src", "fit": lambda *_: None, "predict": lambda *_: None})()
+    with pytest.raises(errors.NoBackendError) as caught:
+        ModelGraph([ModelNode("net", model, table().reference())], "sgd").build()
+    framework = backend or "tensorflow"
+    assert str(caught.value) == (
+        f"node 'net': keras.src.Sequential has no backend: no plugin for the framework '{framework}' is installed; Keras "
+        f"computes by {framework} here, as KERAS_BACKEND says. There is: backends for numpy. To do: "
+        f"python -m pip install anyaccel-{framework}."
     )

@@ -60,6 +60,12 @@ def test_names_that_do_not_fit_are_told_and_nothing_is_written():
     assert all(np.array_equal(before[name], other.parameters[name]) for name in before)
 
 
+def test_names_that_the_target_has_not_are_told():
+    with pytest.raises(errors.StateError) as caught:
+        anyaccel.copy_weights(mlp(1), mlp(2), names={"dense.kernel": "layers.0.weight"})
+    assert str(caught.value).startswith("SequentialMLP has no dense.kernel. There is: it has layers.0.weight, ")
+
+
 def test_shapes_that_do_not_fit_are_told_and_nothing_is_written():
     one, other = mlp(1, 4), mlp(2, 5)
     before = {name: np.array(array) for name, array in other.parameters.items()}

@@ -197,3 +197,15 @@ def test_what_is_no_configuration_is_told(wrong):
 def test_a_configuration_of_what_is_not_there_is_a_named_error(wrong):
     with pytest.raises(AnyaccelError):
         Optimizer.from_config(wrong)
+
+
+def test_an_object_that_updates_nothing_is_told_shortly():
+    class Adam:
+        pass
+
+    with pytest.raises(RecipeError) as caught:
+        Optimizer(Adam())
+    assert str(caught.value) == (
+        "an object of Adam is no optimizer that a graph can take. There is: names: sgd, momentum, adam, adamw. To do: "
+        "give a name, or the class itself, so that every node gets one of its own."
+    )

@@ -96,8 +96,10 @@ def make(framework: str, seed: int, *, quiet: bool) -> Experiment:
     mlp: Any = registry().computing(framework).models().get("SequentialMLP")
     if mlp is None:
         raise CapabilityError(f"the backend of {framework} has no SequentialMLP", remedy="choose another framework")
-    encoder = ModelNode("encoder", mlp(output_shape=(64,), n_layers=2, hidden_dim=128), data.reference())
-    head = ModelNode("head", mlp(output_shape=(10,), n_layers=1), "encoder")
+    encoder = ModelNode(
+        "encoder", mlp(output_shape=(64,), n_layers=2, hidden_dim=128), data.reference(), framework=framework
+    )
+    head = ModelNode("head", mlp(output_shape=(10,), n_layers=1), "encoder", framework=framework)
     graph = ModelGraph([encoder, head], Optimizer("adam", lr=1e-3), "digits-demo", seed=seed)
     return Experiment("demo", graph, progress="none" if quiet or not console(stderr=True).is_terminal else "rich")
 

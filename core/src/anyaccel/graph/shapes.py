@@ -14,6 +14,7 @@ from anyaccel.graph import wiring
 from anyaccel.graph.layouts import check_layouts
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name
 from anyaccel.graph.sharing import announce
+from anyaccel.install_hints import hint_of
 from anyaccel.reference.estimator import Estimator, is_estimator
 from anyaccel.registry import Registry
 from anyaccel.segment import TensorSpec
@@ -64,7 +65,7 @@ def frameworks_of(nodes: Mapping[str, Node], order: Sequence[str], found: Regist
     for label in order:
         node = nodes[label]
         if isinstance(node, ModelNode):
-            if node.framework is None and is_estimator(node.model) and not found.owners(node.model):
+            if node.framework is None and _is_estimator(node.model, found):
                 node.model = Estimator(node.model)
             frameworks[label] = _framework(node, found)
     for label in reversed(order):
@@ -76,6 +77,11 @@ def frameworks_of(nodes: Mapping[str, Node], order: Sequence[str], found: Regist
             before = [frameworks[other] for other in wiring.parents(nodes[label], nodes)]
             frameworks[label] = next(filter(None, before), "numpy")
     return frameworks
+
+
+def _is_estimator(model: Any, found: Registry) -> bool:
+    """Models of known frameworks may have a `fit` of their own, and are no estimators, served or not."""
+    return is_estimator(model) and not found.owners(model) and hint_of(type(model)) is None
 
 
 def _framework(node: ModelNode, found: Registry) -> str:
