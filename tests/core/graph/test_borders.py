@@ -390,7 +390,7 @@ def test_a_model_of_a_framework_without_its_plugin_is_no_estimator(serve, table,
         ModelGraph([ModelNode("net", model, table().reference())], "sgd").build()
     framework = backend or "tensorflow"
     assert str(caught.value) == (
-        f"node 'net': keras.src.Sequential has no backend: no plugin for the framework '{framework}' is installed; Keras "
-        f"computes by {framework} here, as KERAS_BACKEND says. There is: backends for numpy. To do: "
+        f"node 'net': keras.src.Sequential has no backend: no plugin for the framework '{framework}' is installed; "
+        f"Keras computes by {framework} here, as KERAS_BACKEND says. There is: backends for numpy. To do: "
         f"python -m pip install anyaccel-{framework}."
     )
