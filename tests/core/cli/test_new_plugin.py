@@ -78,7 +78,7 @@ NO_NAME = "cannot be the name of a plugin"
         (("keras",), ("the name 'keras' is taken",)),
         (("chip", "--author", "A\nB"), ("cannot be the name of an author", "one line")),
         (("chip", "--author", " A"), ("cannot be the name of an author",)),
-        (("chip", "--framework", "nope"), ("no plugin for the framework 'nope' is installed",)),
+        (("chip", "--framework", "nope"), ("no plugin for the framework 'nope' is loaded",)),
         (("chip", "--base", "nope"), ("'nope' names no class", "write module:Class")),
         (("chip", "--base", "a-b:C"), ("'a-b:C' names no class",)),
         (("chip", "--base", "not_there:C"), ("the base not_there:C cannot be imported (ModuleNotFoundError",)),
