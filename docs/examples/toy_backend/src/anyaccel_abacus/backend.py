@@ -35,7 +35,7 @@ class AbacusBackend(AbacusPlacement, Exchange, Compute):
     def adopt(self, foreign: Any, device: Device) -> Any:
         """A copy: abacus never shares memory."""
         try:
-            return self.from_host(np.from_dlpack(foreign), device)
+            return self.from_host(foreign if isinstance(foreign, np.ndarray) else np.from_dlpack(foreign), device)
         except (AttributeError, TypeError, BufferError, RuntimeError) as error:
             raise MoveError(f"abacus cannot take over a {type(foreign).__name__}: {error}") from error
 
