@@ -47,7 +47,8 @@ class JaxExchange(JaxPlacement, Exchange):
             return self.move(foreign, device)
         if isinstance(foreign, (np.generic, np.ndarray)) and not _is_plain(foreign):
             return self.from_host(np.asarray(foreign), device)
-        return self.move(self._taken(foreign), device)
+        taken = self._taken(foreign)
+        return taken if taken.device is self.jax_device(device) else self.move(taken, device)
 
     def _taken(self, foreign: Any) -> Any:
         import jax
@@ -116,6 +117,8 @@ def fills(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 def _kept(taken: Any, foreign: Any) -> Any:
     """What was taken over, where JAX kept the dtype."""
     dtype = getattr(foreign, "dtype", None)
+    if dtype == taken.dtype:  # NumPy's dtype
+        return taken
     name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     if dtype is not None and name != taken.dtype.name:
         host.check_dtype(name)
