@@ -17,6 +17,9 @@ _MOST_LAYERS, _WIDEST = 10_000, 2**24  # a configuration may come from anywhere:
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "identity")
 
 
+Shapes = Sequence[tuple[int, ...]]
+
+
 def as_shape(given: Sequence[int] | int) -> tuple[int, ...]:
     """A shape as a tuple; a number is one axis."""
     return (given,) if isinstance(given, int) else tuple(given)
@@ -49,6 +52,24 @@ def _check_settings(model: str, config: Mapping[str, Any], known: Iterable[str])
     strange = sorted(set(config) - set(known))
     if strange:
         raise ConfigError(f"{model} has no setting {', '.join(strange)}", there=", ".join(known))
+
+
+def check_built(model: str, recipe: MLPRecipe | CNNRecipe, built: Shapes, given: Shapes) -> None:
+    """Make sure that a model from a recipe, built for inputs of some shapes per sample, takes others as well.
+
+    Raises:
+        ShapeError: its weights would have other shapes.
+    """
+    if recipe.weight_shapes(given) != recipe.weight_shapes(built):
+        raise ShapeError(
+            f"{model} cannot take inputs of shapes {_shown(given)}",
+            there=f"it is built for {_shown(built)}",
+            remedy=f"feed it what it was built for, or make a new {model}",
+        )
+
+
+def _shown(shapes: Shapes) -> str:
+    return " and ".join(str(list(shape)) for shape in shapes)
 
 
 def _drawn(layers: Mapping[str, tuple[int, ...]], seed: int, dtype: str) -> dict[str, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -353,9 +352,10 @@ class Registry:
             install_line(distribution) if distribution else "check the spelling, or install the plugin that serves it"
         )
         asked = f"no plugin for the framework {framework!r} is installed"
-        if SWITCH in os.environ and framework not in os.environ[SWITCH]:
+        allowed = wanted()
+        if allowed is not None and framework not in allowed:
             asked = f"no plugin for the framework {framework!r} is loaded, and {SWITCH} says which are"
-            remedy = f"add it to {SWITCH} ({os.environ[SWITCH]!r} now), or {remedy}"
+            remedy = f"add it to {SWITCH} ({','.join(sorted(allowed))!r} now), or {remedy}"
         return FrameworkError(asked, there=there, remedy=remedy)
 
     def _unowned(self, name: str, obj: Any) -> NoBackendError:

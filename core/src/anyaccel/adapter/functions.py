@@ -10,7 +10,7 @@ from anyaccel.adapter.reach import Reach
 from anyaccel.adapter.tracing import TracedOps, is_floating
 from anyaccel.adapter.updates import Updates, by_node
 from anyaccel.adapter.values import Cotangents
-from anyaccel.adapter.wired import Wired
+from anyaccel.adapter.wired import Wired, pairs
 from anyaccel.device import Device
 from anyaccel.segment import LossTerm, Operation
 
@@ -46,7 +46,7 @@ class SegmentFunctions:
                 owner = self._layout.owner[op.label]
                 outputs = self._ops.call(op.model, parameters[owner], buffers[owner], given)
             self._wired.enter(op, outputs, values)
-        return self._wired.outputs(values), _pairs(self._wired.judge(values))
+        return self._wired.outputs(values), pairs(self._wired.judge(values))
 
     def run(self, primals: Any, rest: Any) -> tuple[Any, Any]:
         """The values that gradients come back from; and seeds for these, losses, buffers and the other outputs.
@@ -72,7 +72,7 @@ class SegmentFunctions:
         live = {name: values.home(name) for name in self._reach.ends if is_floating(values.home(name))}
         others = {
             "seeds": self._seeds(judged, rest["scale"], live),
-            "losses": _pairs(judged),
+            "losses": pairs(judged),
             "buffers": buffers,
             "outputs": {name: values.home(name) for name in self._segment.outputs if name not in live},
         }
@@ -161,7 +161,3 @@ class SegmentFunctions:
     def _hop(self, array: Any, home: Device, device: Device) -> Any:
         """An array on another device; the framework is not asked where it is, as it may be traced."""
         return array if home == device else self._ops.move(array, device)
-
-
-def _pairs(judged: Sequence[tuple[LossTerm, Judged]]) -> dict[str, tuple[Any, Any]]:
-    return {term.label: (loss.sum, loss.weight) for term, loss in judged}

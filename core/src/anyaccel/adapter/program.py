@@ -9,7 +9,7 @@ from anyaccel import rng
 from anyaccel.adapter.learning import Learning
 from anyaccel.adapter.ops import Applied, ArrayOps, Judged, cast, factor_on, joined, scaled
 from anyaccel.adapter.values import Cotangents, Values
-from anyaccel.adapter.wired import Wired
+from anyaccel.adapter.wired import Wired, pairs
 from anyaccel.backend import Stepping
 from anyaccel.segment import LossTerm, NodeState, Operation, Segment
 
@@ -49,7 +49,7 @@ class ArrayProgram(Stepping):
         values = self._wired.begin(inputs)
         for op in self.segment.operations:
             self._wired.enter(op, self._called(op, values), values)
-        return self._wired.outputs(values), _pairs(self._wired.judge(values))
+        return self._wired.outputs(values), pairs(self._wired.judge(values))
 
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
@@ -73,7 +73,7 @@ class ArrayProgram(Stepping):
                 self._back(op, applied, values, flow)
             return tuple(self._cotangent(name, values, flow) for name in self.segment.needs_pullback)
 
-        return self._wired.outputs(values), _pairs(judged), pullback
+        return self._wired.outputs(values), pairs(judged), pullback
 
     def _called(self, op: Operation, values: Values) -> tuple[Any, ...]:
         given = self._wired.given(op, values)
@@ -195,7 +195,3 @@ class ArrayProgram(Stepping):
         """Publish, and hand out the optimizer state."""
         self.publish()
         return self.states()
-
-
-def _pairs(judged: Sequence[tuple[LossTerm, Judged]]) -> dict[str, tuple[Any, Any]]:
-    return {term.label: (loss.sum, loss.weight) for term, loss in judged}

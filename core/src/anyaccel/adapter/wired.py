@@ -54,3 +54,8 @@ class Wired:
     def judge(self, values: Values) -> list[tuple[LossTerm, Judged]]:
         """Every loss, on its device."""
         return [(term, loss([values.on(name, term.device) for name in term.inputs])) for term, loss in self._losses]
+
+
+def pairs(judged: Sequence[tuple[LossTerm, Judged]]) -> dict[str, tuple[Any, Any]]:
+    """Losses as (sum, weight), by label."""
+    return {term.label: (loss.sum, loss.weight) for term, loss in judged}

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from anyaccel.errors import ShapeError
-from anyaccel.models import CNNRecipe, MLPRecipe, as_shape
+from anyaccel.models import CNNRecipe, MLPRecipe, as_shape, check_built
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.host import check_dtype
 from anyaccel_jax.model import Arrays, Model
@@ -55,20 +54,11 @@ class FromRecipe(Model):
         """
         shapes = tuple(spec.shape for spec in inputs)
         if self.input_shapes is not None:
-            self._check(shapes, self.input_shapes)
+            check_built(type(self).__name__, self.recipe, self.input_shapes, shapes)
             return
         check_dtype(self.recipe.dtype)
         self.parameters = {name: jnp.array(one) for name, one in self.recipe.weights(shapes, seed).items()}
         self.input_shapes = shapes
-
-    def _check(self, shapes: tuple[tuple[int, ...], ...], before: tuple[tuple[int, ...], ...]) -> None:
-        if self.recipe.weight_shapes(shapes) != self.recipe.weight_shapes(before):
-            name = type(self).__name__
-            raise ShapeError(
-                f"{name} cannot take inputs of shapes {_shown(shapes)}",
-                there=f"it is built for {_shown(before)}",
-                remedy=f"feed it what it was built for, or make a new {name}",
-            )
 
     def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
         """As in `Model`; [batch, *output_shape]."""
@@ -182,7 +172,3 @@ def _pooled(x: Any, size: int) -> Any:
 
 def _flat(x: Any) -> Any:
     return x.reshape(x.shape[0], -1) if x.shape[0] else x.reshape(0, *x.shape[1:])
-
-
-def _shown(shapes: Sequence[tuple[int, ...]]) -> str:
-    return " and ".join(str(list(shape)) for shape in shapes)

@@ -9,8 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel import rng
-from anyaccel.errors import ShapeError
-from anyaccel.models import CNNRecipe, MLPRecipe, as_shape
+from anyaccel.models import CNNRecipe, MLPRecipe, as_shape, check_built
 from anyaccel_tensorflow.randomness import dropped, key_of
 from anyaccel_tensorflow.variables import held, read
 
@@ -52,7 +51,7 @@ class FromRecipe(tf.Module):  # type: ignore[misc]
         """
         shapes = tuple(tuple(int(extent) for extent in shape) for shape in input_shapes)
         if self.input_shapes is not None:
-            self._check(shapes, tuple(tuple(shape) for shape in self.input_shapes))
+            check_built(type(self).__name__, self.recipe, tuple(tuple(shape) for shape in self.input_shapes), shapes)
             return
         weights = self.recipe.weights(shapes, seed)
         for name in self.recipe.weight_shapes(shapes):
@@ -88,15 +87,6 @@ class FromRecipe(tf.Module):  # type: ignore[misc]
     def get_config(self) -> dict[str, Any]:
         """A plain dict; its entries are the keywords that make an equal model."""
         return self.recipe.get_config()
-
-    def _check(self, shapes: tuple[tuple[int, ...], ...], before: tuple[tuple[int, ...], ...]) -> None:
-        if self.recipe.weight_shapes(shapes) != self.recipe.weight_shapes(before):
-            name = type(self).__name__
-            raise ShapeError(
-                f"{name} cannot take inputs of shapes {_shown(shapes)}",
-                there=f"it is built for {_shown(before)}",
-                remedy=f"feed it what it was built for, or make a new {name}",
-            )
 
 
 class SequentialMLP(FromRecipe):
@@ -184,7 +174,3 @@ def _flat(x: Any) -> Any:
     if x.shape.rank == 2:
         return x
     return tf.reshape(x, [-1, x.shape[1:].num_elements()]) if x.shape.rank > 2 else x[:, None]
-
-
-def _shown(shapes: Sequence[tuple[int, ...]]) -> str:
-    return " and ".join(str(list(shape)) for shape in shapes)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyaccel.errors import ShapeError
-from anyaccel.models import CNNRecipe, MLPRecipe, as_shape
+from anyaccel.models import CNNRecipe, MLPRecipe, as_shape, check_built
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
 
@@ -40,7 +40,7 @@ class FromRecipe(nn.Module, ABC):
         """
         shapes = tuple(tuple(shape) for shape in input_shapes)
         if self.input_shapes is not None:
-            self._check(shapes, self.input_shapes)
+            check_built(type(self).__name__, self.recipe, self.input_shapes, shapes)
             return
         weights = self.recipe.weights(shapes, seed)
         for name, shape in self.recipe.weight_shapes(shapes).items():
@@ -73,15 +73,6 @@ class FromRecipe(nn.Module, ABC):
     def get_config(self) -> dict[str, Any]:
         """A plain dict; its entries are the keywords that make an equal model."""
         return self.recipe.get_config()
-
-    def _check(self, shapes: tuple[tuple[int, ...], ...], before: tuple[tuple[int, ...], ...]) -> None:
-        if self.recipe.weight_shapes(shapes) != self.recipe.weight_shapes(before):
-            name = type(self).__name__
-            raise ShapeError(
-                f"{name} cannot take inputs of shapes {_shown(shapes)}",
-                there=f"it is built for {_shown(before)}",
-                remedy=f"feed it what it was built for, or make a new {name}",
-            )
 
 
 class SequentialMLP(FromRecipe):
@@ -185,7 +176,3 @@ def _flat(x: Tensor) -> Tensor:
     if x.ndim == 2:
         return x
     return x.flatten(1) if x.ndim > 2 else x.unsqueeze(1)
-
-
-def _shown(shapes: Sequence[tuple[int, ...]]) -> str:
-    return " and ".join(str(list(shape)) for shape in shapes)

@@ -1,0 +1,58 @@
+"""What the tests of Keras models share; importing it skips the test that does, where Keras does not run on torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anyaccel.device import Device
+from anyaccel.segment import Segment, TensorSpec
+from anyaccel_torch.backend import TorchBackend
+
+keras = pytest.importorskip("keras", reason="Keras is not installed")
+if keras.config.backend() != "torch":
+    pytest.skip(f"Keras runs on {keras.config.backend()} here", allow_module_level=True)
+
+CPU = Device("cpu")
+X = TensorSpec((3,), "float32")
+Make = Callable[..., Segment]
+Data = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+layers = keras.layers
+
+
+def drop() -> list[Any]:
+    """Random numbers as Keras draws them on torch: from torch's generator, or, with a seed, from a state of its own."""
+    return [layers.Dropout(0.3), layers.Dropout(0.3, seed=3)]
+
+
+class Net(keras.Model):
+    """Layers in attributes, lists and dicts, and a call that knows nothing of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = layers.Dense(4, "tanh")
+        self.hidden = [layers.Dense(4, "tanh"), *drop()]
+        self.named = {"last": layers.Dense(1)}
+
+    def call(self, x: Any) -> Any:
+        x = self.first(x)
+        for layer in self.hidden:
+            x = layer(x)
+        return self.named["last"](x)
+
+
+def built(backend: TorchBackend, model: Any, *inputs: TensorSpec, seed: int = 0) -> Any:
+    backend.infer(model, inputs or [X], seed)
+    return model
+
+
+def everything() -> Any:
+    return keras.Sequential([layers.Dense(4), layers.BatchNormalization(), *drop(), layers.Dense(1)])
+
+
+def same(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> bool:
+    return one.keys() == two.keys() and all(np.array_equal(value, two[name]) for name, value in one.items())
