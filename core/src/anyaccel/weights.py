@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,17 @@ def copy_weights(
         NoBackendError: a model of a framework that nobody serves.
     """
     taken, there = _computing(source).state(source), _computing(target).state(target)
-    unknown = sorted(set(names or {}) - set(map(_short, there)))
+    wanted = _sources(source, target, list(taken), list(there), names or {})
+    values = {name: _fitted(_short(name), taken[wanted[name]], array, change) for name, array in there.items()}
+    _computing(target).load_state(target, values)
+    return tuple(map(_short, there))
+
+
+def _sources(
+    source: Any, target: Any, taken: Sequence[str], there: Sequence[str], names: Mapping[str, str]
+) -> dict[str, str]:
+    """By name of the target, that of the source; everything on both sides has to be used."""
+    unknown = sorted(set(names) - set(map(_short, there)))
     if unknown:
         raise StateError(
             f"{type(target).__name__} has no {', '.join(unknown)}",
@@ -51,23 +61,24 @@ def copy_weights(
     unused = sorted(_short(name) for name in set(taken) - set(wanted.values()))
     if missing or unused:
         raise StateError(
-            f"{type(source).__name__} has nothing for {', '.join(missing) or 'nothing more'}"
-            + (f", and {', '.join(unused)} would be left over" if unused else ""),
+            f"{type(source).__name__} does not fit {type(target).__name__}: "
+            + "; ".join(
+                [f"it has nothing for {', '.join(missing)}"] * bool(missing)
+                + [f"{', '.join(unused)} would be left over"] * bool(unused)
+            ),
             there=f"it has {', '.join(map(_short, taken))}",
             remedy="map names={TARGET: SOURCE}",
         )
-    values = {name: _fitted(_short(name), taken[wanted[name]], array, change) for name, array in there.items()}
-    _computing(target).load_state(target, values)
-    return tuple(map(_short, there))
+    return wanted
 
 
 def _computing(model: Any) -> ComputingBackend:
     return registry().computing(registry().owner(model))
 
 
-def _source_of(name: str, names: Mapping[str, str] | None) -> str:
+def _source_of(name: str, names: Mapping[str, str]) -> str:
     part, short = name.split("/", 1)
-    return f"{part}/{(names or {}).get(short, short)}"
+    return f"{part}/{names.get(short, short)}"
 
 
 def _short(name: str) -> str:

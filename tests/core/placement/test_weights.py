@@ -11,9 +11,9 @@ from anyaccel.registry import registry
 from anyaccel.segment import TensorSpec
 
 
-def mlp(seed, hidden=4, dtype="float32", out=2):
+def mlp(seed, hidden=4, dtype="float32", out=2, layers=2):
     """A built MLP of the reference."""
-    made = anyaccel.SequentialMLP((out,), 2, hidden, dtype=dtype)
+    made = anyaccel.SequentialMLP((out,), layers, hidden, dtype=dtype)
     registry().computing("numpy").infer(made, [TensorSpec((3,), dtype)], seed)
     return made
 
@@ -54,10 +54,17 @@ def test_names_that_do_not_fit_are_told_and_nothing_is_written():
     with pytest.raises(errors.StateError) as caught:
         anyaccel.copy_weights(one, other, names={"layers.0.bias": "bias"})
     assert str(caught.value) == (
-        "SequentialMLP has nothing for layers.0.bias, and layers.0.bias would be left over. There is: it has "
-        "layers.0.weight, layers.0.bias, layers.1.weight, layers.1.bias. To do: map names={TARGET: SOURCE}."
+        "SequentialMLP does not fit SequentialMLP: it has nothing for layers.0.bias; layers.0.bias would be left over. "
+        "There is: it has layers.0.weight, layers.0.bias, layers.1.weight, layers.1.bias. To do: map "
+        "names={TARGET: SOURCE}."
     )
     assert all(np.array_equal(before[name], other.parameters[name]) for name in before)
+
+
+def test_what_would_be_left_over_is_told():
+    with pytest.raises(errors.StateError) as caught:
+        anyaccel.copy_weights(mlp(1, layers=3), mlp(2))
+    assert "does not fit SequentialMLP: layers.2.bias, layers.2.weight would be left over" in str(caught.value)
 
 
 def test_names_that_the_target_has_not_are_told():
