@@ -27,6 +27,11 @@ class ImportsAtOnce(ReferenceBackend):
 
 
 @fault("backend", "test_facts_are_well_formed")
+class NamesItsVariablesInOneText(ReferenceBackend):
+    environment = "CUDA_VISIBLE_DEVICES"
+
+
+@fault("backend", "test_facts_are_well_formed")
 class ShoutsItsName(ReferenceBackend):
     framework = "NumPy"
 

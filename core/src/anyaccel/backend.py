@@ -50,6 +50,8 @@ class Backend(ABC):
     """Kinds of device it serves."""
     roots: ClassVar[tuple[str, ...]]
     """Top-level modules whose classes it owns."""
+    environment: ClassVar[tuple[str, ...]] = ()
+    """Environment variables that decide which devices the framework sees or how it uses them; `anyaccel env` tells."""
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:

@@ -36,7 +36,10 @@ def serve(*backends: object) -> None:
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", [(), ("conform",), ("demo",), ("devices",), ("new-plugin",), ("plugins",)])
+@pytest.mark.parametrize(
+    "command",
+    [(), ("completion",), ("conform",), ("demo",), ("devices",), ("env",), ("new-plugin",), ("plugins",)],
+)
 def test_help_has_examples_that_can_be_pasted(flag, command, call):
     answer = call(*command, flag)
     assert answer.exit_code == 0
@@ -48,7 +51,8 @@ def test_help_has_examples_that_can_be_pasted(flag, command, call):
 
 def test_the_commands_are_listed_with_whole_sentences(call):
     listed = call("--help").stdout.partition("Commands:")[2].strip().splitlines()
-    assert [line.split()[0] for line in listed] == ["conform", "demo", "devices", "new-plugin", "plugins"]
+    names = ["completion", "conform", "demo", "devices", "env", "new-plugin", "plugins"]
+    assert [line.split()[0] for line in listed] == names
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from anyaccel.cli import completion as completing
 from anyaccel.errors import AnyaccelError
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
@@ -62,12 +63,21 @@ def group() -> None:
       anyaccel plugins --json   what is installed, for a script
       anyaccel conform numpy    whether a plugin keeps its promises
       anyaccel new-plugin chip  a plugin of your own, to begin with
+      anyaccel env              what to paste into a bug report
     """
 
 
 @_command(short_help="Train and test a small graph.")
-@click.option("--framework", help="Who computes; by default an installed framework, else the embedded numpy.")
-@click.option("--device", help="Where, such as cpu, gpu:0 or mps; by default the best that the framework has.")
+@click.option(
+    "--framework",
+    shell_complete=completing.frameworks,
+    help="Who computes; by default an installed framework, else the embedded numpy.",
+)
+@click.option(
+    "--device",
+    shell_complete=completing.kinds,
+    help="Where, such as cpu, gpu:0 or mps; by default the best that the framework has.",
+)
 @click.option("--epochs", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @_JSON
@@ -88,7 +98,7 @@ def demo(framework: str | None, device: str | None, epochs: int, seed: int, as_j
 
 
 @_command(short_help="List the devices of this machine.")
-@click.option("--framework", help="Only this one.")
+@click.option("--framework", shell_complete=completing.frameworks, help="Only this one.")
 @_JSON
 def devices(framework: str | None, as_json: bool) -> None:
     """List the devices of this machine, for every framework that is served.
@@ -123,8 +133,12 @@ def plugins(as_json: bool) -> None:
 
 
 @_command(short_help="Test a plugin by the conformance kit.")
-@click.argument("name")
-@click.option("--device", help="Where, such as cpu or gpu:0; by default the best that the plugin has.")
+@click.argument("name", shell_complete=completing.plugins)
+@click.option(
+    "--device",
+    shell_complete=completing.kinds,
+    help="Where, such as cpu or gpu:0; by default the best that the plugin has.",
+)
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True, help="Seconds."
 )
@@ -149,7 +163,11 @@ def conform(name: str, device: str | None, timeout: float, as_json: bool) -> Non
 @click.argument("name")
 @click.option("--kind", type=click.Choice(["chip", "framework"]), default="chip", show_default=True)
 @click.option("--path", type=click.Path(path_type=Path), help="Where to; by default ./anyaccel-NAME.")
-@click.option("--framework", help="Who computes: for a chip an installed one, for a new framework its name.")
+@click.option(
+    "--framework",
+    shell_complete=completing.frameworks,
+    help="Who computes: for a chip an installed one, for a new framework its name.",
+)
 @click.option("--base", help="What a chip derives from, as MODULE:CLASS; the module is imported, and so run.")
 @click.option("--author", default="", help="Who holds the copyright; by default the authors of the project.")
 @_JSON
@@ -171,6 +189,45 @@ def new_plugin(
     from anyaccel.cli.new_plugin import run
 
     run(name, kind, path, framework, base, author, as_json)
+
+
+@_command(short_help="Tell what a bug report should say.")
+@_JSON
+def env(as_json: bool) -> None:
+    """Print versions, drivers, visible devices, environment variables that matter, and plugins, as Markdown.
+
+    Made to be pasted into an issue: no names of hosts, users or folders, no serial numbers, and of the environment
+    only variables that frameworks and drivers are known to read.
+
+    \b
+    Examples:
+      anyaccel env
+      anyaccel env --json
+    """
+    from anyaccel.cli.env import run
+
+    run(as_json)
+
+
+@_command(short_help="Print the script that completes commands in a shell.")
+@click.argument("shell", type=click.Choice(completing.SHELLS))
+def completion(shell: str) -> None:
+    """Print the script that completes commands, options and names in a shell.
+
+    Put its line into the start-up file of the shell: ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish.
+
+    \b
+    Examples:
+      anyaccel completion bash
+      anyaccel completion fish
+
+    \b
+    The lines:
+      eval "$(anyaccel completion bash)"
+      eval "$(anyaccel completion zsh)"
+      anyaccel completion fish | source
+    """
+    completing.run(shell, group)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,13 +20,17 @@ def run(framework: str | None, as_json: bool) -> None:
     """List devices, of one framework or of all."""
     if framework is not None:
         registry().kinds(framework)
-    names = [framework] if framework else list(registry().frameworks)
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        found = list(pool.map(_ask, names))
+    found = ask_all([framework] if framework else registry().frameworks)
     if as_json:
         print_json({"frameworks": found})
     else:
         _show(found)
+
+
+def ask_all(frameworks: Iterable[str]) -> list[dict[str, Any]]:
+    """What each of these frameworks lists, and why devices are missing: see `anyaccel.cli.listing`."""
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        return list(pool.map(_ask, frameworks))
 
 
 def _ask(framework: str) -> dict[str, Any]:

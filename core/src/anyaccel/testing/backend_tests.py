@@ -64,6 +64,8 @@ class FactTests(Subject):
         assert [Device(kind).kind for kind in backend.kinds] == list(backend.kinds)
         assert isinstance(backend.roots, tuple) and backend.roots
         assert all(root.isidentifier() for root in backend.roots)
+        assert isinstance(backend.environment, tuple)
+        assert all(isinstance(name, str) and name.isidentifier() for name in backend.environment)
 
     def test_devices_are_of_its_kinds(self, backend: Backend) -> None:
         """Every device listed is a Device of a kind that the backend serves."""

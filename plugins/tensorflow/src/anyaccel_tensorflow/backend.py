@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from anyaccel_tensorflow.compute import TensorFlowCompute
 from anyaccel_tensorflow.exchange import TensorFlowExchange
 from anyaccel_tensorflow.memory import TensorFlowMemory
@@ -13,3 +15,10 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory)
     A chip that a plugin of TensorFlow's own (a PluggableDevice) adds is served by a subclass that says `kinds`, and
     where its word is another one `types` (see `TensorFlowPlacement`).
     """
+
+    environment: ClassVar[tuple[str, ...]] = (
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+        "TF_GPU_ALLOCATOR",
+        "TF_XLA_FLAGS",
+        "KERAS_BACKEND",
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from anyaccel_torch.compute import TorchCompute
 from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.memory import TorchMemory
@@ -13,3 +15,5 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory):
     A chip that torch knows under a name of its own is served by a subclass that says `kinds`, and where needed
     `types`, `pinning` and `lacking` (see `TorchPlacement`).
     """
+
+    environment: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "KERAS_BACKEND")

@@ -1,0 +1,74 @@
+"""`anyaccel completion`: scripts that shells understand, and names that fit what is there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from anyaccel.registry import registry
+from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.tiny import TinyBackend
+
+
+def completed(spawn, line: str, **further: str) -> list[str]:
+    """What is offered for the last word of a line, by the protocol that the scripts use."""
+    words = line.split(" ")
+    answer = spawn(_ANYACCEL_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1), **further)
+    assert answer.returncode == 0, answer.stderr
+    return [one.partition(",")[2] for one in answer.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_is_one_that_its_shell_takes(shell, call):
+    script = call("completion", shell).stdout
+    assert "_ANYACCEL_COMPLETE" in script and "anyaccel" in script
+    program = shutil.which(shell)
+    if program:
+        checked = subprocess.run([program, "-n"], input=script, text=True, capture_output=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_an_unknown_shell_is_told(call):
+    answer = call("completion", "cmd")
+    assert answer.exit_code == 2 and "'cmd' is not one of 'bash', 'zsh', 'fish'" in answer.stderr
+
+
+def test_commands_options_and_names_are_completed(spawn):
+    assert completed(spawn, "anyaccel de") == ["demo", "devices"]
+    assert completed(spawn, "anyaccel demo --fr") == ["--framework"]
+    assert completed(spawn, "anyaccel demo --framework n") == ["numpy"]
+    assert completed(spawn, "anyaccel demo --device s") == ["sim"]
+    assert completed(spawn, "anyaccel conform nu") == ["numpy"]
+    assert completed(spawn, "anyaccel completion f") == ["fish"]
+
+
+def test_what_is_wrong_with_plugins_does_not_disturb_who_types(monkeypatch):
+    from anyaccel.cli import completion
+
+    registry().register(plugin_module("p", backends=lambda: [TinyBackend("tiny", ("gpu:1", "cpu"))]), "p")
+    offered = [item.value for item in completion.kinds(None, None, "")]  # type: ignore[arg-type]
+    assert offered == ["cpu", "gpu", "sim"]
+
+    def broken() -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("anyaccel.registry.registry", broken)
+    assert completion.plugins(None, None, "") == []  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_after_the_line_of_the_help(environment, tmp_path):
+    wrapper = tmp_path / "anyaccel"
+    wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m anyaccel "$@"\n')
+    wrapper.chmod(0o755)
+    script = (
+        'eval "$(anyaccel completion bash)"; COMP_WORDS=(anyaccel dev); COMP_CWORD=1; '
+        '_anyaccel_completion anyaccel; echo "${COMPREPLY[@]}"'
+    )
+    settings = environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    answer = subprocess.run(["bash", "-c", script], env=settings, capture_output=True, text=True, check=False)
+    assert answer.stdout.strip() == "devices", answer.stderr

@@ -1,0 +1,141 @@
+"""`anyaccel env`: what a bug report needs, and nothing that is nobody's business."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from anyaccel import simulate
+from anyaccel.cli import env
+from anyaccel.reference import ReferenceBackend
+from anyaccel.registry import Registry, registry
+from anyaccel.testing import entry
+from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.tiny import TinyBackend
+
+
+class Talkative(TinyBackend):
+    environment = ("TINY_DEVICES", "TINY_API_KEY")
+
+
+def serve(backend: object) -> None:
+    registry().register(plugin_module("tiny", backends=lambda: [backend]), "tiny")
+
+
+def test_it_tells_versions_plugins_and_devices(call):
+    with simulate(2, capacity=3 * 2**20):
+        text = call("env").stdout
+    lines = text.splitlines()
+    assert lines[0] == "### anyaccel env"
+    assert f"Python {platform.python_version()} (" in text and platform.platform() in text
+    for name in ("numpy", "pluggy", "pyarrow", "rich", "click"):
+        assert f"{name} {metadata.version(name)}" in text
+    assert "| plugin | distribution | status |" in lines
+    assert "| sim:1 | numpy sim:1 |" in text and "| 3.0 MiB |" in text
+
+
+def test_as_json_it_says_the_same(call):
+    told = json.loads(call("env", "--json").stdout)
+    assert told["packages"]["numpy"] == metadata.version("numpy")
+    assert [one["framework"] for one in told["frameworks"]] == ["numpy"]
+    assert told["frameworks"][0]["missing"][0]["kind"] == "sim"
+    assert told["cores"] >= 1 and told["plugins"][0]["status"] == "ok"
+
+
+def test_every_framework_that_is_not_there_says_why(call):
+    assert "- no sim for numpy: none was made; anyaccel.simulate(1)" in call("env").stdout
+
+
+def test_only_variables_that_matter_are_told(call, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:verysecret@db")
+    for arguments in (("env",), ("env", "--json")):
+        text = call(*arguments).stdout
+        assert "CUDA_VISIBLE_DEVICES" in text and "1,0" in text
+        assert "verysecret" not in text and "HF_TOKEN" not in text
+
+
+def test_a_backend_names_its_own_variables_and_no_secret_is_told(monkeypatch):
+    serve(Talkative("tiny", ("cpu",)))
+    monkeypatch.setenv("TINY_DEVICES", "3")
+    monkeypatch.setenv("TINY_API_KEY", "verysecret")
+    told = env.gathered()["variables"]
+    assert told["TINY_DEVICES"] == "3" and told["TINY_API_KEY"] == "(set)"
+
+
+def test_folders_users_hosts_and_serial_numbers_stay_out(call, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(Path.home() / "devices"))
+
+    def refuse() -> None:
+        raise OSError(f"no file {Path.home()}/x")
+
+    found = Registry(ReferenceBackend, lambda: [entry("bad", plugin_module("bad", backends=refuse))])
+    monkeypatch.setattr("anyaccel.registry._registry", [found])
+    monkeypatch.delenv("ANYACCEL_PLUGINS")
+    with simulate(1):
+        text = call("env", "--json").stdout
+    assert str(Path.home()) not in text and "~/devices" in text
+    assert platform.node() not in text.replace(platform.platform(), "")
+    assert "OSError: no file ~/x" in text
+    assert "identity" not in text and "memory_space" not in text
+    assert getpass.getuser() not in json.dumps(json.loads(text)["variables"])
+
+
+def test_what_is_odd_stays_one_cell_and_no_html(call, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a`b\n<script>|\x1b[2J")
+    line = next(one for one in call("env").stdout.splitlines() if one.startswith("- variables:"))
+    assert "`CUDA_VISIBLE_DEVICES=a'b <script>|\\x1b[2J`" in line  # inside code, where it is text
+    assert env.markdown(
+        {
+            **env.gathered(),
+            "plugins": [{"name": "x|y", "distribution": "<b>", "status": "broken", "cause": "two\nlines"}],
+        }
+    ).count("| x\\|y | &lt;b> | broken: two lines |")
+
+
+def test_a_long_value_is_cut(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1," * 1000)
+    assert len(env.variables(())["CUDA_VISIBLE_DEVICES"]) == 200
+
+
+def test_a_plugin_whose_requirements_are_not_installed_says_so(monkeypatch):
+    monkeypatch.setattr(
+        env.metadata, "requires", lambda name: ["nosuchthing>=3; python_version>'3'", "x; extra == 'y'"]
+    )
+    assert env.packages(["anyaccel"])["nosuchthing"] == "not installed"
+    assert "x" not in env.packages(["anyaccel"])
+
+
+def test_drivers_are_found_in_the_files_of_the_system(tmp_path, monkeypatch):
+    version = tmp_path / "version"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\nGCC version: 12.2\n")
+    monkeypatch.setattr(env, "_DRIVER_FILES", {"NVIDIA": version, "amdgpu": tmp_path / "nothing"})
+    monkeypatch.setattr(env, "_NVIDIA", ("no-such-tool",))
+    assert env.drivers() == {"NVIDIA": "580.65.06"}
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [("print('581.1')", {"NVIDIA": "581.1"}), ("print('broken'); raise SystemExit(9)", {}), ("print('none')", {})],
+)
+def test_drivers_are_asked_of_the_vendors_tool(script, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(env, "_DRIVER_FILES", {"NVIDIA": tmp_path / "nothing"})
+    monkeypatch.setattr(env, "_NVIDIA", (sys.executable, "-c", script))
+    assert env.drivers() == expected
+
+
+def test_a_tool_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    def never(*_: object, timeout: float, **__: object) -> None:
+        raise env.subprocess.TimeoutExpired("tool", timeout)
+
+    monkeypatch.setattr(env, "_DRIVER_FILES", {"NVIDIA": tmp_path / "nothing"})
+    monkeypatch.setattr(env, "_NVIDIA", (sys.executable,))
+    monkeypatch.setattr(env.subprocess, "run", never)
+    assert env.drivers() == {}
