@@ -54,3 +54,11 @@ def test_every_plugin_has_its_framework_pinned_for_tests(root: Path) -> None:
     plugins = {folder.removeprefix("plugins/") for folder in projects(root)} - {"core"}
     assert plugins <= groups.keys()
     assert all("==" in each for name in plugins for each in groups[name])
+
+
+def test_b21_what_is_required_is_installed_on_every_system(root: Path) -> None:
+    """The predecessor's extras were marked for one system: on the others they installed nothing, without a word."""
+    for folder, project in projects(root).items():
+        extras = project.get("optional-dependencies", {}).values()
+        needs = [*project["dependencies"], *(need for extra in extras for need in extra)]
+        assert not [each for each in needs if "platform" in each], folder
