@@ -191,7 +191,9 @@ class TensorTests(Subject):
         """A tensor of the framework is its own."""
         assert bench.backend.owns(bench.put(VALUES))
 
-    @pytest.mark.parametrize("foreign", [object(), 3, 2.5, "text", None, [1], {"a": 1}, Device("cpu")], ids=repr)
+    @pytest.mark.parametrize(
+        "foreign", [object(), 3, 2.5, "text", None, [1], {"a": 1}, Device("cpu")], ids=lambda it: type(it).__name__
+    )
     def test_it_owns_nothing_foreign(self, backend: Backend, foreign: Any) -> None:
         """Plain Python objects belong to no framework."""
         assert not backend.owns(foreign)
