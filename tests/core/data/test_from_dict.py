@@ -105,6 +105,12 @@ def test_arrow_columns_are_taken() -> None:
     assert fs.column("c").to_pylist() == ["a", "b"]
 
 
+def test_arrow_lists_of_one_length_are_taken() -> None:
+    fs = FeatureSet.from_dict("fs", {"x": pa.array([[1.0, 2.0], [3.0, 4.0]])}, "x")
+    assert fs.spec("x") == TensorSpec((2,), "float64")
+    assert "lists of 1 to 2 entries" in refusal(pa.array([[1], [2, 3]]))
+
+
 def test_nan_is_a_value_of_floats() -> None:
     assert np.isnan(one([1.5, float("nan")]).array("x")[1])
     assert np.isnan(one([float("nan"), float("nan")]).array("x")).all()

@@ -1,16 +1,11 @@
-"""FeatureSet from Arrow, pandas and Parquet."""
+"""FeatureSet from Arrow."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from anyaccel.data import FeatureSet
@@ -160,15 +155,47 @@ def test_nulls_of_later_chunks_are_counted_from_the_start() -> None:
         FeatureSet.from_arrow("fs", pa.table({"x": pa.chunked_array([[1, 2], [3, None]])}), "x")
 
 
-@pytest.mark.parametrize("column", [pa.array(["a"]), pa.array([[1, 2]]), pa.array([1]).cast(pa.timestamp("s"))])
+@pytest.mark.parametrize("column", [pa.array(["a"]), pa.array([["a"]]), pa.array([1]).cast(pa.timestamp("s"))])
 def test_arrow_types_that_are_not_numbers(column: Any) -> None:
     with pytest.raises(ColumnError, match=r"column 'x' cannot be read as numbers: it is of type"):
         FeatureSet.from_arrow("fs", pa.table({"x": column}), "x")
 
 
+def test_lists_of_one_length_have_a_shape() -> None:
+    values = np.arange(12, dtype=np.float32)
+    lists = pa.ListArray.from_arrays(np.arange(0, 13, 3, dtype=np.int32), pa.array(values))
+    nested = pa.array([[[1, 2]], [[3, 4]], [[5, 6]], [[7, 8]]], pa.large_list(pa.list_(pa.int8())))
+    table = pa.table({"x": lists, "y": nested, "t": [["a"], [], None, ["b"]]})
+    fs = FeatureSet.from_arrow("fs", table, "x", "y", "t")
+    assert fs.array("x").ctypes.data == values.ctypes.data
+    assert (fs.spec("x"), fs.spec("y")) == (TensorSpec((3,), "float32"), TensorSpec((1, 2), "int8"))
+    assert fs.array("y")[:, 0, 1].tolist() == [2, 4, 6, 8]
+    assert fs.column("t").to_pylist() == [["a"], [], None, ["b"]]
+    part = FeatureSet.from_arrow("fs", pa.concat_tables([table.slice(1, 2), table.slice(0, 1)]), "x", "y")
+    assert part.array("x").tolist() == [[3, 4, 5], [6, 7, 8], [0, 1, 2]]
+    assert part.array("y")[:, 0, 0].tolist() == [3, 5, 1]
+    assert FeatureSet.from_arrow("again", part.to_arrow()).spec("y") == fs.spec("y")
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ([[1, 2], [3]], r"'x' is ragged: its samples differ in shape. There is: lists of 1 to 2 entries, but all"),
+        ([[[1], [2]], [[3], []]], r"'x' is ragged: .*lists of 0 to 1 entries"),
+        ([[1], None], r"'x' has nulls in 1 of 2 rows, the first in row 1"),
+        ([[1, 2], [3, None]], r"'x' has nulls in 1 of 2 rows, the first in row 1"),
+        ([[], []], r"'x' cannot be read as numbers: it is of type list<item: null>"),
+    ],
+)
+def test_lists_that_are_no_samples(lists: Any, message: str) -> None:
+    with pytest.raises(ColumnError, match=message):
+        FeatureSet.from_arrow("fs", pa.table({"x": lists}), "x")
+
+
 def test_samples_of_no_size() -> None:
-    with pytest.raises(ColumnError, match=r"'x' has samples of shape \[0\]"):
-        FeatureSet.from_arrow("fs", pa.table({"x": pa.array([[], []], pa.list_(pa.int8(), 0))}), "x")
+    for kind in (pa.list_(pa.int8(), 0), pa.list_(pa.int8())):
+        with pytest.raises(ColumnError, match=r"'x' has samples of shape \[0\]"):
+            FeatureSet.from_arrow("fs", pa.table({"x": pa.array([[], []], kind)}), "x")
 
 
 def test_two_columns_of_one_name() -> None:
@@ -178,7 +205,10 @@ def test_two_columns_of_one_name() -> None:
 
 
 def test_not_a_table() -> None:
-    with pytest.raises(DataError, match=r"the data of 'fs' is a dict, not an Arrow table. To do: give a pyarrow.Table"):
+    with pytest.raises(
+        DataError,
+        match=r"'fs' is a dict, not an Arrow table. There is: from_arrow takes.*give a pyarrow.Table",
+    ):
         FeatureSet.from_arrow("fs", {"x": [1]}, "x")
 
 
@@ -192,121 +222,84 @@ def test_buffers_that_are_too_short() -> None:
         FeatureSet.from_arrow("fs", pa.ipc.open_stream(claimed).read_all(), "x")
 
 
-def test_parquet_there_and_back(tmp_path: Path) -> None:
-    fs = example()
-    pq.write_table(fs.to_arrow(), tmp_path / "fs.parquet")
-    assert same(fs, FeatureSet.from_parquet("again", tmp_path / "fs.parquet"))
-    chosen = FeatureSet.from_parquet("again", str(tmp_path / "fs.parquet"), feature_keys=["x"], tag_keys=["t"])
-    assert chosen.columns == ("x", "t")
+class Offer:
+    """An object of another library that hands its data over through Arrow's C interface, as often as it is asked."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
 
 
-def test_parquet_is_read_whole_from_several_row_groups(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": np.arange(100)}), tmp_path / "x.parquet", row_group_size=7)
-    assert FeatureSet.from_parquet("fs", tmp_path / "x.parquet", "x").array("x").tolist() == list(range(100))
+class Batch:
+    """As `Offer`, with a single batch."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
+        return self._batch.__arrow_c_array__(requested_schema)
 
 
-def test_parquet_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        FeatureSet.from_parquet("fs", tmp_path / "none.parquet")
+def test_what_offers_a_stream_or_a_batch_is_taken_without_a_copy() -> None:
+    values = np.arange(4.0)
+    table = pa.table({"x": values, "t": list("abcd")})
+    for source in (Offer(table), Batch(table.to_batches()[0]), table.__arrow_c_stream__()):
+        fs = FeatureSet.from_arrow("fs", source, "x", tag_keys="t")
+        assert fs.array("x").ctypes.data == values.ctypes.data
+        assert fs.column("t").to_pylist() == list("abcd")
 
 
-def test_parquet_that_is_none_or_broken(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    path.write_bytes(b"not parquet at all")
-    with pytest.raises(DataError, match=r"x\.parquet cannot be read as Parquet: .*write the file anew"):
-        FeatureSet.from_parquet("fs", path, "x")
-    pq.write_table(pa.table({"x": np.arange(1000)}), path)
-    content = bytearray(path.read_bytes())
-    content[4:200] = b"\xff" * 196
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"cannot be read as Parquet"):
-        FeatureSet.from_parquet("fs", path, "x")
+def test_a_stream_carries_the_roles() -> None:
+    assert same(FeatureSet.from_arrow("again", Offer(example().to_arrow())), example())
 
 
-def test_parquet_is_validated_in_full(tmp_path: Path) -> None:
-    offsets, data = pa.py_buffer(np.array([0, 2], np.int32).tobytes()), pa.py_buffer(b"\xff\xfe")
-    text = pa.Array.from_buffers(pa.string(), 1, [None, offsets, data])
-    pq.write_table(pa.table({"x": [1], "t": text}), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*UTF8"):
-        FeatureSet.from_parquet("fs", tmp_path / "x.parquet", "x", tag_keys="t")
+def test_a_stream_that_breaks_off() -> None:
+    def batches() -> Any:
+        yield pa.RecordBatch.from_pydict({"x": [1, 2]})
+        raise OSError("the line is dead")
+
+    reader = pa.RecordBatchReader.from_batches(pa.schema({"x": pa.int64()}), batches())
+    with pytest.raises(DataError, match=r"RecordBatchReader of 'fs' cannot be handed over to Arrow: .*line is dead"):
+        FeatureSet.from_arrow("fs", reader, "x")
 
 
-def test_parquet_keys_are_checked(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"pixels": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(ColumnError, match=r"no column 'pixel'.*did you mean 'pixels'"):
-        FeatureSet.from_parquet("fs", tmp_path / "x.parquet", "pixel")
-    with pytest.raises(ColumnError, match=r"has a role"):
-        FeatureSet.from_parquet("fs", tmp_path / "x.parquet")
+def test_a_pandas_frame_is_sent_to_from_pandas() -> None:
+    pd = pytest.importorskip("pandas")
+    with pytest.raises(DataError, match=r"is a DataFrame, not an Arrow table.*from_pandas"):
+        FeatureSet.from_arrow("fs", pd.DataFrame({"x": [1]}), "x")
 
 
-def test_importing_data_does_not_import_pandas() -> None:
-    code = "import sys, anyaccel.data; assert 'pandas' not in sys.modules"
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+def test_a_label_is_checked_before_anything_is_read() -> None:
+    with pytest.raises(DataError, match=r"'a.b' is not a label"):
+        FeatureSet.from_arrow("a.b", None)
+    with pytest.raises(DataError, match=r"'' is not a label"):
+        FeatureSet.from_parquet("", "nowhere.parquet")
+
+
+@pytest.mark.skipif(not hasattr(pa, "string_view"), reason="this pyarrow has no views")
+def test_text_views_are_written_in_the_plain_layout() -> None:
+    text = pa.array(["a", None, "a text that is longer than a view holds"], pa.string_view())
+    index = pa.array([0, 1, 0], pa.int8())
+    table = pa.table(
+        {
+            "x": [1, 2, 3],
+            "text": text,
+            "bytes": pa.array([b"a", b"b", None], pa.binary_view()),
+            "kind": pa.DictionaryArray.from_arrays(index, pa.array(["u", "v"], pa.string_view())),
+            "words": pa.array([["a"], None, []], pa.large_list(pa.string_view())),
+            "one": pa.array([["a"], None, ["b"]], pa.list_(pa.string_view(), 1)),
+            "inner": pa.array(
+                [{"n": 1, "t": "a"}, None, {"n": 2, "t": None}], pa.struct({"n": pa.int8(), "t": pa.string_view()})
+            ),
+        }
     )
-
-
-def test_pandas_columns_keep_their_dtype() -> None:
-    pd = pytest.importorskip("pandas")
-    df = pd.DataFrame({"a": np.arange(3, dtype=np.int8), "b": [0.5, 1.5, np.nan], "c": [True, False, True]})
-    df["vector"] = [np.ones(2, np.float32)] * 3
-    df["nullable"] = pd.array([1, 2, 3], "Int32")
-    df["who"] = ["x", "y", None]
-    df["kind"] = pd.Categorical(["u", "v", "u"])
-    df["maybe"] = pd.array([1, None, 3], "Int64")
-    fs = FeatureSet.from_pandas("fs", df, ["a", "b", "c", "vector"], ["nullable"], ["who", "kind", "maybe"])
-    specs = [str(fs.spec(name)) for name in fs.features + fs.targets]
-    assert specs == ["int8[]", "float64[]", "bool[]", "float32[2]", "int32[]"]
-    assert fs.column("who").to_pylist() == ["x", "y", None]
-    assert fs.column("kind").to_pylist() == ["u", "v", "u"]
-    assert fs.column("maybe").to_pylist() == [1, None, 3]
-    assert np.isnan(fs.array("b")[2])
-
-
-def test_pandas_data_is_copied() -> None:
-    pd = pytest.importorskip("pandas")
-    own, nullable, tag = np.zeros(3), pd.array([0, 0, 0], "Int32"), pd.array([0, None, 0], "Int64")
-    frame = {"x": pd.Series(own, copy=False), "n": pd.Series(nullable, copy=False), "t": pd.Series(tag, copy=False)}
-    fs = FeatureSet.from_dict("fs", frame, ["x", "n"], tag_keys=["t"])
-    own[:] = 1
-    nullable[:] = 1
-    tag[:] = 1
-    assert not fs.array("x").any() and not fs.array("n").any()
-    assert fs.column("t").to_pylist() == [0, None, 0]
-
-
-@pytest.mark.parametrize(
-    ("values", "dtype", "message"),
-    [
-        ([1, None, 3], "Int64", "'x' has nulls in 1 of 3 rows, the first in row 1"),
-        ([1, None, 3], object, "'x' has NaN or null among integers in 1 of 3 rows, the first in row 1"),
-        (["a", "b"], object, "'x' cannot be read as numbers"),
-        (["a", "b"], "category", "'x' cannot be read as numbers: it is of type dictionary"),
-        ([[1], [1, 2]], object, "'x' is ragged"),
-    ],
-)
-def test_pandas_columns_that_are_refused(values: list[object], dtype: object, message: str) -> None:
-    pd = pytest.importorskip("pandas")
-    with pytest.raises(ColumnError, match=message):
-        FeatureSet.from_pandas("fs", pd.DataFrame({"x": pd.Series(values, dtype=dtype)}), ["x"])
-
-
-def test_pandas_na_among_objects() -> None:
-    pd = pytest.importorskip("pandas")
-    with pytest.raises(ColumnError, match=r"'x' has NaN or null among integers in 1 of 2 rows"):
-        FeatureSet.from_dict("fs", {"x": [1, pd.NA]}, "x")
-
-
-def test_pandas_names_are_text_and_there_once() -> None:
-    pd = pytest.importorskip("pandas")
-    with pytest.raises(ColumnError, match=r"0 is not the name of a column.*df.columns.astype\(str\)"):
-        FeatureSet.from_pandas("fs", pd.DataFrame([[1]]), [0])  # type: ignore[list-item]
-    with pytest.raises(ColumnError, match=r"2 columns called 'x'"):
-        FeatureSet.from_pandas("fs", pd.DataFrame([[1, 2]], columns=["x", "x"]), ["x"])
-    with pytest.raises(ColumnError, match=r"no column 'y'"):
-        FeatureSet.from_pandas("fs", pd.DataFrame([[1]], columns=[0]), ["y"])
-
-
-def test_not_a_data_frame() -> None:
-    with pytest.raises(DataError, match=r"the data of 'fs' is a dict, not a pandas DataFrame. To do: use from_dict"):
-        FeatureSet.from_pandas("fs", {"x": [1]}, ["x"])
+    kinds = pa.ListArray.from_arrays([0, 1, 2, 3], table["kind"].chunk(0))
+    table = table.append_column("kinds", kinds)
+    fs = FeatureSet.from_arrow("fs", table, "x", tag_keys=table.column_names[1:])
+    part = fs.add_split("some", [2, 0])
+    for name in fs.tags:
+        assert "view" not in str(fs.column(name).type)
+        whole = table.column(name).to_pylist()
+        assert part.column(name).to_pylist() == [whole[2], whole[0]]

@@ -60,6 +60,15 @@ def missing_values(name: str, rows: np.ndarray, what: str = "nulls") -> ColumnEr
     )
 
 
+def ragged(name: str, found: str = "") -> ColumnError:
+    """The error for a column whose samples differ in shape."""
+    return ColumnError(
+        f"column {name!r} is ragged: its samples differ in shape",
+        there=f"{found}{', but ' if found else ''}all samples of a column have one shape",
+        remedy="pad or cut the samples to one shape, or keep the column as a tag",
+    )
+
+
 def check_complete(name: str, column: Any) -> None:
     """Make sure that an Arrow chunked column has no null, neither a whole sample nor inside one.
 
@@ -68,6 +77,14 @@ def check_complete(name: str, column: Any) -> None:
     """
     if any(_null_count(chunk) for chunk in column.chunks):
         raise missing_values(name, np.concatenate([_null_rows(chunk) for chunk in column.chunks]))
+
+
+def contiguous(column: Any) -> Any:
+    """One Arrow array for a chunked column: its only chunk as it is, or its chunks combined in a copy."""
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    if len(chunks) == 1:
+        return chunks[0]
+    return pa.concat_arrays(chunks) if chunks else pa.array([], column.type)
 
 
 def to_arrow(array: np.ndarray) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,20 +9,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data import tables
 from anyaccel.data.casting import cast_array
-from anyaccel.data.columns import check_complete, column_spec, to_arrow, to_numpy
-from anyaccel.data.intake import contiguous
+from anyaccel.data.columns import check_complete, column_spec, contiguous, to_arrow, to_numpy
+from anyaccel.data.groups import check_together
+from anyaccel.data.keys import keys_of
 from anyaccel.data.reference import Reference
-from anyaccel.data.roles import Names, closest, listed
-from anyaccel.data.rows import Rows
+from anyaccel.data.roles import Names, closest, listed, selected
+from anyaccel.data.sources import Sources, check_label
+from anyaccel.data.steps import Step
+from anyaccel.data.transforms import Transforming
 from anyaccel.data.view import FeatureSetView
 from anyaccel.errors import DataError, SplitError
 
 ALL = "all"
 
 
-class FeatureSet(Rows):
+class FeatureSet(Sources, Transforming):
     """Named columns of equal length, each a feature, a target or a tag, in Arrow memory that nobody writes.
 
     Args:
@@ -40,7 +41,7 @@ class FeatureSet(Rows):
     """
 
     def __init__(self, label: str, table: Any) -> None:
-        _check_label(label)
+        check_label(label)
         super().__init__(label, table.schema)
         self._schema = pa.schema([table.schema.field(name) for name in self.columns], table.schema.metadata)
         self._columns = {name: table.column(name) for name in self.columns}
@@ -51,79 +52,6 @@ class FeatureSet(Rows):
         for name in self.features + self.targets:
             check_complete(name, self._columns[name])
             column_spec(name, self._columns[name].type)
-
-    @classmethod
-    def from_dict(
-        cls,
-        label: str,
-        data: Mapping[str, Any],
-        feature_keys: Names,
-        target_keys: Names = (),
-        tag_keys: Names = (),
-    ) -> FeatureSet:
-        """Make a feature set of array-likes of shape [n, *shape] by name.
-
-        Every chosen column is copied once and keeps its dtype, so that later writes to `data` do not show here
-        (Arrow tags are taken as they are). Columns of `data` that no key names are left out.
-
-        Raises:
-            DataError: `data` is no mapping, or there are no rows.
-            ColumnError: unknown or doubly named keys, unequal lengths, ragged samples, nulls (also NaN among
-                integers), or a feature or target that is not of numbers.
-        """
-        _check_label(label)
-        return cls(label, tables.table_from_dict(label, data, feature_keys, target_keys, tag_keys))
-
-    @classmethod
-    def from_arrow(
-        cls,
-        label: str,
-        table: Any,
-        feature_keys: Names = None,
-        target_keys: Names = None,
-        tag_keys: Names = None,
-    ) -> FeatureSet:
-        """Make a feature set on the memory of an Arrow table, without a copy.
-
-        Without any keys the roles are those that `to_arrow` wrote into the schema. Columns without a role are left
-        out. `fixed_shape_tensor` and fixed-size list columns have a shape per sample.
-
-        Raises:
-            DataError: not an Arrow table, one whose buffers do not fit, or one without rows.
-            ColumnError: as `from_dict`, or no keys and no roles in the schema.
-        """
-        return cls(label, tables.table_from_arrow(label, table, feature_keys, target_keys, tag_keys))
-
-    @classmethod
-    def from_pandas(
-        cls, label: str, df: Any, feature_cols: Names, target_cols: Names = (), tag_cols: Names = ()
-    ) -> FeatureSet:
-        """Make a feature set of a pandas DataFrame, each chosen column copied once; the index is left out.
-
-        Raises:
-            DataError: `df` is no DataFrame, or has no rows.
-            ColumnError: as `from_dict`.
-        """
-        _check_label(label)
-        return cls(label, tables.table_from_pandas(label, df, feature_cols, target_cols, tag_cols))
-
-    @classmethod
-    def from_parquet(
-        cls,
-        label: str,
-        path: str | os.PathLike[str],
-        feature_keys: Names = None,
-        target_keys: Names = None,
-        tag_keys: Names = None,
-    ) -> FeatureSet:
-        """Make a feature set of a Parquet file; columns with a role are read into memory and validated in full.
-
-        Raises:
-            OSError: the file cannot be opened.
-            DataError: it is not a valid Parquet file, or has no rows.
-            ColumnError: as `from_arrow`.
-        """
-        return cls(label, tables.table_from_parquet(label, path, feature_keys, target_keys, tag_keys))
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {len(view)}" for name, view in self._splits.items())
@@ -203,19 +131,6 @@ class FeatureSet(Rows):
             )
         return self._splits[name]
 
-    def split_random(self, ratios: Mapping[str, float], seed: int = 0) -> dict[str, FeatureSetView]:
-        """Cut all rows at random into named splits, register them, and return them; no column is copied.
-
-        Args:
-            ratios: share of each split by name, positive, adding up to 1 within 1e-6; counts are rounded by largest
-                remainder.
-            seed: the same seed gives the same splits on every machine.
-
-        Raises:
-            SplitError: wrong ratios or seed, an empty split, or a name that is taken or `"all"`.
-        """
-        return self.view().split_random(ratios, seed)
-
     def add_split(self, name: str, rows: Sequence[int] | np.ndarray) -> FeatureSetView:
         """Register rows of one's own choice (integers [k], in any order) as a split, and return it.
 
@@ -224,22 +139,34 @@ class FeatureSet(Rows):
         """
         return self.add_splits({name: rows})[name]
 
-    def add_splits(self, rows: Mapping[str, Sequence[int] | np.ndarray]) -> dict[str, FeatureSetView]:
+    def add_splits(
+        self, rows: Mapping[str, Sequence[int] | np.ndarray], *, group_by: Names = None
+    ) -> dict[str, FeatureSetView]:
         """Register several splits, all or none; see `add_split`.
 
+        Args:
+            rows: of each split, by name.
+            group_by: a column or several, of any role, with scalars: make sure that rows with the same values are not
+                in two of these splits.
+
         Raises:
-            SplitError: as `add_split`.
+            SplitError: as `add_split`, or a group that crosses splits.
+            ColumnError: a column of `group_by` that is not there, has nulls or NaN, or holds no scalars.
         """
         for name in rows:
             self._check_free(name)
         views = {name: FeatureSetView(self, name, chosen) for name, chosen in rows.items()}
+        if group_by is not None and views:
+            groups = keys_of(self, group_by, "group_by")
+            check_together(self._label, groups, {name: view.rows for name, view in views.items()})
         self._splits.update(views)
         return views
 
     def cast(self, dtypes: Mapping[str, Any], *, keep_splits: bool = False) -> FeatureSet:
         """A new feature set of the same label with some columns in another dtype; the others share their memory.
 
-        Splits are dropped, unless `keep_splits` registers the same rows under the same names in the new one.
+        Splits are dropped, unless `keep_splits` registers the same rows under the same names in the new one. Transforms
+        stay; undoing one also undoes the cast of its columns.
 
         Args:
             dtypes: NumPy dtype, or its name, by column.
@@ -253,18 +180,40 @@ class FeatureSet(Rows):
             column = to_arrow(cast_array(name, self.array(name), dtype))
             index = table.schema.get_field_index(name)
             table = table.set_column(index, self._schema.field(name).with_type(column.type), column)
-        cast = FeatureSet(self._label, table)
-        if keep_splits:
-            cast.add_splits({name: view.rows for name, view in self._splits.items()})
-        return cast
+        return self._remade(table, self._steps, keep_splits)
 
-    def reference(self, features: Names = None, targets: Names = None, tags: Names = None) -> Reference:
+    def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> FeatureSet:
+        """A new feature set of the same label, rows, splits and transforms with fewer columns, on the same memory.
+
+        None keeps all columns of the role, `()` none.
+
+        Raises:
+            ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
+        """
+        names = selected(self._label, self._roles, features, targets, tags)
+        return self._remade(self.to_arrow().select(names), self._steps)
+
+    def reference(
+        self, features: Names = None, targets: Names = None, tags: Names = None, stream: str | None = None
+    ) -> Reference:
         """Choose columns for a graph; None takes all columns of that role.
+
+        Args:
+            features, targets, tags: names of columns of that role.
+            stream: which stream of a phase's sampler the rows come from, such as `"pair"`; None is its first.
 
         Raises:
             ColumnError: a name that is not a column of that role, or given twice.
+            SamplerError: a stream that cannot be one's name.
         """
-        return Reference(self, features, targets, tags)
+        return Reference(self, features, targets, tags, stream)
+
+    def _remade(self, table: Any, steps: tuple[Step, ...], keep_splits: bool = True) -> FeatureSet:
+        made = FeatureSet(self._label, table)
+        made._steps = steps
+        if keep_splits:
+            made.add_splits({name: view.rows for name, view in self._splits.items()})
+        return made
 
     def _check_free(self, name: str) -> None:
         if not isinstance(name, str) or not name:
@@ -275,12 +224,3 @@ class FeatureSet(Rows):
                 there=listed([*self._splits, ALL]),
                 remedy="choose another name",
             )
-
-
-def _check_label(label: str) -> None:
-    if not isinstance(label, str) or not label or "." in label:
-        raise DataError(
-            f"{label!r} is not a label of a feature set",
-            there="labels are text without a dot, because 'LABEL.COLUMN' names a column",
-            remedy="write another label",
-        )

@@ -13,12 +13,15 @@ from anyaccel.data.columns import (
     WIDEST,
     by_row,
     check_complete,
+    contiguous,
     empty_axis,
     missing_values,
     not_numbers,
+    ragged,
     to_arrow,
     to_numpy,
 )
+from anyaccel.data.lists import shaped
 from anyaccel.errors import ColumnError
 
 
@@ -34,6 +37,7 @@ def number_column(name: str, values: Any) -> Any:
     """
     offered = _offered(values)
     if isinstance(offered, pa.ChunkedArray):
+        offered = shaped(name, offered)
         check_complete(name, offered)
         offered = to_numpy(name, contiguous(offered))
     array = _numbers(name, offered)
@@ -61,14 +65,6 @@ def tag_column(name: str, values: Any) -> Any:
         return _anything(name, offered)
 
 
-def contiguous(column: Any) -> Any:
-    """One Arrow array for a chunked column: its only chunk as it is, or its chunks combined in a copy."""
-    chunks = [chunk for chunk in column.chunks if len(chunk)]
-    if len(chunks) == 1:
-        return chunks[0]
-    return pa.concat_arrays(chunks) if chunks else pa.array([], column.type)
-
-
 def _offered(values: Any) -> Any:
     """A chunked array for what is Arrow or turns itself into it, everything else unchanged."""
     if isinstance(values, pa.ChunkedArray):
@@ -79,8 +75,15 @@ def _offered(values: Any) -> Any:
         return values
     # Arrow reads a pandas Series by its class; only recent ones offer themselves.
     if hasattr(values, "__arrow_array__") or hasattr(values, "iloc"):
-        return _offered(pa.array(values))
+        return _from_series(values)
     return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else values
+
+
+def _from_series(values: Any) -> Any:
+    try:
+        return _offered(pa.array(values))
+    except (pa.ArrowException, TypeError):  # sparse columns, and categories of several types
+        return np.asarray(values)
 
 
 def _numbers(name: str, values: Any) -> np.ndarray:
@@ -112,11 +115,7 @@ def _uneven(name: str, values: Any) -> ColumnError:
     absent = np.array([_is_missing(entry) for entry in entries], dtype=bool)
     if absent.any():
         return missing_values(name, absent)
-    return ColumnError(
-        f"column {name!r} is ragged: its samples differ in shape",
-        there="all samples of a column have one shape",
-        remedy="pad or cut the samples to one shape, or keep the column as a tag",
-    )
+    return ragged(name)
 
 
 def _unnest(values: Any) -> Any:

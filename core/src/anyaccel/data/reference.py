@@ -11,13 +11,13 @@ import numpy as np
 from anyaccel.data.columns import read_only
 from anyaccel.data.roles import Names, closest, listed, names_of
 from anyaccel.data.rows import Rows
-from anyaccel.errors import ColumnError, ConfigError
+from anyaccel.errors import ColumnError, ConfigError, SamplerError
 from anyaccel.segment import TensorSpec
 
 if TYPE_CHECKING:
     from anyaccel.data.feature_set import FeatureSet
 
-_CONFIG = ("feature_set", "features", "targets", "tags")
+_CONFIG = ("feature_set", "features", "targets", "tags", "stream")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -27,23 +27,32 @@ class Reference:
     Args:
         feature_set: whose columns they are.
         features, targets, tags: names of columns of that role; None takes all of them, in their order.
+        stream: which stream of a phase's sampler the rows come from, such as `"pair"`; None is its first.
 
     Raises:
         ColumnError: a name that is not a column of that role, or given twice.
+        SamplerError: a stream that cannot be one's name.
     """
 
     feature_set: FeatureSet
     features: tuple[str, ...]
     targets: tuple[str, ...]
     tags: tuple[str, ...]
+    stream: str | None
 
     def __init__(
-        self, feature_set: FeatureSet, features: Names = None, targets: Names = None, tags: Names = None
+        self,
+        feature_set: FeatureSet,
+        features: Names = None,
+        targets: Names = None,
+        tags: Names = None,
+        stream: str | None = None,
     ) -> None:
         object.__setattr__(self, "feature_set", feature_set)
         object.__setattr__(self, "features", _chosen(feature_set, "feature", feature_set.features, features))
         object.__setattr__(self, "targets", _chosen(feature_set, "target", feature_set.targets, targets))
         object.__setattr__(self, "tags", _chosen(feature_set, "tag", feature_set.tags, tags))
+        object.__setattr__(self, "stream", _checked_stream(feature_set, stream))
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict that `from_config` reads back; the feature set is named by its label."""
@@ -52,6 +61,7 @@ class Reference:
             "features": list(self.features),
             "targets": list(self.targets),
             "tags": list(self.tags),
+            **({} if self.stream is None else {"stream": self.stream}),
         }
 
     @classmethod
@@ -61,6 +71,7 @@ class Reference:
         Raises:
             ConfigError: not such a configuration, or its feature set is not among `feature_sets`.
             ColumnError: its columns are not there.
+            SamplerError: a stream that cannot be one's name.
         """
         if not isinstance(config, Mapping) or "feature_set" not in config or set(config) - set(_CONFIG):
             raise ConfigError(f"{config!r} is not the configuration of a reference", there=f"keys: {listed(_CONFIG)}")
@@ -71,7 +82,7 @@ class Reference:
                 there=listed(feature_sets),
                 remedy=closest(label, feature_sets) if feature_sets else "give it in feature_sets",
             )
-        return cls(feature_sets[label], config.get("features"), config.get("targets"), config.get("tags"))
+        return cls(feature_sets[label], *(config.get(key) for key in _CONFIG[1:]))
 
 
 def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
@@ -114,6 +125,16 @@ def joined_array(rows: Rows, names: Sequence[str]) -> np.ndarray:
 
 def _as_tensor(spec: TensorSpec) -> tuple[int, ...]:
     return spec.shape or (1,)
+
+
+def _checked_stream(feature_set: FeatureSet, stream: Any) -> str | None:
+    if stream is not None and (not isinstance(stream, str) or not stream or "@" in stream):
+        raise SamplerError(
+            f"a reference to {feature_set.label!r} reads the stream {stream!r}, which cannot be the name of one",
+            there="streams of samplers, such as anchor, pair, positive and negative",
+            remedy="leave it out to read the first stream",
+        )
+    return stream
 
 
 def _chosen(feature_set: FeatureSet, role: str, there: tuple[str, ...], given: Names) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,8 @@ def names_of(given: Names) -> tuple[str, ...]:
     Raises:
         ColumnError: a name is not text.
     """
-    names = (given,) if isinstance(given, str) else tuple(() if given is None else given)
+    alone = isinstance(given, str) or not isinstance(given, Iterable)
+    names: tuple[Any, ...] = () if given is None else (given,) if alone else tuple(given)
     for name in names:
         if not isinstance(name, str):
             raise ColumnError(
@@ -69,6 +70,40 @@ def assign_roles(label: str, there: Sequence[str], features: Names, targets: Nam
             roles[name] = role
     _check(label, there, roles)
     return roles
+
+
+def chosen_roles(label: str, schema: Any, features: Names, targets: Names, tags: Names) -> dict[str, str]:
+    """The role of each chosen column of an Arrow schema: as named, or as its metadata says where no name is given.
+
+    Raises:
+        ColumnError: as `assign_roles`, or as `read_roles`.
+    """
+    if features is None and targets is None and tags is None:
+        return read_roles(label, schema)
+    return assign_roles(label, schema.names, features, targets, tags)
+
+
+def selected(label: str, roles: Mapping[str, str], features: Names, targets: Names, tags: Names) -> list[str]:
+    """Names of the columns that are kept, by role; None keeps all of the role, in their order.
+
+    Raises:
+        ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
+    """
+    for role, names in zip(ROLES, (features, targets, tags), strict=True):
+        for name in names_of(names):
+            if name not in roles:
+                raise no_column(label, name, roles)
+            if roles[name] != role:
+                raise ColumnError(
+                    f"{label!r} has no {role} {name!r}, it is a {roles[name]}",
+                    there=f"{role}s: {listed(one for one, its in roles.items() if its == role)}",
+                    remedy=f"name it in {roles[name]}s=",
+                )
+    given = [
+        tuple(name for name, its in roles.items() if its == role) if names is None else names_of(names)
+        for role, names in zip(ROLES, (features, targets, tags), strict=True)
+    ]
+    return list(assign_roles(label, list(roles), *given))
 
 
 def read_roles(label: str, schema: Any) -> dict[str, str]:

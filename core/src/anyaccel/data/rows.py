@@ -1,15 +1,25 @@
-"""Rows: the reading side that a feature set and its views share."""
+"""Rows: what a feature set and its views share: reading columns, and choosing rows and columns."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from anyaccel.data.columns import column_spec, is_numeric
-from anyaccel.data.roles import no_column, read_roles
+from anyaccel.data.conditions import described, positions_where
+from anyaccel.data.frames import data_frame
+from anyaccel.data.groups import check_together
+from anyaccel.data.html import rows_html
+from anyaccel.data.keys import keys_of
+from anyaccel.data.roles import Names, no_column, read_roles
+from anyaccel.data.splits import cut, where
 from anyaccel.segment import TensorSpec
+
+if TYPE_CHECKING:
+    from anyaccel.data.view import FeatureSetView
 
 
 class Rows(ABC):
@@ -24,6 +34,9 @@ class Rows(ABC):
         self._label = label
         self._schema = schema
         self._roles = read_roles(label, schema)
+
+    def _repr_html_(self) -> str:
+        return rows_html(self)
 
     @property
     def label(self) -> str:
@@ -97,6 +110,104 @@ class Rows(ABC):
     @abstractmethod
     def to_arrow(self) -> Any:
         """An Arrow table of all columns, with their roles in the field metadata."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """The table of `to_arrow` for other libraries, through Arrow's C interface: `polars.DataFrame(rows)`."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    @abstractmethod
+    def view(self) -> FeatureSetView:
+        """These rows as a view of their feature set."""
+
+    @abstractmethod
+    def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> Self:
+        """The same rows with fewer columns, by role; None keeps all columns of the role, `()` none.
+
+        Raises:
+            ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
+        """
+
+    def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
+        """Some of these rows as a view, without a copy of any column; `add_split(name, view.rows)` registers it.
+
+        Args:
+            positions: integers [k], k > 0, counted within these rows, in any order.
+            name: of the view; one that tells where it comes from if None.
+
+        Raises:
+            SplitError: positions that are none, no integers, or out of range.
+        """
+        return self.view().take(positions, name=name)
+
+    def filter(self, conditions: Mapping[str, Any], *, name: str | None = None) -> FeatureSetView:
+        """Those of these rows that meet all conditions, in their order, as a view; see `take`.
+
+        Args:
+            conditions: by column, of any role: a value, which the column equals; a collection of values (list, tuple,
+                set, array), one of which it equals; or a function of the column's array [n, *shape] (an object array
+                [n] where the column holds no numbers, or nulls, which are None) that gives a bool mask [n].
+            name: of the view; one that tells the conditions if None.
+
+        Raises:
+            SplitError: no row meets them.
+            DataError: no conditions, a value of a kind that the column has not, or a mask of another shape or dtype.
+            ColumnError: there is no such column.
+        """
+        positions = positions_where(self, "the filter", conditions)
+        return self.take(positions, name=name or f"{self.view().name}.filter({described(conditions)})")
+
+    def split_random(
+        self, ratios: Mapping[str, float], seed: int = 0, *, stratify_by: Names = None, group_by: Names = None
+    ) -> dict[str, FeatureSetView]:
+        """Cut these rows at random into named splits of the feature set, register and return them; nothing is copied.
+
+        Args:
+            ratios: share of each split by name, positive, adding up to 1 within 1e-6; counts are rounded by largest
+                remainder.
+            seed: the same seed gives the same splits on every machine.
+            stratify_by: a column or several, of any role, with scalars: rows with the same values are a stratum, and
+                each stratum is cut by the ratios, every count rounded up or down.
+            group_by: likewise; rows with the same values stay in one split. The sizes come near the ratios by
+                exchanging groups, and every split gets a group. With `stratify_by` a group must be in one stratum.
+
+        Raises:
+            SplitError: wrong ratios or seed, an empty split, a name that is taken or `"all"`, a stratum with fewer
+                rows (or groups) than splits, fewer groups than splits, or a group in two strata.
+            ColumnError: a column that is not there, has nulls or NaN, or holds no scalars.
+        """
+        strata = None if stratify_by is None else keys_of(self, stratify_by, "stratify_by")
+        groups = None if group_by is None else keys_of(self, group_by, "group_by")
+        view = self.view()
+        parts = cut(self._label, view.name, len(self), ratios, seed, strata, groups)
+        return view.feature_set.add_splits({name: view.rows[part] for name, part in parts.items()})
+
+    def split_by_condition(
+        self, conditions: Mapping[str, Mapping[str, Any]], group_by: Names = None
+    ) -> dict[str, FeatureSetView]:
+        """Make splits of the rows that meet conditions, register and return them; other rows are in none.
+
+        Args:
+            conditions: for each split, by name, conditions as `filter` takes them.
+            group_by: a column or several; a group with rows in two splits is an error.
+
+        Raises:
+            SplitError: an empty split, two that overlap, a group that crosses splits, or a name that is taken.
+            DataError, ColumnError: as `filter`, and as `split_random` for `group_by`.
+        """
+        parts, view = where(self, conditions), self.view()
+        if group_by is not None:
+            check_together(self._label, keys_of(self, group_by, "group_by"), parts)
+        return view.feature_set.add_splits({name: view.rows[part] for name, part in parts.items()})
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with these rows; its index holds their row numbers in the feature set.
+
+        Numbers keep their dtype; a column with a shape per sample holds an array in each cell.
+
+        Raises:
+            DataError: pandas is not installed.
+        """
+        return data_frame(self, self.view().rows)
 
     def _of_role(self, role: str) -> tuple[str, ...]:
         return tuple(name for name, its in self._roles.items() if its == role)

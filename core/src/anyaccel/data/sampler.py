@@ -3,18 +3,106 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anyaccel import rng
+from anyaccel.data.rows import Rows
 from anyaccel.errors import ConfigError, SamplerError
 
 
 @dataclass(frozen=True, slots=True)
-class SimpleSampler:
+class Draws:
+    """What a sampler takes of some rows, ready to be asked for each epoch.
+
+    Attributes:
+        n: rows in an epoch, of each stream; the same in every epoch.
+        orders: from an epoch's number (0 is the first) to an order for each stream, int64 [n], in the order of the
+            anchors' rows.
+        fixed: the orders are those of epoch 0 in every epoch.
+    """
+
+    n: int
+    orders: Callable[[int], tuple[np.ndarray, ...]]
+    fixed: bool = False
+
+
+class Sampler(ABC):
+    """What a phase asks for the rows of each epoch. Derive from it, give it the four settings, and write `draws`.
+
+    A sampler has one stream or several; in a step every stream gives one batch, and their rows belong together. A node
+    reads the first stream, or that of `feature_set.reference(stream=...)`.
+
+    Attributes:
+        streams: names of the streams.
+        batch_size: rows of each stream in a batch.
+        shuffle: whether what is drawn is put in a new order in every epoch.
+        drop_last: whether the last batch is left out where it is not full.
+        seed: of all that is random.
+    """
+
+    __slots__ = ()
+
+    streams: ClassVar[tuple[str, ...]] = ("anchor",)
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int
+
+    @abstractmethod
+    def draws(self, rows: Mapping[str, Rows]) -> Draws:
+        """Prepare to draw from some rows, given by label of their feature set; all have the same number of rows.
+
+        Raises:
+            SamplerError: nothing can be drawn from them.
+            ColumnError: they lack a column that is needed.
+        """
+
+    @abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """A plain dict that `from_config` reads back."""
+
+    def mixed(self, draws: Draws, epoch: int) -> tuple[np.ndarray, ...]:
+        """The orders of an epoch (0 is the first) as they are trained with, one for each stream, int64 [n]."""
+        streams = draws.orders(epoch)
+        if not self.shuffle:
+            return streams
+        # NumPy's integers would name another stream.
+        order = rng.permutation(rng.key(self.seed, "order", integer("epoch", epoch)), draws.n)
+        return tuple(stream[order] for stream in streams)
+
+    def batches(self, n: int) -> tuple[int, int]:
+        """Full batches that `n` rows make, and the size of the last partial one (0: there is none, or it is dropped).
+
+        Raises:
+            SamplerError: there are no rows, or `drop_last` leaves no batch.
+        """
+        check_rows(n)
+        full, last = divmod(n, self.batch_size)
+        if self.drop_last and full == 0:
+            raise SamplerError(
+                f"drop_last leaves no batch of {self.batch_size}",
+                there=f"{n} rows",
+                remedy=f"use a batch size of at most {n}, or drop_last=False",
+            )
+        return full, 0 if self.drop_last else last
+
+    def steps(self, n: int) -> int:
+        """Batches per epoch of `n` rows.
+
+        Raises:
+            SamplerError: as `batches`.
+        """
+        full, last = self.batches(n)
+        return full + (last > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleSampler(Sampler):
     """Every row once per epoch, in batches of one size.
 
     Args:
@@ -33,13 +121,18 @@ class SimpleSampler:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_size", _integer("batch_size", self.batch_size))
-        object.__setattr__(self, "seed", _integer("seed", self.seed))
-        if self.batch_size < 1:
-            raise SamplerError(f"batch_size={self.batch_size} holds no row", remedy="give a batch size of 1 or more")
-        for name in ("shuffle", "drop_last"):
-            if not isinstance(getattr(self, name), bool):
-                raise SamplerError(f"{name}={getattr(self, name)!r} is not True or False", remedy=f"write {name}=True")
+        check_settings(self)
+
+    def draws(self, rows: Mapping[str, Rows]) -> Draws:
+        """Every row once, in its place.
+
+        Raises:
+            SamplerError: there are no rows.
+        """
+        n = len(next(iter(rows.values())))
+        check_rows(n)
+        whole = (np.arange(n, dtype=np.int64),)
+        return Draws(n, lambda epoch: whole, fixed=not self.shuffle)
 
     def order(self, n: int, epoch: int) -> np.ndarray:
         """The order of `n` rows in an epoch (0 is the first), int64 [n]: each of `range(n)` once.
@@ -47,36 +140,9 @@ class SimpleSampler:
         Raises:
             SamplerError: there are no rows.
         """
-        _check_rows(n)
-        if not self.shuffle:
-            return np.arange(n, dtype=np.int64)
-        # NumPy's integers would name another stream.
-        return rng.permutation(rng.key(self.seed, "order", _integer("epoch", epoch)), n)
-
-    def batches(self, n: int) -> tuple[int, int]:
-        """Full batches that `n` rows make, and the size of the last partial one (0: there is none, or it is dropped).
-
-        Raises:
-            SamplerError: there are no rows, or `drop_last` leaves no batch.
-        """
-        _check_rows(n)
-        full, last = divmod(n, self.batch_size)
-        if self.drop_last and full == 0:
-            raise SamplerError(
-                f"drop_last leaves no batch of {self.batch_size}",
-                there=f"{n} rows",
-                remedy=f"use a batch size of at most {n}, or drop_last=False",
-            )
-        return full, 0 if self.drop_last else last
-
-    def steps(self, n: int) -> int:
-        """Batches per epoch of `n` rows.
-
-        Raises:
-            SamplerError: as `batches`.
-        """
-        full, last = self.batches(n)
-        return full + (last > 0)
+        check_rows(n)
+        whole = (np.arange(n, dtype=np.int64),)
+        return self.mixed(Draws(n, lambda epoch: whole), epoch)[0]
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict that `from_config` reads back."""
@@ -100,12 +166,40 @@ class SimpleSampler:
         return cls(**config)
 
 
-def _integer(name: str, value: Any) -> int:
+def check_settings(sampler: Sampler, *counts: str) -> None:
+    """Make sure of the settings of a sampler that is being made; `counts` names those of its own that are 1 or more.
+
+    Raises:
+        SamplerError: a setting of the wrong type, or below 1.
+    """
+    for name in ("batch_size", "seed", *counts):
+        object.__setattr__(sampler, name, integer(name, getattr(sampler, name)))
+    if sampler.batch_size < 1:
+        raise SamplerError(f"batch_size={sampler.batch_size} holds no row", remedy="give a batch size of 1 or more")
+    for name in counts:
+        if getattr(sampler, name) < 1:
+            raise SamplerError(f"{name}={getattr(sampler, name)} draws nothing", remedy="give 1 or more")
+    for name in ("shuffle", "drop_last"):
+        if not isinstance(getattr(sampler, name), bool):
+            raise SamplerError(f"{name}={getattr(sampler, name)!r} is not True or False", remedy=f"write {name}=True")
+
+
+def integer(name: str, value: Any) -> int:
+    """A whole number of Python's, from any kind of it.
+
+    Raises:
+        SamplerError: it is none.
+    """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise SamplerError(f"{name}={value!r} is not an integer", remedy=f"write a whole number, such as {name}=32")
     return operator.index(value)
 
 
-def _check_rows(n: int) -> None:
+def check_rows(n: int) -> None:
+    """Make sure that there is a row.
+
+    Raises:
+        SamplerError: there is none.
+    """
     if n < 1:
         raise SamplerError(f"{n} rows make no batch", remedy="give data with at least one row")

@@ -1,4 +1,4 @@
-"""Splits: how many rows each gets, and which, from ratios and a seed."""
+"""Splits: how many rows each gets, and which, from ratios and a seed or from conditions."""
 
 from __future__ import annotations
 
@@ -6,28 +6,79 @@ import math
 import operator
 from collections.abc import Mapping
 from fractions import Fraction
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anyaccel import rng
+from anyaccel.data.conditions import positions_where
+from anyaccel.data.groups import check_nested, deal
+from anyaccel.data.keys import Keys
+from anyaccel.data.roles import listed
+from anyaccel.data.strata import apportion, spread
 from anyaccel.errors import SplitError
 
+if TYPE_CHECKING:
+    from anyaccel.data.rows import Rows
+
 _TOLERANCE = 1e-6
+_DENOMINATOR = 10**6
 
 
-def cut(label: str, name: str, n: int, ratios: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
+def cut(
+    label: str,
+    name: str,
+    n: int,
+    ratios: Mapping[str, float],
+    seed: int,
+    strata: Keys | None = None,
+    groups: Keys | None = None,
+) -> dict[str, np.ndarray]:
     """Positions for each split of the `n` rows called `name`: int64, disjoint, and together all of `range(n)`.
 
     The rows are put into the order of `rng.permutation(rng.key(seed, "split", name), n)` and cut in the order of
-    `ratios`; their numbers are rounded by largest remainder, the earlier split first among equal ones.
+    `ratios`; their numbers are rounded by largest remainder, the earlier split first among equal ones. With strata each
+    of them is cut so, and with groups these are dealt out in the order in which they come first; the rows of a split
+    stay in that order.
 
     Raises:
-        SplitError: ratios that are no numbers or do not add up, an empty split, or a seed that is no integer.
+        SplitError: ratios that are no numbers or do not add up, an empty split, a seed that is no integer, a stratum
+            too small for the splits, fewer groups than splits, or a group in two strata.
     """
-    counts = _counts(label, n, _checked(label, ratios))
+    shares = _checked(label, ratios)
+    if strata is None and groups is None:
+        counts = _counts(label, n, shares)
+        order = rng.permutation(rng.key(checked_seed(label, seed), "split", name), n)
+        return dict(zip(counts, np.split(order, np.cumsum(list(counts.values()))[:-1]), strict=True))
     order = rng.permutation(rng.key(checked_seed(label, seed), "split", name), n)
-    ends = np.cumsum(list(counts.values()))
-    return dict(zip(counts, np.split(order, ends[:-1]), strict=True))
+    parts = _parts(label, order, _simplest(shares), strata, groups)
+    return {split: order[parts == number] for number, split in enumerate(shares)}
+
+
+def where(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Positions in `rows` for each split, int64, ascending, of the rows that meet its conditions.
+
+    Raises:
+        SplitError: no conditions, an empty split, or two that overlap.
+        DataError, ColumnError: as `positions_where`.
+    """
+    if not isinstance(conditions, Mapping) or not conditions:
+        raise SplitError(
+            f"the conditions for splits of {rows.label!r} are {conditions!r}",
+            remedy="write {'train': {'column': value}, 'test': {'column': [value, value]}}",
+        )
+    chosen = {name: positions_where(rows, f"split {name!r}", its) for name, its in conditions.items()}
+    numbers = rows.view().rows
+    for one, other in combinations(chosen, 2):
+        both = np.intersect1d(chosen[one], chosen[other], assume_unique=True)
+        if len(both):
+            raise SplitError(
+                f"splits {one!r} and {other!r} of {rows.label!r} overlap",
+                there=f"{len(both)} rows meet the conditions of both: {listed(numbers[both].tolist())}",
+                remedy="narrow the conditions until no row meets two of them",
+            )
+    return chosen
 
 
 def checked_seed(label: str, seed: object) -> int:
@@ -62,6 +113,46 @@ def _checked(label: str, ratios: Mapping[str, float]) -> dict[str, Fraction]:
             remedy="change them, or add a split for the remaining rows" if total < 1 else "make them smaller",
         )
     return {name: ratio / total for name, ratio in exact.items()}
+
+
+def _simplest(shares: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """The fractions that were meant (0.1 is 1/10, which no float is), adding up to 1."""
+    least = Fraction(1, _DENOMINATOR)
+    meant = {name: max(share.limit_denominator(_DENOMINATOR), least) for name, share in shares.items()}
+    return {name: share / sum(meant.values()) for name, share in meant.items()}
+
+
+def _parts(
+    label: str, order: np.ndarray, shares: Mapping[str, Fraction], strata: Keys | None, groups: Keys | None
+) -> np.ndarray:
+    """The number of the split of each row, int64 [n], in the order of `order`."""
+    counts = np.array([list(_counts(label, len(order), shares).values())])
+    within = np.zeros_like(order)
+    if strata is not None:
+        sizes, within = np.bincount(strata.codes), strata.codes[order]
+        _check_sizes(label, "rows", sizes, shares, strata)
+        counts = apportion(sizes.tolist(), list(shares.values()), counts[0].tolist())
+    if groups is None:
+        return spread(within, counts)
+    if strata is not None:
+        check_nested(label, groups, strata)
+    first = np.unique(groups.codes[order], return_index=True)[1]
+    _check_sizes(label, "groups", np.bincount(within[first]), shares, strata)
+    return deal(within, groups.codes[order], counts)
+
+
+def _check_sizes(label: str, what: str, sizes: np.ndarray, shares: Mapping[str, Fraction], strata: Keys | None) -> None:
+    """Make sure that every stratum has enough rows (or groups) for all splits to get one."""
+    smallest = int(sizes.argmin())
+    if sizes[smallest] >= len(shares):
+        return
+    stratum = "" if strata is None else f"stratum {strata.shown(smallest)} of "
+    others = "" if strata is None else f"; strata too small: {int((sizes < len(shares)).sum())} of {len(sizes)}"
+    raise SplitError(
+        f"{stratum}{label!r} cannot be cut into {len(shares)} splits",
+        there=f"{what}: {int(sizes[smallest])}; splits: {listed(shares)}{others}",
+        remedy="leave its rows out with filter(), or join it with another stratum" if stratum else "make fewer splits",
+    )
 
 
 def _is_positive(ratio: float) -> bool:

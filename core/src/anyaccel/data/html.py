@@ -1,0 +1,80 @@
+"""Feature sets and views as a notebook shows them: their columns and the first rows. No column is read as a whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.data.columns import column_spec, contiguous, is_numeric, to_numpy
+from anyaccel.markup import Markup, escaped, faint, guarded, line, listing, page, row, size, table, text
+
+if TYPE_CHECKING:
+    from anyaccel.data.rows import Rows
+
+_FIRST = 3  # rows
+_VALUES = 3  # of a sample that has several
+
+
+def rows_html(rows: Rows) -> str:
+    """How many rows, and a table of the columns with their roles, types and first values. Never raises."""
+    return guarded(rows, lambda: _page(rows))
+
+
+def _page(rows: Rows) -> Markup:
+    whole = getattr(rows, "feature_set", None)
+    name = rows.label if whole is None else f"{rows.label}[{getattr(rows, 'name', '')}]"
+    said = _whole(rows) if whole is None else [f"of {len(whole):,}"]
+    told = "; ".join([f"{len(rows):,} rows", *said])
+    head = ("column", "role", "type", "first values")
+    return page(type(rows).__name__, name, line(faint(told)), table(head, rows.columns, lambda one: _column(rows, one)))
+
+
+def _whole(rows: Any) -> list[str]:
+    """What is told of a feature set and not of a view: its size, splits and transforms."""
+    splits = listing([f"{name} {len(view):,}" for name, view in rows.splits.items()])
+    transforms = listing([f"{type(one.transform).__name__} of {listing(one.columns)}" for one in rows.transforms])
+    named = {"splits": splits, "transforms": transforms}
+    return [size(rows.nbytes), *(f"{what}: {names}" for what, names in named.items() if names)]
+
+
+def _column(rows: Rows, name: str) -> Markup:
+    kind = rows.schema.field(name).type
+    spec = column_spec(name, kind) if is_numeric(kind) else kind
+    return row([name, rows.role(name), spec, escaped(", ".join(first_values(rows, name, _FIRST)), 120)])
+
+
+def first_values(rows: Rows, name: str, count: int) -> list[str]:
+    """The values of a column in the first rows, as text; each is read for itself."""
+    source = getattr(rows, "feature_set", rows)
+    chosen = getattr(rows, "rows", range(len(rows)))[:count]
+    column = source.column(name)
+    return [_value(name, column.slice(int(i), 1)) for i in chosen]
+
+
+def _value(name: str, part: Any) -> str:
+    """The one value of a column of one row."""
+    if is_numeric(part.type) and not part.null_count:
+        return sample(to_numpy(name, contiguous(part)))
+    inner = getattr(part[0], "values", None)
+    if isinstance(inner, pa.Array):
+        return _several([number(one) for one in inner.slice(0, _VALUES).to_pylist()], len(inner))
+    return text(number(part[0].as_py()), 40)
+
+
+def sample(values: np.ndarray) -> str:
+    """One sample as text: a number, or the first of its numbers."""
+    flat = values[:1].reshape(-1)
+    shown = [number(one) for one in flat[:_VALUES].tolist()]
+    return shown[0] if len(flat) == 1 and shown else _several(shown, len(flat))
+
+
+def number(value: Any) -> str:
+    """A value as text, floats with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else text(value)
+
+
+def _several(shown: list[str], count: int) -> str:
+    rest = ["\N{HORIZONTAL ELLIPSIS}"] if count > len(shown) else []
+    return f"[{', '.join([*shown, *rest])}]"

@@ -1,0 +1,131 @@
+"""Sources: the ways in which a feature set is made of what a user has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from anyaccel.data import parquet, tables
+from anyaccel.data.roles import Names
+from anyaccel.data.rows import Rows
+from anyaccel.errors import DataError
+
+
+def check_label(label: str) -> None:
+    """Make sure that `label` can be that of a feature set.
+
+    Raises:
+        DataError: it is not text, empty, or has a dot.
+    """
+    if not isinstance(label, str) or not label or "." in label:
+        raise DataError(
+            f"{label!r} is not a label of a feature set",
+            there="labels are text without a dot, because 'LABEL.COLUMN' names a column",
+            remedy="write another label",
+        )
+
+
+class Sources(Rows):
+    """Constructors of a feature set, which is made of a label and an Arrow table whose columns carry their roles."""
+
+    @classmethod
+    def from_dict(
+        cls,
+        label: str,
+        data: Mapping[str, Any],
+        feature_keys: Names,
+        target_keys: Names = (),
+        tag_keys: Names = (),
+    ) -> Self:
+        """Make a feature set of array-likes of shape [n, *shape] by name.
+
+        Every chosen column is copied once and keeps its dtype, so that later writes to `data` do not show here
+        (Arrow tags are taken as they are). Columns of `data` that no key names are left out.
+
+        Raises:
+            DataError: `data` is no mapping, or there are no rows.
+            ColumnError: unknown or doubly named keys, unequal lengths, ragged samples, nulls (also NaN among
+                integers), or a feature or target that is not of numbers.
+        """
+        check_label(label)
+        return cls(label, tables.table_from_dict(label, data, feature_keys, target_keys, tag_keys))
+
+    @classmethod
+    def from_arrow(
+        cls,
+        label: str,
+        table: Any,
+        feature_keys: Names = None,
+        target_keys: Names = None,
+        tag_keys: Names = None,
+    ) -> Self:
+        """Make a feature set on the memory of an Arrow table, without a copy.
+
+        Takes a `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, any object with `__arrow_c_stream__` or
+        `__arrow_c_array__`, and the capsule of a stream. Without any keys the roles are those that `to_arrow` wrote
+        into the schema. Columns without a role are left out. `fixed_shape_tensor` and fixed-size list columns have a
+        shape per sample, and so have features and targets of lists of one length. Text that is laid out as views
+        (`string_view`) is written anew in the plain layout.
+
+        Raises:
+            DataError: not an Arrow table, one whose buffers do not fit, or one without rows.
+            ColumnError: as `from_dict`, or no keys and no roles in the schema.
+        """
+        check_label(label)
+        return cls(label, tables.table_from_arrow(label, table, feature_keys, target_keys, tag_keys))
+
+    @classmethod
+    def from_pandas(
+        cls, label: str, df: Any, feature_cols: Names, target_cols: Names = (), tag_cols: Names = ()
+    ) -> Self:
+        """Make a feature set of a data frame, of pandas or of another library.
+
+        - pandas: each chosen column is copied once and keeps its dtype, nullable and Arrow dtypes too; the index is
+          left out.
+        - Polars data frames, DuckDB relations and all else with `__arrow_c_stream__`: as `from_arrow`, without a copy.
+        - What has only `__dataframe__`, the dataframe interchange protocol: copied.
+
+        Raises:
+            DataError: `df` is no data frame, or has no rows.
+            ColumnError: as `from_dict`. A float column of pandas may hold NaN; nulls of nullable and Arrow dtypes, of
+                Polars and of DuckDB are refused in features and targets.
+        """
+        check_label(label)
+        return cls(label, tables.table_from_frame(label, df, feature_cols, target_cols, tag_cols))
+
+    @classmethod
+    def from_parquet(
+        cls,
+        label: str,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        feature_keys: Names = None,
+        target_keys: Names = None,
+        tag_keys: Names = None,
+        *,
+        row_groups: int | Sequence[int] | None = None,
+    ) -> Self:
+        """Make a feature set of Parquet files; only the chosen columns are read, into memory of its own.
+
+        Nothing is mapped: the files may change or go afterwards. Every row group is validated in full.
+
+        Args:
+            label: of the feature set.
+            path: a file; a folder, of which all files ending in `.parquet`, `.parq` or `.pq` are read in the order of
+                their paths, those in folders below it too, but for names that start with a dot or an underscore; or
+                a list of files, read in its order.
+            feature_keys, target_keys, tag_keys: names of columns. None of them: the roles that `to_arrow` wrote into
+                the schemas (of the first file, where they differ). Below a folder, a folder named `key=value` gives a
+                column `key`: int64 where all values are integers, else text, null for `__HIVE_DEFAULT_PARTITION__`;
+                where the files themselves have a column of that name, theirs is read.
+            row_groups: number or numbers of the row groups to read, of a single file.
+
+        Raises:
+            OSError: a file cannot be opened.
+            DataError: no file in a folder or list, one that is not a valid Parquet file, a row group that is not there,
+                or no rows.
+            ColumnError: as `from_arrow`, or a column that a file lacks or holds in another type than the first.
+        """
+        check_label(label)
+        table = parquet.table_from_parquet(label, path, feature_keys, target_keys, tag_keys, row_groups)
+        return cls(label, table)

@@ -1,0 +1,68 @@
+"""Units: predictions and the data that they belong to, as they were before the transforms of these data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.data import FeatureSet, FeatureSetView, Rows
+from anyaccel.data.intake import tag_column
+from anyaccel.errors import TransformError
+from anyaccel.phases.comparing import Compared
+
+
+def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: Mapping[str, Compared]) -> np.ndarray:
+    """Predictions in the units of the columns that they are compared with, before all transforms of these.
+
+    Args:
+        name: of the predictions.
+        values: [n, *shape].
+        rows: the data that they were made of, by feature set.
+        compared: feature set and columns by name of predictions.
+
+    Returns:
+        a new array; the same one where no transform concerns the columns.
+
+    Raises:
+        TransformError: nothing is known that they are compared with, or a transform has no way back.
+    """
+    label, columns = compared.get(name, ("", ()))
+    if label in rows:
+        source = _source(rows[label])
+        return source.inverse(values, columns) if isinstance(source, FeatureSet) else values
+    if not any(getattr(_source(one), "transforms", ()) for one in rows.values()):
+        return values
+    raise TransformError(
+        f"predictions of {name!r} cannot be brought back: it is not clear which columns they stand for",
+        there="data with transforms, and no loss, metric or targets that this node is compared with",
+        remedy=f"say so: feature_set.inverse(results.prediction({name!r}), columns=[...])",
+    )
+
+
+def original_rows(rows: Rows) -> Rows:
+    """The same rows without their transforms, and without the targets and tags that a view leaves out."""
+    source = _source(rows)
+    if not isinstance(source, FeatureSet) or not source.transforms:
+        return rows
+    whole = source.undo_transforms()
+    if not isinstance(rows, FeatureSetView):
+        return whole
+    new = [name for name in whole.columns if name in rows.columns or name not in source.columns]
+    return FeatureSetView(whole, rows.name, rows.rows, list(dict.fromkeys([*whole.features, *new])))
+
+
+def prediction_table(arrays: Mapping[str, np.ndarray]) -> Any:
+    """An Arrow table of predictions, [n, *shape] by name: features where they are numbers, else tags."""
+    texts = [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]
+    numbers = [name for name in arrays if name not in texts]
+    if not numbers:
+        return pa.table({name: tag_column(name, array) for name, array in arrays.items()})
+    table = FeatureSet.from_dict("predictions", arrays, numbers, (), texts).to_arrow()
+    return table.select(list(arrays))
+
+
+def _source(rows: Rows) -> Rows:
+    return rows.feature_set if isinstance(rows, FeatureSetView) else rows
