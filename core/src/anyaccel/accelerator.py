@@ -12,6 +12,7 @@ from typing import Any
 
 from anyaccel.device import Device, spelling, vendor_of
 from anyaccel.errors import ConfigError, DeviceUnavailableError, FrameworkError
+from anyaccel.markup import badge, faint, joined
 from anyaccel.registry import registry
 
 
@@ -47,6 +48,11 @@ class Accelerator:
 
     def __str__(self) -> str:
         return str(self.device)
+
+    def _repr_html_(self) -> str:
+        said = [f"written {self.written}"] if self.written != str(self.device) else []
+        said += ["pinned memory"] if self.pin_memory else []
+        return str(joined(["Accelerator ", badge(str(self.device)), faint(f" {', '.join(said)}") if said else None]))
 
     @classmethod
     def of(cls, value: Accelerator | Device | str | Any) -> Accelerator:

@@ -38,6 +38,11 @@ class Device:
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"
 
+    def _repr_html_(self) -> str:
+        from anyaccel.markup import badge  # a value that nobody looks at needs none
+
+        return str(badge(str(self)))
+
     @classmethod
     def parse(cls, value: Any) -> Device:
         """Read a device from its spelling, from another Device, or from a framework's own device object.

@@ -14,6 +14,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.backend import Backend, Exchange
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, DeviceMismatchError, FrameworkError, MoveError
+from anyaccel.markup import Markup, badge, guarded, listing, page, row, table
 from anyaccel.registry import Registry, registry
 
 T = TypeVar("T")
@@ -21,6 +22,20 @@ T = TypeVar("T")
 # Kinds that nobody is given unless they ask by name, and the one that is always there.
 _NEVER_BEST = frozenset({"cpu", "sim"})
 _PLAIN = (str, bytes, bool, int, float, complex, type(None))
+
+
+class Devices(list[Device]):
+    """A list of devices that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return guarded(self, lambda: page("devices", "", table(("device", "framework", "its name of it"), self, _told)))
+
+
+def _told(device: Device) -> Markup:
+    """A device, the frameworks that are served on it, and their names of it; nothing is initialised."""
+    there = [one for one in registry().backends if device.kind in one.kinds and device in one.devices()]
+    names = [one.framework for one in there], [one.device_string(device) for one in there]
+    return row([badge(str(device)), *map(listing, names)], device=str(device))
 
 
 def devices(kind: str | None = None, framework: str | None = None) -> list[Device]:
@@ -38,12 +53,12 @@ def devices(kind: str | None = None, framework: str | None = None) -> list[Devic
         registry().kinds(framework)
     backends = [one for one in registry().backends if framework in (None, one.framework)]
     found = {device for backend in backends for device in backend.devices()}
-    return sorted((d for d in found if wanted in (None, d.kind)), key=_rank)
+    return Devices(sorted((d for d in found if wanted in (None, d.kind)), key=_rank))
 
 
 def all_devices(kind: str = "gpu") -> list[Device]:
     """Every device of a kind, or the CPU where there is none: never empty."""
-    return devices(kind) or [Device("cpu")]
+    return devices(kind) or Devices([Device("cpu")])
 
 
 def best(i: int = 0, framework: str | None = None) -> Device:

@@ -10,7 +10,7 @@ from anyaccel.errors import DeviceParseError, GraphError, RecipeError
 
 
 @pytest.mark.parametrize(
-    "label", ["", " a", "a ", "a.b", "a/b", "a\nb", "a\x00", "a\x1b[31m", "a\x9b31m", None, 3, b"a"]
+    "label", ["", " a", "a ", "a.b", "a/b", "a\nb", "a\x00", "a\x1b[31m", "a\x9b31m", "a\ud800", None, 3, b"a"]
 )
 def test_a_label_that_cannot_be_is_refused_by_every_kind_of_node(label, table, mlp):
     for make in (lambda: ModelNode(label, mlp(), "x"), lambda: ConcatNode(label, ["x", "y"])):

@@ -11,6 +11,8 @@ from anyaccel import Accelerator, AppliedLoss, ConcatNode, ModelGraph, ModelNode
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import Plan, PolicyNode, Request, precedence, resolve
+from anyaccel.registry import registry
+from anyaccel.testing.faulty import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 CPU, SIM0, SIM1 = Device("cpu"), Device("sim", 0), Device("sim", 1)
@@ -456,3 +458,21 @@ def test_a_model_is_not_shared_between_two_segments(serve, twin, table, mlp):
 def test_a_node_that_the_phase_names_and_the_graph_has_not_is_answered_with_the_closest(chain):
     with pytest.raises(GraphError, match=r"phase 'p' names the node 'aa'. There is: a, b. To do: did you mean 'a'"):
         resolve(chain(None, None), Request("p", wants=("aa",)))
+
+
+def test_only_frameworks_that_are_needed_are_asked_for_their_devices(table, mlp) -> None:
+    """To list devices a framework may have to be imported, which takes seconds."""
+    asked: list[str] = []
+
+    class Slow(TinyBackend):
+        def devices(self):
+            asked.append(self.framework)
+            return super().devices()
+
+    registry().register(plugin_module("slow", backends=lambda: [Slow("another", ("cpu",))]), "slow")
+    graph = ModelGraph([ModelNode("n", mlp(), table().reference())])
+    plan(graph, "cpu")
+    assert asked == []
+    with pytest.raises(DeviceUnavailableError, match=r"gpu:7.*is not on this machine"):
+        plan(graph, "gpu:7")
+    assert asked == ["another"]

@@ -354,7 +354,7 @@ def test_a_loss_on_a_node_that_is_not_there_is_answered_with_the_closest(table, 
 
 
 def test_a_phase_that_trains_without_a_loss_is_refused(table, mlp):
-    with pytest.raises(PhaseError, match=r"phase 'p' trains and has no loss. To do: give losses=\[AppliedLoss"):
+    with pytest.raises(PhaseError, match=r"phase 'p' trains and has no loss\. .* To do: give losses=\[AppliedLoss"):
         training(one(mlp(), table()))
 
 

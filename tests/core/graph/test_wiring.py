@@ -240,6 +240,28 @@ def test_freezing_names_nodes_or_takes_all(chain):
     assert chain.unfreeze().frozen == ()
 
 
+def test_freezing_takes_lists_too(chain):
+    labels = list(chain.nodes)
+    assert chain.freeze(labels[:1]).frozen == tuple(labels[:1])
+    assert chain.freeze(tuple(labels[1:]), labels[0]).frozen == tuple(labels)
+    assert chain.unfreeze(labels).frozen == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], r"^\[\] names no node\. There is: .* To do: give labels, freeze\('NODE', 'NODE'\), or nothing for all"),
+        (3, r"^3 is no label of a node\. There is: "),
+        (None, r"^None is no label of a node"),
+        ([["a"]], r"is no label of a node"),
+    ],
+)
+def test_what_is_no_label_freezes_nothing(given, message, chain):
+    with pytest.raises(GraphError, match=message):
+        chain.freeze(given)
+    assert chain.frozen == ()
+
+
 def test_freezing_a_node_that_is_not_there_freezes_none(chain):
     with pytest.raises(GraphError, match=r"has no node 'z'"):
         chain.freeze("a", "z")

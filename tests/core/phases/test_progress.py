@@ -1,8 +1,9 @@
-"""Progress: what is told and when, the bar on a terminal, and how many steps one call takes."""
+"""Progress: what is told and when, the bars on a terminal, and how many steps one call takes."""
 
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from anyaccel.adapter import ArrayProgram
 from anyaccel.errors import PhaseError
 from anyaccel.metrics import Metric
-from anyaccel.phases import Progress, RichProgress, progress_for
+from anyaccel.phases import LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.training import Pace
 from anyaccel.recipes import AppliedLoss
 
@@ -99,6 +100,23 @@ def test_a_progress_that_raises_ends_the_phase_as_any_error(where, line, experim
     ours.run_phase(train())
 
 
+def test_what_is_loaded_is_told_before_the_loop(line, experiment, train, evaluate):
+    class Loads(Teller):
+        def loading(self, what, nbytes):
+            self._hear("loading", what, nbytes)
+
+    teller = Loads()
+    ours = experiment(line(), progress=teller)
+    ours.run_phase(train(n_epochs=0))
+    assert teller.heard[0] == ("loading", "the data of train", 16 * (3 + 1) * 4)
+    ours.run_phase(evaluate())
+    assert teller.heard[-1] == ("loading", "the data of eval", 8 * (3 + 1) * 4)
+    teller.failures["loading"] = ValueError("told")
+    with pytest.raises(ValueError, match="told"):
+        ours.run_phase(train())
+    assert teller.names[-1] == "loading"
+
+
 def test_a_progress_is_not_started_when_a_phase_fails_before_its_loop(line, experiment, train):
     teller = Teller()
     with pytest.raises(Exception, match="nope"):
@@ -117,23 +135,33 @@ class Terminal(io.StringIO):
 
 
 def test_a_progress_is_chosen_by_name_or_given(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     teller = Teller()
     assert progress_for(teller) is teller
     assert type(progress_for("none")) is Progress
     assert type(progress_for("rich")) is RichProgress
+    assert type(progress_for("lines")) is LineProgress
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert type(progress_for("auto")) is RichProgress
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert type(progress_for("auto")) is Progress
+    assert type(progress_for("auto")) is LineProgress
     monkeypatch.setattr(sys, "stderr", None)
-    assert type(progress_for("auto")) is Progress
+    assert type(progress_for("auto")) is LineProgress
 
 
-@pytest.mark.parametrize("choice", ["bar", True, None, Progress, 3])
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_redraw_gets_lines(term, monkeypatch):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert type(progress_for("auto")) is LineProgress
+
+
+@pytest.mark.parametrize("choice", ["bar", True, None, Progress, 3, ["rich"]])
 def test_other_choices_are_refused(choice):
     with pytest.raises(PhaseError) as caught:
         progress_for(choice)
-    assert str(caught.value) == f"progress={choice!r}. There is: 'auto', 'rich', 'none', or a Progress object."
+    named = "'auto', 'rich', 'html', 'lines', 'none', or a Progress object"
+    assert str(caught.value) == f"progress={choice!r}. There is: {named}."
 
 
 # -- the bar -----------------------------------------------------------------------------------------------------------
@@ -224,6 +252,56 @@ def test_a_bar_can_be_stopped_before_it_was_started_and_twice(open_terminal):
     progress.start("x", 1, 1)
     progress.stop()
     progress.stop()
+
+
+def test_phase_epoch_and_steps_are_in_one_region(open_terminal):
+    terminal = open_terminal()
+    progress = RichProgress()
+    progress.start("train", 3, 4)
+    for _ in range(6):
+        progress.advance(1)
+    progress.epoch({"loss": 0.5})
+    progress.draw()
+    shown = terminal.getvalue()
+    assert "train" in shown and "steps" in shown
+    progress.stop()
+    assert "epoch 1/3" in terminal.getvalue()
+
+
+def test_colours_are_left_out_where_that_is_asked_for(open_terminal, monkeypatch):
+    terminal = open_terminal()
+    monkeypatch.setenv("NO_COLOR", "1")
+    progress = RichProgress()
+    progress.start("train", 1, 2)
+    progress.advance(2)
+    progress.stop()
+    assert "train" in terminal.getvalue()
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9][;m]", terminal.getvalue())
+
+
+def test_a_terminal_has_its_cursor_again_after_a_drawing_that_failed(open_terminal):
+    class Failing(RichProgress):
+        interval = 0.0
+
+        def draw(self):
+            if self.standing.done:
+                raise OSError
+            super().draw()
+
+    terminal = open_terminal()
+    progress = Failing()
+    progress.start("train", 1, 4)
+    assert terminal.getvalue().count("\x1b[?25l") == 1
+    progress.advance(1)
+    assert terminal.getvalue().count("\x1b[?25h") == 1
+    progress.stop()
+
+
+def test_a_large_loading_is_told_before_the_bars(open_terminal):
+    terminal = open_terminal()
+    progress = RichProgress()
+    progress.loading("[red]data[/red]", 3 * 2**30)
+    assert "loading [red]data[/red], 3.0 GiB" in terminal.getvalue()
 
 
 def test_a_bar_can_be_used_for_several_phases(open_terminal, line, experiment, train):

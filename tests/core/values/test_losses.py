@@ -55,6 +55,11 @@ def test_a_class_takes_arguments():
             {"loss": "hinge"},
             "no loss is called 'hinge'. There is: mse, mae, cross_entropy, binary_cross_entropy. To do: use",
         ),
+        (
+            {"loss": "cross_entropi"},
+            "no loss is called 'cross_entropi'. There is: mse, mae, cross_entropy, binary_cross_entropy. "
+            "To do: did you mean 'cross_entropy'?",
+        ),
         ({"loss": "mse", "loss_kwargs": {"a": 1, "b": 2}}, "loss 'mse' was given a, b, and takes no arguments"),
         ({"loss": own_loss, "loss_kwargs": {"a": 1}}, "loss 'own_loss' was given a, and takes no arguments"),
         ({"loss": 3}, "3 is not a loss. There is: names: mse,"),

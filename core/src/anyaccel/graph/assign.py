@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from anyaccel.accelerator import Accelerator
@@ -54,7 +54,7 @@ def assign(
         PluginError: a policy that nobody offers, or that answers with something else than devices of nodes.
     """
     if accelerator is not None:
-        _on_this_machine(accelerator, found)
+        _on_this_machine(accelerator, set(shapes.frameworks.values()), found)
     labels = [label for label in shapes.order if label in set(active)]
     models = [node for label in labels if isinstance(node := nodes[label], ModelNode)]
     chosen = _by_policy(policy, models, shapes, found) if policy else {}
@@ -70,20 +70,20 @@ def assign(
     return {label: done[label] for label in labels}
 
 
-def _on_this_machine(accelerator: Accelerator, found: Registry) -> None:
+def _on_this_machine(accelerator: Accelerator, frameworks: Container[str], found: Registry) -> None:
+    """Make sure that somebody has the device. Those of the graph are asked first: to list devices, others may have to
+    be imported."""
+    serving = [backend for backend in found.backends if accelerator.device.kind in backend.kinds]
+    serving.sort(key=lambda backend: backend.framework not in frameworks)
+    if any(accelerator.device in backend.devices() for backend in serving):
+        return
     there = {device for backend in found.backends for device in backend.devices()}
-    if accelerator.device not in there:
-        reasons = {
-            backend.why_not(accelerator.device)
-            for backend in found.backends
-            if accelerator.device.kind in backend.kinds
-        }
-        reason = "; ".join(sorted(filter(None, reasons)))
-        raise DeviceUnavailableError(
-            f"{accelerator.written!r} is not on this machine" + (f" ({reason})" if reason else ""),
-            there=", ".join(map(str, sorted(there))),
-            remedy="use one of these; `anyaccel devices` lists them, `anyaccel plugins` says who could serve more",
-        )
+    reason = "; ".join(sorted(filter(None, {backend.why_not(accelerator.device) for backend in serving})))
+    raise DeviceUnavailableError(
+        f"{accelerator.written!r} is not on this machine" + (f" ({reason})" if reason else ""),
+        there=", ".join(map(str, sorted(there))),
+        remedy="use one of these; `anyaccel devices` lists them, `anyaccel plugins` says who could serve more",
+    )
 
 
 def _model(

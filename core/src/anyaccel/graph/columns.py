@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from anyaccel.data import FeatureSet, Reference, joined_spec
-from anyaccel.errors import ColumnError, RecipeError, ShapeError
+from anyaccel.data.roles import closest
+from anyaccel.errors import ColumnError, RecipeError, SamplerError, ShapeError
 from anyaccel.graph import wiring
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan import Assignment, Column
@@ -19,10 +21,27 @@ from anyaccel.segment import TensorSpec
 _ELEMENTWISE = ("mse", "mae", "binary_cross_entropy")
 
 
-class ColumnTable:
-    """The columns of a phase, each once for every form and device that it is wanted in."""
+class Chosen(NamedTuple):
+    """Columns of a feature set, read from a stream of its sampler; None is the first."""
 
-    def __init__(self) -> None:
+    source: FeatureSet
+    names: tuple[str, ...]
+    stream: str | None = None
+
+    def __str__(self) -> str:
+        stream = "" if self.stream is None else f"@{self.stream}"
+        return f"{self.source.label}.{'+'.join(self.names)}{stream}"
+
+
+class ColumnTable:
+    """The columns of a phase, each once for every form, stream and device that it is wanted in.
+
+    Args:
+        streams: names of the streams of each feature set's sampler, by label; of others any may be read.
+    """
+
+    def __init__(self, streams: Mapping[str, Sequence[str]]) -> None:
+        self._streams = streams
         self._columns: dict[tuple[object, ...], Column] = {}
 
     @property
@@ -30,16 +49,28 @@ class ColumnTable:
         """All columns so far."""
         return tuple(self._columns.values())
 
-    def want(self, source: FeatureSet, names: tuple[str, ...], spec: TensorSpec, to: Assignment, role: str) -> Column:
-        """The column for these names in this form on a node's device; made on first use."""
-        key = (source.label, names, to.framework, to.device, spec)
+    def want(self, chosen: Chosen, spec: TensorSpec, to: Assignment, role: str) -> Column:
+        """The column for a choice in this form on a node's device; made on first use.
+
+        Raises:
+            SamplerError: the sampler of its feature set has no such stream.
+        """
+        (source, names, _), stream = chosen, self._stream(chosen)
+        key = (source.label, names, stream, to.framework, to.device, spec)
         if key not in self._columns:
-            name = self._free(f"{source.label}.{'+'.join(names)}")
+            name = self._free(str(chosen._replace(stream=stream or None)))
             stored = joined_spec(source, names)
             self._columns[key] = Column(
-                name, source.label, names, to.framework, to.device, spec, stored, to.pinned, role
+                name, source.label, names, to.framework, to.device, spec, stored, to.pinned, role, stream
             )
         return self._columns[key]
+
+    def _stream(self, chosen: Chosen) -> str:
+        """The stream that is read, `""` for the first."""
+        stream, there = chosen.stream or "", self._streams.get(chosen.source.label)
+        if there is not None:
+            check_stream(stream, chosen.source.label, there)
+        return "" if there and stream == there[0] else stream
 
     def _free(self, base: str) -> str:
         """A name that no column has; those of feature sets may look like any that is made here."""
@@ -51,16 +82,33 @@ class ColumnTable:
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:
     """The column that a node takes for a reference: floating values in the node's dtype."""
     spec = cast(joined_spec(reference.feature_set, reference.features), shapes.dtypes[to.node])
-    return table.want(reference.feature_set, reference.features, spec, to, "features")
+    return table.want(Chosen(reference.feature_set, reference.features, reference.stream), spec, to, "features")
 
 
-def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> tuple[FeatureSet, tuple[str, ...]]:
-    """The target columns that `"targets"` means for a loss: those of the data that feed its node.
+def check_stream(stream: str, label: str, there: Sequence[str]) -> None:
+    """Make sure that the sampler of a feature set has a stream; `""` is its first.
+
+    Raises:
+        SamplerError: it has not; the message has the closest.
+    """
+    if not stream or stream in there:
+        return
+    several = "use a sampler that has it, such as a PairSampler or a TripletSampler"
+    raise SamplerError(
+        f"the stream {stream!r} of {label!r} is read, and its sampler has no such stream",
+        there=", ".join(there),
+        remedy=closest(stream, there) if len(there) > 1 else several,
+    )
+
+
+def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> Chosen:
+    """The target columns that `"targets"` means for a loss: those of the data that feed its node, in their stream.
 
     Raises:
         ColumnError: there is none, or it is not clear which.
     """
-    found = {(ref.feature_set, ref.targets) for ref in wiring.references(loss.on, nodes) if ref.targets}
+    references = (ref for ref in wiring.references(loss.on, nodes) if ref.targets)
+    found = {Chosen(ref.feature_set, ref.targets, ref.stream) for ref in references}
     if len(found) == 1:
         return found.pop()
     if not found:
@@ -68,18 +116,17 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> tuple[FeatureSet
             f"the loss on {loss.on!r} takes 'targets', and the data that feed this node have none",
             remedy="name target_keys in the feature set, or columns in reference(targets=[...])",
         )
-    names = sorted(f"{source.label}.{'+'.join(columns)}" for source, columns in found)
     raise ColumnError(
         f"the loss on {loss.on!r} takes 'targets', and there are several",
-        there=", ".join(names),
+        there=", ".join(sorted(map(str, found))),
         remedy="name one of these in inputs=",
     )
 
 
-def named_column(text: str, nodes: Mapping[str, Node]) -> tuple[FeatureSet, tuple[str, ...]] | None:
-    """The feature set and columns that `"FEATURE_SET.COLUMN"` names; None if it names no feature set of the graph.
+def named_column(text: str, nodes: Mapping[str, Node]) -> Chosen | None:
+    """The columns that `"FEATURE_SET.COLUMN"` names; None if it names no feature set of the graph.
 
-    `"FEATURE_SET.A+B"` are two, joined.
+    `"FEATURE_SET.A+B"` are two, joined; `"FEATURE_SET.COLUMN@STREAM"` is read from another stream than the first.
 
     Raises:
         ColumnError: the feature set has no such column.
@@ -88,10 +135,11 @@ def named_column(text: str, nodes: Mapping[str, Node]) -> tuple[FeatureSet, tupl
     source = wiring.feature_sets(nodes.values()).get(label)
     if source is None:
         return None
-    names = (rest,) if rest in source.columns else tuple(rest.split("+"))
+    whole, _, stream = (rest, "", "") if rest in source.columns or "@" not in rest else rest.rpartition("@")
+    names = (whole,) if whole in source.columns else tuple(whole.split("+"))
     for name in names:
         source.spec(name)
-    return source, names
+    return Chosen(source, names, stream or None)
 
 
 def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], output: TensorSpec) -> TensorSpec:

@@ -1,16 +1,21 @@
-"""A graph for people: a table, and a Mermaid drawing."""
+"""A graph for people: a table, and a drawing as Mermaid or SVG text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name
-from anyaccel.graph.plan import table
+from anyaccel.errors import GraphError
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node
+from anyaccel.graph.picture import UNPLACED, Box, Picture, picture
+from anyaccel.graph.plan import Plan, table
 from anyaccel.graph.shapes import Shapes
+from anyaccel.graph.svg import svg
+from anyaccel.markup import Markup, colours, text
 from anyaccel.registry import Registry
 
 _SPECIAL = frozenset("#&<>\"'`[]{}")  # braces, because a directive may stand anywhere in the text
+FORMATS = ("mermaid", "svg")
 
 
 def summary(nodes: Mapping[str, Node], shapes: Shapes, found: Registry, label: str) -> str:
@@ -19,7 +24,7 @@ def summary(nodes: Mapping[str, Node], shapes: Shapes, found: Registry, label: s
     total, seen = 0, set()
     for name in shapes.order:
         node = nodes[name]
-        count = _parameters(node, shapes.frameworks[name], found)
+        count = _parameters(node, shapes.frameworks[name], found) if shapes.outputs[name] else 0
         model = getattr(node, "model", None)
         total += 0 if id(model) in seen else count
         seen.add(id(model) if model is not None else None)
@@ -30,7 +35,7 @@ def summary(nodes: Mapping[str, Node], shapes: Shapes, found: Registry, label: s
 def _kind(node: Node, framework: str) -> tuple[str, str, str]:
     if isinstance(node, ConcatNode):
         return f"concat (axis {node.axis})", framework, "with its consumer"
-    return type(node.model).__name__, framework, str(node.accelerator or "as the phase says")
+    return type(getattr(node.model, "estimator", node.model)).__name__, framework, str(node.accelerator or UNPLACED)
 
 
 def _shapes(name: str, shapes: Shapes) -> tuple[str, str]:
@@ -49,31 +54,72 @@ def _parameters(node: Node, framework: str, found: Registry) -> int:
     return sum(math.prod(spec.shape) for spec in found.computing(framework).parameters(node.model).values())
 
 
-def mermaid(nodes: Mapping[str, Node], shapes: Shapes | None) -> str:
-    """The graph as Mermaid text; feature sets are cylinders, labels are escaped."""
-    ids = {label: f"n{i}" for i, label in enumerate(nodes)}
-    data: dict[str, str] = {}
-    lines, arrows = ["flowchart LR"], []
-    for label, node in nodes.items():
-        where = f"<br/>{node.accelerator}" if isinstance(node, ModelNode) and node.accelerator else ""
-        lines.append(f'  {ids[label]}["{_escaped(label)}{where}"]')
-        for upstream in node.upstreams:
-            name = upstream if isinstance(upstream, str) else column_name(upstream)
-            source = (
-                ids[name.partition(".")[0]] if isinstance(upstream, str) else data.setdefault(name, f"d{len(data)}")
-            )
-            arrows.append(f"  {source} --{_edge(upstream, shapes)}> {ids[label]}")
-    lines += [f'  {id_}[("{_escaped(name)}")]' for name, id_ in data.items()]
-    return "\n".join(lines + arrows)
+def drawing(
+    label: str, nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, found: Registry, form: str
+) -> Markup | str:
+    """The graph in one of FORMATS; nothing is built or placed.
+
+    Raises:
+        GraphError: another format, or the plan of another graph.
+    """
+    if form not in FORMATS:
+        raise GraphError(
+            f"graph {label!r} cannot be drawn as {form!r}",
+            there=" and ".join(FORMATS),
+            remedy="write graph.visualize('svg')",
+        )
+    if plan is not None and not isinstance(plan, Plan):
+        raise GraphError(
+            f"graph {label!r} was given a plan of type {type(plan).__name__}", remedy="give experiment.plan(phase)"
+        )
+    shown = picture(label, nodes, shapes, plan, found)
+    return svg(shown) if form == "svg" else mermaid(shown)
 
 
-def _edge(upstream: object, shapes: Shapes | None) -> str:
-    if shapes is None or not isinstance(upstream, str):
-        return ""
-    names = shapes.outputs.get(upstream, (upstream,))
-    return f'"{_escaped(", ".join(str(shapes.specs[name]) for name in names))}"--'
+# -- Mermaid -----------------------------------------------------------------------------------------------------------
 
 
-def _escaped(text: str) -> str:
+def mermaid(shown: Picture) -> str:
+    """The picture as Mermaid text, coloured by device; feature sets are cylinders, labels are escaped."""
+    lines = ["flowchart LR", *(f"  {box.id}{_shape(box)}" for box in shown.boxes)]
+    for arrow in shown.arrows:
+        told = f'|"{_escaped(arrow.label)}"|' if arrow.label else ""
+        lines.append(f"  {arrow.source} {'-.->' if arrow.crosses else '-->'}{told} {arrow.target}")
+    return "\n".join([*lines, *_legend(shown), *_styles(shown)])
+
+
+def _shape(box: Box) -> str:
+    first = " \N{MIDDLE DOT} ".join(filter(None, [*box.lines[:1], box.framework])) if box.kind != "data" else ""
+    rest = box.lines if box.kind == "data" else box.lines[1:]
+    asked = f"asks for {box.asked}" if box.asked else ""
+    parts = [box.title, first, *rest, box.where, asked, "frozen" if box.frozen else ""]
+    told = "<br/>".join(_escaped(part) for part in parts if part)
+    return f'[("{told}")]' if box.kind == "data" else f'["{told}"]'
+
+
+def _legend(shown: Picture) -> Iterator[str]:
+    if shown.devices:
+        yield '  subgraph legend["devices"]'
+        yield from (f'    k{i}["{_escaped(device)}"]' for i, device in enumerate(shown.devices))
+        yield "  end"
+
+
+def _styles(shown: Picture) -> Iterator[str]:
+    """A class for each device, for what has none and for what is frozen, and who is of which."""
+    members: dict[str, list[str]] = {device: [f"k{i}"] for i, device in enumerate(shown.devices)}
+    for box in shown.boxes:
+        if box.kind != "data":
+            members.setdefault(box.device, []).append(box.id)
+    for device, ids in members.items():
+        name, (fill, ink) = f"on_{device.replace(':', '_')}" if device else "nowhere", colours(device)
+        yield f"  classDef {name} fill:{fill},color:{ink},stroke:#8B95A3"
+        yield f"  class {','.join(ids)} {name}"
+    frozen = [box.id for box in shown.boxes if box.frozen]
+    if frozen:
+        yield "  classDef frozen stroke-dasharray:5 3,stroke-width:2px"
+        yield f"  class {','.join(frozen)} frozen"
+
+
+def _escaped(shown: str) -> str:
     """Text safe inside a quoted Mermaid label and in HTML around it: Mermaid's own codes, which HTML leaves alone."""
-    return "".join(f"#{ord(c)};" if c in _SPECIAL else c for c in text)
+    return "".join(f"#{ord(c)};" if c in _SPECIAL else c for c in text(shown, 400))

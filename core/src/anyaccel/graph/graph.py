@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from anyaccel.errors import GraphError, StateError
-from anyaccel.graph import config, draw, wiring
+from anyaccel.graph import config, draw, html, wiring
 from anyaccel.graph import state as states
 from anyaccel.graph.nodes import ModelNode, Node, check_label, checked_optimizer
-from anyaccel.graph.shapes import Shapes, infer
+from anyaccel.graph.plan import Plan
+from anyaccel.graph.shapes import Shapes, infer, unfitted
 from anyaccel.recipes import Optimizer
 from anyaccel.registry import registry
 
@@ -110,6 +111,8 @@ class ModelGraph:
     def build(self, force: bool = False) -> ModelGraph:
         """Infer every shape, and build models that are still unbuilt. Does nothing if that is done.
 
+        What an estimator gives is known once it is fitted; until then it and what it feeds are left open.
+
         Args:
             force: infer again, after a model was changed by hand.
 
@@ -117,7 +120,7 @@ class ModelGraph:
             ShapeError: something does not fit; names the node and both shapes.
             NoBackendError: a model of a framework that nobody serves.
         """
-        if self._shapes is None or force:
+        if self._shapes is None or force or unfitted(self._nodes) != self._shapes.unfitted:
             self._shapes = infer(self._nodes, registry(), self.seed)
         return self
 
@@ -167,16 +170,24 @@ class ModelGraph:
         self.optimizer_states.update(kept)
         return self
 
-    def freeze(self, *labels: str) -> ModelGraph:
-        """Keep the parameters of these nodes (of all, if none is named) as they are in the phases to come."""
+    def freeze(self, *labels: str | Iterable[str]) -> ModelGraph:
+        """Keep the parameters of these nodes (of all, if none is named) as they are in the phases to come.
+
+        Raises:
+            GraphError: something that is no label of a node, or an empty list of labels.
+        """
         return self._set_frozen(labels, True)
 
-    def unfreeze(self, *labels: str) -> ModelGraph:
-        """Train these nodes (all, if none is named) again."""
+    def unfreeze(self, *labels: str | Iterable[str]) -> ModelGraph:
+        """Train these nodes (all, if none is named) again.
+
+        Raises:
+            GraphError: as `freeze` does.
+        """
         return self._set_frozen(labels, False)
 
-    def _set_frozen(self, labels: Sequence[str], frozen: bool) -> ModelGraph:
-        nodes = [self[label] for label in labels or self._nodes]
+    def _set_frozen(self, labels: Sequence[str | Iterable[str]], frozen: bool) -> ModelGraph:
+        nodes = [self[label] for label in wiring.labels_in(labels, self._nodes)]
         for node in nodes:
             if isinstance(node, ModelNode):
                 node.frozen = frozen
@@ -188,9 +199,21 @@ class ModelGraph:
         """A table of nodes: framework, inputs, outputs, parameters, device. Builds the graph."""
         return draw.summary(self._nodes, self.shapes, registry(), self.label)
 
-    def visualize(self) -> str:
-        """The graph as Mermaid text, labels escaped."""
-        return draw.mermaid(self._nodes, self._shapes)
+    def visualize(self, format: str = "mermaid", *, plan: Plan | None = None) -> str:
+        """The graph as text for drawing, coloured by device; labels are escaped, and nothing is built or placed.
+
+        Args:
+            format: `"mermaid"`, or `"svg"` for a standalone drawing, which a notebook shows as one.
+            plan: of a phase: nodes are shown where it computes them, with the routes between devices. Without one,
+                where their models are now, else where they ask to be.
+
+        Raises:
+            GraphError: another format, or the plan of another graph.
+        """
+        return draw.drawing(self.label, self._nodes, self._shapes, plan, registry(), format)
+
+    def _repr_html_(self) -> str:
+        return html.graph_html(self)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

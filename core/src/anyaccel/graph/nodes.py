@@ -15,7 +15,7 @@ from anyaccel.recipes import Optimizer, is_own_optimizer
 Upstream = Reference | str
 """Where an input comes from: columns of a FeatureSet, or the label of a node (`"label"` or `"label.OUTPUT"`)."""
 
-_LABEL = re.compile(r"[^./\x00-\x1f\x7f-\x9f]+")
+_LABEL = re.compile(r"[^./\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
 def check_label(label: Any, what: str) -> str:
@@ -180,6 +180,6 @@ def _upstream(label: str, given: Any) -> Upstream:
 
 
 def column_name(reference: Reference, role: str = "features") -> str:
-    """Name of the value that a reference gives: `FEATURE_SET.COLUMN`, columns joined by `+`."""
-    names = getattr(reference, role)
-    return f"{reference.feature_set.label}.{'+'.join(names)}"
+    """Name of the value that a reference gives: `FEATURE_SET.COLUMN`, columns joined by `+`, and `@STREAM` if named."""
+    names, stream = getattr(reference, role), "" if reference.stream is None else f"@{reference.stream}"
+    return f"{reference.feature_set.label}.{'+'.join(names)}{stream}"

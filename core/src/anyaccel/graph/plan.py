@@ -45,6 +45,7 @@ class Column:
 
     `stored` is how the data are, `spec` how they arrive: floating numbers in the receiving model's dtype, class
     indices in the framework's index dtype, single axes aligned with the output that a target is compared with.
+    `stream` is that of the sampler from which its rows come, `""` for the first.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Column:
     stored: TensorSpec
     pinned: bool = False
     role: str = "features"
+    stream: str = ""
 
     @property
     def change(self) -> str:
@@ -149,6 +151,11 @@ class Plan:
             "segments": [_flat(one) for one in self.parts],
             "notes": list(self.notes),
         }
+
+    def _repr_html_(self) -> str:
+        from anyaccel.graph.html import plan_html  # which draws what this module says
+
+        return plan_html(self)
 
     def __str__(self) -> str:
         rows = [("node", "device", "framework's name", "why", "parameters")]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 
 from anyaccel.accelerator import Accelerator
@@ -28,7 +28,11 @@ from anyaccel.segment import ParameterGroup, Segment
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a phase asks of a graph. `wants` are labels of nodes whose outputs are to be kept."""
+    """What a phase asks of a graph.
+
+    `wants` are labels of nodes whose outputs are to be kept; `streams` has the names of the streams of each feature
+    set's sampler, by label; `learners` are labels of estimators that learn on the host.
+    """
 
     phase: str
     accelerator: Accelerator | None = None
@@ -37,6 +41,8 @@ class Request:
     wants: tuple[str, ...] = ()
     strict: bool = False
     policy: str | None = None
+    streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    learners: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,9 @@ class _Resolver:
         request = self._request
         if request.training and not request.losses:
             raise PhaseError(
-                f"phase {request.phase!r} trains and has no loss", remedy="give losses=[AppliedLoss('mse', on=...)]"
+                f"phase {request.phase!r} trains and has no loss",
+                there="no estimator with partial_fit that is not frozen, which would learn without",
+                remedy="give losses=[AppliedLoss('mse', on='NODE')]",
             )
         wanted = [*request.wants, *self._judged()]
         for label in wanted:
@@ -127,11 +135,15 @@ class _Resolver:
     def _check_gives(self, label: str) -> None:
         if label not in self._nodes:
             raise wiring.unknown_node(f"phase {self._request.phase!r} names the node {label!r}", label, self._nodes)
-        if not self._shapes.outputs[label]:
-            raise PhaseError(
-                f"phase {self._request.phase!r} needs {label!r}, an estimator that has not been fitted",
-                remedy="run a FitPhase first",
-            )
+        if self._shapes.outputs[label]:
+            return
+        open_ = wiring.ancestors([label], self._nodes) & set(self._shapes.unfitted)
+        first = next(one for one in self._shapes.order if one in open_)
+        after = "" if first == label else f"{label!r}, which depends on "
+        raise PhaseError(
+            f"phase {self._request.phase!r} needs {after}{first!r}, an estimator that has not been fitted",
+            remedy="run a FitPhase first; a state or configuration that was loaded holds no estimators",
+        )
 
     def _in_training(self) -> list[str]:
         """The nodes that losses depend on and that are not frozen: those without parameters may still be random."""
@@ -193,7 +205,7 @@ class _Resolver:
 
     def _material(self, in_training: Sequence[str]) -> Material:
         trained = [label for label in in_training if self._assigned[label].parameters]
-        table = cols.ColumnTable()
+        table = cols.ColumnTable(self._request.streams)
         inputs = {label: self._inputs(label, table) for label in self._assigned}
         maker = Terms(self._nodes, self._shapes, self._assigned, table, self._found)
         return Material(
@@ -269,6 +281,7 @@ class _Resolver:
             before = self._backend(label).device_of(self._model(label)) if one.reason == "default" else None
             if before is not None and before != one.device:
                 yield f"{label} moves from {before} to {one.device}: neither it nor the phase asks for a device"
+        yield from (f"{label} learns by partial_fit on the host, step by step" for label in self._request.learners)
         if self._request.training:
-            idle = [label for label in self._shapes.order if label not in active]
+            idle = [one for one in self._shapes.order if one not in active and one not in self._request.learners]
             yield from (f"{label} takes no part: no loss depends on it" for label in idle)

@@ -9,13 +9,23 @@ from typing import Any
 from anyaccel import rng
 from anyaccel.backend import Compute
 from anyaccel.data import Reference, joined_spec
-from anyaccel.errors import AmbiguousOwnerError, FrameworkError, GraphError, MoveError, NoBackendError, ShapeError
+from anyaccel.errors import (
+    AmbiguousOwnerError,
+    AnyaccelError,
+    EstimatorError,
+    FrameworkError,
+    GraphError,
+    MoveError,
+    NoBackendError,
+    ShapeError,
+)
 from anyaccel.graph import wiring
 from anyaccel.graph.layouts import check_layouts
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name
 from anyaccel.graph.sharing import announce
 from anyaccel.install_hints import hint_of
-from anyaccel.reference.estimator import Estimator, is_estimator
+from anyaccel.reference.abilities import fits, is_estimator, no_predict
+from anyaccel.reference.estimator import Estimator
 from anyaccel.registry import Registry
 from anyaccel.segment import TensorSpec
 
@@ -25,7 +35,9 @@ class Shapes:
     """What is known of a graph once it is built; all mappings go by node label or by value name.
 
     `order` is topological. `inputs` and `outputs` name each node's values. `specs` has every value: columns as they
-    are stored, outputs as the models give them. `dtypes` is the floating dtype that a node wants, or None.
+    are stored, outputs as the models give them. `dtypes` is the floating dtype that a node wants, or None. Estimators
+    that are not fitted yet give nothing that is known: `unfitted` has their labels, and of them and of all nodes that
+    they feed there are no outputs.
     """
 
     order: tuple[str, ...]
@@ -34,6 +46,7 @@ class Shapes:
     outputs: Mapping[str, tuple[str, ...]]
     specs: Mapping[str, TensorSpec]
     dtypes: Mapping[str, str | None]
+    unfitted: tuple[str, ...] = ()
 
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
         """A node's inputs as it receives them: columns of floating numbers in its own dtype, outputs as they are."""
@@ -60,6 +73,7 @@ def frameworks_of(nodes: Mapping[str, Node], order: Sequence[str], found: Regist
 
     Raises:
         NoBackendError, AmbiguousOwnerError, FrameworkError: as `Registry.owner` does, with the node named.
+        EstimatorError: something that can be fitted and has no `predict`.
     """
     frameworks: dict[str, str] = {}
     for label in order:
@@ -89,7 +103,11 @@ def _framework(node: ModelNode, found: Registry) -> str:
         if node.framework is None:
             return found.owner(node.model)
         found.kinds(node.framework)
-    except (NoBackendError, AmbiguousOwnerError, FrameworkError) as error:
+    except NoBackendError as error:
+        foreign = fits(node.model) and hint_of(type(node.model)) is None
+        known: AnyaccelError = no_predict(node.model) if foreign else error
+        raise type(known)(f"node {node.label!r}: {known.asked}", there=known.there, remedy=known.remedy) from None
+    except (AmbiguousOwnerError, FrameworkError) as error:
         raise type(error)(f"node {node.label!r}: {error.asked}", there=error.there, remedy=error.remedy) from None
     return node.framework
 
@@ -113,16 +131,31 @@ def infer(nodes: Mapping[str, Node], found: Registry, seed: int) -> Shapes:
         dtypes[label] = _dtype(nodes[label], label, nodes, dtypes, found, frameworks)
     for label in order:
         node = nodes[label]
+        if not all(outputs[before] for before in wiring.parents(node, nodes)):
+            inputs[label] = outputs[label] = ()
+            continue
         inputs[label] = _inputs(node, outputs, specs)
         given = [_received(name, specs, made, dtypes[label]) for name in inputs[label]]
-        results = _outputs(node, given, found.computing(frameworks[label]), seed)
-        outputs[label] = node.value_names(len(results)) if isinstance(node, ModelNode) else (label,)
+        results = _outputs(node, given, found.computing(frameworks[label]), seed, _recast(label, nodes, specs, dtypes))
+        outputs[label] = _values(node, len(results))
         specs.update(zip(outputs[label], results, strict=True))
         made.update(outputs[label])
         if isinstance(node, ModelNode) and dtypes[label] is None:
             dtypes[label] = found.computing(frameworks[label]).dtype_of(node.model)
     check_layouts(nodes, frameworks, specs, found)
-    return Shapes(tuple(order), frameworks, inputs, outputs, specs, dtypes)
+    return Shapes(tuple(order), frameworks, inputs, outputs, specs, dtypes, unfitted(nodes))
+
+
+def unfitted(nodes: Mapping[str, Node]) -> tuple[str, ...]:
+    """Labels of the estimators that are not fitted."""
+    models = {label: getattr(node, "model", None) for label, node in nodes.items()}
+    return tuple(label for label, model in models.items() if isinstance(model, Estimator) and not model.is_fitted)
+
+
+def _values(node: Node, count: int) -> tuple[str, ...]:
+    if not count:
+        return ()
+    return node.value_names(count) if isinstance(node, ModelNode) else (node.label,)
 
 
 def _wrap(nodes: Mapping[str, Node], frameworks: Mapping[str, str], found: Registry) -> None:
@@ -168,11 +201,6 @@ def _inputs(node: Node, outputs: Mapping[str, tuple[str, ...]], specs: dict[str,
 
 def _outputs_named(node: Node, upstream: str, outputs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     label, _, output = upstream.partition(".")
-    if not outputs[label]:
-        raise GraphError(
-            f"node {node.label!r} takes its input from {label!r}, an estimator that has not been fitted",
-            remedy="fit it in a FitPhase before this node is added",
-        )
     if not output:
         return outputs[label]
     if upstream not in outputs[label]:
@@ -182,18 +210,32 @@ def _outputs_named(node: Node, upstream: str, outputs: Mapping[str, tuple[str, .
     return (upstream,)
 
 
-def _outputs(node: Node, given: Sequence[TensorSpec], compute: Compute, seed: int) -> Sequence[TensorSpec]:
+def _recast(
+    label: str, nodes: Mapping[str, Node], specs: Mapping[str, TensorSpec], dtypes: Mapping[str, str | None]
+) -> str:
+    """What to write where a node may not take the dtype in which an estimator gives floating numbers."""
+    wanted = dtypes[label]
+    for other in wiring.parents(nodes[label], nodes):
+        spec, estimator = specs.get(other), isinstance(getattr(nodes[other], "model", None), Estimator)
+        if estimator and spec is not None and is_floating(spec.dtype) and wanted not in (None, spec.dtype):
+            return f"let {other!r} give what this node takes: Estimator(..., output_dtype={wanted!r})"
+    return ""
+
+
+def _outputs(node: Node, given: Sequence[TensorSpec], compute: Compute, seed: int, recast: str) -> Sequence[TensorSpec]:
     if isinstance(node, ConcatNode):
         return [_joined(node, given)]
     try:
         return compute.infer(node.model, given, rng.key(seed, "weights", node.label))
+    except EstimatorError as error:
+        raise EstimatorError(f"node {node.label!r}: {error.asked}", there=error.there, remedy=error.remedy) from error
     except (ShapeError, MoveError) as error:
         feeds = ", ".join(str(up) if isinstance(up, str) else column_name(up) for up in node.upstreams)
         shown = ", ".join(map(str, given))
         raise type(error)(
             f"node {node.label!r} does not take {shown} from {feeds}: {error.asked}",
             there=error.there,
-            remedy=error.remedy,
+            remedy=recast or error.remedy,
         ) from error
 
 

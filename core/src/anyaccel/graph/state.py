@@ -74,12 +74,13 @@ def state(graph: ModelGraph) -> dict[str, np.ndarray]:
 
     Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step`, and
     `progress/PHASE`, the epochs that a training phase of this label has done, from which sampler order and random
-    streams follow. Nodes that share a model stand once, under the first label. Copies in host memory.
+    streams follow. Nodes that share a model stand once, under the first label. Copies in host memory. What estimators
+    have learnt is not in it: it is in objects of the user's, which only pickle could write.
     """
     found: dict[str, np.ndarray] = {"seed": np.array(graph.seed, dtype=np.int64)}
-    for label, node in _models(graph).items():
+    for label in _models(graph):
         backend = _backend(graph, label)
-        found.update({f"{label}/{name}": array for name, array in backend.state(node.model).items()})
+        found.update({f"{label}/{name}": array for name, array in _values(graph, label).items()})
         kept = graph.optimizer_states.get(label)
         if kept is not None:
             found[f"{label}/optimizer_step"] = np.array(kept.step, dtype=np.int64)
@@ -102,8 +103,17 @@ def load_state(graph: ModelGraph, given: Mapping[str, Any]) -> ModelGraph:
     models = _models(graph)
     counts, parts = _sorted(arrays, models, graph.label)
     for label in models:
-        _check(label, _backend(graph, label).state(models[label].model), parts[label])
+        own = _values(graph, label)
+        if parts[label] and not own and label in _open(graph):
+            raise StateError(
+                f"node {label!r} cannot take a state: not built yet, it depends on an estimator that is not fitted",
+                there=", ".join(graph.shapes.unfitted),
+                remedy="put the fitted estimator into the graph first: neither a state nor a configuration holds it",
+            )
+        _check(label, own, parts[label])
     for label, node in models.items():
+        if label in _open(graph) and not _values(graph, label):
+            continue
         backend = _backend(graph, label)
         backend.load_state(node.model, {k: v for k, v in parts[label].items() if k.startswith(_VALUES)})
         graph.optimizer_states.pop(label, None)
@@ -112,6 +122,21 @@ def load_state(graph: ModelGraph, given: Mapping[str, Any]) -> ModelGraph:
     graph.seed = counts.pop("seed", graph.seed)
     graph.progress = {name.removeprefix(_PROGRESS): count for name, count in counts.items()}
     return graph
+
+
+def _values(graph: ModelGraph, label: str) -> dict[str, np.ndarray]:
+    """Parameters and buffers of a node; none of one that cannot be built before an estimator is fitted."""
+    try:
+        return dict(_backend(graph, label).state(getattr(graph.nodes[label], "model", None)))
+    except StateError:
+        if label in _open(graph):
+            return {}
+        raise
+
+
+def _open(graph: ModelGraph) -> set[str]:
+    """Labels of the nodes of which it is not known what they give."""
+    return {label for label, names in graph.shapes.outputs.items() if not names}
 
 
 def _models(graph: ModelGraph) -> dict[str, ModelNode]:

@@ -107,8 +107,8 @@ class Terms:
 
     def _target(self, loss: AppliedLoss, text: str, output: TensorSpec) -> str:
         named = None if text == "targets" else cols.named_column(text, self._nodes)
-        source, names = named or cols.targets_of(loss, self._nodes)
-        spec = cols.target_spec(loss, source, names, output)
+        chosen = named or cols.targets_of(loss, self._nodes)
+        spec = cols.target_spec(loss, chosen.source, chosen.names, output)
         if cols.is_indices(loss, spec):
             spec = replace(spec, dtype=self._found.computing(self._shapes.frameworks[loss.on]).index_dtype)
-        return self._table.want(source, names, spec, self._assigned[loss.on], "targets").name
+        return self._table.want(chosen, spec, self._assigned[loss.on], "targets").name

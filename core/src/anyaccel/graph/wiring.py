@@ -103,6 +103,25 @@ def unknown_node(asked: str, label: str, nodes: Iterable[str]) -> GraphError:
     )
 
 
+def labels_in(given: Iterable[Any], nodes: Mapping[str, Node]) -> list[str]:
+    """The labels among what was given, labels or lists of labels; all of the graph's if nothing was given.
+
+    Raises:
+        GraphError: something else, or a list that is empty.
+    """
+    found: list[str] = []
+    for one in (parts := list(given)):
+        several = [one] if isinstance(one, str) or not isinstance(one, Iterable) else list(one)
+        if not several or not all(isinstance(label, str) for label in several):
+            raise GraphError(
+                f"{one!r} names no node" if not several else f"{one!r} is no label of a node",
+                there=", ".join(nodes),
+                remedy="give labels, freeze('NODE', 'NODE'), or nothing for all nodes",
+            )
+        found += several
+    return found if parts else list(nodes)
+
+
 def topological(nodes: Mapping[str, Node]) -> list[str]:
     """Labels in an order in which every node comes after what feeds it; as given where that leaves a choice.
 
