@@ -33,22 +33,22 @@ def policies() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
 
 
 @hookspec
-def phase_start(phase: Any) -> None:
-    """A phase begins; nothing has been decided or moved."""
+def phase_start(phase: Any, run: Any) -> None:
+    """A phase begins; nothing has been decided or moved. `run` is the same object in all moments of an execution."""
 
 
 @hookspec
-def before_placement(phase: Any, plan: Any) -> None:
+def before_placement(phase: Any, plan: Any, run: Any) -> None:
     """The plan is made and nothing has moved: the last moment to prepare a device, or to refuse by raising."""
 
 
 @hookspec
-def after_placement(phase: Any, plan: Any) -> None:
+def after_placement(phase: Any, plan: Any, run: Any) -> None:
     """Every model is where the plan says."""
 
 
 @hookspec
-def after_loading(phase: Any, plan: Any) -> None:
+def after_loading(phase: Any, plan: Any, run: Any) -> None:
     """The data are where the plan says, and the programs are built."""
 
 
@@ -71,8 +71,9 @@ def epoch_end(run: Any) -> None:
 def phase_end(phase: Any, plan: Any, run: Any, error: BaseException | None) -> None:
     """A phase has ended. Called for every phase that started, each implementation on its own.
 
-    `plan` and `run` are None if the phase ended before there was one; `error` is what ended it, or None. What an
-    implementation raises becomes a note on `error`, or is raised after all have been called.
+    `plan` is None if the phase ended before there was one; `error` is what ended it, or None. What an EvalPhase gave
+    stands in `run.evaluation`. What an implementation raises becomes a note on `error`, or is raised after all have
+    been called.
     """
 
 

@@ -205,10 +205,41 @@ def test_plugins_are_listed_with_what_they_can(call):
         "backends": [
             {"framework": "numpy", "kinds": ["cpu", "sim"], "capabilities": ["exchange", "compute", "memory"]}
         ],
+        "hooks": [],
         "cause": "",
         "remedy": "",
     }
     assert second["backends"] == [{"framework": "tiny", "kinds": ["gpu", "cpu"], "capabilities": []}]
+
+
+def no_policy():
+    """A hook that offers nothing."""
+    return {}
+
+
+def test_plugins_of_hooks_alone_are_listed_with_what_they_listen_to(call):
+    hooks = {"phase_end": lambda run: None, "epoch_end": lambda run: None, "phase_start": lambda phase: None}
+    registry().register(plugin_module("tracker", **hooks), "tracker")
+    registry().register(plugin_module("packer", policies=no_policy), "packer")
+    registry().register(plugin_module("empty"), "empty")
+    title, *rows = [re.split(" {2,}", line.strip()) for line in call("plugins").stdout.splitlines()]
+    assert title == ["plugin", "distribution", "status", "serves", "capabilities", "hooks"]
+    assert rows[1:] == [
+        ["tracker", "ok", "hooks only", "phase_start, epoch_end, phase_end"],
+        ["packer", "ok", "hooks only", "policies"],
+        ["empty", "ok"],
+    ]
+    told = {one["name"]: one for one in strict(call("plugins", "--json").stdout)["plugins"]}
+    assert told["tracker"]["hooks"] == ["phase_start", "epoch_end", "phase_end"]
+    assert (told["packer"]["hooks"], told["empty"]["hooks"]) == (["policies"], [])
+    assert all(told[name]["backends"] == [] for name in ("tracker", "packer", "empty"))
+
+
+def test_a_plugin_with_a_backend_may_listen_too(call):
+    both = plugin_module("both", backends=lambda: [TinyBackend("tiny", ("gpu:0", "cpu"))], phase_end=lambda run: None)
+    registry().register(both, "both")
+    assert "tiny on gpu, cpu" in call("plugins").stdout
+    assert strict(call("plugins", "--json").stdout)["plugins"][1]["hooks"] == ["phase_end"]
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------

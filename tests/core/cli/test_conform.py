@@ -154,10 +154,31 @@ def test_a_device_that_is_not_on_this_machine_is_told_with_the_reason(spawn):
     assert "There is: cpu:0, sim:0" in answer.stderr
 
 
-def test_a_plugin_without_a_backend_is_told(call):
-    registry().register(plugin_module("moments", phase_start=lambda phase: None), "moments")
+def no_policy():
+    """A hook that offers nothing."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "has"),
+    [
+        ({"phase_end": lambda run: None, "phase_start": lambda phase: None}, "hooks only (phase_start, phase_end)"),
+        ({"policies": no_policy}, "hooks only (policies)"),
+        ({}, "nothing at all"),
+    ],
+)
+def test_a_plugin_without_a_backend_has_nothing_to_test(hooks, has, call):
+    registry().register(plugin_module("moments", **hooks), "moments")
+    words = (
+        f"plugin moments (not a distribution) has no backend, and backends are what the kit tests; it has {has}",
+        "There is: plugins with a backend: numpy. To do: name one of these",
+    )
     answer = call("conform", "moments")
-    assert answer.exit_code == 2 and "plugin moments (not a distribution) offers no backend" in answer.stderr
+    assert (answer.exit_code, answer.stdout) == (2, "") and all(word in answer.stderr for word in words), answer.stderr
+    answer = call("conform", "moments", "--json")
+    assert (answer.exit_code, answer.stderr) == (2, "")
+    error = json.loads(answer.stdout)["error"]
+    assert error["type"] == "CapabilityError" and all(word in error["message"] for word in words)
 
 
 def test_a_broken_plugin_is_told_with_cause_and_remedy(tmp_path, spawn):

@@ -9,6 +9,7 @@ from typing import Any
 
 from anyaccel.backend import Backend
 from anyaccel.cli.output import console, print_json
+from anyaccel.cli.plugins import hooks_of
 from anyaccel.cli.score import Score, show, told, tried
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, DeviceUnavailableError, PluginError
@@ -45,7 +46,7 @@ def find(name: str) -> Plugin:
 
     Raises:
         PluginError: it is not there, or broken.
-        CapabilityError: it offers no backend.
+        CapabilityError: it offers no backend, so that there is nothing to test.
     """
     there = registry().plugins
     plugin = next((one for one in there if one.name == name), None)
@@ -59,8 +60,18 @@ def find(name: str) -> Plugin:
     if plugin.error is not None:
         raise PluginError(f"plugin {plugin} is broken: {plugin.cause}", remedy=plugin.remedy)
     if not plugin.backends:
-        raise CapabilityError(f"plugin {plugin} offers no backend", remedy="name a plugin that does")
+        raise _without_backend(plugin)
     return plugin
+
+
+def _without_backend(plugin: Plugin) -> CapabilityError:
+    hooks = hooks_of(plugin)
+    has = f"hooks only ({', '.join(hooks)})" if hooks else "nothing at all"
+    return CapabilityError(
+        f"plugin {plugin} has no backend, and backends are what the kit tests; it has {has}",
+        there=f"plugins with a backend: {', '.join(one.name for one in registry().plugins if one.backends)}",
+        remedy="name one of these; a plugin of hooks has tests of its own",
+    )
 
 
 def _unserved(plugin: Plugin, where: Device | None) -> DeviceUnavailableError:
