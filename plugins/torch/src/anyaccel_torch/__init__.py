@@ -26,10 +26,15 @@ __all__ = ["SequentialCNN", "SequentialMLP", "TorchBackend", "backends"]
 
 @hookimpl
 def backends() -> list[Any]:
-    """The one backend of this plugin; torch is imported when it is first asked for something."""
+    """The backend of this plugin, and that of simulated devices where these are asked for; neither imports torch."""
     from anyaccel_torch.backend import TorchBackend
+    from anyaccel_torch.simulated import is_wanted
 
-    return [TorchBackend()]
+    if not is_wanted():
+        return [TorchBackend()]
+    from anyaccel_torch.simulated.backend import SimulatedBackend
+
+    return [TorchBackend(), SimulatedBackend()]
 
 
 def __getattr__(name: str) -> Any:

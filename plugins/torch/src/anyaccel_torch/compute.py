@@ -11,6 +11,7 @@ from anyaccel.backend import Compute, Program
 from anyaccel.errors import MoveError, StateError
 from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import Segment, TensorSpec
+from anyaccel_torch.faults import telling
 from anyaccel_torch.placement import TorchPlacement
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class TorchCompute(TorchPlacement, Compute):
         """As `Compute.build`; a `TorchProgram`, which works on the user's modules in place."""
         from anyaccel_torch.program import TorchProgram
 
-        return TorchProgram(segment, self.torch_device)
+        with telling(f"the program of segment {segment.label!r}, with its optimizer state"):
+            return TorchProgram(segment, self.torch_device)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`; buffers that the module does not keep (`persistent=False`) are left out.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from anyaccel.errors import PhaseError
+from anyaccel.segment import Segment
 from anyaccel_torch import keras
 from anyaccel_torch.contents import parts, states
 
@@ -133,3 +136,47 @@ def _set(device: torch.device, state: Tensor) -> None:
         torch.set_rng_state(state)
     else:
         torch.get_device_module(device).set_rng_state(state, device)
+
+
+class Lent:
+    """A segment's inputs, which belong to somebody else: what a module writes to is copied before.
+
+    The first batch of each kind is copied whole, and tells by torch's count of writes which inputs those are. Which
+    modules run depends on the mode and on the inputs that there are.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._label = segment.label
+        self._names = tuple(segment.inputs)
+        self._written: dict[tuple[bool, ...], set[int]] = {}
+
+    @contextmanager
+    def given(self, inputs: Sequence[Any], *, training: bool) -> Iterator[list[Any]]:
+        """The inputs as modules may have them; None stays None.
+
+        Raises:
+            PhaseError: at the end, a module has written to an input that it left alone before.
+        """
+        kind = (training, *(tensor is None for tensor in inputs))
+        written = self._written.get(kind, set(range(len(inputs))))
+        given = [t.clone() if i in written and t is not None else t for i, t in enumerate(inputs)]
+        before = [_writes(tensor) for tensor in given]
+        yield given
+        found = {i for i, tensor in enumerate(given) if _writes(tensor) != before[i]}
+        if kind not in self._written:
+            self._written[kind] = found
+        elif found - written:
+            raise self._overwritten(min(found - written))
+
+    def _overwritten(self, index: int) -> PhaseError:
+        name = self._names[index]
+        return PhaseError(
+            f"a module of segment {self._label!r} has written to its input {name!r}, and did not on the first "
+            "batch: others may read that memory",
+            remedy="let it write to a copy: x = x.clone()",
+        )
+
+
+def _writes(tensor: Tensor | None) -> int:
+    """Torch's count of writes to a tensor; 0 where there is none."""
+    return 0 if tensor is None else tensor._version  # noqa: SLF001

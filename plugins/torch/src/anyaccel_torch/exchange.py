@@ -62,7 +62,10 @@ class TorchExchange(TorchPlacement, Exchange):
 
     def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """As `Exchange.rows`; a view of the column where there is no order."""
-        return column[start:stop] if order is None else column.index_select(0, order[start:stop])
+        if order is None:
+            return column[start:stop]
+        with telling(f"rows {start} to {stop} of a column of shape {list(column.shape)}"):
+            return column.index_select(0, order[start:stop])
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
         """As `Exchange.scalars`; one transfer for each device and dtype, which nearly always is one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,10 @@ from anyaccel.errors import RecipeError, ShapeError
 from anyaccel.segment import LossTerm
 from anyaccel_torch import keras
 from anyaccel_torch.calling import comparing
-from anyaccel_torch.faults import first_line
+from anyaccel_torch.faults import first_line, refuse_mixing
 
 Values = Sequence[Any]
+Result = TypeVar("Result")
 Fit = Callable[[str, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # torch leaves out targets equal to this; a number that no class has, so that every sample counts.
@@ -26,20 +27,38 @@ class BoundLoss:
     """A loss that knows where its inputs are among the values of a segment.
 
     `mean(values)` is a scalar on the loss's device; `parts(values)` are its sum and weight, both there too.
-    `module` is the loss itself where it is a module, which may have parameters.
+    `module` is the loss itself where it is a module, which may have parameters. `slots` are the numbers of its inputs.
     """
 
-    __slots__ = ("label", "mean", "module", "parts", "weight")
+    __slots__ = ("label", "mean", "module", "parts", "slots", "weight")
 
     def __init__(
         self,
         term: LossTerm,
+        slots: Sequence[int],
         mean: Callable[[Values], Tensor],
         parts: Callable[[Values], tuple[Tensor, Tensor]],
         module: nn.Module | None = None,
     ) -> None:
-        self.label, self.weight, self.module = term.label, term.weight, module
+        self.label, self.weight, self.module, self.slots = term.label, term.weight, module, tuple(slots)
         self.mean, self.parts = mean, parts
+
+    def naming(self, term: LossTerm, slots: Sequence[int]) -> BoundLoss:
+        """The same, and an operation over several devices is told with its name."""
+        self.mean, self.parts = _naming(self.mean, term, slots), _naming(self.parts, term, slots)
+        return self
+
+
+def _naming(function: Callable[[Values], Result], term: LossTerm, slots: Sequence[int]) -> Callable[[Values], Result]:
+    def call(values: Values) -> Result:
+        try:
+            return function(values)
+        except RuntimeError as error:
+            inputs = {name: values[slot] for name, slot in zip(term.inputs, slots, strict=True)}
+            refuse_mixing(error, f"loss {term.label!r} of node {term.on!r} on {term.device}", inputs)
+            raise
+
+    return call
 
 
 def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLoss:
@@ -51,7 +70,7 @@ def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLos
         (when called) RecipeError: an own loss that gives no scalar.
     """
     if term.loss.own is not None:
-        return _bind_own(term, slots, device)
+        return _bind_own(term, slots, device).naming(term, slots)
     if len(slots) != 2:
         raise RecipeError(
             f"loss {term.label!r}: {term.loss.name} was given {len(slots)} inputs ({', '.join(term.inputs)})",
@@ -70,7 +89,7 @@ def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLos
         total = function(outputs, targets, reduction="sum")
         return total, _weight(weigh(outputs), total)
 
-    return BoundLoss(term, mean, parts)
+    return BoundLoss(term, slots, mean, parts).naming(term, slots)
 
 
 # -- named -----------------------------------------------------------------------------------------------------------
@@ -158,7 +177,7 @@ def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> Bou
         count = len(values[slots[0]])
         return _wide(found) * count, _weight(count, found)
 
-    return BoundLoss(term, mean, parts, module)
+    return BoundLoss(term, slots, mean, parts, module)
 
 
 def _made(term: LossTerm) -> Any:

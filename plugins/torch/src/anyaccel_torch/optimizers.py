@@ -121,7 +121,7 @@ def _resumed(given: NodeState, named: Mapping[str, nn.Parameter], slots: set[str
 class Kept:
     """A copy of what an optimizer changes: steps done, state by parameter, settings of its groups."""
 
-    ran: int
+    ran: dict[str, int]
     state: dict[Tensor, dict[str, Any]]
     settings: list[dict[str, Any]]
 
@@ -150,16 +150,27 @@ class GroupOptimizer:
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
         self._recipe = group.optimizer
         self._names = SLOTS if self._recipe.own is None else {}
-        self._optimizer = make(self._recipe, self.parameters, sparse=sparse) if self.parameters else None
+        scheduled = self._recipe.schedule.name != "constant" or self._recipe.schedule.warmup
+        self._rate = self._recipe.rate if scheduled else None
+        self._optimizer = self._made(sparse=sparse) if self.parameters else None
         given = {node: states[node] for node in members if node in states}
         slots = slots_of(self._recipe, self.parameters) if given and self.parameters else set()
         resumed = {node: _resumed(state, members[node], slots) for node, state in given.items()}
         self._before = {node: resumed.get(node, NodeState()).step for node in members}
-        self._start = max(self._before.values(), default=0)
-        self._ran = 0
+        self._ran = dict.fromkeys(members, 0)
         if self._optimizer is not None:
             self._install(self._optimizer, resumed)
         self._step = self.stepper(clip=False)
+
+    def _made(self, *, sparse: bool) -> torch.optim.Optimizer:
+        """The optimizer; where its rate changes from step to step, each node is a group of torch's own, as nodes count
+        their steps apart."""
+        made = make(self._recipe, self.parameters, sparse=sparse)
+        if self._rate is not None:
+            (whole,) = made.param_groups
+            nodes = [list(named.values()) for named in self.members.values() if named]
+            made.param_groups[:] = [{**whole, "params": parameters} for parameters in nodes]
+        return made
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
@@ -169,21 +180,32 @@ class GroupOptimizer:
         if optimizer is None:
             return lambda: None
         parameters, step, norm = self.parameters, optimizer.step, self._recipe.clip_norm if clip else None
-        schedule = self._recipe.schedule
-        constant = schedule.name == "constant" and not schedule.warmup
-        rate, groups = None if constant else self._recipe.rate, optimizer.param_groups
 
         def run() -> None:
             if norm is not None:
                 nn.utils.clip_grad_norm_(parameters, norm)
-            if rate is not None:
-                lr = rate(self._start + self._ran)
-                for group in groups:
-                    group["lr"] = lr
+            if self._rate is not None:
+                self._set_rates(self._rate, optimizer.param_groups)
             step()
-            self._ran += 1
+            self._count()
 
         return run
+
+    def _set_rates(self, rate: Callable[[int], float], groups: list[dict[str, Any]]) -> None:
+        nodes = (node for node, named in self.members.items() if named)
+        for node, group in zip(nodes, groups, strict=True):
+            group["lr"] = rate(self._before[node] + self._ran[node])
+
+    def _count(self) -> None:
+        """A node that no gradient reached does not count the step; one whose parameters are another's goes along."""
+        stepped = False
+        for node, named in self.members.items():
+            if any(parameter.grad is not None for parameter in named.values()):
+                self._ran[node] += 1
+                stepped = True
+        for node, named in self.members.items():
+            if stepped and not named:
+                self._ran[node] += 1
 
     def apply(self, scale: Any = None) -> None:
         """One step with the gradients, times `scale` (a number, or a scalar tensor on any device) if it is given."""
@@ -234,7 +256,7 @@ class GroupOptimizer:
         """State by node: steps over its whole life, and slots by parameter; copies, or the very tensors."""
         return {
             node: NodeState(
-                self._before[node] + self._ran,
+                self._before[node] + self._ran[node],
                 {name: slots for name, parameter in named.items() if (slots := self._slots(parameter, copies=copies))},
             )
             for node, named in self.members.items()
@@ -251,13 +273,13 @@ class GroupOptimizer:
     def snapshot(self) -> Kept:
         """A copy of steps, state and settings."""
         if self._optimizer is None:
-            return Kept(self._ran, {}, [])
+            return Kept(dict(self._ran), {}, [])
         state = {parameter: _copied(inner) for parameter, inner in self._optimizer.state.items()}
-        return Kept(self._ran, state, [_settings(group) for group in self._optimizer.param_groups])
+        return Kept(dict(self._ran), state, [_settings(group) for group in self._optimizer.param_groups])
 
     def restore(self, kept: Kept) -> None:
         """Go back to a copy, which stays as it is."""
-        self._ran = kept.ran
+        self._ran = dict(kept.ran)
         if self._optimizer is None:
             return
         self._optimizer.state.clear()

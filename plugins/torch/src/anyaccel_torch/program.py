@@ -15,7 +15,7 @@ from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.segment import LossTerm, NodeState, Segment
 from anyaccel_torch.contents import parameters, parts, seeds
-from anyaccel_torch.custody import Buffers, Gradients, Modes, RandomState, seed
+from anyaccel_torch.custody import Buffers, Gradients, Lent, Modes, RandomState, seed
 from anyaccel_torch.faults import telling
 from anyaccel_torch.losses import BoundLoss, bind
 from anyaccel_torch.optimizers import GroupOptimizer, Kept
@@ -71,7 +71,7 @@ class TorchProgram(Stepping):
         if self._flags is not None:  # where nothing is trained, another program may have set the flags: leave them
             self._flags.only(self._trained)
         self._steppers = [group.stepper(clip=True) for group in self._groups]
-        self._written: dict[bool, set[int]] = {}
+        self._lent = Lent(segment)
         self._final: dict[str, NodeState] | None = None
 
     def _bound(self, term: LossTerm, device: torch.device) -> BoundLoss:
@@ -107,7 +107,9 @@ class TorchProgram(Stepping):
         for values in batches:
             for run in runs:
                 run(values)
-            found = [mean(values) for mean in means]
+            found: list[Tensor] = []
+            for mean in means:  # a comprehension would be kept by an error, and with it all values
+                found.append(mean(values))
             if roots is None:
                 roots, weights = self._roots(found)
             backward([found[i] for i in roots], weights)
@@ -156,59 +158,60 @@ class TorchProgram(Stepping):
         self._enter(training=False)
         with telling(f"a batch of segment {self.segment.label!r}"):
             values = self._computed(inputs, training=False)
-            return tuple(values[i] for i in self._outputs), {loss.label: loss.parts(values) for loss in self._losses}
+            return tuple(values[i] for i in self._outputs), self._judged(values)
+
+    def _judged(self, values: Sequence[Any]) -> Losses:
+        """The losses whose inputs there are."""
+        found: Losses = {}
+        for loss in self._losses:
+            if not any(values[i] is None for i in loss.slots):
+                found[loss.label] = loss.parts(values)
+        return found
 
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
         """As `Program.forward_pullback`; the pullback is one backward pass over total loss and outputs."""
         self._enter(training=True)
-        leaves = {i: inputs[i].detach().requires_grad_() for i in self._pulled}
-        # torch forbids a module to write into a leaf, as an in-place activation would: it gets a copy
-        given = [leaves[i].clone() if i in leaves else tensor for i, tensor in enumerate(inputs)]
+        leaves = {i: inputs[i].detach().requires_grad_() for i in self._pulled if inputs[i] is not None}
         with telling(f"a batch of segment {self.segment.label!r}"):
+            # torch forbids a module to write into a leaf, as an in-place activation would: it gets a copy
+            given = [leaves[i].clone() if i in leaves else tensor for i, tensor in enumerate(inputs)]
             values = self._computed(given, training=True)
-            losses = {loss.label: loss.parts(values) for loss in self._losses}
+            losses = self._judged(values)
+            there = [loss for loss in self._losses if loss.label in losses]
+            terms = [losses[loss.label][0] * self._factor(loss.label, loss.weight, losses, scale) for loss in there]
         outputs = [values[i] for i in self._outputs]
-        terms = [losses[loss.label][0] * self._factor(loss.label, loss.weight, losses, scale) for loss in self._losses]
 
         def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
             seeds = [(term, None) for term in terms]
             seeds += [pair for pair in zip(outputs, cotangents, strict=True) if pair[1] is not None]
-            seeds = [pair for pair in seeds if pair[0].requires_grad]
-            with telling(f"the pullback of segment {self.segment.label!r}"):
-                if seeds:
-                    torch.autograd.backward([root for root, _ in seeds], [start for _, start in seeds])
-            return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values())
+            seeds = [pair for pair in seeds if pair[0] is not None and pair[0].requires_grad]
+            try:
+                with telling(f"the pullback of segment {self.segment.label!r}"):
+                    if seeds:
+                        torch.autograd.backward([root for root, _ in seeds], [start for _, start in seeds])
+                    return tuple(_cotangent(leaves.get(i)) for i in self._pulled)
+            finally:  # an error keeps this function, and with it the graph, though its frame is cleared
+                for held in (terms, outputs, leaves):
+                    held.clear()
 
         detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
-        return tuple(output.detach() for output in outputs), detached, pullback
+        return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
 
     def _factor(self, label: str, weight: float, losses: Losses, scale: Mapping[str, Any] | None) -> Any:
         return weight / losses[label][1] if scale is None else scale[label]
 
     def _computed(self, inputs: Sequence[Any], *, training: bool) -> list[Any]:
         """All values. An input that a module writes to is copied before: it belongs to somebody else."""
-        written = self._written.get(training)
-        given = [tensor.clone() if written is None or i in written else tensor for i, tensor in enumerate(inputs)]
-        before = [tensor._version for tensor in given]  # noqa: SLF001
-        values = [*given, *self._rest]
-        for run in self._wiring.runs:
-            run(values)
-        found = {i for i, tensor in enumerate(given) if tensor._version != before[i]}  # noqa: SLF001
-        if written is None:  # the first batch was copied whole, and tells by torch's count of writes who does
-            self._written[training] = found
-        elif found - written:
-            raise self._overwritten(min(found - written))
+        with self._lent.given(inputs, training=training) as given:
+            values = [*given, *self._rest]
+            if any(tensor is None for tensor in inputs):
+                self._wiring.partly(values)
+            else:
+                for run in self._wiring.runs:
+                    run(values)
         return values
-
-    def _overwritten(self, index: int) -> PhaseError:
-        name = list(self.segment.inputs)[index]
-        return PhaseError(
-            f"a module of segment {self.segment.label!r} has written to its input {name!r}, and did not on the first "
-            "batch: others may read that memory",
-            remedy="let it write to a copy: x = x.clone()",
-        )
 
     def _enter(self, *, training: bool) -> None:
         """Set modes where they differ: another program over the same modules may have set them meanwhile."""
@@ -287,3 +290,8 @@ class TorchProgram(Stepping):
         for group in self._groups:
             found |= group.states(copies=copies)
         return found
+
+
+def _cotangent(leaf: Tensor | None) -> Tensor | None:
+    """What came back to an input: zeros where nothing did, None where there was no input."""
+    return torch.zeros_like(leaf) if leaf is not None and leaf.grad is None else getattr(leaf, "grad", None)

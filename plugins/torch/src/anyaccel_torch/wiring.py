@@ -14,6 +14,7 @@ from anyaccel.errors import GraphError, RecipeError, ShapeError
 from anyaccel.segment import NodeState, Operation, Segment
 from anyaccel_torch.calling import calling
 from anyaccel_torch.contents import parameters, parts
+from anyaccel_torch.faults import refuse_mixing
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.models import outputs_of
 
@@ -31,6 +32,7 @@ class Wiring:
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.runs: list[Run] = []
+        self._needs: list[tuple[int, ...]] = []
         self._homes: dict[str, torch.device] = {}
         self._slots: dict[tuple[str, torch.device], int] = {}
         for name, (_, device) in segment.inputs.items():
@@ -48,6 +50,16 @@ class Wiring:
         """How many values there are."""
         return len(self._slots)
 
+    def partly(self, values: list[Any]) -> None:
+        """All runs whose values there are; what the others would give stays None."""
+        for run, needed in zip(self.runs, self._needs, strict=True):
+            if all(values[i] is not None for i in needed):
+                run(values)
+
+    def _append(self, run: Run, needed: Sequence[int]) -> None:
+        self.runs.append(run)
+        self._needs.append(tuple(needed))
+
     def slot(self, name: str, device: torch.device | None = None) -> int:
         """Number of a value, on `device` if that is given, else where it arises.
 
@@ -62,7 +74,7 @@ class Wiring:
         device = home if device is None else device
         if (name, device) not in self._slots:
             self._slots[name, device] = self.size
-            self.runs.append(_hop(self._slots[name, home], self._slots[name, device], device))
+            self._append(_hop(self._slots[name, home], self._slots[name, device], device), [self._slots[name, home]])
         return self._slots[name, device]
 
     def _enter(self, name: str, device: torch.device) -> int:
@@ -73,16 +85,16 @@ class Wiring:
         sources = [self.slot(name, device) for name in operation.inputs]
         targets = [self._enter(name, device) for name in operation.outputs]
         if operation.model is None:
-            self.runs.append(_joined(operation, sources, targets[0]))
+            self._append(_joined(operation, sources, targets[0]), sources)
         elif not callable(operation.model):
             kind = type(operation.model).__name__
             raise RecipeError(f"{operation.label!r} cannot be called: it is a {kind}", remedy="give an nn.Module")
         else:
             model = self._callable(operation, device)
-            one = len(sources) == len(targets) == 1
-            self.runs.append(
-                _one_to_one(model, sources[0], targets[0]) if one else _many(model, operation, sources, targets)
-            )
+            if len(sources) == len(targets) == 1:
+                self._append(_one_to_one(model, operation, sources[0], targets[0]), sources)
+            else:
+                self._append(_many(model, operation, sources, targets), sources)
 
     def _callable(self, operation: Operation, device: torch.device) -> Callable[..., Any]:
         """What to call; one that writes to its inputs is called with copies of them where anybody else reads them."""
@@ -133,9 +145,13 @@ def _joined(operation: Operation, sources: Sequence[int], target: int) -> Run:
     return run
 
 
-def _one_to_one(model: Callable[..., Any], source: int, target: int) -> Run:
+def _one_to_one(model: Callable[..., Any], operation: Operation, source: int, target: int) -> Run:
     def run(values: list[Any]) -> None:
-        found = model(values[source])
+        try:
+            found = model(values[source])
+        except RuntimeError as error:
+            _told(error, operation, [values[source]])
+            raise
         values[target] = found if isinstance(found, Tensor) else outputs_of(found)[0]
 
     return run
@@ -143,7 +159,12 @@ def _one_to_one(model: Callable[..., Any], source: int, target: int) -> Run:
 
 def _many(model: Callable[..., Any], operation: Operation, sources: Sequence[int], targets: Sequence[int]) -> Run:
     def run(values: list[Any]) -> None:
-        found = outputs_of(model(*[values[source] for source in sources]))
+        given = [values[source] for source in sources]
+        try:
+            found = outputs_of(model(*given))
+        except RuntimeError as error:
+            _told(error, operation, given)
+            raise
         if len(found) != len(targets):
             raise GraphError(
                 f"{operation.label!r} gives {len(found)} outputs",
@@ -154,6 +175,11 @@ def _many(model: Callable[..., Any], operation: Operation, sources: Sequence[int
             values[target] = value
 
     return run
+
+
+def _told(error: RuntimeError, operation: Operation, given: Sequence[Any]) -> None:
+    inputs = dict(zip(operation.inputs, given, strict=True))
+    refuse_mixing(error, f"node {operation.label!r} on {operation.device}", inputs)
 
 
 def modules_of(segment: Segment, losses: Sequence[BoundLoss]) -> dict[torch.nn.Module, bool]:
