@@ -34,7 +34,7 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {}
-PARTS = ("backends", "exchange", "memory", "models", "custody", "programs", "training", "stepping")
+PARTS = ("backends", "exchange", "memory", "models", "custody", "programs", "partial", "training", "stepping")
 
 
 def all_faults() -> dict[str, Fault]:

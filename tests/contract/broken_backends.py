@@ -180,7 +180,7 @@ class OwnsModelsOnly(ReferenceBackend):
         return super().owns(obj) and np.shape(obj) != (2, 3)
 
 
-@fault("backend", "test_it_owns_nothing_foreign[{'a': 1}]")
+@fault("backend", "test_it_owns_nothing_foreign[dict]")
 class OwnsEveryDict(ReferenceBackend):
     def owns(self, obj):
         return super().owns(obj) or isinstance(obj, dict)

@@ -34,6 +34,12 @@ class StepsDoNotClip(ArrayProgram):
         super().apply(None if self.stepping else scale)
 
 
+@fault("stepping", "test_each_column_has_an_order_of_its_own")
+class OneOrderForAll(ArrayProgram):
+    def steps(self, columns, orders, start, count, batch):
+        return super().steps(columns, orders[:1] * len(orders), start, count, batch)
+
+
 class SwitchedOps(ReferenceOps):
     """Loses buffers while it is switched off."""
 

@@ -93,6 +93,7 @@ class History:
     def lived(self):
         """All acts, one after the other."""
         self._steps_one_by_one()
+        self._partly()
         if self.segment.losses:
             self._steps_at_once()
         self.note("snapshot", self._snapshot())
@@ -101,12 +102,25 @@ class History:
         self.note("released", self.models())
         return self.found
 
-    def _pulled(self, given, scale=None):
-        outputs, losses, pullback = self.program.forward_pullback(self.inputs, scale)
+    def _partly(self):
+        """Acts of steps that lack an input."""
+        for i, name in enumerate(self.case.columns):
+            lacking = [None if k == i else one for k, one in enumerate(self.inputs)]
+            outputs, losses = self.program.forward(lacking)
+            self.note(f"without {name}", outputs)
+            self.note("its losses", [part for pair in losses.values() for part in pair])
+            for given in (True, False):
+                self._pulled(given, inputs=lacking)
+                self._gradients()
+                self.program.apply()
+            self.note("steps", [np.array([state.step for state in self.program.states().values()])])
+
+    def _pulled(self, given, scale=None, inputs=None):
+        outputs, losses, pullback = self.program.forward_pullback(inputs or self.inputs, scale)
         numbers = np.random.default_rng(5)
         cotangents = [
             self.case.backend.from_host(numbers.normal(size=value.shape), device_of(value))
-            if given and value.dtype.kind == "f"
+            if given and value is not None and value.dtype.kind == "f"
             else None
             for value in outputs
         ]

@@ -37,8 +37,8 @@ class Narrow(Simulated):
 
 
 def narrow(array):
-    """The array, if it has no dtype of 64 bits for each number."""
-    if np.dtype(array.dtype).name in ("float64", "int64", "uint64", "complex128"):
+    """The array, if it has no dtype of 64 bits for each number; None is no array."""
+    if array is not None and np.dtype(array.dtype).name in ("float64", "int64", "uint64", "complex128"):
         raise MoveError(f"{array.dtype} is switched off", remedy="cast it first")
     return array
 

@@ -159,6 +159,13 @@ class Program(ABC):
     on the devices that the segment names. Losses are a mapping from label to (sum, weight), both left on the device.
     Nothing here waits for a device but `snapshot` and `release`. Inputs, and the cotangents that a pullback is given,
     may be memory of another framework: nothing is ever written to them, whatever the models do.
+
+    An input may be None: this step has no rows for it. What needs it, directly or through other operations, is left
+    out: operations do not run and their buffers stay as they are, outputs are None, and losses are not in the mapping.
+    Cotangents of outputs and of inputs that are None are None. Parameters that no gradient has reached are not touched
+    by `apply`, and their node does not count the step. `Stepping.steps` always has all columns. In a graph of several
+    segments an output that is None is given as None to the segments that take it, and one all of whose inputs are None
+    is not asked in this step.
     """
 
     segment: Segment
@@ -169,7 +176,14 @@ class Program(ABC):
 
     @abstractmethod
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
-        """Outputs and losses in evaluation mode; nothing is kept for a pullback, no buffer changes."""
+        """Outputs and losses in evaluation mode; nothing is kept for a pullback, no buffer changes.
+
+        Args:
+            inputs: values in the order of `segment.inputs`; None where there are none in this step.
+
+        Returns:
+            outputs, and losses as (sum, weight); what needs a missing input is None, or not there.
+        """
 
     @abstractmethod
     def forward_pullback(
@@ -178,14 +192,14 @@ class Program(ABC):
         """Outputs and losses in training mode (frozen operations stay in evaluation mode), and the pullback.
 
         Args:
-            inputs: values in the order of `segment.inputs`.
+            inputs: values in the order of `segment.inputs`; None where there are none in this step.
             scale: factor by which each loss's *sum* enters the total, by label; None is its term's weight divided by
                 the (sum, weight) weight, which makes the total a weighted sum of means.
 
         Returns:
             outputs; losses; and a function that takes one cotangent for each output (None for zero), adds the
             gradients of total loss and cotangents to the parameters' and returns a cotangent for each name in
-            `segment.needs_pullback` (None for zero). It may be called once.
+            `segment.needs_pullback` (None for zero, and for inputs that were None). It may be called once.
         """
 
     @abstractmethod
@@ -216,7 +230,11 @@ class Program(ABC):
 
     @abstractmethod
     def apply(self, scale: Mapping[str, Any] | None = None) -> None:
-        """One optimizer step with the gradients, times `scale[group]` where given; then forget the gradients."""
+        """One optimizer step with the gradients, times `scale[group]` where given; then forget the gradients.
+
+        Parameters that no gradient has reached stay as they are, and a node of which none was reached does not count
+        the step.
+        """
 
     @abstractmethod
     def discard(self) -> None:

@@ -149,10 +149,10 @@ def plugin_spy(seen: Seen, moments: tuple[str, ...] = MOMENTS, act: Any = None) 
     """A plugin that writes every moment down, then does `act(moment)`."""
     module = ModuleType("spy")
     told = {
-        "phase_start": lambda phase: heard("phase_start", phase=phase),
-        "before_placement": lambda phase, plan: heard("before_placement", phase=phase, plan=plan),
-        "after_placement": lambda phase, plan: heard("after_placement", phase=phase, plan=plan),
-        "after_loading": lambda phase, plan: heard("after_loading", phase=phase, plan=plan),
+        "phase_start": lambda phase, run: heard("phase_start", phase=phase, run=run),
+        "before_placement": lambda phase, plan, run: heard("before_placement", phase=phase, plan=plan, run=run),
+        "after_placement": lambda phase, plan, run: heard("after_placement", phase=phase, plan=plan, run=run),
+        "after_loading": lambda phase, plan, run: heard("after_loading", phase=phase, plan=plan, run=run),
         "epoch_start": lambda run: heard("epoch_start", run=run),
         "step_end": lambda run: heard("step_end", run=run),
         "epoch_end": lambda run: heard("epoch_end", run=run),
@@ -191,9 +191,9 @@ def spy() -> Callable[..., Any]:
 
 @pytest.fixture
 def at() -> Callable[..., Callback]:
-    """`at("epoch_end", function)`: a callback that calls a function with whatever that moment is called with."""
+    """`at("epoch_end", function)`: a callback that calls a function with those of the moment's arguments it names."""
 
     def make(moment: str, function: Callable[..., Any]) -> Callback:
-        return type("At", (Callback,), {moment: lambda self, **arguments: function(**arguments)})()
+        return type("At", (Callback,), {moment: staticmethod(function)})()
 
     return make

@@ -232,13 +232,26 @@ def test_snapshots_can_be_used_again_and_again(at, line, experiment, train, same
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("monitor", ["val_score", "val_loss", "loss.nit", "accuracy", "val_loss.net"])
-def test_a_figure_that_there_is_not_is_an_error_at_the_end_of_the_first_epoch(monitor, line, experiment, train):
+VALIDATE = "give the phase a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics."
+
+
+@pytest.mark.parametrize(
+    ("monitor", "remedy"),
+    [
+        ("val_score", VALIDATE),
+        ("val_loss", VALIDATE),
+        ("val_loss.net", VALIDATE),
+        ("loss.nit", "did you mean 'loss.net'?"),
+        ("accuracy", "monitor one of these, or give the validation a metric."),
+    ],
+)
+def test_a_figure_that_there_is_not_is_an_error_at_the_end_of_the_first_epoch(monitor, remedy, line, experiment, train):
     ours = experiment(line())
     with pytest.raises(PhaseError) as caught:
         ours.run_phase(train(n_epochs=3, callbacks=[EarlyStopping(monitor)]))
     assert str(caught.value) == (
-        f"EarlyStopping watches {monitor!r}, which an epoch does not have. There is: loss, loss.net."
+        f"EarlyStopping watches {monitor!r}, which an epoch of 'train' does not have. There is: loss, loss.net. "
+        f"To do: {remedy}"
     )
     assert len(ours.history[-1].epochs) == 1
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from anyaccel.data import FeatureSet
 from anyaccel.errors import ColumnError, FallbackWarning, GraphError, PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
-from anyaccel.phases import EvalPhase, FitPhase, Run, TrainPhase, execute
+from anyaccel.phases import Callback, EvalPhase, FitPhase, Run, TrainPhase, execute
 from anyaccel.recipes import AppliedLoss
 from anyaccel.reference import Dense, SequentialMLP
-from anyaccel.reference.estimator import Estimator, is_estimator
+from anyaccel.reference.abilities import is_estimator
+from anyaccel.reference.estimator import Estimator
 from anyaccel.testing.tiny import TinyBackend
 
 MSE = AppliedLoss("mse", on="net")
@@ -283,26 +285,116 @@ def test_an_estimator_is_an_object_that_fits_and_predicts():
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_nodes_before_what_is_fitted_must_be_fitted(data):
+def test_nodes_before_what_is_fitted_must_be_fitted(data, experiment):
     nodes = [
         ModelNode("first", Rotate(), data.reference(["x"], ["y"])),
         ModelNode("second", LeastSquares(), "first"),
+        ModelNode("net", Dense(1), "first"),
     ]
-    with pytest.raises(GraphError, match="node 'second' takes its input from 'first', an estimator that has not been"):
-        ModelGraph(nodes).build()
+    ours = experiment(ModelGraph(nodes, "adam"))
+    assert ours.graph.shapes.unfitted == ("first", "second")
+    with pytest.raises(PhaseError) as caught:
+        fit(ours.graph, nodes="second")
+    assert str(caught.value) == (
+        "phase 'fit' fits 'second', which needs 'first', an estimator that is not fitted. "
+        "To do: name it too, nodes=['first', 'second']."
+    )
+    with pytest.raises(PhaseError, match=r"phase 'e' needs 'first', an estimator that has not been fitted"):
+        ours.run_phase(EvalPhase("e", data="val", outputs=["first"]))
+    with pytest.raises(PhaseError, match=r"needs 'net', which depends on 'first', an estimator that has not been fit"):
+        ours.run_phase(TrainPhase("t", data="train", losses=[MSE]))
+    fit(ours.graph, nodes="first")
+    ours.run_phase(TrainPhase("t", data="train", losses=[MSE]))
 
 
-def test_estimators_that_depend_on_each_other_are_not_fitted_together(data):
-    graph = ModelGraph([ModelNode("first", Rotate(), data.reference(["x"], ["y"]))])
-    fit(graph)
-    graph.add_node(ModelNode("second", LeastSquares(), "first"))
-    fit(graph)
-    with pytest.raises(
-        PhaseError, match=r"fits 'second' together with 'first', on which it depends\. .* one after the"
-    ):
-        fit(graph, nodes=["second", "first"])
-    fit(graph, nodes="first")
-    fit(graph, nodes="second")
+class Double:
+    """Twice what it is given, and one column fewer with every fit."""
+
+    keep = 3
+
+    def fit(self, features):
+        self.keep_, Double.keep = self.keep, self.keep - 1
+
+    def predict(self, features):
+        return 2 * features[:, : self.keep_]
+
+
+@pytest.fixture
+def chain(data, monkeypatch):
+    """An estimator behind a model behind an estimator behind an estimator, the last one first."""
+    monkeypatch.setattr(Double, "keep", 3)
+    nodes = [
+        ModelNode("last", LeastSquares(), "enc"),
+        ModelNode("enc", Dense(4), "second"),
+        ModelNode("second", Centre3(), "first"),
+        ModelNode("first", Double(), data.reference(["x"], ["y"])),
+    ]
+    return ModelGraph(nodes)
+
+
+class Centre3(Centre):
+    def predict(self, features):
+        return features - self.mean_
+
+
+@pytest.mark.parametrize("where", [None, "sim:1"])
+def test_estimators_that_depend_on_each_other_are_fitted_in_their_order(where, sims, data, chain, experiment):
+    run = fit(chain, accelerator=where)
+    assert [(one.node, one.estimator, one.rows) for one in run.fitted] == [
+        ("first", "Double", 16),
+        ("second", "Centre3", 16),
+        ("last", "LeastSquares", 16),
+    ]
+    x = 2 * data["train"].array("x")
+    np.testing.assert_allclose(chain["second"].model.estimator.mean_, x.mean(axis=0), rtol=1e-5)
+    coded = chain["enc"].model(x - x.mean(axis=0)) if where is None else None
+    if coded is not None:
+        np.testing.assert_allclose(chain["last"].model.estimator.seen[0], coded, rtol=1e-4, atol=1e-5)
+    assert [one.node for one in run.plan.assignments] == ["first", "second", "enc"]
+    assert experiment(chain).run_phase(EvalPhase("e", data="val")).prediction("last").shape == (8,)
+    assert sims[0].used == 0
+
+
+def test_a_phase_in_several_rounds_tells_of_each_plan(chain):
+    seen = []
+
+    class Spy(Callback):
+        def phase_start(self, phase):
+            seen.append("start")
+
+        def before_placement(self, plan):
+            seen.append([one.node for one in plan.assignments])
+
+        def phase_end(self, error):
+            seen.append("end")
+
+    fit(chain, callbacks=[Spy()])
+    assert seen == ["start", [], ["first"], ["first", "second", "enc"], "end"]
+
+
+def test_estimators_that_depend_on_each_other_are_fitted_anew_together(data, chain):
+    """What the second was fitted to before does not fit what the first gives now, and does not matter."""
+    fit(chain)
+    assert chain.shapes.specs["second"].shape == (3,)
+    chain.remove_node("last")
+    chain.remove_node("enc")
+    run = fit(chain, nodes=["second", "first"])
+    assert [one.node for one in run.fitted] == ["first", "second"]
+    assert chain.shapes.specs["second"].shape == (2,)
+    assert not any(chain[label].model.awaits_fit for label in ("first", "second"))
+
+
+def test_a_failing_fit_leaves_what_was_fitted_before_it(data, chain):
+    class Fails(Centre3):
+        def fit(self, features):
+            raise RuntimeError("singular")
+
+    chain.replace_node("second", ModelNode("second", Fails(), "first"))
+    run = Run(FitPhase("fit", data="train"), chain)
+    with pytest.raises(RuntimeError, match="singular"):
+        execute(run)
+    assert run.done == ("first",) and chain.frozen == ("first",)
+    assert not chain["last"].model.awaits_fit and chain.shapes.unfitted == ("last", "second")
 
 
 def test_an_estimator_between_a_loss_and_what_is_trained_is_refused(data, experiment):
@@ -337,7 +429,9 @@ def test_targets_that_are_not_clear_are_an_error(data, table):
     other = table(24, "other")
     other.add_split("train", np.arange(16))
     refs = [data.reference(["x"], ["y"]), other.reference(["x"], ["y"])]
-    with pytest.raises(ColumnError, match="there are several"):
+    with pytest.raises(
+        ColumnError, match=r"'est' learns from targets, and .* have several\. There is: data\.y, other\."
+    ):
         fit(ModelGraph([ModelNode("est", LeastSquares(), refs)]))
 
 
@@ -384,3 +478,18 @@ def test_a_fit_puts_what_is_before_it_where_the_phase_says(sims, behind):
     assert str(run.plan.device("enc")) == "sim:1"
     assert sims[1].transfers.out.number > 0 and sims[0].transfers.into.number == 0
     assert [one.node for one in run.plan.assignments] == ["enc"]
+
+
+def test_a_fitted_estimator_is_where_its_phase_put_it() -> None:
+    source = FeatureSet.from_dict("d", {"x": np.ones((4, 2)), "y": np.ones(4)}, ["x"], ["y"])
+
+    class Mean:
+        def fit(self, x: np.ndarray, y: np.ndarray) -> None:
+            self.mean_ = y.mean()
+
+        def predict(self, x: np.ndarray) -> np.ndarray:
+            return np.full(len(x), self.mean_)
+
+    graph = ModelGraph([ModelNode("mean", Mean(), source.reference())])
+    Experiment("e", graph, progress="none").run_phase(FitPhase("fit", data="all"))
+    assert 'data-anyaccel-device="cpu:0"' in graph.visualize("svg")

@@ -9,8 +9,9 @@ import pytest
 
 from anyaccel import hookspecs
 from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError
+from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import MOMENTS, hookimpl
-from anyaccel.phases import Callback, Run
+from anyaccel.phases import Callback, FitPhase, Run
 from anyaccel.reference import Dense, ReferenceBackend, simulate
 
 BEFORE_LOOP = ["phase_start", "before_placement", "after_placement", "after_loading"]
@@ -18,6 +19,16 @@ BEFORE_LOOP = ["phase_start", "before_placement", "after_placement", "after_load
 
 class Oops(Exception):
     """Raised by tests."""
+
+
+class Mean:
+    """An estimator."""
+
+    def fit(self, x, y):
+        self.mean = y.mean()
+
+    def predict(self, x):
+        return x[:, :1] * 0 + self.mean
 
 
 @pytest.fixture
@@ -97,6 +108,56 @@ def test_moments_are_told_the_phase_its_plan_and_its_run(who, listen, line, expe
         assert told.get("plan", result.plan) is result.plan
         assert isinstance(told.get("run", Run(phase, ours.graph)), Run)
     assert seen[-1][2]["error"] is None
+
+
+@pytest.mark.parametrize("who", ["plugin", "callback"])
+def test_all_moments_of_an_execution_are_told_one_run(who, listen, line, experiment, train):
+    seen, callback = listen()
+    ours, phase = experiment(line()), train(callbacks=[callback])
+    for _ in range(2):
+        ours.run_phase(phase)
+    runs = [told["run"] for kind, _, told in seen if kind == who]
+    assert len(runs) == len(MOMENTS) * 2 + 2 * 3  # four steps in each
+    assert len(set(map(id, runs))) == 2
+    assert runs[0].experiment == "e" and runs[0].graph is ours.graph and runs[0].phase is phase
+
+
+def test_a_run_outside_of_an_experiment_has_no_label_of_one(line, train):
+    assert Run(train(), line()).experiment == ""
+
+
+def test_an_evaluation_is_in_the_run_when_its_end_is_told(listen, line, experiment, evaluate):
+    seen, callback = listen(
+        ("after_loading", "phase_end"), act=lambda moment: heard.append(seen[-1][2]["run"].evaluation)
+    )
+    heard = []
+    result = experiment(line()).run_phase(evaluate(metrics=["r2"], callbacks=[callback]))
+    before, after = heard
+    assert before is None
+    assert after.named == {"loss": result.loss, "loss.net": result.losses["net"], "r2": result.metrics["r2"]}
+    assert after.outputs["net"] is result.prediction("net")
+
+
+def test_other_phases_give_no_evaluation(listen, line, experiment, train, data):
+    seen, callback = listen(("phase_end",))
+    validated = train(validation="val", callbacks=[callback])
+    ours = experiment(line())
+    ours.run_phase(validated)
+    assert seen[-1][2]["run"].history[0].validated
+    estimator = ModelNode("mean", Mean(), data.reference(["x"], ["y"]))
+    experiment(ModelGraph([estimator])).run_phase(FitPhase("fit", data="train", callbacks=[callback]))
+    assert [told["run"].evaluation for _, _, told in seen] == [None] * 4
+
+
+def test_an_evaluation_that_fails_leaves_none(listen, line, experiment, evaluate):
+    def broken(outputs, targets):
+        raise Oops("no measure")
+
+    seen, callback = listen(("phase_end",))
+    with pytest.raises(Oops):
+        experiment(line()).run_phase(evaluate(metrics=[broken], callbacks=[callback]))
+    assert seen[-1][2]["run"].evaluation is None
+    assert isinstance(seen[-1][2]["error"], Oops)
 
 
 def test_a_run_counts_epochs_and_steps_from_nought(at, line, experiment, train):
@@ -277,7 +338,7 @@ def test_the_end_is_told_when_the_phase_fails(fault, listen, line, experiment, t
 
 def test_a_phase_that_was_never_started_has_no_end(listen, line, experiment, evaluate):
     seen, callback = listen()
-    with pytest.raises(PhaseError, match=r"progress='loud'\. There is: 'auto', 'rich', 'none', or a Progress object"):
+    with pytest.raises(PhaseError, match=r"progress='loud'\. There is: 'auto', 'rich', 'html', "):
         experiment(line(), progress="loud", callbacks=[callback]).run_phase(evaluate())
     assert seen == []
 
@@ -376,3 +437,35 @@ def test_plugins_may_leave_arguments_out(numpy_only, line, experiment, train):
     numpy_only.register(Brief(), "brief")
     experiment(line()).run_phase(train())
     assert heard == ["train", None]
+
+
+def test_callbacks_may_leave_arguments_out(line, experiment, train):
+    heard = []
+
+    class Brief(Callback):
+        def phase_start(self, phase):
+            heard.append(phase.label)
+
+        def before_placement(self):
+            heard.append("placing")
+
+        def after_placement(self, *, run):
+            heard.append(run.plan.phase)
+
+        def after_loading(self, plan, *more):
+            heard.append((plan.phase, more))
+
+        def phase_end(self, error, **rest):
+            heard.append((error, sorted(rest)))
+
+    experiment(line()).run_phase(train(callbacks=[Brief()]))
+    assert heard == ["train", "placing", "train", ("train", ()), (None, ["phase", "plan", "run"])]
+
+
+def test_an_argument_of_a_callback_that_there_is_not_is_an_error(line, experiment, train):
+    class Typo(Callback):
+        def before_placement(self, phase, plans):
+            """Never called."""
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'plans'"):
+        experiment(line()).run_phase(train(callbacks=[Typo()]))

@@ -28,11 +28,6 @@ def train(**settings):
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        (
-            {"losses": []},
-            PhaseError,
-            "phase 't' trains and has no loss. To do: give losses=[AppliedLoss('mse', on='NODE')",
-        ),
         ({"losses": ["mse"]}, PhaseError, "phase 't': 'mse' is no AppliedLoss. To do: write AppliedLoss('mse', on="),
         ({"losses": [MSE, MSE]}, PhaseError, "phase 't' has two losses called net. To do: give each a label="),
         ({"callbacks": [print]}, PhaseError, "is no Callback. To do: derive it from anyaccel.Callback"),

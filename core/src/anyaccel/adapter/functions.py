@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyaccel.adapter.ops import Judged, cast, joined, scaled
 from anyaccel.adapter.reach import Reach
 from anyaccel.adapter.tracing import TracedOps, is_floating
 from anyaccel.adapter.updates import Updates, by_node
-from anyaccel.adapter.values import Cotangents
+from anyaccel.adapter.values import Cotangents, Values
 from anyaccel.adapter.wired import Wired, pairs
 from anyaccel.device import Device
 from anyaccel.segment import LossTerm, Operation
@@ -35,18 +35,25 @@ class SegmentFunctions:
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def evaluate(self, parameters: Any, buffers: Any, inputs: Sequence[Any]) -> Any:
-        """Outputs, and losses by label, in evaluation mode."""
-        values = self._wired.begin(inputs)
+    def evaluate(self, parameters: Any, buffers: Any, inputs: Mapping[str, Any]) -> Any:
+        """Outputs, and losses by label, in evaluation mode; inputs that are not there are None."""
+        values = self._wired.begin([inputs.get(name) for name in self._segment.inputs])
         for op in self._segment.operations:
             given = self._wired.given(op, values)
-            if op.model is None:
-                outputs = joined(self._ops, op, given).outputs
-            else:
-                owner = self._layout.owner[op.label]
-                outputs = self._ops.call(op.model, parameters[owner], buffers[owner], given)
-            self._wired.enter(op, outputs, values)
-        return self._wired.outputs(values), pairs(self._wired.judge(values))
+            if given is not None:
+                self._wired.enter(op, self._called(op, given, parameters, buffers), values)
+        return self._outputs(values, ()), pairs(self._wired.judge(values))
+
+    def _called(self, op: Operation, given: tuple[Any, ...], parameters: Any, buffers: Any) -> tuple[Any, ...]:
+        if op.model is None:
+            return joined(self._ops, op, given).outputs
+        owner = self._layout.owner[op.label]
+        return self._ops.call(op.model, parameters[owner], buffers[owner], given)
+
+    def _outputs(self, values: Values, others: Container[str]) -> dict[str, Any]:
+        """The outputs that there are, by name, but for some others."""
+        found = {name: values.home(name) for name in self._segment.outputs if name not in others}
+        return {name: value for name, value in found.items() if value is not None}
 
     def run(self, primals: Any, rest: Any) -> tuple[Any, Any]:
         """The values that gradients come back from; and seeds for these, losses, buffers and the other outputs.
@@ -54,6 +61,7 @@ class SegmentFunctions:
         Args:
             primals: what gradients are wanted of: `parameters` and `inputs`.
             rest: `parameters`, `buffers`, `inputs`, the random `key`, the `draw`, and the `scale` of losses if any.
+                Inputs that are in neither are None in this step; a function is compiled for each such set.
         """
         values = self._wired.begin(
             [primals["inputs"].get(name, rest["inputs"].get(name)) for name in self._segment.inputs]
@@ -62,6 +70,8 @@ class SegmentFunctions:
         key = self._ops.fold(rest["key"], rest["draw"])
         for index, op in enumerate(self._segment.operations):
             given = self._wired.given(op, values)
+            if given is None:
+                continue
             if op.model is None:
                 outputs = joined(self._ops, op, given).outputs
             else:
@@ -69,12 +79,13 @@ class SegmentFunctions:
                 outputs = self._applied(op, given, source["parameters"], rest, buffers, self._ops.fold(key, index))
             self._wired.enter(op, outputs, values)
         judged = self._wired.judge(values)
-        live = {name: values.home(name) for name in self._reach.ends if is_floating(values.home(name))}
+        ends = {name: values.home(name) for name in self._reach.ends}
+        live = {name: value for name, value in ends.items() if value is not None and is_floating(value)}
         others = {
             "seeds": self._seeds(judged, rest["scale"], live),
             "losses": pairs(judged),
             "buffers": buffers,
-            "outputs": {name: values.home(name) for name in self._segment.outputs if name not in live},
+            "outputs": self._outputs(values, live),
         }
         return live, others
 

@@ -85,9 +85,11 @@ class Learning:
     def _stats(self, nodes: Sequence[str]) -> tuple[Any, Any]:
         xp, there = self._ops.xp, self._with_gradients(nodes)
         found: list[tuple[Any, Any]] = [self._measured(by_node(self._gradients, here)) for here in there.values()]
-        if not found:
-            return xp.zeros(()), xp.zeros(()) == 0
-        home = self._layout.device[nodes[0]]
+        home = self._layout.device[nodes[0]] if nodes else None
+        if not found or home is None:
+            nothing = self._ops.astype(xp.zeros(()), xp.float32)  # not every device has wider numbers
+            nothing = nothing if home is None else self._ops.move(nothing, home)
+            return nothing, nothing == 0
         if len(found) == 1 and home in there:
             return found[0]
         squares, finite = ([self._ops.move(one, home) for one in scalars] for scalars in zip(*found, strict=True))

@@ -48,7 +48,9 @@ class ArrayProgram(Stepping):
         """Outputs and losses in evaluation mode."""
         values = self._wired.begin(inputs)
         for op in self.segment.operations:
-            self._wired.enter(op, self._called(op, values), values)
+            given = self._wired.given(op, values)
+            if given is not None:
+                self._wired.enter(op, self._called(op, given), values)
         return self._wired.outputs(values), pairs(self._wired.judge(values))
 
     def forward_pullback(
@@ -75,20 +77,22 @@ class ArrayProgram(Stepping):
 
         return self._wired.outputs(values), pairs(judged), pullback
 
-    def _called(self, op: Operation, values: Values) -> tuple[Any, ...]:
-        given = self._wired.given(op, values)
+    def _called(self, op: Operation, given: tuple[Any, ...]) -> tuple[Any, ...]:
         if op.model is None:
             return joined(self._ops, op, given).outputs
         owner = self._layout.owner[op.label]
         return self._ops.call(op.model, self._learning.parameters[owner], self._buffers[owner], given)
 
     def _recorded(self, op: Operation, values: Values) -> Applied | None:
-        """Run an operation and keep its way back; None where nothing will flow back through it."""
+        """Run an operation and keep its way back; None where nothing will flow back through it, or it does not run."""
+        given = self._wired.given(op, values)
+        if given is None:
+            return None
         wanted = not self._layout.wanted.isdisjoint(op.outputs)
         if not op.trainable and not wanted:
-            self._wired.enter(op, self._called(op, values), values)
+            self._wired.enter(op, self._called(op, given), values)
             return None
-        applied = self._applied(op, self._wired.given(op, values))
+        applied = self._applied(op, given)
         self._wired.enter(op, applied.outputs, values)
         return applied if wanted else None
 
@@ -129,8 +133,8 @@ class ArrayProgram(Stepping):
                 flow.add(name, op.device, cotangent)
 
     def _cotangent(self, name: str, values: Values, flow: Cotangents) -> Any:
-        cotangent = flow.take(name)
-        return self._ops.xp.zeros_like(values.home(name)) if cotangent is None else cotangent
+        cotangent, value = flow.take(name), values.home(name)
+        return self._ops.xp.zeros_like(value) if cotangent is None and value is not None else cotangent
 
     # -- gradients and updates -------------------------------------------------------------------------------------
 

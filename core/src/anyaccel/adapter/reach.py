@@ -18,17 +18,18 @@ class Reach:
     """
 
     def __init__(self, segment: Segment, layout: Layout) -> None:
+        self._judged = {term.label: layout.wanted.intersection(term.inputs) for term in segment.losses}
         judged = {name for term in segment.losses for name in term.inputs}
-        self._judged = frozenset(judged & layout.wanted)
         self.ends = tuple(name for name in dict.fromkeys([*segment.outputs, *judged]) if name in layout.wanted)
         self.learning = {layout.owner[label] for label in layout.trained}
         self.constant = {owner for label, owner in layout.owner.items() if label not in layout.trained}
         self._owner = {label: layout.owner[label] for label in layout.trained}
         self._leads = _leads(segment, set(self.ends))
 
-    def active(self, outputs: Iterable[str]) -> frozenset[str]:
-        """The ends that gradients come from, if cotangents are given for these outputs."""
-        return self._judged | {name for name in outputs if name in self.ends}
+    def active(self, outputs: Iterable[str], losses: Iterable[str] | None = None) -> frozenset[str]:
+        """The ends that gradients come from, if there are these losses (all by default) and cotangents for outputs."""
+        judged = (self._judged[label] for label in (self._judged if losses is None else losses))
+        return frozenset().union(*judged, (name for name in outputs if name in self.ends))
 
     def owners(self, active: frozenset[str]) -> set[str]:
         """The owners whose gradients come from these ends."""

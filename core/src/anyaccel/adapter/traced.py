@@ -50,8 +50,16 @@ class TracedProgram(ArrayProgram):
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
         """Outputs and losses in evaluation mode."""
-        outputs, losses = self._evaluated(self._learning.parameters, self._buffers, tuple(inputs))
-        return tuple(outputs), {term.label: losses[term.label] for term in self.segment.losses}
+        outputs, losses = self._evaluated(self._learning.parameters, self._buffers, self._named(inputs))
+        return tuple(outputs.get(name) for name in self.segment.outputs), self._in_order(losses)
+
+    def _named(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """The inputs that there are in this step."""
+        found = zip(self.segment.inputs, inputs, strict=True)
+        return {name: value for name, value in found if value is not None}
+
+    def _in_order(self, losses: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        return {term.label: tuple(losses[term.label]) for term in self.segment.losses if term.label in losses}
 
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
@@ -59,10 +67,10 @@ class TracedProgram(ArrayProgram):
         """Outputs and losses in training mode, and the pullback."""
         self._draws += 1
         parameters = self._learning.parameters
-        named = dict(zip(self.segment.inputs, inputs, strict=True))
+        named = self._named(inputs)
         primals = {
             "parameters": {owner: parameters[owner] for owner in self._reach.learning},
-            "inputs": {name: named[name] for name in self.segment.needs_pullback if is_floating(named[name])},
+            "inputs": {name: named[name] for name in self._pulled_back(named)},
         }
         rest = {
             "parameters": {owner: parameters[owner] for owner in self._reach.constant},
@@ -74,28 +82,42 @@ class TracedProgram(ArrayProgram):
         }
         live, others, pull = self._pulled(primals, rest)
         self._buffers = {**self._buffers, **others["buffers"]}
-        outputs = tuple(live[name] if name in live else others["outputs"][name] for name in self.segment.outputs)
-        losses = {term.label: tuple(others["losses"][term.label]) for term in self.segment.losses}
-        return outputs, losses, partial(self._pull, pull, others["seeds"], named)
+        outputs = tuple(live.get(name, others["outputs"].get(name)) for name in self.segment.outputs)
+        losses = self._in_order(others["losses"])
+        return outputs, losses, partial(self._pull, pull, others["seeds"], named, tuple(losses))
+
+    def _pulled_back(self, named: Mapping[str, Any]) -> list[str]:
+        return [name for name in self.segment.needs_pullback if name in named and is_floating(named[name])]
 
     def _scales(self, scale: Mapping[str, Any] | None) -> dict[str, Any]:
         if scale is None:
             return {}
-        found = {term.label: factor_on(self._ops, scale[term.label], term.device) for term in self.segment.losses}
+        terms = [term for term in self.segment.losses if term.label in scale]
+        found = {term.label: factor_on(self._ops, scale[term.label], term.device) for term in terms}
         return {label: self._ops.scalar(one) if isinstance(one, float) else one for label, one in found.items()}
 
     def _pull(
-        self, pull: Callable[[Any], Any], seeds: Mapping[str, Any], inputs: Mapping[str, Any], cotangents: Sequence[Any]
+        self,
+        pull: Callable[[Any], Any],
+        seeds: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        losses: Sequence[str],
+        cotangents: Sequence[Any],
     ) -> tuple[Any, ...]:
-        given = {name: one for name, one in zip(self.segment.outputs, cotangents, strict=True) if one is not None}
-        active, back = self._reach.active(given), {}
+        together = zip(self.segment.outputs, cotangents, strict=True)
+        given = {name: one for name, one in together if one is not None and name in seeds}
+        active, back = self._reach.active(given, losses), {}
         if active:
             found = pull({name: seed + given[name] if name in given else seed for name, seed in seeds.items()})
             for owner in self._reach.owners(active):
                 self._learning.add(owner, found["parameters"][owner])
             back = found["inputs"]
-        wanted = self.segment.needs_pullback
-        return tuple(back[name] if name in back else self._ops.xp.zeros_like(inputs[name]) for name in wanted)
+        return tuple(self._cotangent_of(name, back, inputs) for name in self.segment.needs_pullback)
+
+    def _cotangent_of(self, name: str, back: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+        if name in back or name not in inputs:
+            return back.get(name)
+        return self._ops.xp.zeros_like(inputs[name])
 
     # -- whole steps -----------------------------------------------------------------------------------------------
 

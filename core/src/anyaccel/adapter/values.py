@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anyaccel.adapter.ops import ArrayOps
@@ -18,17 +18,22 @@ class Values:
         self._found: dict[tuple[str, Device], Any] = {}
 
     def put(self, name: str, value: Any) -> None:
-        """Enter a value that is on its home device."""
+        """Enter a value that is on its home device; None if this step lacks it."""
         self._found[name, self._home[name]] = value
 
     def on(self, name: str, device: Device) -> Any:
         """The value on a device."""
         if (name, device) not in self._found:
-            self._found[name, device] = self._ops.move(self._found[name, self._home[name]], device)
+            value = self.home(name)
+            self._found[name, device] = None if value is None else self._ops.move(value, device)
         return self._found[name, device]
 
+    def lacks(self, names: Iterable[str]) -> bool:
+        """Whether this step lacks one of some values."""
+        return any(self.home(name) is None for name in names)
+
     def home(self, name: str) -> Any:
-        """The value where it was made."""
+        """The value where it was made; None if this step lacks it."""
         return self._found[name, self._home[name]]
 
 

@@ -32,14 +32,17 @@ class Wired:
         self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
 
     def begin(self, inputs: Sequence[Any]) -> Values:
-        """The values of a step so far: its inputs."""
+        """The values of a step so far: its inputs, None for those that it lacks."""
         values = Values(self.ops, self.layout.home)
         for name, value in zip(self.segment.inputs, inputs, strict=True):
             values.put(name, value)
         return values
 
-    def given(self, op: Operation, values: Values) -> tuple[Any, ...]:
-        """An operation's inputs, on its device."""
+    def given(self, op: Operation, values: Values) -> tuple[Any, ...] | None:
+        """An operation's inputs, on its device; None if this step lacks one, as it then does the outputs."""
+        if values.lacks(op.inputs):
+            self.enter(op, (None,) * len(op.outputs), values)
+            return None
         return tuple(values.on(name, op.device) for name in op.inputs)
 
     def enter(self, op: Operation, outputs: Sequence[Any], values: Values) -> None:
@@ -48,12 +51,16 @@ class Wired:
             values.put(name, output)
 
     def outputs(self, values: Values) -> tuple[Any, ...]:
-        """What other segments take."""
+        """What other segments take; None for what this step lacks."""
         return tuple(values.home(name) for name in self.segment.outputs)
 
     def judge(self, values: Values) -> list[tuple[LossTerm, Judged]]:
-        """Every loss, on its device."""
-        return [(term, loss([values.on(name, term.device) for name in term.inputs])) for term, loss in self._losses]
+        """Every loss whose inputs there are, on its device."""
+        return [
+            (term, loss([values.on(name, term.device) for name in term.inputs]))
+            for term, loss in self._losses
+            if not values.lacks(term.inputs)
+        ]
 
 
 def pairs(judged: Sequence[tuple[LossTerm, Judged]]) -> dict[str, tuple[Any, Any]]:

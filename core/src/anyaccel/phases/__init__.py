@@ -2,9 +2,10 @@
 
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.fitting import Fitted
 from anyaccel.phases.lifecycle import execute, place, plan_of
 from anyaccel.phases.phase import EvalPhase, FitPhase, Phase, TrainPhase
-from anyaccel.phases.progress import Progress, RichProgress, progress_for
+from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
 
 __all__ = [
@@ -14,6 +15,9 @@ __all__ = [
     "EvalPhase",
     "Figures",
     "FitPhase",
+    "Fitted",
+    "HTMLProgress",
+    "LineProgress",
     "Phase",
     "Progress",
     "RichProgress",

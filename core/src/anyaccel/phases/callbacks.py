@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from anyaccel.errors import PhaseError
@@ -14,18 +16,21 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Derive from this and write the moments you want; they are those of `anyaccel.hookspecs`, after the plugins'."""
+    """Derive from this and write the moments you want; they are those of `anyaccel.hookspecs`, after the plugins'.
 
-    def phase_start(self, phase: Phase) -> None:
+    A method may leave out arguments that it does not want: `def phase_end(self, error)`.
+    """
+
+    def phase_start(self, phase: Phase, run: Run) -> None:
         """The phase begins."""
 
-    def before_placement(self, phase: Phase, plan: Plan) -> None:
+    def before_placement(self, phase: Phase, plan: Plan, run: Run) -> None:
         """The plan is made; nothing has moved."""
 
-    def after_placement(self, phase: Phase, plan: Plan) -> None:
+    def after_placement(self, phase: Phase, plan: Plan, run: Run) -> None:
         """Every model is where the plan says."""
 
-    def after_loading(self, phase: Phase, plan: Plan) -> None:
+    def after_loading(self, phase: Phase, plan: Plan, run: Run) -> None:
         """The data are where the plan says."""
 
     def epoch_start(self, run: Run) -> None:
@@ -37,7 +42,7 @@ class Callback:
     def epoch_end(self, run: Run) -> None:
         """An epoch is done; `run.history[-1]` has its losses."""
 
-    def phase_end(self, phase: Phase, plan: Plan | None, run: Run | None, error: BaseException | None) -> None:
+    def phase_end(self, phase: Phase, plan: Plan | None, run: Run, error: BaseException | None) -> None:
         """The phase has ended, well or not."""
 
 
@@ -83,7 +88,7 @@ class EarlyStopping(Callback):
     def _forget(self) -> None:
         self.best, self.best_epoch, self.waited = math.nan, -1, 0
 
-    def after_loading(self, phase: Phase, plan: Plan) -> None:
+    def after_loading(self, phase: Phase, plan: Plan, run: Run) -> None:
         """Begin anew with every phase."""
         self._forget()
 
@@ -93,9 +98,7 @@ class EarlyStopping(Callback):
         if self.monitor not in figures:
             if run.phase.validation is not None and self.monitor.startswith("val_") and not run.history[-1].validated:
                 return
-            raise PhaseError(
-                f"EarlyStopping watches {self.monitor!r}, which an epoch does not have", there=", ".join(figures)
-            )
+            raise self._no_figure(run, figures)
         if self._is_better(figures[self.monitor]):
             self.best, self.best_epoch, self.waited = figures[self.monitor], run.epoch, 0
             if self.restore_best:
@@ -105,6 +108,17 @@ class EarlyStopping(Callback):
         if self.waited >= self.patience:
             now = ", and is not a number (NaN) now" if math.isnan(figures[self.monitor]) else ""
             run.stop(f"{self.monitor} has not become better for {self.patience} epochs{now}")
+
+    def _no_figure(self, run: Run, figures: Mapping[str, float]) -> PhaseError:
+        close = difflib.get_close_matches(self.monitor, figures, n=1, cutoff=0.75)
+        remedy = f"did you mean {close[0]!r}?" if close else "monitor one of these, or give the validation a metric"
+        if self.monitor.startswith("val_") and run.phase.validation is None:
+            remedy = "give the phase a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics"
+        return PhaseError(
+            f"EarlyStopping watches {self.monitor!r}, which an epoch of {run.phase.label!r} does not have",
+            there=", ".join(figures),
+            remedy=remedy,
+        )
 
     def _is_better(self, value: float) -> bool:
         if math.isnan(self.best):

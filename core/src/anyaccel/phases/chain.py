@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anyaccel.backend import ComputingBackend, Stepping
 from anyaccel.device import Device
+from anyaccel.phases.drawing import Lane, Turn
 from anyaccel.phases.links import Link, Losses
 from anyaccel.phases.loading import Feed
-from anyaccel.phases.steps import Wires
+from anyaccel.phases.steps import Orders, Wires
 from anyaccel.segment import NodeState
+
+if TYPE_CHECKING:
+    from anyaccel.phases.learners import Learners
 
 
 class Chain:
@@ -25,6 +29,7 @@ class Chain:
         self._wires = Wires(self._links)
         only = links[0].program if len(links) == 1 else None
         self._stepping = only if isinstance(only, Stepping) else None
+        self._learners: Learners | None = None
 
     # -- the whole -------------------------------------------------------------------------------------------------
 
@@ -33,13 +38,26 @@ class Chain:
         for link in self._links:
             link.program.seed(key)
 
-    def snapshot(self) -> list[Any]:
-        """Everything a step changes."""
-        return [link.program.snapshot() for link in self._links]
+    def teach(self, learners: Learners) -> None:
+        """Let estimators learn from every training step; from now on steps are taken one by one."""
+        self._learners, self._stepping = learners, None
+        self._wires.watcher = partial(learners.step, to_host=self.to_host)
 
-    def restore(self, snapshot: Sequence[Any]) -> None:
+    def snapshot(self) -> tuple[Any, list[Any]]:
+        """Everything a step changes.
+
+        Raises:
+            EstimatorError: an estimator that learns cannot be copied.
+        """
+        taught = None if self._learners is None else self._learners.snapshot()
+        return taught, [link.program.snapshot() for link in self._links]
+
+    def restore(self, snapshot: tuple[Any, Sequence[Any]]) -> None:
         """Go back to a snapshot."""
-        for link, part in zip(self._links, snapshot, strict=True):
+        taught, parts = snapshot
+        if self._learners is not None:
+            self._learners.restore(taught)
+        for link, part in zip(self._links, parts, strict=True):
             link.program.restore(part)
 
     def publish(self, states: MutableMapping[str, NodeState]) -> None:
@@ -54,6 +72,7 @@ class Chain:
         Every program is released, whatever one raises, and once more where an interrupt came in between: models must
         not be left with values of two steps. The first failure is raised at the end.
         """
+        self._learners = self._wires.watcher = None  # a circle: it would keep the programs until it is collected
         failures: list[BaseException] = []
         for link in self._links:
             for _ in range(2):
@@ -70,17 +89,27 @@ class Chain:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def order(self, feed: Feed, order: np.ndarray) -> dict[tuple[int, Device], Any]:
-        """An epoch's order on every device that has columns: the only transfer of the epoch."""
-        found: dict[tuple[int, Device], Any] = {}
+    def order(self, feed: Feed, orders: Mapping[Lane, np.ndarray]) -> Orders:
+        """An epoch's orders on every device that has columns of their lanes: the only transfer of the epoch."""
+        found: dict[tuple[Lane, int, Device], Any] = {}
+        sent: dict[tuple[int, int, Device], Any] = {}  # one sampler gives every feature set the same
         for link in self._links:
             for name, (_, device) in link.segment.inputs.items():
-                if name in feed.columns and (id(link.backend), device) not in found:
+                order = orders.get(feed.lane(name)) if name in feed.columns else None
+                if order is None:
+                    continue
+                key = (id(order), id(link.backend), device)
+                if key not in sent:
                     ordered = order.astype(link.backend.index_dtype, copy=False)
-                    found[id(link.backend), device] = link.backend.from_host(ordered, device)
+                    sent[key] = link.backend.from_host(ordered, device)
+                found[feed.lane(name), id(link.backend), device] = sent[key]
         return found
 
-    def stepper(self, feed: Feed, orders: Mapping[tuple[int, Device], Any]) -> Callable[[int, int, int], list[Losses]]:
+    def turner(self, feed: Feed, orders: Orders) -> Callable[[Turn], list[Losses]]:
+        """A function that trains one step on rows of some feature sets."""
+        return partial(self._wires.turn, self._wires.fed(feed, orders))
+
+    def stepper(self, feed: Feed, orders: Orders) -> Callable[[int, int, int], list[Losses]]:
         """A function of (start, count, batch) that trains `count` steps, with everything looked up beforehand.
 
         No closure: the frames of an error would hold it, and with it the columns, for as long as the error is kept.
@@ -90,15 +119,18 @@ class Chain:
         link, program = self._links[0], self._stepping
         names = tuple(link.segment.inputs)
         columns = tuple(feed.columns[name] for name in names)
-        mine = tuple(orders[id(link.backend), link.segment.inputs[name][1]] for name in names)
+        mine = tuple(orders[feed.lane(name), id(link.backend), link.segment.inputs[name][1]] for name in names)
         labels = tuple(term.label for term in link.segment.losses)
         return partial(_at_once, link.backend, program, columns, mine, labels)
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def evaluate(self, feed: Feed, start: int, stop: int) -> tuple[dict[str, Any], list[Losses]]:
-        """Outputs by value name and losses of some rows, in evaluation mode; all left on the devices."""
-        return self._wires.evaluate(self._wires.fed(feed, None), start, stop)
+    def evaluator(self, feed: Feed, orders: Orders) -> Callable[[Turn], tuple[dict[str, Any], list[Losses]]]:
+        """A function of rows that gives outputs by value name and losses, in evaluation mode, left on the devices.
+
+        Outputs that need rows which are not given are None.
+        """
+        return partial(self._wires.evaluate, self._wires.fed(feed, orders))
 
     def to_host(self, name: str, value: Any) -> np.ndarray:
         """One output in host memory."""

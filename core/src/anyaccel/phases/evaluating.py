@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyaccel.data import FeatureSet, Rows, joined_array
+from anyaccel.data import joined_array
 from anyaccel.errors import ColumnError, RecipeError
 from anyaccel.graph import ModelGraph, columns, wiring
 from anyaccel.metrics import Metric
 from anyaccel.phases.chain import Chain
 from anyaccel.phases.loading import Feed
 from anyaccel.phases.phase import EvalPhase
+from anyaccel.phases.sight import Sight
 from anyaccel.phases.tally import Tally
 from anyaccel.recipes import AppliedLoss
 
@@ -27,6 +28,7 @@ class Judgement:
     node: str
     source: str
     columns: tuple[str, ...]
+    stream: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,9 @@ def judged(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -
     for metric in phase.metrics:
         on = [metric.on] if metric.on is not None else nodes
         for node in on:
-            source, names = _targets(metric, node, losses, graph)
+            source, names, stream = _targets(metric, node, losses, graph)
             label = metric.label if len(on) == 1 else f"{node}.{metric.label}"
-            found.append(Judgement(label, metric, node, source.label, names))
+            found.append(Judgement(label, metric, node, source.label, names, stream or ""))
     labels = [one.label for one in found]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
@@ -72,9 +74,7 @@ def judged(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -
     return found
 
 
-def _targets(
-    metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: ModelGraph
-) -> tuple[FeatureSet, tuple[str, ...]]:
+def _targets(metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> columns.Chosen:
     if node not in graph.nodes:
         raise wiring.unknown_node(f"metric {metric.label!r} judges the node {node!r}", node, graph.nodes)
     own = [name for loss in losses if loss.on == node for name in loss.inputs[1:]]
@@ -92,7 +92,7 @@ def _targets(
 def evaluate(
     chain: Chain,
     feed: Feed,
-    rows: Mapping[str, Rows],
+    sight: Sight,
     batch: int,
     losses: Sequence[AppliedLoss],
     judgements: Sequence[Judgement],
@@ -104,7 +104,7 @@ def evaluate(
     Args:
         chain: programs.
         feed: the data on their devices.
-        rows: the same data in host memory, for metrics.
+        sight: what is evaluated, in host memory too, for metrics.
         batch: samples computed at once.
         losses: those wanted.
         judgements: metrics, bound.
@@ -115,19 +115,21 @@ def evaluate(
     parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
     tally = Tally()
     pending: list[tuple[str, object]] = []
-    for start in range(0, feed.n, batch):
-        values, found = chain.evaluate(feed, start, min(start + batch, feed.n))
+    step = chain.evaluator(feed, chain.order(feed, sight.orders))
+    for turn in sight.turns(batch):
+        values, found = step(turn)
         tally.add(found)
-        pending += [(name, values[name]) for name in wanted]
+        pending += [(name, values[name]) for name in wanted if values[name] is not None]
     for name, value in pending:
         parts[name].append(np.array(chain.to_host(name, value)))
     outputs = {name: np.concatenate(part) for name, part in parts.items()}
     all_means = tally.means()
     means = {loss.label: all_means[loss.label] for loss in losses}
     total = sum(loss.weight * means[loss.label] for loss in losses) if losses else float("nan")
-    metrics = {one.label: _measure(one, outputs[names[one.node][0]], rows[one.source]) for one in judgements}
+    metrics = {one.label: measured(one, outputs[names[one.node][0]], sight) for one in judgements}
     return Figures(means, total, metrics, {name: outputs[name] for label in keep for name in names[label]})
 
 
-def _measure(one: Judgement, outputs: np.ndarray, rows: Rows) -> float:
-    return float(one.metric.measure(outputs, joined_array(rows, one.columns)))
+def measured(one: Judgement, outputs: np.ndarray, sight: Sight) -> float:
+    """A metric of whole outputs, compared with columns of the same rows."""
+    return float(one.metric.measure(outputs, joined_array(sight.of(one.source, one.stream), one.columns)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from anyaccel.backend import ComputingBackend, Program
-from anyaccel.data import FeatureSet, Rows
+from anyaccel.data import FeatureSet
 from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning, PhaseError
 from anyaccel.graph import ModelGraph, Plan, Request, Resolution, resolve, sharing, wiring
@@ -17,13 +17,17 @@ from anyaccel.graph.nodes import ModelNode
 from anyaccel.phases import fitting, loading
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.chain import Chain
+from anyaccel.phases.drawing import Drawing
 from anyaccel.phases.evaluating import Figures, Judgement, evaluate, judged
 from anyaccel.phases.failure import forget
+from anyaccel.phases.learners import Learners, learning
 from anyaccel.phases.links import Link
 from anyaccel.phases.moments import Moments
 from anyaccel.phases.phase import EvalPhase, FitPhase, Phase, TrainPhase
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
+from anyaccel.phases.sight import Sight
+from anyaccel.phases.taking import drawn, rows_of, streams_of
 from anyaccel.phases.training import Training
 from anyaccel.recipes import AppliedLoss
 from anyaccel.registry import registry
@@ -41,7 +45,8 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
     """
     plan = resolve(graph, _request(phase, graph)).plan
     for part in _parts(phase):
-        loading.rows_of(part.label, part.data, _sets(phase, plan, _judgements(phase, part, graph), graph))
+        judgements = _judgements(phase, part, graph)
+        drawn(phase, part, rows_of(part, _sets(phase, plan, judgements, graph)), judgements, plan, graph)
     return plan
 
 
@@ -88,54 +93,76 @@ class _Execution:
         self._moments = moments
         self._progress = progress
         self._chain: Chain | None = None
+        self._learners: Learners | None = None
         self._afterwards: dict[str, Device] = {}
 
     def run(self) -> Figures | None:
         phase, graph = self._phase, self._graph
-        self._moments.call("phase_start", phase=phase)
-        resolution = resolve(graph, _request(phase, graph))
+        self._moments.call("phase_start", phase=phase, run=self._run)
+        if not isinstance(phase, FitPhase):
+            return self._round()
+        with fitting.awaiting(fitting.left(phase, graph), graph):
+            done = self._round()
+            while fitting.left(phase, graph, self._run.done):  # what these need is known only now
+                self._let_go()
+                done = self._round()
+        return done
+
+    def _round(self) -> Figures | None:
+        """From a plan to its end. A FitPhase has several rounds where estimators wait for each other."""
+        phase, graph = self._phase, self._graph
+        resolution = resolve(graph, _request(phase, graph, self._run.done))
         plan = self._run.plan = resolution.plan
         judgements = {part: _judgements(phase, part, graph) for part in _parts(phase)}
         rows = {
-            part: loading.rows_of(part.label, part.data, _sets(phase, plan, judgements[part], graph))
-            for part in _parts(phase)
+            part: rows_of(part, _sets(phase, plan, judgements[part], graph, self._run.done)) for part in _parts(phase)
         }
-        self._run.rows = rows[phase]
+        draws = {part: drawn(phase, part, its, judgements[part], plan, graph) for part, its in rows.items()}
+        own = draws[phase]
+        self._run.rows = own.rows if isinstance(own, Sight) else rows[phase]
+        self._learners = Learners(phase, graph, rows[phase], streams_of(phase, graph))
         classes = loading.class_counts(resolution)
         arrays = {part: loading.prepare(plan, found, classes) for part, found in rows.items()}
-        if isinstance(phase, TrainPhase):
-            phase.sampler.batches(_count(rows[phase]))
         afterwards = _afterwards(phase, plan)
         sharing.share(plan, registry())
-        self._moments.call("before_placement", phase=phase, plan=plan)
+        self._moments.call("before_placement", phase=phase, plan=plan, run=self._run)
         _warn(plan)
-        self._afterwards = afterwards
+        self._afterwards.update(afterwards)
         place(graph, {one.node: one.device for one in plan.assignments})
-        self._moments.call("after_placement", phase=phase, plan=plan)
-        feeds = {part: loading.load(plan, one, _count(rows[part])) for part, one in arrays.items()}
+        self._moments.call("after_placement", phase=phase, plan=plan, run=self._run)
+        nbytes = sum(array.nbytes for its in arrays.values() for array in its.values())
+        self._progress.loading(f"the data of {phase.label}", nbytes)
+        feeds = {part: loading.load(plan, one) for part, one in arrays.items()}
         del arrays
         self._chain = _build(resolution, graph)
         self._run.attach(self._chain)
         graph.refresh = partial(self._chain.publish, graph.optimizer_states)
-        self._moments.call("after_loading", phase=phase, plan=plan)
-        return self._loop(resolution, feeds, rows, judgements)
+        self._moments.call("after_loading", phase=phase, plan=plan, run=self._run)
+        return self._loop(resolution, feeds, draws, judgements)
 
     def _loop(
         self,
         resolution: Resolution,
         feeds: Mapping[Phase, loading.Feed],
-        rows: Mapping[Phase, Mapping[str, Rows]],
+        draws: Mapping[Phase, Drawing | Sight],
         judgements: Mapping[Phase, Sequence[Judgement]],
     ) -> Figures | None:
         assert self._chain is not None
         phase, chain = self._phase, self._chain
-        evaluation = partial(self._evaluate, chain, feeds, rows, judgements, resolution.shapes.outputs)
+        evaluation = partial(self._evaluate, chain, feeds, draws, judgements, resolution.shapes.outputs)
         if isinstance(phase, EvalPhase):
-            return evaluation(phase)
+            self._run.evaluation = evaluation(phase)
+            return self._run.evaluation
         if isinstance(phase, FitPhase):
-            return self._fit(phase, chain, feeds[phase], rows[phase], resolution.shapes.outputs)
-        assert isinstance(phase, TrainPhase)
-        training = Training(phase, self._run, chain, feeds[phase], self._moments, self._progress)
+            sight = draws[phase]
+            assert isinstance(sight, Sight)
+            return self._fit(phase, chain, feeds[phase], sight, resolution.shapes.outputs)
+        drawing = draws[phase]
+        assert isinstance(phase, TrainPhase) and isinstance(drawing, Drawing)
+        if self._learners:
+            drawing.listener = self._learners.begin
+            chain.teach(self._learners)
+        training = Training(phase, self._run, chain, feeds[phase], drawing, self._moments, self._progress)
         training.run(None if phase.validation is None else partial(evaluation, phase.validation))
         return None
 
@@ -143,27 +170,32 @@ class _Execution:
         self,
         chain: Chain,
         feeds: Mapping[Phase, loading.Feed],
-        rows: Mapping[Phase, Mapping[str, Rows]],
+        draws: Mapping[Phase, Drawing | Sight],
         judgements: Mapping[Phase, Sequence[Judgement]],
         names: Mapping[str, Sequence[str]],
         part: EvalPhase,
     ) -> Figures:
         losses, keep = _losses(self._phase, part), _kept(part, self._graph) if part is self._phase else ()
-        batch = part.sampler.batch_size
-        return evaluate(chain, feeds[part], rows[part], batch, losses, judgements[part], keep, names)
+        sight, wanted, learners = draws[part], judgements[part], self._learners
+        assert isinstance(sight, Sight)
+        if not learners or not learners.mine(wanted):
+            return evaluate(chain, feeds[part], sight, part.batch_size, losses, wanted, keep, names)
+        others = [one for one in wanted if one not in learners.mine(wanted)]
+        done = evaluate(chain, feeds[part], sight, part.batch_size, losses, others, learners.sources, names)
+        return replace(learners.judge(done, wanted, sight), outputs={})
 
     def _fit(
         self,
         phase: FitPhase,
         chain: Chain,
         feed: loading.Feed,
-        rows: Mapping[str, Rows],
+        sight: Sight,
         names: Mapping[str, Sequence[str]],
     ) -> Figures:
-        labels = fitting.to_fit(phase, self._graph)
+        labels = fitting.to_fit(phase, self._graph, self._run.done)
         keep = fitting.sources(labels, self._graph)
-        done = evaluate(chain, feed, rows, phase.sampler.batch_size, (), (), keep, names)
-        fitting.fit(labels, self._graph, done.outputs, rows)
+        done = evaluate(chain, feed, sight, phase.sampler.batch_size, (), (), keep, names)
+        fitting.fit(labels, self._graph, done.outputs, sight.rows, self._run.fitted)
         return replace(done, outputs={})
 
     def end(self, interrupt: BaseException | None = None) -> None:
@@ -187,11 +219,14 @@ class _Execution:
                 forget(run.error)
             self._moments.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)
 
-    def _release(self) -> None:
+    def _let_go(self) -> None:
         chain, self._chain = self._chain, None
         self._graph.refresh = None
         if chain is not None:
             chain.release(self._graph.optimizer_states)
+
+    def _release(self) -> None:
+        self._let_go()
         place(self._graph, self._afterwards)
 
 
@@ -209,34 +244,37 @@ def _judgements(phase: Phase, part: Phase, graph: ModelGraph) -> list[Judgement]
     return judged(part, _losses(phase, part), graph) if isinstance(part, EvalPhase) else []
 
 
-def _count(rows: Mapping[str, Rows]) -> int:
-    return len(next(iter(rows.values())))
-
-
-def _request(phase: Phase, graph: ModelGraph) -> Request:
-    wants: dict[str, None] = {}
+def _request(phase: Phase, graph: ModelGraph, done: Collection[str] = ()) -> Request:
+    learners = learning(phase, graph)
+    wants = dict.fromkeys(fitting.sources(learners, graph))
     for part in _parts(phase):
         if isinstance(part, EvalPhase):
             wants.update(dict.fromkeys(_kept(part, graph) if part is phase else ()))
-            wants.update(dict.fromkeys(one.node for one in _judgements(phase, part, graph)))
+            judged_nodes = (one.node for one in _judgements(phase, part, graph))
+            wants.update(dict.fromkeys(one for one in judged_nodes if one not in learners))
     if isinstance(phase, FitPhase):
-        wants = dict.fromkeys(fitting.sources(fitting.to_fit(phase, graph), graph))
+        wants = dict.fromkeys(fitting.sources(fitting.to_fit(phase, graph, done), graph))
     return Request(
         phase.label,
         phase.accelerator,
         phase.losses,
-        isinstance(phase, TrainPhase),
+        isinstance(phase, TrainPhase) and bool(phase.losses or not learners),
         tuple(wants),
         phase.strict,
         phase.policy,
+        streams_of(phase, graph),
+        tuple(learners),
     )
 
 
-def _sets(phase: Phase, plan: Plan, judgements: Sequence[Judgement], graph: ModelGraph) -> dict[str, FeatureSet]:
+def _sets(
+    phase: Phase, plan: Plan, judgements: Sequence[Judgement], graph: ModelGraph, done: Collection[str] = ()
+) -> dict[str, FeatureSet]:
     """The feature sets that a phase needs data of: for its nodes, for what is loaded, and for its metrics."""
     labels = {one.node for one in plan.assignments}
     if isinstance(phase, FitPhase):
-        labels |= wiring.ancestors(fitting.to_fit(phase, graph), graph.nodes)
+        labels |= wiring.ancestors(fitting.to_fit(phase, graph, done), graph.nodes)
+    labels |= wiring.ancestors(learning(phase, graph), graph.nodes)
     needed = set(wiring.feature_sets(graph.nodes[label] for label in labels))
     needed |= {column.feature_set for column in plan.columns} | {one.source for one in judgements}
     return {label: one for label, one in wiring.feature_sets(graph.nodes.values()).items() if label in needed}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,21 @@ from anyaccel.registry import registry
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Columns on their devices, by value name, all of `n` rows."""
+    """Columns on their devices, by value name, and the lane that the rows of each come from, (set, stream)."""
 
-    n: int
     columns: Mapping[str, Any]
+    lanes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def lane(self, name: str) -> tuple[str, str]:
+        """The feature set of a column, and the stream that it is read from, `""` for the first."""
+        return self.lanes.get(name, ("", ""))
 
 
-def rows_of(label: str, data: Data, sets: Mapping[str, FeatureSet]) -> dict[str, Rows]:
-    """The rows that a phase runs over, by feature set.
+def rows_of(label: str, data: Data, sets: Mapping[str, FeatureSet], *, together: bool = True) -> dict[str, Rows]:
+    """The rows that a phase runs over, by feature set; `together` if one sampler draws from all of them.
 
     Raises:
-        PhaseError: a feature set without data, data for none, or different numbers of rows.
+        PhaseError: a feature set without data, data for none, or different numbers of rows that are drawn together.
         SplitError: a split that a feature set does not have.
     """
     given = dict(data) if isinstance(data, Mapping) else _for_each(label, data, sets)
@@ -41,13 +45,13 @@ def rows_of(label: str, data: Data, sets: Mapping[str, FeatureSet]) -> dict[str,
         )
     rows = {name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in given.items()}
     counts = {name: len(one) for name, one in rows.items()}
-    if len(set(counts.values())) > 1:
+    if together and len(set(counts.values())) > 1:
         raise PhaseError(
             f"phase {label!r} has different numbers of rows",
             there=", ".join(f"{name}: {count}" for name, count in counts.items()),
-            remedy="batches are drawn together: give each feature set the same number of rows",
+            remedy="batches are drawn together: give each feature set the same number of rows, or a sampler of its own",
         )
-    if not next(iter(counts.values()), 0):
+    if not all(counts.values()) or not counts:
         raise PhaseError(f"phase {label!r} has no rows", remedy="choose another split")
     return rows
 
@@ -78,9 +82,20 @@ def prepare(plan: Plan, rows: Mapping[str, Rows], classes: Mapping[str, int]) ->
     Raises:
         ColumnError: data that are not what the plan was made for, or class indices out of range.
     """
-    return {
-        column.name: _prepared(column, rows[column.feature_set], classes.get(column.name)) for column in plan.columns
-    }
+    arrays: dict[str, np.ndarray] = {}
+    for column in plan.columns:
+        twin = next((one for one in plan.columns if one.name in arrays and _same(one, column)), None)
+        counted = classes.get(column.name)
+        if twin is None or classes.get(twin.name) != counted:
+            arrays[column.name] = _prepared(column, rows[column.feature_set], counted)
+        else:
+            arrays[column.name] = arrays[twin.name]
+    return arrays
+
+
+def _same(one: Column, other: Column) -> bool:
+    """Whether two columns are one in memory: only their streams differ."""
+    return replace(one, name="", stream="", role="") == replace(other, name="", stream="", role="")
 
 
 def _prepared(column: Column, rows: Rows, classes: int | None) -> np.ndarray:
@@ -121,10 +136,14 @@ def class_counts(resolution: Resolution) -> dict[str, int]:
     return counts
 
 
-def load(plan: Plan, arrays: Mapping[str, np.ndarray], n: int) -> Feed:
-    """Put prepared columns, of `n` rows, on their devices."""
-    columns = {}
+def load(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Feed:
+    """Put prepared columns on their devices; what several streams read is there once."""
+    columns: dict[str, Any] = {}
     for column in plan.columns:
+        twin = next((one for one in plan.columns if one.name in columns and _same(one, column)), None)
+        if twin is not None and arrays[twin.name] is arrays[column.name]:
+            columns[column.name] = columns[twin.name]
+            continue
         backend = registry().computing(column.framework, column.device.kind)
         columns[column.name] = backend.from_host(arrays[column.name], column.device, pinned=column.pinned)
-    return Feed(n, columns)
+    return Feed(columns, {column.name: (column.feature_set, column.stream) for column in plan.columns})

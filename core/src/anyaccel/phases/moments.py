@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ class Moments:
         """Call one moment; the first exception ends it and propagates."""
         getattr(self._hooks.hook, moment)(**arguments)
         for callback in self._callbacks:
-            getattr(callback, moment)(**arguments)
+            _tell(getattr(callback, moment), **arguments)
 
     def phase_end(self, error: BaseException | None, **arguments: Any) -> None:
         """Call `phase_end` of everybody, each on its own; failures are noted on `error`, else raised at the end.
@@ -48,13 +49,22 @@ class Moments:
         for plugin in plugins:
             yield self._hooks.subset_hook_caller("phase_end", [other for other in plugins if other is not plugin])
         for callback in self._callbacks:
-            yield callback.phase_end
+            yield partial(_tell, callback.phase_end)
 
     def _listening(self, moment: str) -> tuple[Callable[..., Any], ...]:
         base, hook = getattr(Callback, moment), getattr(self._hooks.hook, moment)
         methods = [getattr(callback, moment) for callback in self._callbacks]
         listeners = [method for method in methods if getattr(method, "__func__", None) is not base]
         return ((hook,) if hook.get_hookimpls() else ()) + tuple(listeners)
+
+
+def _tell(method: Callable[..., Any], **arguments: Any) -> None:
+    """Call a callback's method with those of the arguments that it names, as hooks are; all if it takes any."""
+    if len(arguments) > 1:
+        named = inspect.signature(method).parameters.values()
+        if all(one.kind is not one.VAR_KEYWORD for one in named):
+            arguments = {one.name: arguments[one.name] for one in named if one.name in arguments}
+    method(**arguments)
 
 
 def _failure(function: Callable[[], Any]) -> BaseException | None:

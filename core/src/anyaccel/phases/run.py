@@ -10,6 +10,8 @@ from anyaccel.data import Rows
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.phases.chain import Chain
+from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.fitting import Fitted
 from anyaccel.phases.links import Losses
 from anyaccel.phases.tally import Tally
 
@@ -18,8 +20,8 @@ from anyaccel.phases.tally import Tally
 class Epoch:
     """What an epoch gave. `number` counts from 0 over all runs of phases of this label.
 
-    `losses` are means over the epoch by label, `loss` is their weighted sum, and `validation` holds what the
-    validation after this epoch gave (`loss`, `loss.LABEL`, metrics), empty if there was none.
+    `losses` are means over the epoch by label, `loss` is their weighted sum (NaN of none), and `validation` holds what
+    the validation after this epoch gave (`loss`, `loss.LABEL`, metrics), empty if there was none.
     """
 
     number: int
@@ -37,30 +39,42 @@ class Epoch:
     @property
     def figures(self) -> dict[str, float]:
         """Every figure by the name that callbacks use: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`."""
-        own = {"loss": self.loss, **{f"loss.{label}": value for label, value in self.losses.items()}}
+        own = {f"loss.{label}": value for label, value in self.losses.items()}
+        own = {"loss": self.loss, **own} if own else {}
         return {**own, **{f"val_{name}": value for name, value in self.validation.items()}}
 
 
 class Run:
     """One execution of a phase: its progress and losses so far, and the brake.
 
-    Attributes:
+    Args:
         phase: what is executed.
         graph: on what.
+        experiment: label of the experiment that does so, `""` where there is none.
+
+    Attributes:
+        phase, graph, experiment: as given.
         plan: how; None until it is made.
         epoch: number of the epoch within this run, from 0.
         step: number of the step within the epoch, from 0.
         history: the epochs that are complete.
+        evaluation: what an EvalPhase gave, from its end on; None before, and for other phases.
+        fitted: what a FitPhase has fitted, in this order.
         rows: the data of the phase by feature set, once they are known.
+        error: what ended the run, None if nothing did.
+        stop_reason: why somebody asked the run to stop, `""` if nobody did.
     """
 
-    def __init__(self, phase: Any, graph: ModelGraph) -> None:
+    def __init__(self, phase: Any, graph: ModelGraph, experiment: str = "") -> None:
         self.phase = phase
         self.graph = graph
+        self.experiment = experiment
         self.plan: Plan | None = None
         self.epoch = 0
         self.step = 0
         self.history: list[Epoch] = []
+        self.evaluation: Figures | None = None
+        self.fitted: list[Fitted] = []
         self.rows: Mapping[str, Rows] = {}
         self.error: BaseException | None = None
         self.stop_reason = ""
@@ -70,6 +84,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.phase.label!r}, {len(self.history)} epochs done)"
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        """Labels of the nodes that a FitPhase has fitted."""
+        return tuple(one.node for one in self.fitted)
 
     @property
     def stopped(self) -> bool:

@@ -10,13 +10,16 @@ from typing import Any
 from anyaccel.device import Device
 from anyaccel.phases.border import Carrier, carrier
 from anyaccel.phases.clipping import Clipping
+from anyaccel.phases.drawing import Lane, Span, Spans, Turn
 from anyaccel.phases.links import Link, Losses
 from anyaccel.phases.loading import Feed
 
-Rows = Callable[[int, int], Any]
-"""Rows start to stop of a column, in the order of the epoch."""
+Rows = tuple[str, Callable[[int, int], Any]]
+"""A column: its feature set, and its rows start to stop, in the order of the epoch."""
 Fed = tuple[Mapping[str, Rows], ...]
 """For each link, its columns by name of value."""
+Orders = Mapping[tuple[Lane, int, Device], Any]
+"""An epoch's orders on the devices, by lane, `id` of a backend and device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +47,42 @@ class Wires:
         self._arrivals = [tuple(_arrivals(link, makers)) for link in links]
         self._returns = {id(link): tuple(_returns(link, makers)) for link in links if link.live}
         self._clipping = Clipping([link for link in links if link.live])
+        self.watcher: Callable[[Mapping[str, Any], Spans], None] | None = None
+        """Is shown the values of every training step when it is done."""
 
-    def fed(self, feed: Feed, orders: Mapping[tuple[int, Device], Any] | None) -> Fed:
-        """The columns of a feed as the links take them, in an order or as they are."""
+    def fed(self, feed: Feed, orders: Orders) -> Fed:
+        """The columns of a feed as the links take them, in their orders; those that have none as they are."""
         return tuple(
-            {name: self._rows(link, name, feed, orders) for name in _columns(link, feed)} for link in self._links
+            {name: self._rows(link, name, feed, orders) for name in link.segment.inputs if name in feed.columns}
+            for link in self._links
         )
 
-    def _rows(self, link: Link, name: str, feed: Feed, orders: Mapping[tuple[int, Device], Any] | None) -> Rows:
-        order = None if orders is None else orders[id(link.backend), link.segment.inputs[name][1]]
-        return partial(link.backend.rows, feed.columns[name], order=order)
+    def _rows(self, link: Link, name: str, feed: Feed, orders: Orders) -> Rows:
+        lane = feed.lane(name)
+        order = orders.get((lane, id(link.backend), link.segment.inputs[name][1]))
+        return lane[0], partial(link.backend.rows, feed.columns[name], order=order)
 
     def train(self, fed: Fed, start: int, count: int, batch: int) -> list[Losses]:
-        """`count` training steps, one by one."""
+        """`count` training steps, one by one; each takes the same rows of every order."""
         losses: list[Losses] = []
         for first in range(start, start + count * batch, batch):
-            losses += self._step(fed, first, first + batch)
+            span = (first, first + batch)
+            losses += self._step(fed, partial(_everywhere, span))
         return losses
 
-    def _step(self, fed: Fed, start: int, stop: int) -> list[Losses]:
+    def turn(self, fed: Fed, turn: Turn) -> list[Losses]:
+        """One training step on rows of some feature sets."""
+        return self._step(fed, turn.get)
+
+    def _step(self, fed: Fed, spans: Spans) -> list[Losses]:
         values: dict[str, Any] = {}
         pullbacks: list[tuple[Link, Any]] = []
         losses: list[Losses] = []
         for link, arrivals, rows in zip(self._links, self._arrivals, fed, strict=True):
-            inputs = _inputs(arrivals, rows, values, start, stop)
+            inputs = _inputs(arrivals, rows, values, spans)
+            if all(value is None for value in inputs):  # this step has nothing for it
+                values.update(dict.fromkeys(link.segment.outputs))
+                continue
             if link.trains:
                 outputs, pairs, pullback = link.program.forward_pullback(inputs)
                 if link.live:
@@ -75,11 +90,13 @@ class Wires:
             else:
                 outputs, pairs = link.program.forward(inputs)
             values.update(zip(link.segment.outputs, outputs, strict=True))
-            losses.append(Losses(link.backend, stop - start, tuple(pairs), pairs=pairs))
+            losses.append(Losses(link.backend, 0, tuple(pairs), pairs=pairs))
         self._pull_back(pullbacks)
         scales = self._clipping.scales()
         for link, _ in pullbacks:
             link.program.apply(scales[id(link)])
+        if self.watcher is not None:
+            self.watcher(values, spans)
         return losses
 
     def _pull_back(self, pullbacks: Sequence[tuple[Link, Any]]) -> None:
@@ -91,19 +108,19 @@ class Wires:
                     back = way.carry(cotangent)
                     cotangents[way.name] = back if way.name not in cotangents else cotangents[way.name] + back
 
-    def evaluate(self, fed: Fed, start: int, stop: int) -> tuple[dict[str, Any], list[Losses]]:
-        """Outputs by value name and losses of some rows, in evaluation mode."""
+    def evaluate(self, fed: Fed, turn: Turn) -> tuple[dict[str, Any], list[Losses]]:
+        """Outputs by value name (None where rows that they need are missing) and losses, in evaluation mode."""
         values: dict[str, Any] = {}
         losses: list[Losses] = []
         for link, arrivals, rows in zip(self._links, self._arrivals, fed, strict=True):
-            outputs, pairs = link.program.forward(_inputs(arrivals, rows, values, start, stop))
+            inputs = _inputs(arrivals, rows, values, turn.get)
+            if all(value is None for value in inputs):
+                values.update(dict.fromkeys(link.segment.outputs))
+                continue
+            outputs, pairs = link.program.forward(inputs)
             values.update(zip(link.segment.outputs, outputs, strict=True))
-            losses.append(Losses(link.backend, stop - start, tuple(pairs), pairs=pairs))
+            losses.append(Losses(link.backend, 0, tuple(pairs), pairs=pairs))
         return values, losses
-
-
-def _columns(link: Link, feed: Feed) -> list[str]:
-    return [name for name in link.segment.inputs if name in feed.columns]
 
 
 def _arrivals(link: Link, makers: Mapping[str, Link]) -> list[Arrival]:
@@ -126,6 +143,20 @@ def _returns(link: Link, makers: Mapping[str, Link]) -> list[Return]:
 
 
 def _inputs(
-    arrivals: Sequence[Arrival], rows: Mapping[str, Rows], values: Mapping[str, Any], start: int, stop: int
+    arrivals: Sequence[Arrival], rows: Mapping[str, Rows], values: Mapping[str, Any], spans: Spans
 ) -> tuple[Any, ...]:
-    return tuple(rows[one.name](start, stop) if one.carry is None else one.carry(values[one.name]) for one in arrivals)
+    """What a link is given: None for rows that this step has not, and for values that would need them."""
+    found: list[Any] = []
+    for one in arrivals:
+        if one.carry is None:
+            name, cut = rows[one.name]
+            span = spans(name)
+            found.append(None if span is None else cut(*span))
+        else:
+            value = values[one.name]
+            found.append(None if value is None else one.carry(value))
+    return tuple(found)
+
+
+def _everywhere(span: Span, _: str) -> Span:
+    return span

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from anyaccel import rng
 from anyaccel.phases.chain import Chain
+from anyaccel.phases.drawing import Drawing
 from anyaccel.phases.evaluating import Figures
 from anyaccel.phases.links import Losses
 from anyaccel.phases.loading import Feed
@@ -47,12 +46,20 @@ class Training:
     """The loop of one TrainPhase over programs that are ready."""
 
     def __init__(
-        self, phase: TrainPhase, run: Run, chain: Chain, feed: Feed, moments: Moments, progress: Progress
+        self,
+        phase: TrainPhase,
+        run: Run,
+        chain: Chain,
+        feed: Feed,
+        drawing: Drawing,
+        moments: Moments,
+        progress: Progress,
     ) -> None:
         self._phase = phase
         self._run = run
         self._chain = chain
         self._feed = feed
+        self._drawing = drawing
         self._moments = moments
         self._progress = progress
         self._weights = {loss.label: loss.weight for loss in phase.losses}
@@ -61,9 +68,8 @@ class Training:
 
     def run(self, validate: Validate | None) -> None:
         """All epochs, or as many as there are until somebody stops the run."""
-        steps = self._phase.sampler.steps(self._feed.n)
         try:
-            self._progress.start(self._phase.label, self._phase.n_epochs, steps)
+            self._progress.start(self._phase.label, self._phase.n_epochs, self._drawing.steps)
             for epoch in range(self._phase.n_epochs):
                 self._epoch(epoch, validate)
                 if self._run.stopped:
@@ -87,7 +93,7 @@ class Training:
         due = validate is not None and (
             (epoch + 1) % self._phase.validate_every == 0 or epoch + 1 == self._phase.n_epochs
         )
-        total = sum(self._weights[name] * value for name, value in losses.items())
+        total = sum(self._weights[name] * value for name, value in losses.items()) if losses else float("nan")
         run.history.append(Epoch(number, total, losses, steps, seconds))
         if validate is not None and due:  # the epoch is complete, and kept, whatever comes of this
             run.history[-1] = replace(run.history[-1], validation=validate().named)
@@ -95,18 +101,23 @@ class Training:
         self._moments.call("epoch_end", run=run)
 
     def _orders(self, number: int) -> Any:
-        sampler = self._phase.sampler
-        if sampler.shuffle:
-            return self._chain.order(self._feed, sampler.order(self._feed.n, number))
+        if not self._drawing.fixed:
+            return self._chain.order(self._feed, self._drawing.orders(number))
         if self._fixed_order is None:
-            self._fixed_order = self._chain.order(self._feed, np.arange(self._feed.n, dtype=np.int64))
+            self._fixed_order = self._chain.order(self._feed, self._drawing.orders(0))
         return self._fixed_order
 
     def _steps(self, orders: Any) -> tuple[dict[str, float], int]:
-        full, last = self._phase.sampler.batches(self._feed.n)
-        size = self._phase.sampler.batch_size
+        tally = Tally()
+        uniform = self._drawing.uniform
+        done = self._turns(tally, orders) if uniform is None else self._batches(tally, orders, *uniform)
+        means = tally.means()
+        return {label: means[label] for label in self._weights if label in means}, done
+
+    def _batches(self, tally: Tally, orders: Any, full: int, size: int, last: int) -> int:
+        """As many steps in one call as the pace allows."""
         step = self._chain.stepper(self._feed, orders)
-        tally, done = Tally(), 0
+        done = 0
         while done < full and not self._run.stopped:
             count = min(self._pace.next(), full - done)
             began = time.perf_counter()
@@ -116,8 +127,18 @@ class Training:
         if last and not self._run.stopped:
             self._took(tally, step(full * size, 1, last), 1)
             done += 1
-        means = tally.means()
-        return {label: means[label] for label in self._weights if label in means}, done
+        return done
+
+    def _turns(self, tally: Tally, orders: Any) -> int:
+        """One by one, as each takes other feature sets or other numbers of rows of them."""
+        step = self._chain.turner(self._feed, orders)
+        done = 0
+        for turn in self._drawing.turns:
+            if self._run.stopped:
+                break
+            self._took(tally, step(turn), 1)
+            done += 1
+        return done
 
     def _took(self, tally: Tally, losses: list[Losses], count: int) -> None:
         tally.add(losses)

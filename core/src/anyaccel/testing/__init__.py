@@ -44,7 +44,7 @@ _HOMES = {
     "write_distribution": "faulty",
 }
 # Modules whose asserts shall explain themselves, as those of a test file do.
-_ASSERTING = ("backend", "exchange", "memory", "model", "program", "segment", "stepping", "training")
+_ASSERTING = ("backend", "exchange", "memory", "model", "partial", "program", "segment", "stepping", "training")
 
 __all__ = list(_HOMES)
 

@@ -140,6 +140,23 @@ class SteppingTests(Subject):
         found = stepped(bench, built(bench, ready, optimizer=RECIPES["sgd"]), [(5, 2, 3)])
         close(found, np.array(expected))
 
+    def test_each_column_has_an_order_of_its_own(self, bench: Bench, model: Make) -> None:
+        """Orders may differ, name rows twice and others never, and be longer than the columns."""
+        ready = bench.ready(model)
+        drawn = np.random.default_rng(5)
+        first, second = drawn.integers(0, 22, 40), drawn.integers(0, 22, 40)
+        other = bench.twin(model, ready)
+        single = built(bench, other, optimizer=RECIPES["sgd"])
+        for start in range(0, 40, 8):
+            x, t = COLUMNS.rows(first[start : start + 8]), COLUMNS.rows(second[start : start + 8])
+            bench.pull(single, (bench.inputs(x)[0], bench.inputs(t)[1]))
+            single.apply()
+        single.release()
+        program = built(bench, ready, optimizer=RECIPES["sgd"])
+        program.steps(bench.inputs(COLUMNS), [bench.order(first), bench.order(second)], 0, 5, 8)
+        program.release()
+        close(bench.values(ready), bench.values(other), rtol=1e-5, atol=2e-6)
+
     def test_steps_go_on_from_single_steps(self, bench: Bench, model: Make) -> None:
         """Both ways share one state: optimizer, step count and parameters."""
         ready = bench.ready(model)

@@ -1,0 +1,107 @@
+"""Wrong backends: steps in which some inputs are missing."""
+
+from __future__ import annotations
+
+import numpy as np
+from broken import fault
+
+from anyaccel.adapter import ArrayProgram
+from anyaccel.reference.moving import moved
+from anyaccel.segment import NodeState
+
+
+def lacking(inputs):
+    return any(one is None for one in inputs)
+
+
+class Filled(ArrayProgram):
+    """Zeros where an input is missing."""
+
+    def filled(self, inputs):
+        specs = self.segment.inputs.values()
+        return [
+            moved(np.zeros((6, *spec.shape), spec.dtype), device) if one is None else one
+            for one, (spec, device) in zip(inputs, specs, strict=True)
+        ]
+
+
+@fault("compute", "test_what_needs_a_missing_input_is_left_out[False]")
+class ZerosAreEvaluated(Filled):
+    def forward(self, inputs):
+        return super().forward(self.filled(inputs))
+
+
+@fault("compute", "test_what_needs_a_missing_input_is_left_out[True]")
+class ZerosAreTrainedWith(Filled):
+    def forward_pullback(self, inputs, scale=None):
+        return super().forward_pullback(self.filled(inputs), scale)
+
+
+@fault("compute", "test_a_missing_target_leaves_out_its_loss_alone[True]")
+class NodesWithoutLossAreLeftOut(ArrayProgram):
+    def forward_pullback(self, inputs, scale=None):
+        x, t, *rest = inputs
+        return super().forward_pullback([None if t is None else x, t, *rest], scale)
+
+
+@fault("compute", "test_what_depends_on_what_is_left_out_is_left_out[False]")
+class JoinsWhatThereIs(ArrayProgram):
+    def forward(self, inputs):
+        outputs, losses = super().forward(inputs)
+        there = [one for one in outputs if one is not None]
+        return tuple(there[0] if one is None else one for one in outputs), losses
+
+
+@fault("compute", "test_nodes_that_no_gradient_reached_are_not_touched")
+class ZerosAreGradients(ArrayProgram):
+    def apply(self, scale=None):
+        for node, parameters in self._learning.parameters.items():
+            self._learning.add(node, {name: 0 * array for name, array in parameters.items()})
+        super().apply(scale)
+
+
+@fault("compute", "test_turns_are_as_each_alone")
+class TurnsAreCountedTogether(ArrayProgram):
+    def apply(self, scale=None):
+        super().apply(scale)
+        states = self._learning.states
+        most = max((state.step for state in states.values()), default=0)
+        self._learning.states = {node: NodeState(most, state.slots) for node, state in states.items()}
+
+
+@fault("compute", "test_cotangents_of_what_is_missing_are_none")
+class CotangentsOfNothing(ArrayProgram):
+    def forward_pullback(self, inputs, scale=None):
+        outputs, losses, pullback = super().forward_pullback(inputs, scale)
+        return outputs, losses, lambda c: tuple(np.zeros(()) if one is None else one for one in pullback(c))
+
+
+@fault("compute", "test_buffers_of_what_is_left_out_stay")
+class BuffersGoOn(Filled):
+    def forward_pullback(self, inputs, scale=None):
+        if lacking(inputs):
+            super().forward_pullback(self.filled(inputs), scale)
+        return super().forward_pullback(inputs, scale)
+
+
+@fault("compute", "test_a_shared_model_learns_from_what_there_is")
+class SharedModelsWait(ArrayProgram):
+    def forward_pullback(self, inputs, scale=None):
+        found = super().forward_pullback(inputs, scale)
+        models = [id(op.model) for op in self.segment.operations if op.model is not None]
+        if lacking(inputs) and len(set(models)) < len(models):
+            return *found[:2], lambda cotangents: (None,) * len(self.segment.needs_pullback)
+        return found
+
+
+@fault("compute", "test_figures_of_gradients_are_of_those_there_are")
+class FiguresOfNothing(ArrayProgram):
+    whole = True
+
+    def forward_pullback(self, inputs, scale=None):
+        self.whole = not lacking(inputs)
+        return super().forward_pullback(inputs, scale)
+
+    def grad_stats(self):
+        found = super().grad_stats()
+        return found if self.whole else {name: (squared * 0, finite) for name, (squared, finite) in found.items()}

@@ -1,0 +1,411 @@
+"""Estimators as values: which method computes a node's output, what it may give, and what is told where it cannot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import anyaccel
+from anyaccel.data import FeatureSet
+from anyaccel.errors import EstimatorError, GraphError, NoBackendError, RecipeError
+from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.metrics import Metric, accuracy
+from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
+from anyaccel.recipes import AppliedLoss
+from anyaccel.reference import Dense, Estimator
+from anyaccel.reference.abilities import is_estimator
+
+
+class Own:
+    """An estimator of whose method the tests say what it gives."""
+
+    def __init__(self, gives):
+        self.gives = gives
+
+    def fit(self, features, targets=None):
+        self.fitted_ = True
+
+    def predict(self, features):
+        return self.gives(features)
+
+
+class Shift:
+    """A transformer without targets."""
+
+    def fit(self, features):
+        self.mean_ = features.mean(axis=0)
+
+    def transform(self, features):
+        return features - self.mean_
+
+
+@pytest.fixture
+def fitted(data, experiment):
+    """`fitted(estimator, metrics=...)` fits it in a graph of one node and evaluates over `val`."""
+
+    def run(model, targets="c", **settings):
+        graph = ModelGraph([ModelNode("est", model, data.reference(["x"], [targets]))])
+        ours = experiment(graph)
+        ours.run_phase(FitPhase("fit", data="train"))
+        return ours.run_phase(EvalPhase("e", data="val", **settings))
+
+    return run
+
+
+# -- methods -----------------------------------------------------------------------------------------------------------
+
+
+def test_estimator_is_public():
+    assert anyaccel.Estimator is Estimator
+    assert repr(Estimator(Own(None))) == "Estimator(Own)"
+    assert repr(Estimator(Shift(), method="transform")) == "Estimator(Shift, method='transform')"
+
+
+def test_a_transformer_is_fitted_without_targets_even_where_there_are_some(data, fitted):
+    result = fitted(Estimator(Shift(), method="transform"))
+    train, val = data["train"].array("x"), data["val"].array("x")
+    np.testing.assert_allclose(result.prediction("est"), val - train.mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_any_method_may_be_named(fitted):
+    class Distance(Shift):
+        def distance(self, features):
+            return np.linalg.norm(features - self.mean_, axis=1)
+
+    assert fitted(Estimator(Distance(), "distance")).prediction("est").shape == (8,)
+
+
+def test_a_transformer_feeds_a_model_that_is_trained(data, experiment):
+    nodes = [
+        ModelNode("shift", Estimator(Shift(), method="transform"), data.reference(["x"], ["y"])),
+        ModelNode("net", Dense(1), "shift"),
+    ]
+    ours = experiment(ModelGraph(nodes, "adam"))
+    ours.run_phase(FitPhase("fit", data="train"))
+    result = ours.run_phase(TrainPhase("t", data="train", losses=[AppliedLoss("mse", on="net")], n_epochs=5))
+    assert result.loss[-1] < result.loss[0]
+
+
+def test_two_nodes_take_different_methods_of_one_estimator(data, experiment):
+    class Both(Own):
+        def fit(self, features, targets):
+            self.times = getattr(self, "times", 0) + 1
+            self.classes_ = np.unique(targets)
+
+        def predict_proba(self, features):
+            return np.full((len(features), len(self.classes_)), 1 / len(self.classes_))
+
+    both, ref = Both(lambda x: np.zeros(len(x), int)), data.reference(["x"], ["c"])
+    nodes = [ModelNode("class", both, ref), ModelNode("chance", Estimator(both, method="predict_proba"), ref)]
+    graph = ModelGraph(nodes)
+    ours = experiment(graph)
+    fits = ours.run_phase(FitPhase("fit", data="train"))
+    assert both.times == 1 and graph.frozen == ("class", "chance")
+    assert [one.node for one in fits.fitted] == ["class", "chance"]
+    result = ours.run_phase(EvalPhase("e", data="val"))
+    assert result.prediction("class").shape == (8,) and result.prediction("chance").shape == (8, 3)
+
+
+def test_one_estimator_with_two_inputs_is_not_fitted_by_guess(data, experiment):
+    own = Own(lambda x: x[:, 0])
+    nodes = [
+        ModelNode("a", own, data.reference(["x"], ["y"])),
+        ModelNode("b", own, "enc"),
+        ModelNode("enc", Dense(2), data.reference(["x"], ["y"])),
+    ]
+    ours = experiment(ModelGraph(nodes))
+    with pytest.raises(anyaccel.errors.PhaseError) as caught:
+        ours.run_phase(FitPhase("fit", data="train"))
+    assert str(caught.value) == (
+        "phase 'fit' fits 'a' and 'b', which have one estimator and different inputs. To do: name the one to fit, "
+        "nodes=['a'], or give each an estimator of its own."
+    )
+
+
+def test_floating_outputs_are_handed_on_in_the_dtype_that_is_asked_for(fitted):
+    assert fitted(Own(lambda x: x[:, 0].astype("float64"))).prediction("est").dtype == np.float64
+    asked = fitted(Estimator(Own(lambda x: x[:, 0].astype("float64")), output_dtype="float32"))
+    assert asked.prediction("est").dtype == np.float32
+    ints = fitted(Estimator(Own(lambda x: np.zeros(len(x), "int16")), output_dtype="float32"))
+    assert ints.prediction("est").dtype == np.int16
+
+
+# -- what is refused when it is made -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Estimator(Shift), r"Estimator was given the class Shift, not an object\. To do: make one: Shift"),
+        (
+            lambda: Estimator(Shift()),
+            r"Shift has no method 'predict' that could compute a node's output\. There is: transform\. To do: name one",
+        ),
+        (lambda: Estimator(Shift(), "transfrom"), r"There is: transform\. To do: did you mean 'transform'\?"),
+        (lambda: Estimator(Shift(), "fit"), r"Shift has no method 'fit' that could compute a node's output"),
+        (lambda: Estimator(Shift(), "__init__"), r"Shift has no method '__init__'"),
+        (lambda: Estimator(Shift(), None), r"Shift has no method None"),
+        (lambda: Estimator(object()), r"object has no method 'predict'.* There is: no usual one\. To do: give an obj"),
+        (
+            lambda: Estimator(Estimator(Shift(), "transform"), "transform"),
+            r"Estimator\(Shift, method='transform'\) is an Estimator already\. To do: give it the object it was made",
+        ),
+        (
+            lambda: Estimator(Shift(), "transform", output_dtype="int8"),
+            r"output_dtype='int8'\. There is: float16, float32, float64",
+        ),
+    ],
+)
+def test_what_cannot_be_an_estimator_is_told(make, message):
+    with pytest.raises(EstimatorError, match=message):
+        make()
+
+
+def test_an_object_that_only_predicts_cannot_be_fitted():
+    class Oracle:
+        def predict(self, features):
+            return features
+
+    with pytest.raises(EstimatorError, match=r"Oracle has neither fit nor partial_fit\. There is: predict\. To do: gi"):
+        Estimator(Oracle())
+    assert not is_estimator(Oracle())
+
+
+def test_an_object_with_fit_and_no_predict_is_told_what_to_write(data):
+    graph = ModelGraph([ModelNode("scale", Shift(), data.reference(["x"], ["y"]))])
+    with pytest.raises(EstimatorError) as caught:
+        graph.build()
+    assert str(caught.value) == (
+        "node 'scale': Shift has fit, and no predict. There is: transform. "
+        "To do: give Estimator(Shift(...), method='transform')."
+    )
+
+
+def test_an_object_that_can_only_be_fitted_computes_nothing(data):
+    class Clusters:
+        def fit_predict(self, features):
+            return features
+
+        def fit(self, features):
+            pass
+
+    with pytest.raises(
+        EstimatorError,
+        match=r"node 'e': Clusters has fit, and no predict\. There is: no method that computes something of new rows\."
+        r" To do: give an object with fit and predict, or fit and transform",
+    ):
+        ModelGraph([ModelNode("e", Clusters(), data.reference(["x"], ["y"]))]).build()
+
+
+def test_an_object_that_cannot_be_fitted_at_all_is_nobodys(data):
+    with pytest.raises(NoBackendError, match=r"node 'e': .*object"):
+        ModelGraph([ModelNode("e", object(), data.reference(["x"], ["y"]))]).build()
+
+
+# -- what is refused when it computes ----------------------------------------------------------------------------------
+
+
+class Sparse:
+    def toarray(self):
+        raise AssertionError("nobody asked")
+
+
+@pytest.mark.parametrize(
+    ("gives", "message"),
+    [
+        (
+            lambda x: np.full(len(x), "cat"),
+            r"node 'est': Own\.predict gives text, and a graph carries numbers\. There is: such as 'cat'\. To do: fit "
+            r"it to class indices 0, 1, 2, \.\.\. and keep the names beside them\.$",
+        ),
+        (lambda x: np.array(["a", None] * (len(x) // 2), object), r"gives text, and a graph .* such as 'a'"),
+        (
+            lambda x: [np.zeros((len(x), 2)), np.zeros((len(x), 3))],
+            r"node 'est': Own\.predict gives a list of 2 arrays, one for each target, and a node gives one\. To do: "
+            r"fit an estimator for each target, or wrap it",
+        ),
+        (
+            lambda x: Sparse(),
+            r"gives a sparse Sparse, and a graph carries dense arrays\. To do: switch it off .*sparse_",
+        ),
+        (lambda x: None, r"Own\.predict gives NoneType, and a node gives an array of numbers"),
+        (lambda x: [[1], [2, 3]], r"Own\.predict gives list, and a node gives an array of numbers"),
+        (lambda x: np.zeros(len(x), complex), r"Own\.predict gives complex128, and a graph carries numbers"),
+        (lambda x: np.zeros(len(x), "datetime64[s]"), r"Own\.predict gives datetime64\[s\], and a graph"),
+        (lambda x: np.zeros(len(x) + 1), r"Own\.predict gave \[3\] for 2 samples"),
+    ],
+)
+def test_outputs_that_no_graph_carries_are_told_with_the_node(gives, message, data):
+    own = Own(gives)
+    own.fit(None)
+    with pytest.raises(EstimatorError, match=message):
+        ModelGraph([ModelNode("est", own, data.reference(["x"], ["y"]))]).build()
+
+
+def test_text_of_a_classifier_with_probabilities_names_them(data):
+    class Classes(Own):
+        def predict_proba(self, features):
+            return np.zeros((len(features), 2))
+
+    own = Classes(lambda x: np.full(len(x), "cat"))
+    own.fit(None)
+    with pytest.raises(EstimatorError, match=r"or take Estimator\(\.\.\., method='predict_proba'\)"):
+        ModelGraph([ModelNode("est", own, data.reference(["x"], ["y"]))]).build()
+    graph = ModelGraph([ModelNode("est", Estimator(own, method="predict_proba"), data.reference(["x"], ["y"]))])
+    assert graph.shapes.specs["est"].shape == (2,)
+
+
+def test_targets_that_an_estimator_needs_and_does_not_get_are_asked_for(data, experiment):
+    class Needs(Own):
+        def fit(self, features, targets):
+            raise AssertionError("without targets?")
+
+    graph = ModelGraph([ModelNode("est", Needs(lambda x: x), data.reference(["x"], []))])
+    with pytest.raises(EstimatorError) as caught:
+        experiment(graph).run_phase(FitPhase("fit", data="train"))
+    assert str(caught.value) == (
+        "Needs.fit takes targets, and the data that feed it have none. To do: name target_keys in the feature set, or "
+        "columns in reference(targets=[...])."
+    )
+
+
+def test_names_of_outputs_may_stand_before_it_is_fitted(data, experiment):
+    node = ModelNode("est", Own(lambda x: x[:, :1]), data.reference(["x"], ["y"]), outputs=["first"])
+    ours = experiment(ModelGraph([node]))
+    ours.run_phase(FitPhase("fit", data="train"))
+    assert list(ours.run_phase(EvalPhase("e", data="val")).predictions) == ["est.first"]
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def test_classes_keep_their_dtype_and_have_an_accuracy(data, fitted):
+    result = fitted(Own(lambda x: np.ones(len(x), "int16")), metrics=["accuracy"])
+    assert result.prediction("est").dtype == np.int16
+    assert result.metrics["accuracy"] == np.mean(data["val"].array("c") == 1)
+
+
+def test_class_indices_that_scores_do_not_have_are_told():
+    with pytest.raises(RecipeError) as caught:
+        accuracy(np.zeros((3, 2)), np.array([1, 2, 2]))
+    assert str(caught.value) == (
+        "accuracy takes class indices for the columns of 2 scores, and the targets have 2. There is: 0 to 1. "
+        "To do: number the classes from 0, or give a function."
+    )
+
+
+# -- configuration and state -------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_holds_no_estimator_and_says_which_node_lacks_it(data):
+    graph = ModelGraph([ModelNode("est", Estimator(Shift(), "transform"), data.reference(["x"], ["y"]))])
+    graph.build()
+    config = graph.get_config()
+    assert config["nodes"][0]["model"] is None
+    with pytest.raises(anyaccel.errors.ConfigError, match=r"est.*models="):
+        ModelGraph.from_config(config, feature_sets=[data])
+    again = ModelGraph.from_config(config, feature_sets=[data], models={"est": Estimator(Shift(), "transform")})
+    assert again["est"].model.method == "transform"
+
+
+def test_a_state_holds_no_estimator_and_what_needs_one_says_so(data, experiment):
+    def make():
+        nodes = [ModelNode("enc", Dense(2), data.reference(["x"], ["y"])), ModelNode("est", Own(lambda x: x), "enc")]
+        return ModelGraph(nodes)
+
+    graph, other = make(), make()
+    experiment(graph).run_phase(FitPhase("fit", data="train"))
+    state = graph.state()
+    assert sorted(state) == ["enc/parameters/bias", "enc/parameters/weight", "seed"]
+    other.load_state(state)
+    with pytest.raises(anyaccel.errors.PhaseError) as caught:
+        experiment(other).run_phase(EvalPhase("e", data="val"))
+    assert str(caught.value) == (
+        "phase 'e' needs 'est', an estimator that has not been fitted. To do: run a FitPhase first; a state or "
+        "configuration that was loaded holds no estimators."
+    )
+
+
+# -- with scikit-learn -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def classes():
+    """Two clouds of points, class 0 and class 1."""
+    draw = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    x = draw.normal(size=(60, 4)) + 3 * y[:, None]
+    fs = FeatureSet.from_dict("points", {"x": x.astype("float32"), "c": y}, ["x"], ["c"])
+    fs.split_random({"train": 0.5, "test": 0.5}, seed=0)
+    return fs
+
+
+def test_a_scaler_an_analysis_and_a_classifier_in_one_fit(classes, experiment):
+    sklearn = pytest.importorskip("sklearn")
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    head = LogisticRegression()
+    nodes = [
+        ModelNode("class", head, "pca"),
+        ModelNode("chance", Estimator(head, method="predict_proba"), "pca"),
+        ModelNode("score", Estimator(head, method="decision_function"), "pca"),
+        ModelNode("pca", Estimator(PCA(2), method="transform"), "scaler"),
+        ModelNode("scaler", Estimator(StandardScaler(), method="transform"), classes.reference()),
+    ]
+    graph = ModelGraph(nodes)
+    ours = experiment(graph)
+    fits = ours.run_phase(FitPhase("fit", data="train"))
+    assert [one.node for one in fits.fitted] == ["scaler", "pca", "class", "chance", "score"]
+    metrics = [Metric("accuracy", on=name, label=name) for name in ("class", "chance", "score")]
+    result = ours.run_phase(EvalPhase("e", data="test", metrics=metrics))
+    assert result.metrics["class"] == result.metrics["chance"] == result.metrics["score"] > 0.9
+    pipeline = sklearn.pipeline.make_pipeline(StandardScaler(), PCA(2), LogisticRegression())
+    pipeline.fit(classes["train"].array("x"), classes["train"].array("c"))
+    expected = pipeline.predict_proba(classes["test"].array("x"))
+    np.testing.assert_allclose(result.prediction("chance"), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_what_sklearn_gives_for_several_targets_is_told(classes):
+    pytest.importorskip("sklearn")
+    from sklearn.ensemble import RandomForestClassifier
+
+    forest = RandomForestClassifier(3, random_state=0)
+    forest.fit(np.zeros((4, 4)), np.array([[0, 1], [1, 0], [0, 0], [1, 1]]))
+    graph = ModelGraph([ModelNode("f", Estimator(forest, method="predict_proba"), classes.reference())])
+    with pytest.raises(EstimatorError, match=r"node 'f': RandomForestClassifier\.predict_proba gives a list of 2 arr"):
+        graph.build()
+
+
+def test_methods_that_sklearn_hides_are_told():
+    pytest.importorskip("sklearn")
+    from sklearn.linear_model import SGDClassifier
+
+    with pytest.raises(EstimatorError, match=r"no method 'predict_proba'.* There is: predict, decision_function"):
+        Estimator(SGDClassifier(loss="hinge"), method="predict_proba")
+
+
+def test_sklearn_pipelines_and_grids_are_estimators(classes, experiment):
+    pytest.importorskip("sklearn")
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    grid = GridSearchCV(
+        make_pipeline(StandardScaler(), LogisticRegression()), {"logisticregression__C": [0.1, 1]}, cv=2
+    )
+    ours = experiment(ModelGraph([ModelNode("grid", grid, classes.reference())]))
+    ours.run_phase(FitPhase("fit", data="train"))
+    assert ours.run_phase(EvalPhase("e", data="test", metrics=["accuracy"])).metrics["accuracy"] > 0.9
+
+
+def test_what_a_wrong_input_does_is_told_in_the_estimators_words(data):
+    pytest.importorskip("sklearn")
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler().fit(np.zeros((3, 5)))
+    graph = ModelGraph([ModelNode("s", Estimator(scaler, method="transform"), data.reference(["x"], ["y"]))])
+    with pytest.raises(GraphError, match=r"node 's' does not take float32\[3\] from data\.x: .*expecting 5 features"):
+        graph.build()

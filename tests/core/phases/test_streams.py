@@ -1,0 +1,402 @@
+"""Streams: what pairs and triplets are trained and evaluated with, which columns go along, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyaccel import Beyond, Different, Draws, PairSampler, Same, Sampler, SimpleSampler, TripletSampler
+from anyaccel.data import FeatureSet, Reference
+from anyaccel.errors import ColumnError, PhaseError, SamplerError
+from anyaccel.experiment import Experiment
+from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.metrics import Metric
+from anyaccel.phases import EvalPhase, Phase, TrainPhase, loading
+from anyaccel.recipes import AppliedLoss, Optimizer
+from anyaccel.reference import Dense, Simulation
+
+N = 12
+LABELS = np.arange(N) % 3
+
+
+@pytest.fixture
+def source() -> FeatureSet:
+    """Row numbers as features, and three labels; splits `low` (8 rows) and `high` (4 rows)."""
+    x = np.arange(N, dtype="float64").reshape(N, 1)
+    columns = {"x": x, "y": x * 0.5, "label": LABELS.astype("float64").reshape(N, 1), "id": np.arange(N)}
+    made = FeatureSet.from_dict("data", columns, ["x"], ["y", "label"], ["id"])
+    made.add_splits({"low": np.arange(8), "high": np.arange(8, 12)})
+    return made
+
+
+class Seen:
+    """A loss for the reference that writes down what it is called with; its gradient is that of nothing."""
+
+    __name__ = "seen"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[int], ...]] = []
+
+    def __call__(self, *given: Any) -> Any:
+        self.calls.append(tuple(np.asarray(one).reshape(-1).round(6).tolist() for one in given))
+        return np.zeros(()), len(given[0]), tuple(np.zeros_like(one) for one in given)
+
+    @property
+    def rows(self) -> list[Any]:
+        """Of each input, all that came."""
+        return [[one for call in self.calls for one in call[i]] for i in range(len(self.calls[0]))]
+
+
+def siamese(source: FeatureSet, *streams: str | None, model: Any = None, **settings: Any) -> ModelGraph:
+    """One model at several streams, as nodes n0, n1, ..."""
+    one = model or unit()
+    nodes = [
+        ModelNode(f"n{i}", one, source.reference(["x"], ["y"], stream=stream), **settings)
+        for i, stream in enumerate(streams)
+    ]
+    return ModelGraph(nodes, Optimizer("sgd", lr=0.01))
+
+
+def unit() -> Dense:
+    """Gives what it is given."""
+    made = Dense(1, dtype="float64")
+    made.parameters.update(weight=np.ones((1, 1)), bias=np.zeros(1))
+    return made
+
+
+def run(graph: ModelGraph, phase: Phase) -> Any:
+    return Experiment("e", graph, progress="none").run_phase(phase)
+
+
+def built(graph: ModelGraph) -> ModelGraph:
+    """With weights that give what is given."""
+    graph.build()
+    node = graph["n0"]
+    assert isinstance(node, ModelNode)
+    node.model.parameters.update(weight=np.ones((1, 1)), bias=np.zeros(1))
+    return graph
+
+
+def test_the_rows_of_the_streams_are_those_of_the_sampler(source: FeatureSet) -> None:
+    graph, seen = built(siamese(source, None, "pair")), Seen()
+    sampler = PairSampler(5, Same("label"), seed=4)
+    inputs = ["outputs", "n1", "data.label", "data.label@pair", "targets"]
+    phase = TrainPhase("t", data=source, losses=[AppliedLoss(seen, "n0", inputs)], sampler=sampler, n_epochs=2)
+    results = run(graph, phase)
+    assert [epoch.steps for epoch in results.epochs] == [3, 3]
+    draws = sampler.draws({"data": source})
+    anchors, pairs = (np.concatenate(each) for each in zip(*(sampler.mixed(draws, e) for e in (0, 1)), strict=True))
+    one, other, label, label_of_pair, y = seen.rows
+    assert one == anchors.tolist() and other == pairs.tolist()
+    assert label == LABELS[anchors].tolist() == label_of_pair
+    assert y == (anchors * 0.5).tolist()
+
+
+def test_targets_follow_the_stream_of_their_node(source: FeatureSet) -> None:
+    graph, seen = built(siamese(source, None, "pair")), Seen()
+    losses = [AppliedLoss(seen, "n1"), AppliedLoss("mse", "n0", inputs=["outputs", "n1"])]
+    run(graph, TrainPhase("t", data=source, losses=losses, sampler=PairSampler(6, Same("label"))))
+    outputs, targets = seen.rows
+    assert targets[:6] == [0.5 * value for value in outputs[:6]]
+
+
+def test_rows_of_a_split_are_drawn_within_it(source: FeatureSet) -> None:
+    graph, seen = built(siamese(source, "anchor", "positive", "negative")), Seen()
+    loss = AppliedLoss(seen, "n0", ["outputs", "n1", "n2"])
+    run(graph, TrainPhase("t", data="low", losses=[loss], sampler=TripletSampler(3, Same("label"), Different("label"))))
+    anchors, positives, negatives = (np.array(one).astype(int) for one in seen.rows)
+    assert sorted(anchors) == list(range(8)) and max(*positives, *negatives) < 8
+    assert (LABELS[anchors] == LABELS[positives]).all() and (LABELS[anchors] != LABELS[negatives]).all()
+
+
+@pytest.mark.parametrize("where", ["cpu", "sim:1"])
+@pytest.mark.usefixtures("sims")
+def test_two_nodes_outputs_are_compared_as_by_hand(where: str, source: FeatureSet) -> None:
+    graph = siamese(source, None, "pair", model=Dense(1, dtype="float64"))
+    graph.build()
+    weight = graph["n0"].model.parameters["weight"].item()  # type: ignore[union-attr]
+    sampler = PairSampler(4, Different("label"), drop_last=True, seed=2)
+    losses = [AppliedLoss("mse", "n0", ["outputs", "n1"])]
+    results = run(graph, TrainPhase("t", data=source, losses=losses, sampler=sampler, n_epochs=2, accelerator=where))
+    found, draws = [], sampler.draws({"data": source})
+    for epoch in (0, 1):
+        anchors, pairs = (order.astype("float64").reshape(-1, 4) for order in sampler.mixed(draws, epoch))
+        means = []
+        for a, b in zip(anchors, pairs, strict=True):
+            means.append(np.mean((weight * (a - b)) ** 2))
+            weight -= 0.01 * np.mean(2 * weight * (a - b) ** 2)
+        found.append(np.mean(means))
+    np.testing.assert_allclose(results.loss, found, rtol=1e-10)
+    np.testing.assert_allclose(graph.state()["n0/parameters/weight"].item(), weight, rtol=1e-10)
+
+
+def triplet(anchor: Any, positive: Any, negative: Any) -> Any:
+    """max(0, (a - p)^2 - (a - n)^2 + 1), with its gradients, for the reference."""
+    gap = np.square(anchor - positive) - np.square(anchor - negative) + 1.0
+    on = gap > 0
+    gradients = 2 * (negative - positive) * on, 2 * (positive - anchor) * on, 2 * (anchor - negative) * on
+    return np.sum(gap * on), len(anchor), gradients
+
+
+def test_a_loss_of_three_streams_learns() -> None:
+    kinds = np.arange(60) % 2
+    x = np.random.default_rng(0).normal(size=(60, 3)) + np.array([[6.0, 0, 0]]) * kinds[:, None]
+    tags = FeatureSet.from_dict("data", {"x": x, "k": ["ab"[kind] for kind in kinds]}, ["x"], [], ["k"])
+    model = Dense(1, dtype="float64")
+    nodes = [ModelNode(stream, model, tags.reference(stream=stream)) for stream in TripletSampler.streams]
+    graph = ModelGraph(nodes, Optimizer("sgd", lr=0.02))
+    loss = AppliedLoss(triplet, "anchor", ["outputs", "positive", "negative"])
+    sampler = TripletSampler(8, Same("k"), Different("k"))
+    results = run(graph, TrainPhase("t", data=tags, losses=[loss], sampler=sampler, n_epochs=40))
+    assert results.loss[-1] < 0.5 * results.loss[0]
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def distance(outputs: np.ndarray, targets: np.ndarray) -> float:
+    return float(np.abs(outputs - targets).max())
+
+
+def test_pairs_are_evaluated_in_order_and_belong_to_their_rows(source: FeatureSet) -> None:
+    graph = built(siamese(source, None, "pair"))
+    sampler = PairSampler(5, Same("label"), per_anchor=2, seed=1)
+    metrics = [Metric(distance, "n0", "data.x", "anchors"), Metric(distance, "n1", "data.x@pair", "pairs")]
+    metrics.append(Metric(distance, "n1", label="targets"))
+    loss = AppliedLoss("mse", "n0", ["outputs", "n1"])
+    results = run(graph, EvalPhase("e", data="low", sampler=sampler, losses=[loss], metrics=metrics))
+    anchors, pairs = sampler.draws({"data": source["low"]}).orders(0)
+    assert results.prediction("n0").reshape(-1).tolist() == anchors.tolist() == sorted(anchors)
+    assert results.prediction("n1").reshape(-1).tolist() == pairs.tolist()
+    assert results.rows["data"].array("id").tolist() == anchors.tolist()
+    assert results.rows["data@pair"].array("id").tolist() == pairs.tolist()
+    assert results.metrics == {"anchors": 0.0, "pairs": 0.0, "targets": np.abs(pairs * 0.5).max()}
+    np.testing.assert_allclose(results.loss, np.mean(np.square(anchors - pairs)))
+    table = results.to_arrow()
+    assert table.column("id").to_pylist() == anchors.tolist()
+    assert table.column("id@pair").to_pylist() == pairs.tolist()
+
+
+def test_without_a_sampler_every_stream_reads_the_rows_as_they_are(source: FeatureSet) -> None:
+    graph = built(siamese(source, None, "pair", "negative"))
+    for phase in (EvalPhase("e", data="high"), EvalPhase("e", data="high", sampler=SimpleSampler(3, shuffle=True))):
+        results = run(graph, phase)
+        for name in ("n0", "n1", "n2"):
+            assert results.prediction(name).reshape(-1).tolist() == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("as_phase", [False, True])
+def test_validation_is_by_the_pairs_of_its_data(as_phase: bool, source: FeatureSet) -> None:
+    graph = built(siamese(source, None, "pair"))
+    sampler = PairSampler(5, Same("label"), seed=7)
+    own = EvalPhase("v", data="high", sampler=PairSampler(9, Same("label"), seed=7)) if as_phase else "high"
+    loss = AppliedLoss("mse", "n0", ["outputs", "n1"])
+    phase = TrainPhase("t", data="low", losses=[loss], sampler=sampler, validation=own, n_epochs=2)
+    results = run(graph, phase)
+    anchors, pairs = sampler.draws({"data": source["high"]}).orders(0)
+    assert set(anchors) == {0, 3} and set(pairs) == {0, 3}  # rows 8 and 11 have label 2
+    weight = graph.state()["n0/parameters/weight"].item()
+    np.testing.assert_allclose(results.figure("val_loss")[-1], np.mean(np.square(weight * (anchors - pairs))))
+
+
+def test_validation_may_leave_rows_as_they_are(source: FeatureSet) -> None:
+    graph = built(siamese(source, None, "pair"))
+    loss = AppliedLoss("mse", "n0", ["outputs", "n1"])
+    sampler = PairSampler(5, Same("label"))
+    phase = TrainPhase("t", data="low", losses=[loss], sampler=sampler, validation=EvalPhase("v", data="high"))
+    assert run(graph, phase).figure("val_loss").tolist() == [0.0]
+
+
+# -- the plan --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("sims")
+def test_the_plan_shows_streams_and_a_column_is_there_once(source: FeatureSet) -> None:
+    graph = siamese(source, "anchor", "pair")
+    losses = [AppliedLoss("mse", "n0"), AppliedLoss("mse", "n1", label="other")]
+    phase = TrainPhase("t", data=source, losses=losses, sampler=PairSampler(4, Same("label")), accelerator="sim:0")
+    plan = Experiment("e", graph).plan(phase)
+    assert [(one.name, one.stream) for one in plan.columns] == [
+        ("data.x", ""),
+        ("data.x@pair", "pair"),
+        ("data.y", ""),
+        ("data.y@pair", "pair"),
+    ]
+    assert "load  data.x@pair -> numpy sim:0" in str(plan) and plan.to_dict()["columns"][1]["stream"] == "pair"
+    feed = loading.load(plan, loading.prepare(plan, {"data": source}, {}))
+    assert (
+        feed.columns["data.x"] is feed.columns["data.x@pair"] and feed.columns["data.y"] is feed.columns["data.y@pair"]
+    )
+    assert feed.lane("data.x@pair") == ("data", "pair") != feed.lane("data.x")
+
+
+def test_a_column_whose_name_looks_like_a_stream(source: FeatureSet) -> None:
+    odd = FeatureSet.from_dict("odd", {"x": np.ones((4, 1)), "y@pair": np.zeros((4, 1))}, ["x"], ["y@pair"])
+    graph = ModelGraph([ModelNode("n0", Dense(1, dtype="float64"), odd.reference())], "sgd")
+    loss = AppliedLoss("mse", "n0", ["outputs", "odd.y@pair"])
+    plan = Experiment("e", graph).plan(TrainPhase("t", data=odd, losses=[loss]))
+    assert [(one.name, one.stream) for one in plan.columns] == [("odd.x", ""), ("odd.y@pair", "")]
+
+
+def test_references_keep_their_stream_in_configurations(source: FeatureSet) -> None:
+    one = source.reference(["x"], stream="pair")
+    assert Reference.from_config(one.get_config(), {"data": source}) == one != source.reference(["x"])
+    assert "stream" not in source.reference(["x"]).get_config()
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        PairSampler(4, [Same("label"), Beyond("y", 1)], Different("label")),
+        TripletSampler(4, Same("label"), Different("y")),
+    ],
+)
+def test_phases_keep_their_samplers_in_configurations(sampler: Any, source: FeatureSet) -> None:
+    phase = TrainPhase("t", data="low", losses=[AppliedLoss("mse", "n0")], sampler=sampler, validation="high")
+    back = Phase.from_config(phase.get_config())
+    assert isinstance(back, TrainPhase) and back.validation is not None
+    assert back.sampler == sampler == back.validation.sampler and back.get_config() == phase.get_config()
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def refused(error: type[Exception], make: Callable[[], Any]) -> str:
+    with pytest.raises(error) as caught:
+        make()
+    return str(caught.value)
+
+
+def planned(graph: ModelGraph, phase: Phase) -> Any:
+    return Experiment("e", graph).plan(phase)
+
+
+def test_streams_that_a_sampler_lacks(source: FeatureSet) -> None:
+    losses = [AppliedLoss("mse", "n0", ["outputs", "n1"])]
+    graph = siamese(source, None, "pare")
+    phase = TrainPhase("t", data=source, losses=losses, sampler=PairSampler(4, Same("label")))
+    message = refused(SamplerError, lambda: planned(graph, phase))
+    assert message == (
+        "the stream 'pare' of 'data' is read, and its sampler has no such stream. There is: anchor, pair. "
+        "To do: did you mean 'pair'?"
+    )
+    simple = TrainPhase("t", data=source, losses=losses, sampler=4)
+    message = refused(SamplerError, lambda: planned(siamese(source, None, "pair"), simple))
+    assert "There is: anchor. To do: use a sampler that has it, such as a PairSampler or a TripletSampler" in message
+    evaluated = EvalPhase("e", data=source, sampler=TripletSampler(4, Same("label"), Different("label")))
+    message = refused(SamplerError, lambda: planned(siamese(source, None, "pair"), evaluated))
+    assert "There is: anchor, positive, negative" in message
+
+
+def test_streams_that_losses_and_metrics_name(source: FeatureSet) -> None:
+    sampler = PairSampler(4, Same("label"))
+    graph = siamese(source, None, "pair")
+    loss = AppliedLoss("mse", "n0", ["outputs", "data.y@pear"])
+    phase = TrainPhase("t", data=source, losses=[loss], sampler=sampler)
+    assert "did you mean 'pair'?" in refused(SamplerError, lambda: planned(graph, phase))
+    judged = EvalPhase("e", data=source, sampler=sampler, metrics=[Metric("mse", "n0", "data.y@negative")])
+    assert "'negative' of 'data' is read" in refused(SamplerError, lambda: planned(graph, judged))
+    missing = AppliedLoss("mse", "n0", ["outputs", "data.z@pair"])
+    phase = TrainPhase("t", data=source, losses=[missing], sampler=sampler)
+    assert "'data' has no column 'z'" in refused(ColumnError, lambda: planned(graph, phase))
+
+
+def test_a_validation_whose_sampler_lacks_a_stream(source: FeatureSet) -> None:
+    triplets = TripletSampler(4, Same("label"), Different("label"))
+    losses = [AppliedLoss("mse", "n0", ["outputs", "n1"])]
+    own = EvalPhase("v", data="high", sampler=triplets)
+    phase = TrainPhase("t", data="low", losses=losses, sampler=PairSampler(4, Same("label")), validation=own)
+    message = refused(SamplerError, lambda: planned(siamese(source, None, "pair"), phase))
+    assert "the stream 'pair' of 'data' is read" in message and "anchor, positive, negative" in message
+
+
+@pytest.mark.parametrize("stream", ["", 3, "a@b"])
+def test_what_cannot_be_the_name_of_a_stream(stream: Any, source: FeatureSet) -> None:
+    message = refused(SamplerError, lambda: source.reference(stream=stream))
+    assert f"reads the stream {stream!r}, which cannot be the name of one" in message
+
+
+def test_targets_of_two_streams_are_ambiguous(source: FeatureSet) -> None:
+    left, right = (
+        ModelNode(name, Dense(1, dtype="float64"), source.reference(["x"], ["y"], stream=stream))
+        for name, stream in (("l", None), ("r", "pair"))
+    )
+    head = ModelNode("n0", Dense(1, dtype="float64"), "both")
+    graph = ModelGraph([left, right, ConcatNode("both", ["l", "r"]), head], "sgd")
+    phase = TrainPhase("t", data=source, losses=[AppliedLoss("mse", "n0")], sampler=PairSampler(4, Same("label")))
+    message = refused(ColumnError, lambda: planned(graph, phase))
+    assert "There is: data.y, data.y@pair. To do: name one of these in inputs=" in message
+
+
+def test_no_pairs_before_anything_moves(source: FeatureSet, sims: Simulation) -> None:
+    phase = TrainPhase(
+        "t",
+        data=source,
+        losses=[AppliedLoss("mse", "n0", ["outputs", "n1"])],
+        sampler=PairSampler(4, Beyond("y", 100)),
+        accelerator="sim:0",
+    )
+    graph = siamese(source, None, "pair")
+    message = refused(SamplerError, lambda: run(graph, phase))
+    assert "no row of 'data' has a partner by Beyond('y', 100)" in message
+    assert isinstance(graph["n0"].model.parameters["weight"], np.ndarray)  # type: ignore[union-attr]
+
+
+class Stubborn(Sampler):
+    """A sampler of somebody's own."""
+
+    streams = ("first", "second")
+    batch_size, shuffle, drop_last, seed = 2, False, False, 0
+
+    def __init__(self, *orders: Any, n: int = 4) -> None:
+        self.orders, self.n = orders, n
+
+    def draws(self, rows: Any) -> Draws:
+        return Draws(self.n, lambda epoch: self.orders)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_sampler_of_ones_own(source: FeatureSet) -> None:
+    graph, seen = built(siamese(source, None, "second")), Seen()
+    sampler = Stubborn(np.array([3, 3, 0, 1]), np.array([0, 1, 2, 3]))
+    run(graph, TrainPhase("t", data=source, losses=[AppliedLoss(seen, "n0", ["outputs", "n1"])], sampler=sampler))
+    assert seen.rows == [[3, 3, 0, 1], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (Stubborn(np.arange(4)), "Stubborn drew int64[4]. There is: streams first, second, 4 rows of each"),
+        (Stubborn(np.arange(4), np.arange(3)), "Stubborn drew int64[4], int64[3]"),
+        (Stubborn(np.arange(4), np.arange(4) * 1.0), "Stubborn drew int64[4], float64[4]"),
+        (Stubborn(np.arange(4), np.arange(4) + 9), "Stubborn drew row 12 for 'second'. There is: 12 rows"),
+        (Stubborn(np.arange(4) - 1, np.arange(4)), "Stubborn drew row -1 for 'first'"),
+    ],
+)
+def test_a_sampler_that_draws_nonsense(sampler: Sampler, message: str, source: FeatureSet) -> None:
+    losses = [AppliedLoss("mse", "n0", ["outputs", "n1"])]
+    graph = siamese(source, None, "second")
+    for phase in (
+        TrainPhase("t", data=source, losses=losses, sampler=sampler),
+        EvalPhase("e", data=source, sampler=sampler),
+    ):
+        assert message in refused(SamplerError, lambda p=phase: run(graph, p))
+
+
+def test_a_batch_size_beside_a_sampler(source: FeatureSet) -> None:
+    message = refused(PhaseError, lambda: EvalPhase("e", data=source, sampler=PairSampler(4, Same("x")), batch_size=8))
+    assert "phase 'e' has a sampler and a batch_size. To do: leave batch_size to the sampler" in message
+
+
+def test_what_pairs_are_compared_with_goes_by_the_stream(source: FeatureSet) -> None:
+    graph = built(siamese(source, None, "pair"))
+    sampler = PairSampler(5, Same("label"), seed=1)
+    results = run(graph, EvalPhase("e", data="low", sampler=sampler))
+    assert results.compared == {"n0": ("data", ("y",)), "n1": ("data@pair", ("y",))}
+    plain = run(graph, EvalPhase("e", data="low"))
+    assert plain.compared["n1"] == ("data", ("y",)) and list(plain.rows) == ["data"]
