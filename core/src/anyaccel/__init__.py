@@ -18,10 +18,22 @@ if TYPE_CHECKING:
     from anyaccel.backend import Memory as Memory
     from anyaccel.backend import Program as Program
     from anyaccel.backend import Stepping as Stepping
+    from anyaccel.comparison import Comparison as Comparison
+    from anyaccel.comparison import compare as compare
+    from anyaccel.data import Beyond as Beyond
+    from anyaccel.data import Different as Different
+    from anyaccel.data import Draws as Draws
     from anyaccel.data import FeatureSet as FeatureSet
     from anyaccel.data import FeatureSetView as FeatureSetView
+    from anyaccel.data import PairSampler as PairSampler
     from anyaccel.data import Reference as Reference
+    from anyaccel.data import Relation as Relation
+    from anyaccel.data import Same as Same
+    from anyaccel.data import Sampler as Sampler
     from anyaccel.data import SimpleSampler as SimpleSampler
+    from anyaccel.data import TripletSampler as TripletSampler
+    from anyaccel.data import Where as Where
+    from anyaccel.data import Within as Within
     from anyaccel.device import Device as Device
     from anyaccel.experiment import Experiment as Experiment
     from anyaccel.graph import ConcatNode as ConcatNode
@@ -47,10 +59,12 @@ if TYPE_CHECKING:
     from anyaccel.recipes import Loss as Loss
     from anyaccel.recipes import Optimizer as Optimizer
     from anyaccel.recipes import Schedule as Schedule
+    from anyaccel.reference import Estimator as Estimator
     from anyaccel.reference import SequentialCNN as SequentialCNN
     from anyaccel.reference import SequentialMLP as SequentialMLP
     from anyaccel.reference import simulate as simulate
     from anyaccel.results import EvalResults as EvalResults
+    from anyaccel.results import FitResults as FitResults
     from anyaccel.results import TrainResults as TrainResults
     from anyaccel.weights import copy_weights as copy_weights
 
@@ -59,7 +73,23 @@ __version__ = "0.1.0"
 _HOMES = {
     "accelerator": ("Accelerator",),
     "backend": ("Backend", "Compute", "Exchange", "Memory", "Program", "Stepping"),
-    "data": ("FeatureSet", "FeatureSetView", "Reference", "SimpleSampler"),
+    "comparison": ("Comparison", "compare"),
+    "data": (
+        "Beyond",
+        "Different",
+        "Draws",
+        "FeatureSet",
+        "FeatureSetView",
+        "PairSampler",
+        "Reference",
+        "Relation",
+        "Same",
+        "Sampler",
+        "SimpleSampler",
+        "TripletSampler",
+        "Where",
+        "Within",
+    ),
     "device": ("Device",),
     "experiment": ("Experiment",),
     "graph": ("ConcatNode", "ModelGraph", "ModelNode", "Plan"),
@@ -68,8 +98,8 @@ _HOMES = {
     "phases": ("Callback", "EarlyStopping", "EvalPhase", "FitPhase", "Progress", "TrainPhase"),
     "placement": ("all_devices", "best", "device_of", "devices", "move", "place", "scope"),
     "recipes": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
-    "reference": ("SequentialCNN", "SequentialMLP", "simulate"),
-    "results": ("EvalResults", "TrainResults"),
+    "reference": ("Estimator", "SequentialCNN", "SequentialMLP", "simulate"),
+    "results": ("EvalResults", "FitResults", "TrainResults"),
     "weights": ("copy_weights",),
 }
 _HOME_OF = {name: f"anyaccel.{module}" for module, names in _HOMES.items() for name in names}

@@ -78,11 +78,15 @@ class ColumnError(DataError):
 
 
 class SplitError(DataError):
-    """A split that is empty, unknown, taken twice, or whose ratios do not add up."""
+    """A split that is empty, unknown, taken twice, overlaps another, tears a group or stratum, or has wrong ratios."""
 
 
 class SamplerError(DataError):
     """A sampler whose settings are wrong or yield no batch."""
+
+
+class TransformError(DataError):
+    """A transform that cannot be fitted, applied or undone, or that is not there (any more)."""
 
 
 class GraphError(AnyaccelError, ValueError):
@@ -99,6 +103,10 @@ class RecipeError(AnyaccelError, ValueError):
 
 class PhaseError(AnyaccelError, ValueError):
     """A phase that cannot run on this graph."""
+
+
+class EstimatorError(AnyaccelError, ValueError):
+    """An estimator that cannot do what its node or its phase asks of it."""
 
 
 class StateError(AnyaccelError, ValueError):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
+from anyaccel import plots
+from anyaccel.comparison import Comparison, compare
 from anyaccel.errors import ConfigError, PhaseError, ResultError
+from anyaccel.frames import absent
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import check_label
-from anyaccel.phases import Callback, Phase, Run, TrainPhase, execute, plan_of, progress_for
-from anyaccel.results import EvalResults, TrainResults, eval_results
-
-Results = TrainResults | EvalResults
+from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
+from anyaccel.phases.comparing import compared
+from anyaccel.results import FitResults, Results, TrainResults, eval_results, runs_html
 
 
 class Experiment:
@@ -22,7 +26,8 @@ class Experiment:
         graph: the ModelGraph.
         phases: what `run` runs, in order.
         callbacks: for every phase, before the phase's own.
-        progress: `"auto"` shows a bar if standard error is a terminal; `"rich"`, `"none"`, or a Progress object.
+        progress: `"auto"` draws in a notebook, shows bars if standard error is a terminal, and else writes a line
+            there every ten seconds; `"html"`, `"rich"`, `"lines"`, `"none"`, or a Progress object.
     """
 
     def __init__(
@@ -45,6 +50,9 @@ class Experiment:
 
     def __repr__(self) -> str:
         return f"Experiment({self.label!r}, {len(self.history)} runs)"
+
+    def _repr_html_(self) -> str:
+        return runs_html(self)
 
     @property
     def last_run(self) -> Results:
@@ -76,24 +84,62 @@ class Experiment:
         """Run a phase. What is complete is kept in `history`, also if the phase fails or is interrupted.
 
         Returns:
-            TrainResults or EvalResults.
+            TrainResults, EvalResults or FitResults.
 
         Raises:
             AnyaccelError: whatever stands in the way; before anything has moved, if it can be known then.
         """
-        run = Run(self._checked(phase), self.graph)
-        figures = None
+        run = Run(self._checked(phase), self.graph, self.label)
+        figures, started, began = None, datetime.now(UTC), time.perf_counter()
         try:
             figures = execute(run, self.callbacks, progress_for(self.progress))
         finally:
-            self.history.append(self._results(run, figures))
+            ran = {"number": len(self.history), "started": started, "seconds": time.perf_counter() - began}
+            self.history.append(self._results(run, figures or run.evaluation, ran))
         return self.history[-1]
 
-    def _results(self, run: Run, figures: Any) -> Results:
+    def _results(self, run: Run, figures: Any, ran: Mapping[str, Any]) -> Results:
         phase = run.phase
         if isinstance(phase, TrainPhase):
-            return TrainResults(phase.label, tuple(run.history), run.plan, run.stop_reason, run.error)
-        return eval_results(phase.label, figures, run.plan, run.rows, run.error)
+            return TrainResults(phase.label, tuple(run.history), run.plan, run.stop_reason, run.error, **ran)
+        if isinstance(phase, FitPhase):
+            return FitResults(phase.label, tuple(run.fitted), run.plan, run.error, **ran)
+        targets = compared(phase, self.graph, figures.outputs if figures else ())
+        return eval_results(
+            phase.label, figures, run.plan, run.rows, run.error, targets, nodes=tuple(self.graph.nodes), **ran
+        )
+
+    def plot(self, figure: str = "loss", *, ax: Any = None) -> Any:
+        """Draw one figure of every TrainPhase that was run, over the numbers of its epochs.
+
+        Args:
+            figure: name of a figure: `loss`, `val_loss`, `val_METRIC`, ...
+            ax: matplotlib's Axes to draw on; a new figure if None.
+
+        Returns:
+            the Axes.
+
+        Raises:
+            ResultError: no run has it, or matplotlib is not installed.
+        """
+        runs = [one for one in self.history if isinstance(one, TrainResults)]
+        found = {f"{one.number} {one.label}": one.curve(figure) for one in runs if figure in one.figures}
+        if not found:
+            there = dict.fromkeys(name for one in runs for name in one.figures)
+            remedy = "use one of these names" if there else "run a TrainPhase first"
+            raise absent(f"no run of experiment {self.label!r} has a figure {figure!r}", figure, there, remedy)
+        return plots.curves(found, ax, title=self.label, xlabel="epoch", ylabel=figure)
+
+    def compare(self, *figures: str) -> Comparison:
+        """The runs side by side, in a table; see `anyaccel.compare`.
+
+        Args:
+            figures: names of those wanted; all that sum up by default.
+
+        Raises:
+            ResultError: nothing has been run, or no run has a figure of this name.
+        """
+        return compare(self.history, figures=figures)
 
     def run(self, *phases: Phase) -> list[Any]:
         """Run several phases, those of the experiment if none is given.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
         return float(np.mean(outputs == _aligned(targets, outputs)))
     if outputs.ndim == 2 and outputs.shape[1] > 1:
         chosen = outputs.argmax(axis=1)
-        wanted = targets.argmax(axis=1) if targets.shape == outputs.shape else _aligned(targets, chosen)
+        wanted = targets.argmax(axis=1) if targets.shape == outputs.shape else _indices(targets, outputs)
         return float(np.mean(chosen == wanted))
     wanted = _aligned(targets, outputs)
     if not np.isin(wanted, (0, 1)).all():
@@ -83,10 +84,11 @@ class Metric:
 
     def __init__(self, measure: Any, on: str | None = None, targets: str = "targets", label: str | None = None) -> None:
         if isinstance(measure, str) and measure not in METRICS:
+            close = difflib.get_close_matches(measure.lower(), METRICS, n=1)
             raise RecipeError(
                 f"no metric is called {measure!r}",
                 there=", ".join(METRICS),
-                remedy="use one of these, or give a function",
+                remedy=f"did you mean {close[0]!r}?" if close else "use one of these, or give a function",
             )
         if not isinstance(measure, str) and not callable(measure):
             raise RecipeError(
@@ -127,6 +129,19 @@ class Metric:
                 remedy="write {'measure': 'accuracy'}",
             )
         return cls(**dict(config))
+
+
+def _indices(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Class indices [n] for scores [n, classes], each of them a column of the scores."""
+    wanted, count = _aligned(targets, scores[:, 0]), scores.shape[1]
+    strange = wanted[(wanted < 0) | (wanted >= count)]
+    if strange.size:
+        raise RecipeError(
+            f"accuracy takes class indices for the columns of {count} scores, and the targets have {strange[0]}",
+            there=f"0 to {count - 1}",
+            remedy="number the classes from 0, or give a function",
+        )
+    return wanted
 
 
 def _float(values: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:

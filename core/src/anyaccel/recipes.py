@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -266,7 +267,8 @@ class AppliedLoss:
         loss: a Loss, or anything that `Loss(...)` takes.
         on: label of the node whose output it judges; it is placed and computed with this node.
         inputs: what the loss is called with, in order: `"outputs"` (of `on`), `"outputs.NAME"`, `"targets"` (those
-            that belong to the data which feeds `on`), or `"FEATURE_SET.COLUMN"`.
+            that belong to the data which feeds `on`), `"FEATURE_SET.COLUMN"`, or `"FEATURE_SET.COLUMN@STREAM"` for
+            another stream of the sampler than its first.
         weight: factor in the total loss, finite and not negative.
         label: name in results; `on` by default.
     """
@@ -338,12 +340,12 @@ def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(what: str, name: object, known: Any) -> RecipeError:
+    close = difflib.get_close_matches(str(name).lower(), known, n=1)
+    own = "" if what == "schedule" else f", or the node's own framework's {what}"
     return RecipeError(
         f"no {what} is called {name!r}",
         there=", ".join(known),
-        remedy=f"use one of these names, or the node's own framework's {what}"
-        if what != "schedule"
-        else "use one of these names",
+        remedy=f"did you mean {close[0]!r}?" if close else f"use one of these names{own}",
     )
 
 

@@ -16,7 +16,7 @@ from anyaccel import (
     SequentialMLP,
     TrainPhase,
 )
-from anyaccel.errors import AnyaccelError, GraphError, PhaseError, ResultError, SplitError
+from anyaccel.errors import GraphError, PhaseError, ResultError, SplitError
 from anyaccel.results import EvalResults, TrainResults
 
 LOSS = AppliedLoss("mse", on="guess")
@@ -101,8 +101,21 @@ def test_what_a_phase_does_not_need_it_is_not_asked_for(data):
         result = experiment.run_phase(EvalPhase("p", data=given, outputs=["a"]))
         assert list(result.rows) == ["fs"]
         assert result.to_arrow().column("row").to_pylist() == [5, 4]
-    with pytest.raises(AnyaccelError, match=r"other"):
-        experiment.run_phase(EvalPhase("p", data="all", outputs=["a", "b"]))
+    with pytest.raises(SplitError, match=r"'other' has no split 'last'"):
+        experiment.run_phase(EvalPhase("p", data="last", outputs=["a", "b"]))
+
+
+def test_predictions_of_different_numbers_of_rows_are_no_table(data):
+    other = FeatureSet.from_dict("other", {"x": np.ones((4, 2), "float32")}, "x")
+    nodes = [ModelNode("a", SequentialMLP(), data.reference()), ModelNode("b", SequentialMLP(), other.reference())]
+    result = Experiment("e", ModelGraph(nodes)).run_phase(EvalPhase("p", data="all"))
+    assert (len(result.prediction("a")), len(result.prediction("b"))) == (6, 4)
+    with pytest.raises(ResultError) as caught:
+        result.to_arrow()
+    assert str(caught.value) == (
+        "run 'p' has predictions of different numbers of rows, which are no table. There is: a: 6, b: 4. To do: run an "
+        "EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds."
+    )
 
 
 def test_fitting_gives_a_result_too(data):

@@ -121,7 +121,7 @@ def test_a_function_is_a_metric_under_its_own_name():
     [
         (
             "rmsle",
-            "no metric is called 'rmsle'. There is: accuracy, mse, rmse, mae, r2. To do: use one of these, or give",
+            "no metric is called 'rmsle'. There is: accuracy, mse, rmse, mae, r2. To do: did you mean 'rmse'\\?",
         ),
         (None, "None is not a metric. There is: accuracy, mse, rmse, mae, r2. To do: give a name or a function"),
         (3, "3 is not a metric"),

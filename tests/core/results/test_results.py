@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from anyaccel import AppliedLoss, Callback, EvalPhase, FeatureSet, ModelGraph, ModelNode, SequentialMLP, TrainPhase
+from anyaccel import (
+    AppliedLoss,
+    Callback,
+    EvalPhase,
+    FeatureSet,
+    FitPhase,
+    ModelGraph,
+    ModelNode,
+    SequentialMLP,
+    TrainPhase,
+    simulate,
+)
 from anyaccel.errors import ResultError
 from anyaccel.experiment import Experiment
 from anyaccel.reference import Activation
-from anyaccel.results import EvalResults, TrainResults, eval_results
+from anyaccel.results import EvalResults, FitResults, TrainResults, eval_results
 
 
 @pytest.fixture
@@ -49,13 +62,20 @@ def test_figures_are_one_number_an_epoch_and_nan_where_there_was_none(trained):
     assert np.allclose(trained.figure("val_rmse")[1:] ** 2, trained.figure("val_loss.guess")[1:])
 
 
-@pytest.mark.parametrize("ask", [lambda r: r.figure("val_mae"), lambda r: r.losses("near")])
-def test_a_figure_that_is_not_there_gets_the_list(ask, trained):
-    with pytest.raises(ResultError) as caught:
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda r: r.figure("val_mae"), r"no figure 'val_mae'\. There is: loss, loss\.guess, .* mean 'val_rmse'\?$"),
+        (lambda r: r.figure("f1"), r"no figure 'f1'\. There is: loss, loss\.guess, .* use one of these names\.$"),
+        (lambda r: r.losses("near"), r"no loss 'near'\. There is: guess, far\. To do: use one of these labels\.$"),
+        (lambda r: r.losses("gues"), r"no loss 'gues'\. There is: guess, far\. To do: did you mean 'guess'\?$"),
+        (lambda r: r.losses("wide"), r"no loss 'wide'\. There is: guess, far\. To do: use one of these labels\.$"),
+        (lambda r: r.curve("far"), r"no figure 'far'"),
+    ],
+)
+def test_a_figure_that_is_not_there_gets_the_list(ask, message, trained):
+    with pytest.raises(ResultError, match=rf"^run 't' has {message}"):
         ask(trained)
-    assert "run 't' has no figure" in str(caught.value)
-    assert "There is: loss, loss.guess, loss.far, val_loss" in str(caught.value)
-    assert "use one of these names" in str(caught.value)
 
 
 def test_a_run_of_no_epoch_says_so(experiment):
@@ -148,9 +168,39 @@ def test_a_prediction_that_was_not_kept_is_told_how_to_keep_it(experiment):
     with pytest.raises(ResultError) as caught:
         result.prediction("guess")
     assert str(caught.value) == (
-        "run 'w' has no predictions of 'guess'. There is: wide. To do: name the node in EvalPhase(outputs=[...])."
+        "run 'w' has no predictions of 'guess', which it did not compute. There is: wide. "
+        "To do: name it in EvalPhase(outputs=['guess'])."
     )
     assert isinstance(caught.value, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "message"),
+    [
+        (
+            {"outputs": ["wide"], "losses": [AppliedLoss("mse", on="guess")]},
+            "guess",
+            r"'guess', which it computed and did not keep\. There is: wide\. To do: name it in .*outputs=\['guess'\]",
+        ),
+        ({}, "gues", r"'gues', which is no node\. There is: guess, wide\. To do: did you mean 'guess'\?"),
+        ({}, "x", r"'x', which is no node\. There is: guess, wide\. To do: use one of these labels"),
+        ({}, "guess.1", r"'guess\.1'\. There is: guess, wide\. To do: did you mean 'guess'\?"),
+    ],
+)
+def test_nodes_that_never_ran_and_nodes_that_are_not_there_get_different_answers(settings, name, message, experiment):
+    result = experiment.run_phase(EvalPhase("w", data="all", **settings))
+    with pytest.raises(ResultError, match=rf"^run 'w' has no predictions of {message}"):
+        result.prediction(name)
+
+
+def test_predictions_of_a_run_that_failed_say_what_ended_it(experiment):
+    def fails(outputs, targets):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        experiment.run_phase(EvalPhase("w", data="all", metrics=[fails]))
+    with pytest.raises(ResultError, match=r"of 'guess': it was ended by RuntimeError: no\. To do: run the phase again"):
+        experiment.last_run.prediction("guess")
 
 
 def test_an_evaluation_table_has_predictions_targets_and_tags_row_by_row(experiment, data):
@@ -182,6 +232,10 @@ def test_several_outputs_of_a_node_have_columns_of_their_own(data):
     graph = ModelGraph([ModelNode("n", Both("tanh"), data.reference(), outputs=["raw", "bent"])])
     result = Experiment("e", graph).run_phase(EvalPhase("w", data="all"))
     assert list(result.predictions) == ["n.raw", "n.bent"]
+    with pytest.raises(
+        ResultError, match=r"of 'n', which has several outputs\. There is: n\.raw, n\.bent\. To do: name"
+    ):
+        result.prediction("n")
     assert result.to_arrow().column_names[:2] == ["prediction.n.raw", "prediction.n.bent"]
     assert np.array_equal(result.prediction("n.raw"), data.array("x"))
 
@@ -211,6 +265,9 @@ def test_an_evaluation_is_plain_data(experiment):
         "losses": {"guess": result.losses["guess"]},
         "metrics": {"mae": result.metrics["mae"]},
         "error": None,
+        "number": 0,
+        "started": result.started.isoformat(),
+        "seconds": result.seconds,
     }
 
 
@@ -232,3 +289,125 @@ def test_an_evaluation_that_did_not_get_there_is_empty():
     result = eval_results("w", None, None, {}, RuntimeError("no"))
     assert math.isnan(result.loss) and result.predictions == result.metrics == {}
     assert result.to_dict()["error"] == "RuntimeError: no"
+
+
+# -- as pandas ---------------------------------------------------------------------------------------------------------
+
+
+def test_training_is_a_data_frame(trained):
+    pandas = pytest.importorskip("pandas")
+    frame = trained.to_pandas()
+    assert type(frame) is pandas.DataFrame and list(frame) == trained.to_arrow().column_names
+    assert frame["epoch"].tolist() == [0, 1, 2]
+    assert np.array_equal(frame["val_rmse"], trained.figure("val_rmse"), equal_nan=True)
+
+
+def test_an_evaluation_is_a_data_frame_with_arrays_where_samples_have_axes(experiment):
+    pytest.importorskip("pandas")
+    result = experiment.run_phase(EvalPhase("l", data="last"))
+    frame = result.to_pandas()
+    assert list(frame) == ["prediction.guess", "prediction.wide", "y", "name", "row"]
+    assert frame["row"].tolist() == [5, 4] and frame["name"][1] == "e" and frame["name"].isna()[0]
+    assert frame["prediction.wide"][0].shape == (3, 1)
+    assert np.array_equal(np.stack(frame["prediction.wide"]), result.prediction("wide"))
+
+
+def test_without_pandas_it_says_what_to_install(trained, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(
+        ResultError, match=r"to_pandas\(\) needs pandas.*To do: python -m pip install pandas, or take to_"
+    ):
+        trained.to_pandas()
+
+
+# -- joined with the data ----------------------------------------------------------------------------------------------
+
+
+def test_predictions_are_joined_with_their_rows_over_several_feature_sets_and_outputs(data):
+    """Each feature set has its own split of this name, in its own order; names that both have are told apart."""
+
+    class Both(Activation):
+        def apply(self, values, inputs, *, train, key):
+            return type(super().apply(values, inputs[:1], train=train, key=key))((inputs[0], inputs[1]), None)
+
+    columns = {"x": np.arange(12, dtype="float32").reshape(6, 2) * 7, "y": np.arange(6) * 10, "name": list("uvwxyz")}
+    other = FeatureSet.from_dict("other", columns, "x", "y", "name")
+    other.add_split("last", [0, 3])
+    node = ModelNode("n", Both("tanh"), [data.reference(), other.reference()], outputs=["one", "two"])
+    result = Experiment("e", ModelGraph([node])).run_phase(EvalPhase("w", data="last", batch_size=1))
+    table = result.to_arrow()
+    assert table.column_names == ["prediction.n.one", "prediction.n.two", "y", "name", "row", "other.y", "other.name"]
+    assert table.column("row").to_pylist() == [5, 4] and table.column("other.name").to_pylist() == ["u", "x"]
+    assert table.column("y").to_pylist() == [5.0, 4.0] and table.column("other.y").to_pylist() == [0, 30]
+    assert np.array_equal(result.prediction("n.one"), data.array("x")[[5, 4]])
+    assert np.array_equal(result.prediction("n.two"), other.array("x")[[0, 3]])
+
+
+def test_names_that_meet_after_all_are_counted(data):
+    """A feature set `o` with a column `y`, and another with a column `o.y`."""
+    first = FeatureSet.from_dict("fs", {"x": np.ones((2, 1), "float32"), "y": [1, 2], "o.y": [3, 4]}, "x", "y", "o.y")
+    second = FeatureSet.from_dict("o", {"x": np.ones((2, 1), "float32"), "y": [5, 6]}, "x", "y")
+    graph = ModelGraph([ModelNode("n", SequentialMLP(), [first.reference(), second.reference()])])
+    table = Experiment("e", graph).run_phase(EvalPhase("w", data="all")).to_arrow()
+    assert table.column_names == ["prediction.n", "y", "o.y", "o.y#2"]
+    assert table.column("o.y#2").to_pylist() == [5, 6]
+
+
+# -- fitting -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_tells_which_nodes_to_how_many_rows(data):
+    class Mean:
+        def fit(self, x, y):
+            self.mean_ = y.mean(dtype="float32")
+
+        def predict(self, x):
+            return np.full(len(x), self.mean_, "float32")
+
+    graph = ModelGraph([ModelNode("m", Mean(), data.reference()), ModelNode("k", Mean(), data.reference())])
+    result = Experiment("e", graph).run_phase(FitPhase("f", data="last"))
+    assert type(result) is FitResults and repr(result) == "FitResults('f', fitted m, k)"
+    assert [(one.node, one.estimator, one.rows) for one in result.fitted] == [("m", "Mean", 2), ("k", "Mean", 2)]
+    assert result.nodes == ("m", "k") and all(one.seconds >= 0 for one in result.fitted)
+    table = result.to_arrow()
+    assert table.column_names == ["node", "estimator", "rows", "seconds"] and table.num_rows == 2
+    told = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert told["fitted"][0]["node"] == "m" and told["number"] == 0 and told["error"] is None
+    assert math.isnan(result.loss) and not result.losses and not result.metrics and not result.predictions
+
+
+def test_a_fit_is_a_data_frame():
+    pytest.importorskip("pandas")
+    frame = FitResults("f", (), None).to_pandas()
+    assert list(frame) == ["node", "estimator", "rows", "seconds"] and len(frame) == 0
+
+
+# -- kept per run ------------------------------------------------------------------------------------------------------
+
+
+def test_results_know_their_place_and_their_time(experiment):
+    before = datetime.now(UTC)
+    loss = AppliedLoss("mse", on="guess")
+    first, second = experiment.run(TrainPhase("t", data="all", losses=[loss]), EvalPhase("e", data="all"))
+    assert (first.number, second.number) == (0, 1) and experiment.history[first.number] is first
+    assert before <= first.started <= second.started <= datetime.now(UTC)
+    assert first.seconds > sum(epoch.seconds for epoch in first.epochs)
+
+
+def test_nothing_of_a_run_is_left_on_a_device():
+    """Parameters and optimizer state stay where they were trained; all else is gone, and results are host arrays."""
+    with simulate(1) as (device,):
+        columns = {"x": np.ones((64, 8), "float32"), "y": np.ones((64, 1), "float32")}
+        data = FeatureSet.from_dict("fs", columns, "x", "y")
+        node = ModelNode("net", SequentialMLP((1,), n_layers=2, hidden_dim=16), data.reference())
+        experiment = Experiment("e", ModelGraph([node], "adam"))
+        loss = AppliedLoss("mse", on="net")
+        phase = TrainPhase("t", data="all", losses=[loss], n_epochs=2, validation="all", accelerator="sim:0")
+        trained = experiment.run_phase(phase)
+        parameters = 4 * (8 * 16 + 16 + 16 + 1)
+        assert device.used == 3 * parameters  # each with the two moments of adam
+        assert device.peak > device.used
+        result = experiment.run_phase(EvalPhase("p", data="all", losses=[loss], metrics=["mse"], accelerator="sim:0"))
+        assert device.used == 3 * parameters
+        assert type(result.prediction("net")) is np.ndarray and type(trained.loss) is np.ndarray
+        assert all(type(value) is float for value in (result.loss, *result.metrics.values(), *result.losses.values()))

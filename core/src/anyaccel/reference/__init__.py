@@ -5,6 +5,7 @@ from anyaccel.reference.arrays import SimArray
 from anyaccel.reference.backend import ReferenceBackend
 from anyaccel.reference.convolution import Conv2d, Flatten, MaxPool2d
 from anyaccel.reference.creation import array, zeros
+from anyaccel.reference.estimator import Estimator
 from anyaccel.reference.layers import Activation, BatchNorm, Dense, Dropout
 from anyaccel.reference.module import Module
 from anyaccel.reference.sequential import Sequential
@@ -18,6 +19,7 @@ __all__ = [
     "Conv2d",
     "Dense",
     "Dropout",
+    "Estimator",
     "Flatten",
     "MaxPool2d",
     "Module",

@@ -46,7 +46,7 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         return isinstance(obj, (np.ndarray, np.generic, Module))
 
     def device_of(self, obj: Any) -> Device | None:
-        """Where an array is, or the values of a module.
+        """Where an array is, or the values of a module; where one without values was placed.
 
         Raises:
             DeviceMismatchError: a module's values are on several devices.
@@ -62,6 +62,7 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         if isinstance(obj, Module):
             for values in (obj.parameters, obj.buffers):
                 values.update({name: moved(array, device) for name, array in values.items()})
+            obj.home = device
             return obj
         if isinstance(obj, dict):
             return {key: self.place(value, device) for key, value in obj.items()}
@@ -199,7 +200,7 @@ def _common(module: Module) -> Device | None:
             there=", ".join(map(str, found)),
             remedy="put them on one with anyaccel.place(module, device)",
         )
-    return found[0] if found else None
+    return found[0] if found else module.home
 
 
 def _pages(name: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.errors import ShapeError, StateError
+from anyaccel.errors import EstimatorError, ShapeError, StateError
 from anyaccel.reference.arrays import Array, SimArray, download, upload
 from anyaccel.reference.module import Module, traced
 from anyaccel.segment import TensorSpec
@@ -34,7 +34,7 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
         if not model.is_built:
             model.build(inputs, seed)
         return traced(model, inputs)
-    except ShapeError:
+    except (ShapeError, EstimatorError):
         raise
     except Exception as error:  # a user's module may raise anything
         raise ShapeError(

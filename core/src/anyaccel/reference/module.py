@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 import numpy as np
 
 from anyaccel.adapter import Applied
+from anyaccel.device import Device
 from anyaccel.errors import ShapeError
 from anyaccel.reference.arrays import Array, made_like
 from anyaccel.segment import TensorSpec
@@ -40,6 +41,9 @@ class Module(ABC):
     parameters: MutableMapping[str, Array]
     buffers: MutableMapping[str, Array]
     dtype: str | None = None
+
+    home: Device | None = None
+    """Where it was placed; what tells for a module without values, such as an estimator."""
 
     def __init__(self) -> None:
         self.parameters = {}

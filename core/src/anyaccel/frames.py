@@ -1,0 +1,61 @@
+"""Tables of results for people: as pandas DataFrames and as text, and the answer to a name that is not there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from anyaccel.errors import ResultError
+
+
+def to_pandas(table: Any) -> Any:
+    """An Arrow table as a pandas DataFrame; samples with axes become NumPy arrays in a column of objects.
+
+    Raises:
+        ResultError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ResultError(
+            f"to_pandas() needs pandas, which cannot be imported ({error})",
+            remedy="python -m pip install pandas, or take to_arrow()",
+        ) from error
+    return pandas.DataFrame({name: _values(table.column(name)) for name in table.column_names})
+
+
+def _values(column: Any) -> Any:
+    whole = column.combine_chunks()
+    if hasattr(whole, "to_numpy_ndarray"):
+        return list(whole.to_numpy_ndarray())
+    return whole.to_pandas()
+
+
+def absent(asked: str, name: Any, there: Iterable[str], remedy: str) -> ResultError:
+    """The error for a name that is not among those that there are, with the closest if there is one."""
+    names = list(there)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return ResultError(asked, there=", ".join(names), remedy=f"did you mean {close[0]!r}?" if close else remedy)
+
+
+def text_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as lines of text: numbers in short form to the right, all else to the left."""
+    values = [list(row) for row in rows]
+    right = [all(not isinstance(row[i], str) for row in values) for i in range(len(head))]
+    cells = [list(head), *([short(value) for value in row] for row in values)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if there else text.ljust(width)
+            for text, width, there in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def short(value: Any) -> str:
+    """A value in few letters: floats with four digits, nothing for what is not there."""
+    if value is None or value != value:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

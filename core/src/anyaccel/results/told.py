@@ -1,0 +1,37 @@
+"""How results tell themselves: as plain data, and in a line of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+
+def finite(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """Figures for JSON, which has no NaN: what is not finite is None."""
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+
+
+def when(number: int | None, started: datetime | None, seconds: float) -> dict[str, Any]:
+    """The place of a run in its history, when it began and how long it took."""
+    return {
+        "number": number,
+        "started": started.isoformat() if started is not None else None,
+        **finite({"seconds": seconds}),
+    }
+
+
+def told(error: BaseException | None) -> str | None:
+    """What ended a run, in words."""
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def shown(figures: Mapping[str, float]) -> str:
+    """The figures that sum up, for a line of text."""
+    return "".join(f", {name} {value:.4g}" for name, value in figures.items() if "." not in name)
+
+
+def ended(error: BaseException | None) -> str:
+    """What ended a run, for the end of a line of text."""
+    return f", ended by {type(error).__name__}" if error is not None else ""
