@@ -28,7 +28,12 @@ def enter(namespace: dict[str, Any]) -> None:
 
 
 def leave(namespace: dict[str, Any]) -> None:
-    """Go back to where `enter` came from, and remove the folder."""
+    """Go back to where `enter` came from, remove the folder, and silence what was entered into the registry by hand."""
+    from anyaccel.registry import registry
+
+    by_hand = [plugin.name for plugin in registry().plugins if not plugin.distribution]
+    for name in filter(registry().hooks.has_plugin, by_hand):
+        registry().hooks.unregister(name=name)
     folder, before = namespace["_folder"]
     os.chdir(before)
     namespace.clear()

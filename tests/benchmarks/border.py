@@ -63,7 +63,7 @@ def links(made: aa.ModelGraph) -> list[Link]:
 def together(ready: list[Link], feed: Feed) -> Block:
     """Steps of the whole graph."""
     wires = Wires(ready)
-    orders = {(id(link.backend), CPU): order_of(link.backend) for link in ready}
+    orders = {(("", ""), id(link.backend), CPU): order_of(link.backend) for link in ready}
     fed = wires.fed(feed, orders)
 
     def block() -> float:
@@ -131,7 +131,7 @@ def measure(first: str, second: str, clip: float | None, blocks: int) -> dict[st
         for name in link.segment.inputs
         if name.startswith("data.")
     }
-    feed = Feed(BATCH * STEPS, columns)
+    feed = Feed(columns)
     loops = {"together": together(ready, feed), "alone": alone(ready, feed)}
     for loop in loops.values():
         loop()

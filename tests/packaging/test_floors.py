@@ -11,7 +11,7 @@ import pytest
 
 # Lowest first; the modules (or packages) of one line do not import each other. "" is anyaccel/__init__.py.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "install_hints"),
+    ("errors", "install_hints", "markup"),
     ("device", "rng"),
     ("recipes", "models", "metrics"),
     ("segment",),
@@ -26,7 +26,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("data",),
     ("graph",),
     ("phases",),
+    ("frames", "plots", "targets", "units"),
     ("results",),
+    ("comparison",),
     ("experiment",),
     ("testing",),
     ("cli",),

@@ -10,6 +10,7 @@ from pathlib import Path
 HEAVY = {
     *("numpy", "pyarrow", "pandas", "rich", "click", "importlib.metadata"),
     *("torch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "equinox", "mlx", "cupy"),
+    *("tensorboard", "wandb"),
 }
 
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-FRAMEWORKS = {"torch", "pytorch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "equinox", "mlx", "cupy"}
+FRAMEWORKS = {
+    *("torch", "pytorch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "equinox", "mlx", "cupy"),
+    *("tensorboard", "wandb"),  # no frameworks, but core knows as little of them
+}
 
 # Where names of frameworks are data: whole files (None), or the values of these names.
 TABLES: dict[str, set[str] | None] = {"install_hints.py": None, "device.py": {"ALIASES"}}

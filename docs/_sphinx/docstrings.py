@@ -1,0 +1,85 @@
+"""Docstrings as they are written here: words in single backticks are code, and nothing else is markup.
+
+Napoleon has made reStructuredText of the sections (`Args:`, `Raises:`) before. Here, what stands in backticks becomes
+code, with a link if it is a name that has a page, and signs that mean something to reStructuredText only become text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
+_KEPT = re.compile(r"(^[ ]*:[a-z]+(?: [^:\n]+)?:(?=\s)|^[ ]*\.\. .*|``.+?``|:[a-z:]+:`[^`]+`|`[^`]+`)", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_][\w.]*(\(\))?")
+_SIGNS = re.compile(r"(?<!\*)\*(?!\*)|(?<=\w)_(?!\w)|\|")
+_FIELD = re.compile(r"\s*:[a-z]+[^:`]*:|\s*\.\. ")
+
+
+def as_markup(lines: list[str]) -> list[str]:
+    """Lines of a docstring as reStructuredText.
+
+    A span of code may go over the end of a line. What is indented below a line that ends with a colon is an example,
+    and stays as it is.
+    """
+    made: list[str] = []
+    example_of = -1  # the indentation of the paragraph that an example belongs to
+    for block in _blocks(lines):
+        if example_of >= 0 and _indent(block) > example_of:
+            made += block
+            continue
+        made += _translated(block)
+        ends = next((line for line in reversed(block) if line.strip()), "")
+        example_of = _indent(block) if ends.endswith(":") and not _FIELD.match(ends) else -1
+    return [line + ":" if _opens_example(made, index) else line for index, line in enumerate(made)]
+
+
+def _opens_example(lines: list[str], index: int) -> bool:
+    line, *rest = lines[index : index + 3]
+    if not line.endswith(":") or _FIELD.match(line) or len(rest) < 2:
+        return False
+    return not rest[0].strip() and _indent([rest[1]]) > _indent([line])
+
+
+def _indent(block: list[str]) -> int:
+    return min((len(line) - len(line.lstrip()) for line in block if line.strip()), default=0)
+
+
+def _blocks(lines: list[str]) -> list[list[str]]:
+    """Paragraphs, each with the empty line after it."""
+    blocks: list[list[str]] = [[]]
+    for line in lines:
+        blocks[-1].append(line)
+        if not line.strip():
+            blocks.append([])
+    return blocks
+
+
+def _translated(block: list[str]) -> list[str]:
+    text = "\n".join(block)
+    pieces = _KEPT.split(text)
+    return "".join(_kept(piece) if index % 2 else _plain(piece) for index, piece in enumerate(pieces)).split("\n")
+
+
+def _plain(text: str) -> str:
+    return _SIGNS.sub(lambda sign: "\\" + sign.group(), text)
+
+
+def _kept(text: str) -> str:
+    if text.startswith("``") or not text.startswith("`"):
+        return text
+    inside = text[1:-1]
+    if _NAME.fullmatch(inside):
+        return f":py:obj:`{inside}`"
+    return f"``{inside}``"
+
+
+def _process(app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
+    lines[:] = as_markup(lines)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Called by Sphinx; after napoleon, which is connected earlier."""
+    app.connect("autodoc-process-docstring", _process, priority=600)
+    return {"parallel_read_safe": True}

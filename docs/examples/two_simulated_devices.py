@@ -1,0 +1,49 @@
+"""An encoder on one simulated device and a head on another train as they do on the CPU.
+
+Simulated torch devices are for tests: torch computes on the CPU, and says that the values are elsewhere.
+"""
+
+import numpy as np
+import torch
+
+from anyaccel import AppliedLoss, Experiment, FeatureSet, ModelGraph, ModelNode, Optimizer, SimpleSampler, TrainPhase
+from anyaccel_torch import simulated
+
+devices = simulated.start(2)  # before torch computes anything; for the whole process
+
+x = np.random.default_rng(0).normal(size=(240, 6)).astype("float32")
+data = FeatureSet.from_dict("data", {"x": x, "y": x[:, :1] - x[:, 1:2]}, ["x"], ["y"])
+
+
+def trained(encoder_on: str, head_on: str):
+    """Two nodes with the same weights each time, trained for three epochs."""
+    torch.manual_seed(0)
+    encoder = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh())
+    nodes = [
+        ModelNode("encoder", encoder, data.reference(), accelerator=encoder_on),
+        ModelNode("head", torch.nn.Linear(8, 1), "encoder", accelerator=head_on),
+    ]
+    graph = ModelGraph(nodes, Optimizer("adam", lr=1e-2))
+    losses, sampler = [AppliedLoss("mse", on="head")], SimpleSampler(24, shuffle=True, seed=1)
+    phase = TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=3)
+    return graph, Experiment("try", graph, progress="none").run_phase(phase)
+
+
+graph, split = trained("sim:0", "sim:1")
+_, whole = trained("cpu", "cpu")
+print(split.plan)
+print("losses:", *(f"{loss:.6f}" for loss in split.loss))
+assert np.allclose(split.loss, whole.loss, rtol=1e-6)
+
+head = graph["head"].model
+assert str(head.weight.device) == "sim:1"
+moved = devices[0].transfers.between
+print(f"{moved.number} transfers between the devices in {3 * 10} steps, {devices[0].syncs} waits for sim:0")
+assert moved.number == 2 * 30  # an output there and its gradient back, in each step
+
+try:
+    head.weight + torch.zeros(1, 8)
+except RuntimeError as error:
+    print(error)
+else:
+    raise AssertionError("a sum over two devices was computed")

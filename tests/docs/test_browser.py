@@ -1,0 +1,180 @@
+"""The site in a real browser: nothing fails in its console, pictures are seen, and what users write stays text."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for the modules beside this one
+
+from browser import complaints, find, served, started, visit  # noqa: E402
+from building import build  # noqa: E402
+
+NEEDED = os.environ.get("ANYACCEL_TEST_BROWSER") == "1"
+EVIL = "<script>pwned=1</script>"
+IMAGE = "<img src=x onerror=pwned=1><script>pwned=1"  # labels of nodes may hold no slash and no dot
+NODES = ("encoder", "probe", "forest")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Chromium; where there is none, and nobody insists, the tests are skipped."""
+    found = find()
+    if found is None and NEEDED:
+        pytest.fail("no chromium with chromedriver, and ANYACCEL_TEST_BROWSER=1 asks for it")
+    if found is None:
+        pytest.skip("no chromium with chromedriver here; ANYACCEL_TEST_BROWSER=1 makes this a failure")
+    with started(*found, tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[[Path, str], Any]]:
+    """Opens a page of a folder that is served."""
+    with ExitStack() as servers:
+
+        def load(folder: Path, page: str) -> Any:
+            visit(browser, f"{servers.enter_context(served(folder))}/{page}")
+            return browser
+
+        complaints(browser)  # those of earlier tests
+        yield load
+
+
+@pytest.fixture
+def notebook(site: Path, opened: Callable[[Path, str], Any]) -> Any:
+    """The browser with the page of the notebook."""
+    return opened(site, "tutorial/bring-your-data.html")
+
+
+def all_of(browser: Any, selector: str) -> list[Any]:
+    """The elements that a selector of style sheets finds."""
+    return list(browser.find_elements("css selector", selector))
+
+
+def is_drawn(element: Any) -> bool:
+    """Whether an element can be seen and has a size that somebody can look at."""
+    return bool(element.is_displayed() and element.size["width"] > 50 and element.size["height"] > 50)
+
+
+@pytest.mark.parametrize("page", ["index", "reference/api/data", "examples/two_frameworks", "tutorial/bring-your-data"])
+def test_a_page_is_whole_without_a_network(page: str, site: Path, opened: Callable[[Path, str], Any]) -> None:
+    browser = opened(site, f"{page}.html")
+    assert complaints(browser) == []
+    assert browser.title
+
+
+def test_the_search_finds_a_name(site: Path, opened: Callable[[Path, str], Any]) -> None:
+    browser = opened(site, "search.html?q=split_random")
+    browser.implicitly_wait(20)
+    assert all_of(browser, "ul.search li a")
+    browser.implicitly_wait(0)
+    assert complaints(browser) == []
+
+
+def test_the_notebook_shows_the_device_of_each_node(notebook: Any) -> None:
+    rows = all_of(notebook, ".anyaccel:has(svg) tr[data-anyaccel-device]")  # of the graph
+    devices = {row.text.split()[0]: row.get_attribute("data-anyaccel-device") for row in rows}
+    assert devices == dict.fromkeys(NODES, "cpu:0")
+    assert all("cpu:0" in row.text for row in rows)
+
+
+def test_the_notebook_shows_its_graph(notebook: Any) -> None:
+    drawings = all_of(notebook, ".cell_output svg[role=img]")
+    assert drawings and all(map(is_drawn, drawings))
+
+
+def test_the_notebook_shows_its_plot(notebook: Any) -> None:
+    plots = all_of(notebook, ".cell_output img")
+    assert plots and all(map(is_drawn, plots))
+    loaded = "return [...document.images].every(image => image.complete && image.naturalWidth > 100)"
+    assert notebook.execute_script(loaded)
+
+
+def test_the_notebook_has_no_traceback(notebook: Any) -> None:
+    assert len(all_of(notebook, ".cell_output")) >= 4
+    assert "Traceback" not in notebook.find_element("tag name", "body").text
+    assert all_of(notebook, ".cell_output .stderr") == []
+
+
+HOSTILE = (
+    f"""
+import numpy as np
+import anyaccel as aa
+evil, image = {EVIL!r}, {IMAGE!r}
+columns = {{"x": np.ones((8, 2)), image: np.ones(8), evil: [f"{{evil}} {{i}}" for i in range(8)]}}
+data = aa.FeatureSet.from_dict(evil, columns, ["x"], [image], [evil])
+data.split_random({{evil: 0.5, image: 0.5}}, seed=0)
+data
+""",
+    """
+graph = aa.ModelGraph([aa.ModelNode(image, aa.SequentialMLP(), data.reference())], "adam", label=image)
+graph
+""",
+    """
+loss = aa.AppliedLoss("mse", on=image)
+experiment = aa.Experiment(image, graph)
+experiment.run_phase(aa.TrainPhase(image, data=evil, losses=[loss], n_epochs=2))
+""",
+    "graph",
+    "experiment.run_phase(aa.EvalPhase(image, data=image, losses=[loss]))",
+    "experiment.last_run.plan",
+    "graph.visualize('svg', plan=experiment.last_run.plan)",
+    "aa.compare({evil: experiment.last_run})",
+    "experiment",
+    "data[evil]",
+    "aa.Accelerator('cpu')",
+)
+
+
+def notebook_of(title: str, *cells: str) -> str:
+    """A notebook: a title, and cells of code."""
+    code: list[dict[str, Any]] = [
+        {"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "outputs": [], "source": text}
+        for i, text in enumerate(cells)
+    ]
+    first = {"cell_type": "markdown", "id": "title", "metadata": {}, "source": f"# {title}"}
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return json.dumps({"cells": [first, *code], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site made of a notebook whose user gave everything a name that is a script."""
+    folder = tmp_path_factory.mktemp("hostile")
+    source = folder / "source"
+    source.mkdir()
+    settings = 'extensions = ["myst_nb"]\nroot_doc = "page"\nnb_execution_raise_on_error = True\nhtml_theme = "furo"\n'
+    (source / "conf.py").write_text(settings, encoding="utf-8")
+    (source / "page.ipynb").write_text(notebook_of("Names", *HOSTILE), encoding="utf-8")
+    return build(source, folder)
+
+
+def test_names_that_are_scripts_stay_text(hostile: Path, opened: Callable[[Path, str], Any]) -> None:
+    browser = opened(hostile, "page.html")
+    assert browser.execute_script("return typeof window.pwned") == "undefined"
+    assert complaints(browser) == []
+    outputs = all_of(browser, ".cell_output")
+    assert len(outputs) == len(HOSTILE)
+    for output in outputs[:-1]:
+        assert "pwned=1" in output.text
+        assert output.find_elements("css selector", "img[src=x], script") == []
+
+
+def test_the_test_would_see_a_script_that_runs(tmp_path: Path, opened: Callable[[Path, str], Any]) -> None:
+    (tmp_path / "page.html").write_text(f"<!doctype html><title>x</title><p>{EVIL}</p>", encoding="utf-8")
+    assert opened(tmp_path, "page.html").execute_script("return window.pwned") == 1
+
+
+def test_the_test_would_see_what_comes_from_the_network(tmp_path: Path, opened: Callable[[Path, str], Any]) -> None:
+    page = '<!doctype html><title>x</title><img src="https://example.org/x.png">'
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    assert "ERR_NAME_NOT_RESOLVED" in complaints(opened(tmp_path, "page.html"))[0]

@@ -1,0 +1,53 @@
+"""Docstrings come to the site as they are meant: code as code, signs as signs, examples as examples."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs/_sphinx"))
+
+from docstrings import as_markup
+from scripts import page_of
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("values, [n, *shape]", r"values, [n, \*shape]"),
+        ("the `from_` constructors", r"the :py:obj:`from_` constructors"),
+        ("all from_ and a|b", r"all from\_ and a\|b"),
+        ("see `split_random()`", "see :py:obj:`split_random()`"),
+        ('`"LABEL.COLUMN"` names one', '``"LABEL.COLUMN"`` names one'),
+        ("**use it** anyway", "**use it** anyway"),
+        (":param values: [n, *shape] of `x`", r":param values: [n, \*shape] of :py:obj:`x`"),
+        (r":param \*rest: `a b`", r":param \*rest: ``a b``"),
+        (".. rubric:: a*b", ".. rubric:: a*b"),
+        ("``x`` and :class:`X`", "``x`` and :class:`X`"),
+    ],
+)
+def test_a_line_is_translated(written: str, read: str) -> None:
+    assert as_markup([written]) == [read]
+
+
+def test_code_may_go_over_the_end_of_a_line() -> None:
+    assert as_markup(["say `x ==", "  1` or not"]) == ["say ``x ==", "  1`` or not"]
+
+
+def test_what_is_indented_below_a_colon_is_an_example() -> None:
+    written = ["A whole file:", "", "    f(*args)", "", "    `x`", "", "More *text."]
+    assert as_markup(written) == ["A whole file::", "", "    f(*args)", "", "    `x`", "", r"More \*text."]
+
+
+def test_a_colon_without_an_example_is_a_colon() -> None:
+    assert as_markup(["Two things:", "", "one."]) == ["Two things:", "", "one."]
+
+
+def test_a_script_is_a_page() -> None:
+    page = page_of("one.py", '"""What `it` does."""\nprint(1)\n')
+    assert page.splitlines()[2:] == [
+        *("one.py", "======", "", "What :py:obj:`it` does.", ""),
+        *(".. literalinclude:: one.py", "   :language: python"),
+    ]
