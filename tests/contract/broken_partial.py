@@ -94,6 +94,13 @@ class SharedModelsWait(ArrayProgram):
         return found
 
 
+@fault("compute", "test_a_shared_models_optimizer_goes_on_in_the_next_phase")
+class SharedModelsBeginAgain(ArrayProgram):
+    def release(self):
+        owner = self._layout.owner
+        return {**super().release(), **{label: NodeState() for label in owner if owner[label] != label}}
+
+
 @fault("compute", "test_figures_of_gradients_are_of_those_there_are")
 class FiguresOfNothing(ArrayProgram):
     whole = True

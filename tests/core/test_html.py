@@ -27,6 +27,8 @@ from anyaccel import registry as registry_module
 from anyaccel.device import Device
 from anyaccel.reference import ReferenceBackend
 from anyaccel.registry import Registry
+from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.tiny import TinyBackend
 
 EVIL = [
     "<script>alert(1)</script>",
@@ -125,6 +127,22 @@ def test_devices_are_a_list_and_a_table():
     assert Shown(anyaccel.all_devices("no_such_kind")).devices
 
 
+def test_a_list_of_devices_asks_nobody_who_was_not_asked_for_it(monkeypatch):
+    """To ask a backend for its devices may import its framework, and initialise what it finds."""
+
+    class Heavy(TinyBackend):
+        def devices(self):
+            raise AssertionError("imported and initialised")
+
+    found = registry_module.registry()
+    found.register(plugin_module("heavy", backends=lambda: [Heavy("heavy", ("cpu",))]), "heavy")
+    shown = Shown(anyaccel.devices("cpu", framework="numpy"))
+    assert shown.devices == ["cpu:0"] * 2 and "numpy" in shown.text and "cannot be shown" not in shown.text
+    monkeypatch.setattr(Heavy, "devices", lambda self: [Device("cpu")])
+    assert "numpy, heavy" in Shown(anyaccel.devices("cpu")).text
+    assert "numpy, heavy" in Shown(anyaccel.all_devices("no_such_kind")).text
+
+
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
@@ -153,12 +171,22 @@ def test_values_of_any_type_are_shown_short():
         "long": pa.array(["y" * 5000, ""]),
         "part": pa.array([{"a": 1}, None]),
         "gaps": pa.array([1, None]),
+        "pairs": pa.array([[7, None], [8, 9]], pa.list_(pa.int64(), 2)),
         "when": pa.array([0, 1], pa.timestamp("s")),
         "kind": pa.array(["u", "v"]).dictionary_encode(),
         "image": np.zeros((2, 30, 30)),
     }
     text = Shown(FeatureSet.from_dict("odd", columns, "x", (), [name for name in columns if name != "x"])).text
-    for told in ("[a, a, a, …]", "True, False", "None, x", "[0, 0, 0, …]", "1, None", "u, v", "1970-01-01"):
+    for told in (
+        "[a, a, a, …]",
+        "True, False",
+        "None, x",
+        "[0, 0, 0, …]",
+        "1, None",
+        "[7, None], [8, 9]",
+        "u, v",
+        "1970-01-01",
+    ):
         assert told in text
     assert "y" * 100 not in text
 
@@ -166,7 +194,15 @@ def test_values_of_any_type_are_shown_short():
 def test_many_columns_are_cut():
     many = FeatureSet.from_dict("many", {f"c{i}": np.ones(2) for i in range(1000)}, [f"c{i}" for i in range(1000)])
     text = Shown(many).text
-    assert "and 980 more" in text and "c999" not in text
+    assert "and 980 more features" in text and "c999" not in text
+
+
+def test_many_features_hide_neither_targets_nor_tags():
+    columns = {f"c{i}": np.ones(2) for i in range(50)} | {"y": np.zeros(2), "who": ["a", "b"]}
+    whole = FeatureSet.from_dict("many", columns, ..., "y", "who")
+    for shown in (Shown(whole).text, Shown(whole.take([1])).text):
+        assert "c19" in shown and "c20" not in shown and "and 30 more features" in shown
+        assert "target" in shown and "who" in shown and "tag" in shown
 
 
 def test_ten_million_rows_are_not_read(monkeypatch):
@@ -198,6 +234,18 @@ def test_a_graph_too_large_to_be_drawn_is_a_table(data):
     nodes = [ModelNode(f"n{i}", object(), data.reference(), framework="numpy") for i in range(200)]
     shown = Shown(ModelGraph(nodes))
     assert "and 180 more" in shown.text and "n199" not in shown.text
+
+
+def test_a_graph_of_very_many_lines_is_a_table(data):
+    """Forty blocks that each take all before them: to lay 800 lines out takes seconds."""
+    nodes = [ModelNode("n0", SequentialMLP((4,)), data.reference())]
+    for i in range(1, 40):
+        nodes += [ConcatNode(f"c{i}", [f"n{k}" for k in range(i)] if i > 1 else ["n0", "n0"])]
+        nodes += [ModelNode(f"n{i}", SequentialMLP((4,)), f"c{i}")]
+    graph = ModelGraph(nodes, "adam")
+    html = graph._repr_html_()
+    assert "<svg" not in html and "too large to be drawn here" in html and "and 59 more" in Shown(graph).text
+    assert "<svg" in ModelGraph(nodes[:9], "adam")._repr_html_()
 
 
 def test_a_broken_graph_shows_something(data):
@@ -261,8 +309,7 @@ def test_an_evaluation_shows_figures_and_the_first_predictions(run):
         "EvalResults",
         "mae",
         "prediction.run",
-        "data.y",
-        "data.site",
+        "prediction.run y id site",
         "site 30",
         "site 34",
         "the first of 10 rows",

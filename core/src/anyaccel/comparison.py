@@ -67,17 +67,18 @@ class Comparison:
         return frames.to_pandas(self.to_arrow())
 
 
-def compare(*runs: Any, figures: Sequence[str] = ()) -> Comparison:
+def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
     """Put runs side by side.
 
     Args:
         runs: results of phases, lists of them (an experiment's `history`), or mappings of names of your own to
             results, such as `{"narrow": a.last_run, "wide": b.last_run}`.
-        figures: names of those wanted; by default all but the losses of single nodes.
+        figures: name of the one wanted, or several; by default all but the losses of single nodes.
 
     Raises:
         ResultError: there is nothing to compare, something is no result, or no run has a figure of this name.
     """
+    figures = (figures,) if isinstance(figures, str) else tuple(figures)
     named = list(_named(runs))
     if not named:
         raise ResultError("there is no run to compare", remedy="run a phase first, or give results")
@@ -86,7 +87,7 @@ def compare(*runs: Any, figures: Sequence[str] = ()) -> Comparison:
     for name in figures:
         if name not in known:
             raise frames.absent(f"no run has the figure {name!r}", name, known, "use one of these names")
-    wanted = set(figures or (figure for figure in known if not _is_part(figure)))
+    wanted = set(figures or (figure for figure in known if not frames.is_part(figure)))
     rows = tuple({**_facts(name, one), **_chosen(found, wanted)} for name, one, found in every)
     order = [*_FACTS, *(column for figure in known if figure in wanted for column in (figure, f"best {figure}"))]
     there = {column for row in rows for column, value in row.items() if value is not None}
@@ -141,10 +142,6 @@ def _chosen(found: Mapping[str, np.ndarray], wanted: Iterable[str]) -> dict[str,
             if best is not None and len(found[name]) > 1:
                 row[f"best {name}"] = best
     return row
-
-
-def _is_part(figure: str) -> bool:
-    return figure.removeprefix("val_").startswith("loss.")
 
 
 def _best(name: str, values: np.ndarray) -> float | None:

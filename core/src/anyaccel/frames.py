@@ -39,6 +39,11 @@ def absent(asked: str, name: Any, there: Iterable[str], remedy: str) -> ResultEr
     return ResultError(asked, there=", ".join(names), remedy=f"did you mean {close[0]!r}?" if close else remedy)
 
 
+def is_part(figure: str) -> bool:
+    """Whether a figure is the loss of a single node, which the total has in it: `loss.head`, `val_loss.head`."""
+    return figure.removeprefix("val_").startswith("loss.")
+
+
 def text_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table as lines of text: numbers in short form to the right, all else to the left."""
     values = [list(row) for row in rows]

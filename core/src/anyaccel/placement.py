@@ -25,17 +25,24 @@ _PLAIN = (str, bytes, bool, int, float, complex, type(None))
 
 
 class Devices(list[Device]):
-    """A list of devices that a notebook shows as a table."""
+    """A list of devices that a notebook shows as a table.
+
+    `there` has every framework that was asked with each device that it listed: to show the list asks no other.
+    """
+
+    def __init__(self, found: Iterable[Device], there: Iterable[tuple[str, Device]]) -> None:
+        super().__init__(found)
+        self.there = tuple(there)
 
     def _repr_html_(self) -> str:
-        return guarded(self, lambda: page("devices", "", table(("device", "framework", "its name of it"), self, _told)))
+        head = ("device", "framework", "its name of it")
+        return guarded(self, lambda: page("devices", "", table(head, self, self._told)))
 
-
-def _told(device: Device) -> Markup:
-    """A device, the frameworks that are served on it, and their names of it; nothing is initialised."""
-    there = [one for one in registry().backends if device.kind in one.kinds and device in one.devices()]
-    names = [one.framework for one in there], [one.device_string(device) for one in there]
-    return row([badge(str(device)), *map(listing, names)], device=str(device))
+    def _told(self, device: Device) -> Markup:
+        """A device, the frameworks that are served on it, and their names of it; nothing is initialised."""
+        frameworks = [framework for framework, one in self.there if one == device]
+        native = [registry().find(one, device.kind).device_string(device) for one in frameworks]
+        return row([badge(str(device)), listing(frameworks), listing(native)], device=str(device))
 
 
 def devices(kind: str | None = None, framework: str | None = None) -> list[Device]:
@@ -48,17 +55,23 @@ def devices(kind: str | None = None, framework: str | None = None) -> list[Devic
     Raises:
         FrameworkError: nobody serves the framework.
     """
+    return _listed(kind, framework)
+
+
+def _listed(kind: str | None, framework: str | None) -> Devices:
     wanted = Device.parse(kind).kind if kind is not None else None
     if framework is not None:
         registry().kinds(framework)
     backends = [one for one in registry().backends if framework in (None, one.framework)]
-    found = {device for backend in backends for device in backend.devices()}
-    return Devices(sorted((d for d in found if wanted in (None, d.kind)), key=_rank))
+    there = [(backend.framework, device) for backend in backends for device in backend.devices()]
+    found = {device for _, device in there if wanted in (None, device.kind)}
+    return Devices(sorted(found, key=_rank), there)
 
 
 def all_devices(kind: str = "gpu") -> list[Device]:
     """Every device of a kind, or the CPU where there is none: never empty."""
-    return devices(kind) or Devices([Device("cpu")])
+    found = _listed(kind, None)
+    return found or Devices([Device("cpu")], found.there)
 
 
 def best(i: int = 0, framework: str | None = None) -> Device:

@@ -27,7 +27,7 @@ def axes(ax: Any = None) -> Any:
         ResultError: matplotlib is not installed.
     """
     if ax is not None:
-        return ax
+        return _checked(ax)
     try:
         from matplotlib import pyplot
     except ImportError as error:
@@ -36,6 +36,16 @@ def axes(ax: Any = None) -> Any:
             remedy="python -m pip install 'anyaccel[plot]'",
         ) from error
     return pyplot.subplots(layout="constrained")[1]
+
+
+def _checked(ax: Any) -> Any:
+    if callable(getattr(ax, "scatter", None)) and callable(getattr(ax, "set_aspect", None)):
+        return ax
+    raise ResultError(
+        f"plot() cannot draw on ax={type(ax).__name__}",
+        there="ax is matplotlib's Axes",
+        remedy="give one Axes: figure, ax = pyplot.subplots(); of several, axes[0]",
+    )
 
 
 def curves(found: Mapping[str, Curve], ax: Any, *, title: str, xlabel: str, ylabel: str) -> Any:
@@ -129,6 +139,22 @@ def as_classes(targets: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray
     if given.dtype.kind in "biu":
         return wanted, given[:, 0].astype(np.int64)
     return (wanted, (given[:, 0] > 0).astype(np.int64)) if np.isin(wanted, (0, 1)).all() else None
+
+
+def as_labels(targets: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Target and predicted classes [n] each, by name or number; None where they are not both words or both whole.
+
+    Words are those of the same text; what is missing is `None`.
+    """
+    n = len(targets)
+    if targets.size != n or predictions.size != n:
+        return None
+    wanted, given = targets.reshape(n), predictions.reshape(n)
+    if wanted.dtype.kind in "biu" and given.dtype.kind in "biu":
+        return wanted.astype(np.int64), given.astype(np.int64)
+    if wanted.dtype.kind not in "OUS" or given.dtype.kind not in "OUS":
+        return None
+    return np.array([str(one) for one in wanted.tolist()]), np.array([str(one) for one in given.tolist()])
 
 
 def chosen(names: Sequence[str], there: Sequence[str], run: str) -> list[str]:

@@ -7,15 +7,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyaccel.data import Rows
+from anyaccel.data import Rows, joined_array
 from anyaccel.errors import ResultError
 
 
 class Wanted(NamedTuple):
-    """A target column and its values [n, ...]."""
+    """Target columns (mostly one) of some rows, `name` in full, and their values [n, ...], joined."""
 
     name: str
     values: np.ndarray
+    label: str
+    columns: tuple[str, ...]
+
+
+def wanted(label: str, names: Sequence[str], rows: Mapping[str, Rows]) -> Wanted:
+    """These columns of the rows under this label."""
+    its = rows[label]
+    return Wanted(full_name(label, its, names), joined_array(its, names), label, tuple(names))
 
 
 def wanted_for(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | None, what: str) -> Wanted:
@@ -35,12 +43,12 @@ def wanted_for(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | N
         found = [full for full, (_, name) in there.items() if column in (full, name)]
         if len(found) != 1:
             raise _not_clear(f"{what}: targets={column!r} names {len(found) or 'no'} target columns", there)
-        return _checked(prediction, Wanted(found[0], _values(found[0], there, rows)), what, there)
-    fitting = [full for full in there if fits(prediction, _values(full, there, rows))]
+        return _checked(prediction, _wanted(found[0], there, rows), what, there)
+    fitting = [full for full in there if fits(prediction, _wanted(full, there, rows).values)]
     if len(fitting) != 1:
         few = "no target column of the data fits" if there else "the data have no targets"
         raise _not_clear(f"{what} could be compared with {', '.join(fitting)}" if fitting else f"{what}: {few}", there)
-    return Wanted(fitting[0], _values(fitting[0], there, rows))
+    return _wanted(fitting[0], there, rows)
 
 
 def full_name(label: str, rows: Rows, names: Sequence[str]) -> str:
@@ -48,15 +56,18 @@ def full_name(label: str, rows: Rows, names: Sequence[str]) -> str:
     return f"{rows.label}.{'+'.join(names)}{label.removeprefix(rows.label)}"
 
 
-def _values(full: str, there: Mapping[str, tuple[str, str]], rows: Mapping[str, Rows]) -> np.ndarray:
+def _wanted(full: str, there: Mapping[str, tuple[str, str]], rows: Mapping[str, Rows]) -> Wanted:
     label, name = there[full]
-    return rows[label].array(name)
+    return wanted(label, (name,), rows)
 
 
 def fits(prediction: np.ndarray, values: np.ndarray) -> bool:
     """Whether targets [n, ...] can be compared with predictions: number by number, or as indices of scores."""
+    if values.size == prediction.size:
+        return True
+    scores = prediction.ndim == 2 and prediction.dtype.kind == "f"
     indices = values.dtype.kind in "iu" and values.size == len(values)
-    return values.size == prediction.size or (indices and prediction.ndim == 2 and prediction.dtype.kind == "f")
+    return bool(scores and indices and values.min() >= 0 and values.max() < prediction.shape[1])
 
 
 def _checked(prediction: np.ndarray, found: Wanted, what: str, there: Mapping[str, object]) -> Wanted:

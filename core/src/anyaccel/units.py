@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from anyaccel.data import FeatureSet, FeatureSetView, Rows
+from anyaccel.data.conditions import column_values
+from anyaccel.data.fitted import join
 from anyaccel.data.intake import tag_column
 from anyaccel.errors import TransformError
 from anyaccel.phases.comparing import Compared
@@ -40,6 +42,26 @@ def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: 
         there="data with transforms, and no loss, metric or targets that this node is compared with",
         remedy=f"say so: feature_set.inverse(results.prediction({name!r}), columns=[...])",
     )
+
+
+def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> np.ndarray:
+    """Values of columns as they were before all transforms: those that the data keep, else what the way back gives.
+
+    Args:
+        rows: whose they are.
+        columns: their names as they are now.
+        values: [n, ...], the columns joined as they are now.
+
+    Raises:
+        TransformError: a transform has no way back.
+    """
+    source, whole = _source(rows), original_rows(rows)
+    if whole is rows or not isinstance(source, FeatureSet):
+        return values
+    if not set(columns) <= set(whole.columns):
+        return source.inverse(values, columns)
+    found = [column_values(whole, name) for name in columns]
+    return found[0] if len(found) == 1 else join(found)
 
 
 def original_rows(rows: Rows) -> Rows:

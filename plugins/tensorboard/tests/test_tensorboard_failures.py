@@ -149,6 +149,7 @@ def test_a_full_disk_at_the_end_is_raised_when_all_is_closed(runs, experiment, e
         (b"runs", "b'runs', which is no folder. To do: name one"),
         ("gs://bucket/runs", "'gs://bucket/runs', which is no folder of this machine. To do: name a local folder"),
         ("a\0b", "which is no folder of this machine"),
+        ("~no such user/runs", "and there is no such home folder. To do: write the folder without '~'"),
     ],
 )
 def test_what_is_no_folder_is_told_at_once(folder, words):

@@ -234,6 +234,11 @@ def test_labels_stay_text(logged, read, data, experiment):
         assert all(line.startswith("    ") or line in ("", "Mermaid:") for line in text.splitlines())
 
 
+def test_a_label_that_no_file_can_hold_ends_no_run(logged, read, experiment, train):
+    experiment().run_phase(train(losses=[aa.AppliedLoss("mse", on="one", label="a\ud800")]))
+    assert len(read(logged / "demo/train-1").scalars["train/loss.a?"][0]) == 3
+
+
 def test_why_a_run_was_stopped_is_told(logged, read, experiment, train, on):
     stop = on("epoch_end", lambda run: run.stop("good enough\nfor `me`"))
     experiment().run_phase(train(callbacks=[stop]))

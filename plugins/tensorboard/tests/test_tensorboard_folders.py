@@ -32,6 +32,7 @@ def test_a_label_becomes_one_folder(label):
         ("../up", "___up"),
         ("..", "__"),
         ("Con", "_Con"),
+        ("com¹", "_com¹"),
         ("x" * 200, "x" * 100),
         ("é" * 60, "é" * 50),
         ("", "_"),

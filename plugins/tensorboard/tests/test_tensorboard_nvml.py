@@ -158,6 +158,12 @@ def test_nvml_is_stopped_when_the_phase_fails(fake, logged, experiment, train, o
     assert [name for name in fake.calls if name in USED] == ["nvmlInit", "nvmlShutdown"]
 
 
+def test_an_nvml_that_somebody_else_has_stopped_is_no_fault_of_the_run(fake, logged, read, experiment, train):
+    fake.lacks = {"nvmlShutdown"}
+    assert experiment().run_phase(train(accelerator="sim:0")).error is None
+    assert len(tags(read(logged / "demo/train-1"))) == 4
+
+
 def test_gauges_are_closed_once(fake):
     gauges = Gauges(fake, {aa.Device("sim", 0): UUIDS["sim:0"]})
     assert len(gauges.read()) == 4

@@ -106,9 +106,11 @@ def test_the_environment_switches_it_on(runs, monkeypatch, folders, experiment, 
     ours.run_phase(train())
     with log_to(None):
         ours.run_phase(train("off"))
-    monkeypatch.setenv("ANYACCEL_TENSORBOARD", "")
-    ours.run_phase(train("empty"))
-    assert folders(runs) == ["demo/train-1"]
+    monkeypatch.chdir(runs)
+    for empty in ("", " "):
+        monkeypatch.setenv("ANYACCEL_TENSORBOARD", empty)
+        ours.run_phase(train("empty"))
+    assert folders(runs) == ["demo/train-1"] and [path.name for path in runs.iterdir()] == ["demo"]
 
 
 def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch, folders, experiment, train):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -187,6 +187,68 @@ def test_a_parameter_may_get_its_first_gradient_later() -> None:
     named["b"].grad = torch.ones_like(named["b"])
     step()
     torch.testing.assert_close(named["b"].detach(), before - 0.1)
+
+
+def in_turn(recipe: Optimizer) -> tuple[GroupOptimizer, dict[str, dict[str, nn.Parameter]]]:
+    """A group of three nodes, each with a parameter."""
+    members = {node: {"w": nn.Parameter(torch.ones(2, dtype=torch.float64))} for node in "abc"}
+    return GroupOptimizer(ParameterGroup("g", recipe, tuple(members)), members, {}), members
+
+
+def stepped(group: GroupOptimizer, members: dict[str, dict[str, nn.Parameter]], nodes: str) -> dict[str, float]:
+    """How far each node goes in a step that reaches some of them with a gradient of one."""
+    before = {node: named["w"].detach().clone() for node, named in members.items()}
+    for node, named in members.items():
+        named["w"].grad = torch.ones_like(named["w"]) if node in nodes else None
+    group.apply()
+    return {node: round(float((before[node] - named["w"].detach()).max()), 9) for node, named in members.items()}
+
+
+def test_the_rate_is_by_the_steps_of_each_node() -> None:
+    group, members = in_turn(Optimizer("sgd", lr=1.0, schedule=Schedule("exponential", rate=0.5)))
+    assert stepped(group, members, "abc") == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert stepped(group, members, "a") == {"a": 0.5, "b": 0.0, "c": 0.0}
+    kept = group.snapshot()
+    for _ in range(2):
+        assert stepped(group, members, "abc") == {"a": 0.25, "b": 0.5, "c": 0.5}
+        assert stepped(group, members, "bc") == {"a": 0.0, "b": 0.25, "c": 0.25}
+        assert stepped(group, members, "ac") == {"a": 0.125, "b": 0.0, "c": 0.125}
+        group.restore(kept)
+    assert {node: state.step for node, state in group.states(copies=True).items()} == {"a": 2, "b": 1, "c": 1}
+
+
+class Counted(torch.optim.SGD):
+    """Writes down how many parameters each of its groups has at each step."""
+
+    steps: ClassVar[list[list[int]]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps.append([len(group["params"]) for group in self.param_groups])
+        return super().step(closure)
+
+
+def test_nodes_of_as_many_steps_are_updated_together() -> None:
+    """A schedule costs one kernel for all of them, as no schedule does."""
+    Counted.steps.clear()
+    group, members = in_turn(Optimizer(Counted, lr=0.1, schedule=Schedule("exponential", rate=0.5)))
+    for nodes in ("abc", "abc", "b", "abc"):
+        stepped(group, members, nodes)
+    assert Counted.steps == [[3], [3], [3], [2, 1]]
+
+
+class Halves(torch.optim.SGD):
+    """Makes groups of its own of its parameters, as optimizers do that treat some of them otherwise."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        first, *others = params
+        super().__init__([{"params": [first]}, {"params": others}], lr=lr)
+
+
+def test_an_optimizer_of_several_groups_has_a_schedule() -> None:
+    group, members = in_turn(Optimizer(Halves, lr=1.0, schedule=Schedule("exponential", rate=0.5)))
+    assert stepped(group, members, "abc") == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert stepped(group, members, "ab") == {"a": 0.5, "b": 0.5, "c": 0.0}
+    assert stepped(group, members, "abc") == {"a": 0.25, "b": 0.25, "c": 0.5}
 
 
 def test_b2_the_step_of_an_installed_state_is_where_torch_wants_it() -> None:

@@ -141,3 +141,33 @@ def test_turns_are_as_two_phases_apart(optimizer: Any) -> None:
         expected = aa.Experiment("e", alone, progress="none").run_phase(one)
         np.testing.assert_allclose(results.losses(f"n{name}"), expected.loss, rtol=1e-5)
         torch.testing.assert_close(models[name].weight, own[name].weight)
+
+
+@pytest.mark.parametrize("schedule", ["alternate_strict", "zip_strict"])
+def test_a_shared_model_goes_on_in_a_second_phase(schedule: str) -> None:
+    """As in one phase of as many epochs: its moments and its count of steps are kept, once."""
+    drawn = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+    sets = [aa.FeatureSet.from_dict(name, {"x": drawn, "y": drawn[:, :1]}, ["x"], ["y"]) for name in "ab"]
+    graphs = []
+    for epochs in ((4,), (2, 2)):
+        torch.manual_seed(3)
+        model = nn.Linear(3, 1)
+        nodes = [aa.ModelNode(f"n{one.label}", model, one.reference()) for one in sets]
+        optimizer = aa.Optimizer("adam", lr=0.05, schedule=aa.Schedule("step", rate=0.5, every=4))
+        graphs.append(graph := aa.ModelGraph(nodes, optimizer, seed=1))
+        for n_epochs in epochs:
+            losses = [aa.AppliedLoss("mse", node.label) for node in nodes]
+            samplers = dict.fromkeys("ab", aa.SimpleSampler(8, shuffle=True))
+            phase = aa.TrainPhase(
+                "t",
+                data={one.label: one for one in sets},
+                losses=losses,
+                sampler=samplers,
+                schedule=schedule,
+                n_epochs=n_epochs,
+            )
+            aa.Experiment("e", graph, progress="none").run_phase(phase)
+    whole, parts = (graph.state() for graph in graphs)
+    assert whole.keys() == parts.keys() and "na/optimizer/m/weight" in whole
+    for name, value in whole.items():
+        np.testing.assert_array_equal(parts[name], value, err_msg=name)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from anyaccel.registry import registry
-from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.faulty import plugin_module, write_distribution
 from anyaccel.testing.tiny import TinyBackend
 
 
@@ -58,6 +58,12 @@ def test_what_is_wrong_with_plugins_does_not_disturb_who_types(monkeypatch):
 
     monkeypatch.setattr("anyaccel.registry.registry", broken)
     assert completion.plugins(None, None, "") == []  # type: ignore[arg-type]
+
+
+def test_what_a_plugin_prints_is_offered_to_nobody(tmp_path, spawn):
+    source = "import sys; print('plain,hello'); print('oh', file=sys.stderr)"
+    write_distribution(tmp_path, "anyaccel-loud", entry_points={"loud": "loud"}, modules={"loud": source})
+    assert completed(spawn, "anyaccel conform ", ANYACCEL_PLUGINS="loud") == ["loud", "numpy"]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")

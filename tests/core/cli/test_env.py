@@ -88,6 +88,25 @@ def test_folders_users_hosts_and_serial_numbers_stay_out(call, monkeypatch):
     assert getpass.getuser() not in json.dumps(json.loads(text)["variables"])
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("--xla_dump_to=/data/users/me/x --b=/tmp/q", "--xla_dump_to=.../x --b=.../q"),
+        ("/srv/acme/a:/srv/acme/b/c", ".../a:.../c"),
+        (r"C:\Users\me\x.dll", ".../x.dll"),
+        (r"\\host\share\x.dll", ".../x.dll"),
+        ("http://me:verysecret@proxy:80/x", "http://...@proxy:80/x"),
+        ("https://example.org/a/b", "https://example.org/a/b"),
+        ("/dev/nvidia0 /usr/lib/x/libcuda.so", "/dev/nvidia0 /usr/lib/x/libcuda.so"),
+        ("/job:localhost/device:GPU:0", "/job:localhost/device:GPU:0"),
+        ("MIG-GPU-1/2/3,and/or", "MIG-GPU-1/2/3,and/or"),
+    ],
+)
+def test_of_a_path_the_last_part_is_told_and_nothing_that_signs_in(value, told, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert env.variables(())["CUDA_VISIBLE_DEVICES"] == told
+
+
 def test_what_is_odd_stays_one_cell_and_no_html(call, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a`b\n<script>|\x1b[2J")
     line = next(one for one in call("env").stdout.splitlines() if one.startswith("- variables:"))

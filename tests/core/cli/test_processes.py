@@ -113,7 +113,7 @@ MISBEHAVIOUR = {
     "raises": ("raise ValueError('no driver')", "ValueError: no driver"),
     "leaves": ("import os; os._exit(7)", "ended with status 7"),
     "leaves quietly": ("import os; os._exit(0)", "gave no list: ''"),
-    "talks at the end": ("import atexit; atexit.register(print, 'bye')", "bye"),
+    "says other things": ("import os; print('[1]', '{}', sep='\\n', flush=True); os._exit(0)", "gave no list: '[1]"),
 }
 
 
@@ -132,6 +132,31 @@ def test_a_framework_that_misbehaves_stops_no_other(tmp_path, spawn):
     for name, said in names.items():
         assert found[name]["devices"] == []
         assert said in found[name]["missing"][0]["reason"]
+
+
+TALK = {
+    "half a line": "print('hello', end='')",
+    "at the end": "import atexit; atexit.register(print, '{}')",
+    "in no known letters": "import os; os.write(1, b'\\xff\\xfe'); os.write(2, b'\\xff')",
+}
+
+
+def test_what_a_framework_writes_beside_its_list_is_left_out(tmp_path, spawn):
+    names = [f"talks{i}" for i in range(len(TALK))]
+    for name, body in zip(names, TALK.values(), strict=True):
+        odd(tmp_path, name, body)
+    answer = spawn("devices", "--json", ANYACCEL_PLUGINS=",".join(names))
+    assert (answer.returncode, answer.stderr) == (0, "")
+    found = {one["framework"]: one["devices"] for one in json.loads(answer.stdout)["frameworks"]}
+    assert [found[name][0]["device"] for name in names] == ["gpu:0"] * len(TALK)
+
+
+@pytest.mark.parametrize("command", [("plugins",), ("devices",), ("env",), ("demo", "--epochs", "1")])
+def test_what_a_plugin_prints_is_no_part_of_the_json(command, tmp_path, spawn):
+    write_distribution(tmp_path, "anyaccel-loud", entry_points={"loud": "loud"}, modules={"loud": "print('hello')"})
+    answer = spawn(*command, "--json", ANYACCEL_PLUGINS="loud")
+    assert (answer.returncode, answer.stderr) == (0, "hello\n")
+    json.loads(answer.stdout)
 
 
 def test_a_file_of_the_working_directory_stands_in_for_no_module(tmp_path, spawn):

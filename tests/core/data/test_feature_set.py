@@ -134,3 +134,18 @@ def test_arrays_outlive_the_feature_set() -> None:
     values = FeatureSet.from_dict("fs", {"x": np.arange(1000)}, "x").array("x")
     pa.default_memory_pool().release_unused()
     assert values.sum() == 499500
+
+
+def test_repr_of_many_columns_is_short() -> None:
+    data: dict[str, Any] = {f"c{i}": np.ones(2) for i in range(13)} | {
+        "n": [1, 2],
+        "im": np.ones((2, 3, 3)),
+        "y": [1, 2],
+    }
+    text = "FeatureSet('wide', 2 rows; 13 features float64[]: c0, c1, c2, c3, ... and 9 more; 1 feature int64[]: n; "
+    assert (
+        repr(FeatureSet.from_dict("wide", data, ..., "y")) == f"{text}1 feature float64[3, 3]: im; targets: y int64[])"
+    )
+    assert repr(FeatureSet.from_dict("wide", data, "y", ()).take([0])).endswith("1 rows; features: y int64[])")
+    tags = FeatureSet.from_dict("wide", data, "y", (), [f"c{i}" for i in range(7)])
+    assert repr(tags).endswith("; features: y int64[]; 7 tags float64[]: c0, c1, c2, c3, ... and 3 more)")

@@ -274,3 +274,15 @@ def test_a_missing_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(DataError, match=r"'fs' cannot become a DataFrame: pandas is not.*python -m pip install pandas"):
         example().to_pandas()
+
+
+def test_tags_with_nulls_become_cells_of_a_frame() -> None:
+    pytest.importorskip("pandas")
+    pairs = pa.array([[1, None], [2, 3], [4, 5]], pa.list_(pa.int64(), 2))
+    fs = FeatureSet.from_dict(
+        "fs", {"x": [1.0, 2.0, 3.0], "n": pa.array([1, None, 3]), "p": pairs}, "x", (), ["n", "p"]
+    )
+    assert [list(cell) for cell in fs.to_pandas()["p"]][1:] == [[2, 3], [4, 5]]
+    part = fs.take([2, 1]).select(tags="p").to_pandas()
+    assert [cell.tolist() for cell in part["p"]] == [[4, 5], [2, 3]] and part.index.tolist() == [2, 1]
+    assert fs.take([2, 0]).to_pandas()["n"].tolist() == [3, 1]

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -80,6 +81,15 @@ def test_missing_values_are_nobodys_partner() -> None:
     assert set(orders(PairSampler(1, Different("name"), per_anchor=9), of)[1].tolist()) == {0, 2, 4}
     for one in (Within("temp", 9), Beyond("temp", 0.1)):
         assert 2 not in np.concatenate(orders(PairSampler(1, one, per_anchor=9), of))
+
+
+def test_missing_numbers_among_nulls_are_nobodys_partner() -> None:
+    """NaN is no value beside a null, either, and zero is zero."""
+    of = rows(t=pa.array([1.0, None, float("nan"), float("nan"), 1.0, 0.0, -0.0]))
+    assert orders(PairSampler(2, Same("t"), shuffle=False), of)[0].tolist() == [0, 4, 5, 6]
+    anchors, pairs = orders(PairSampler(2, Different("t"), per_anchor=20), of)
+    assert not {1, 2, 3} & {*anchors.tolist(), *pairs.tolist()}
+    assert not {(5, 6), (6, 5)} & set(zip(anchors.tolist(), pairs.tolist(), strict=True))
 
 
 def test_pairs_of_a_second_kind() -> None:

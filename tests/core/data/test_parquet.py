@@ -275,3 +275,10 @@ def test_vectors_that_others_stored_as_lists(tmp_path: Path) -> None:
     write(tmp_path / "2.parquet", x=[[1.0]])
     with pytest.raises(ColumnError, match=r"'x' is ragged.*lists of 1 to 2 entries"):
         read(tmp_path)
+
+
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(example().to_arrow(), tmp_path / "fs.parquet")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="the path for 'fs' is empty"):
+        FeatureSet.from_parquet("fs", "")

@@ -71,7 +71,7 @@ def test_no_rows() -> None:
             ask(0)
 
 
-@pytest.mark.parametrize("size", [True, 1.0, "8", None])
+@pytest.mark.parametrize("size", [True, 1.0, "8", None, int])
 def test_batch_sizes_are_integers(size: object) -> None:
     with pytest.raises(SamplerError, match=rf"batch_size={size!r} is not an integer. To do: write a whole number"):
         SimpleSampler(size)  # type: ignore[arg-type]

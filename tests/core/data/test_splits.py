@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from anyaccel import rng
@@ -13,6 +14,7 @@ from anyaccel.data import FeatureSet, FeatureSetView, Rows
 from anyaccel.errors import ColumnError, SplitError
 
 GOLDEN = [4, 2, 8, 0, 1]
+PAIRS = pa.list_(pa.int64(), 2)
 
 
 def make(n: int = 10) -> FeatureSet:
@@ -196,7 +198,7 @@ def test_ratios_are_a_mapping(ratios: object) -> None:
     assert refusal(ratios).startswith(f"the ratios of a split of 'fs' are {ratios!r}. To do: write {{'train': 0.8")
 
 
-@pytest.mark.parametrize("ratio", [0, -0.5, float("nan"), float("inf"), True, "0.5", None])
+@pytest.mark.parametrize("ratio", [0, -0.5, float("nan"), float("inf"), True, "0.5", None, np.array([0.5])])
 def test_ratios_are_positive_numbers(ratio: object) -> None:
     message = refusal({"a": 0.5, "b": ratio})
     assert (
@@ -229,3 +231,27 @@ def test_views_refuse_unknown_columns() -> None:
     for read in (view.role, view.spec, view.array, view.column):
         with pytest.raises(ColumnError, match=r"'fs' has no column 'z'"):
             read("z")
+
+
+def test_rows_taken_twice_are_not_cut_at_random() -> None:
+    fs = make()
+    with pytest.raises(SplitError, match="has rows more than once and cannot be cut") as caught:
+        fs.take([9, 7, 7, 1, 1, 0]).split_random({"a": 0.5, "b": 0.5})
+    assert "rows 1, 7, whose copies would get into several splits" in str(caught.value)
+    assert not fs.splits
+
+
+def test_nulls_in_other_rows_do_not_matter_to_a_view() -> None:
+    values = {"x": np.arange(4.0), "n": pa.array([1, None, 3, 3]), "v": pa.array([[1, 2], [3, None]] * 2, PAIRS)}
+    whole = FeatureSet.from_dict("fs", values, "x", (), ["n", "v"])
+    view = whole.take([0, 2])
+    assert view.array("n").tolist() == [1, 3] and view.array("v").tolist() == [[1, 2], [1, 2]]
+    assert not view.array("n").flags.writeable
+    assert view.filter({"n": lambda n: n > 2}).rows.tolist() == [2]
+    assert whole.take([3, 0]).to_arrow().column("n").to_pylist() == [3, 1]
+    made = view.split_random({"a": 0.5, "b": 0.5}, group_by="n")
+    assert sorted(its.rows.tolist() for its in made.values()) == [[0], [2]]
+    with pytest.raises(ColumnError, match="'n' has nulls in 1 of 2 rows, the first in row 1"):
+        whole.take([2, 1]).array("n")
+    with pytest.raises(ColumnError, match="cannot be read as numbers"):
+        FeatureSet.from_dict("fs", {"x": [1.0], "t": ["a"]}, "x", (), "t").take([0]).array("t")

@@ -303,3 +303,15 @@ def test_text_views_are_written_in_the_plain_layout() -> None:
         assert "view" not in str(fs.column(name).type)
         whole = table.column(name).to_pylist()
         assert part.column(name).to_pylist() == [whole[2], whole[0]]
+
+
+def test_run_end_encoded_columns_are_written_out() -> None:
+    runs = pa.RunEndEncodedArray.from_arrays([2, 4], ["a", "b"])
+    numbers = pa.chunked_array([pa.RunEndEncodedArray.from_arrays([1, 4], [0.5, 1.5])])
+    table = pa.table({"x": numbers, "t": runs})
+    for one in (table, table.slice(0, 4)):
+        fs = FeatureSet.from_arrow("fs", one, "x", (), "t")
+        assert fs.array("x").tolist() == [0.5, 1.5, 1.5, 1.5]
+        assert fs.take([3, 0]).column("t").to_pylist() == ["b", "a"]
+    part = FeatureSet.from_arrow("fs", table.slice(1, 2), "x", (), "t")
+    assert part.column("t").to_pylist() == ["a", "b"] and part.array("x").tolist() == [1.5, 1.5]

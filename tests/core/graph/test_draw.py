@@ -173,3 +173,15 @@ def test_any_label_comes_back_from_its_drawing(label):
     assert shown(inside) == text(label)
     assert not set(inside) & set("\"<>'`[]{}\n")
     assert shown(arrow) in (f'  n0 -->|"{text(label)}"| n1', "  n0 --> n1")
+
+
+def test_a_plan_of_many_crossings_asks_for_each_node_once(sims, table, mlp, monkeypatch):
+    """It took a search through the plan for every pair of a crossing and a node."""
+    nodes = [ModelNode("n0", mlp(3), table().reference(), "sim:0")]
+    nodes += [ModelNode(f"n{i}", mlp(3), f"n{i - 1}", f"sim:{i % 2}") for i in range(1, 30)]
+    graph = ModelGraph(nodes, label="long")
+    plan = Experiment("e", graph, progress="none").plan(EvalPhase("eval", data="all"))
+    asked, find = [], type(plan).__getitem__
+    monkeypatch.setattr(type(plan), "__getitem__", lambda self, node: (asked.append(node), find(self, node))[1])
+    assert graph.visualize(plan=plan).count("-.->") == 29
+    assert len(asked) <= 60

@@ -19,12 +19,13 @@ from anyaccel.errors import (
     ShapeError,
     SplitError,
 )
+from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
 from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import Dense
+from anyaccel.reference import Dense, SequentialMLP
 from anyaccel.testing.tiny import TinyBackend
 
 MSE = AppliedLoss("mse", on="net")
@@ -317,3 +318,58 @@ def test_fitting_what_is_no_estimator(house):
     )
     house(FitPhase("bad", data="train", nodes=["nett"]), GraphError, "phase 'bad' fits the node 'nett'", "'net'")
     house(FitPhase("bad", data="train"), PhaseError, "phase 'bad' has nothing to fit", "nodes=[...] to fit one again")
+
+
+# -- data of other units than the graph's ------------------------------------------------------------------------------
+
+
+class Hundredth:
+    """A transform that can be seen in every number."""
+
+    def fit(self, values):
+        return self
+
+    def transform(self, values):
+        return values / 100
+
+    def inverse_transform(self, values):
+        return values * 100
+
+
+@pytest.mark.parametrize("which", ["view", "fresh"])
+def test_data_without_the_transforms_of_the_graph_are_refused(which):
+    arrays = {"x": np.arange(12.0).reshape(6, 2), "y": np.arange(6.0)}
+    raw = FeatureSet.from_dict("d", arrays, ["x"], ["y"])
+    raw.split_random({"train": 0.5, "test": 0.5})
+    scaled = raw.fit_transform(Hundredth(), "x", fit_on="train")
+    experiment = Experiment("e", ModelGraph([ModelNode("net", SequentialMLP(), scaled.reference())]), progress="none")
+    given = raw["test"] if which == "view" else FeatureSet.from_dict("d", arrays, ["x"], ["y"])
+    with pytest.raises(
+        PhaseError,
+        match=r"given 'd' as it was before the transforms.*Hundredth on x.*transform_like\(that feature set\)",
+    ):
+        experiment.run_phase(EvalPhase("e", data=given))
+    right = experiment.run_phase(EvalPhase("e", data="test")).prediction("net")
+    fresh = FeatureSet.from_dict("d", arrays, ["x"], ["y"]).transform_like(scaled).take(raw["test"].rows)
+    np.testing.assert_array_equal(experiment.run_phase(EvalPhase("e", data=fresh)).prediction("net"), right)
+
+
+def test_a_transform_of_targets_alone_changes_nothing_that_goes_in():
+    arrays = {"x": np.arange(12.0).reshape(6, 2), "y": np.arange(6.0)}
+    raw = FeatureSet.from_dict("d", arrays, ["x"], ["y"])
+    scaled = raw.fit_transform(Hundredth(), "y", fit_on="all")
+    experiment = Experiment("e", ModelGraph([ModelNode("net", SequentialMLP(), scaled.reference())]), progress="none")
+    assert experiment.run_phase(EvalPhase("e", data=raw)).prediction("net").shape == (6, 1)
+
+
+def test_a_phase_that_asks_for_nothing_says_so():
+    raw = FeatureSet.from_dict("d", {"x": np.ones((4, 2)), "y": np.ones(4)}, ["x"], ["y"])
+    experiment = Experiment("e", ModelGraph([ModelNode("net", SequentialMLP(), raw.reference())]), progress="none")
+    with pytest.raises(PhaseError, match=r"nothing to compute.*no losses, metrics or outputs.*leave outputs out"):
+        experiment.run_phase(EvalPhase("e", data="all", outputs=[]))
+
+
+@pytest.mark.parametrize("outputs", [3, [3], {"net": 1, 2: 3}])
+def test_labels_of_nodes_are_text(outputs):
+    with pytest.raises(PhaseError, match=r"are not labels of nodes.*write the labels as text"):
+        EvalPhase("e", data="all", outputs=outputs)

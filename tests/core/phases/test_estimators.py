@@ -7,7 +7,7 @@ import pytest
 
 import anyaccel
 from anyaccel.data import FeatureSet
-from anyaccel.errors import EstimatorError, GraphError, NoBackendError, RecipeError
+from anyaccel.errors import EstimatorError, GraphError, NoBackendError, PhaseError, RecipeError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric, accuracy
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
@@ -409,3 +409,87 @@ def test_what_a_wrong_input_does_is_told_in_the_estimators_words(data):
     graph = ModelGraph([ModelNode("s", Estimator(scaler, method="transform"), data.reference(["x"], ["y"]))])
     with pytest.raises(GraphError, match=r"node 's' does not take float32\[3\] from data\.x: .*expecting 5 features"):
         graph.build()
+
+
+# -- what estimators do to memory, and what is left of one that failed -------------------------------------------------
+
+
+class InPlace(Shift):
+    """A transformer that writes into what it is given, as those of scikit-learn do with `copy=False`."""
+
+    def transform(self, features):
+        features -= self.mean_
+        features *= 100
+        return features
+
+
+class Sum:
+    def fit(self, features, targets):
+        self.seen_ = features.copy()
+
+    def predict(self, features):
+        return features.sum(axis=1)
+
+
+def test_an_estimator_that_writes_its_input_changes_nothing_for_others(data, experiment):
+    nodes = [
+        ModelNode("first", Estimator(Shift(), method="transform"), data.reference(["x"], ["c"])),
+        ModelNode("writer", Estimator(InPlace(), method="transform"), "first"),
+        ModelNode("again", Estimator(InPlace(), method="transform"), "first"),
+        ModelNode("sum", Sum(), "first"),
+    ]
+    ours = experiment(ModelGraph(nodes))
+    ours.run_phase(FitPhase("fit", data="train"))
+    x = data["train"].array("x")
+    assert np.allclose(
+        nodes[3].model.estimator.seen_, x.reshape(len(x), -1) - x.reshape(len(x), -1).mean(axis=0), atol=1e-6
+    )
+    labels = [node.label for node in nodes]
+    done = ours.run_phase(EvalPhase("e", data="val", outputs=labels))
+    shifted = data["val"].array("x").reshape(len(data["val"]), -1) - x.reshape(len(x), -1).mean(axis=0)
+    assert np.allclose(done.prediction("first"), shifted, atol=1e-5)
+    assert np.allclose(done.prediction("sum").ravel(), shifted.sum(axis=1), atol=1e-5)
+    assert np.array_equal(done.prediction("writer"), done.prediction("again"))
+
+
+class Fails(Own):
+    """It fails half-way: attributes of a fitted estimator are there already."""
+
+    failing = True
+
+    def fit(self, features, targets=None):
+        self.coef_ = 1
+        if self.failing:
+            raise ValueError("no convergence")
+
+
+def test_an_estimator_whose_fit_failed_counts_as_not_fitted(data, experiment):
+    estimator = Fails(lambda features: np.zeros(len(features)))
+    graph = ModelGraph([ModelNode("est", estimator, data.reference(["x"], ["c"]))])
+    ours = experiment(graph)
+    with pytest.raises(ValueError, match="no convergence") as caught:
+        ours.run_phase(FitPhase("fit", data="train"))
+    assert caught.value.__notes__ == [f"while node 'est' was fitted to {len(data['train'])} rows"]
+    with pytest.raises(PhaseError, match="needs 'est', an estimator that has not been fitted"):
+        ours.run_phase(EvalPhase("e", data="val", outputs=["est"]))
+    estimator.failing = False
+    assert ours.run_phase(FitPhase("fit", data="train")).nodes == ("est",)
+    assert ours.run_phase(EvalPhase("e", data="val", outputs=["est"])).prediction("est").any() == np.False_
+
+
+def test_a_refit_that_fails_is_not_taken_for_the_fit_before(data, experiment):
+    estimator = Fails(lambda features: np.zeros(len(features)))
+    estimator.failing = False
+    ours = experiment(ModelGraph([ModelNode("est", estimator, data.reference(["x"], ["c"]))]))
+    ours.run_phase(FitPhase("fit", data="train"))
+    estimator.failing = True
+    with pytest.raises(ValueError, match="no convergence"):
+        ours.run_phase(FitPhase("fit", data="train", nodes=["est"]))
+    with pytest.raises(PhaseError, match="needs 'est', an estimator that has not been fitted"):
+        ours.run_phase(EvalPhase("e", data="val", outputs=["est"]))
+
+
+def test_a_fit_of_no_nodes_says_so(data, experiment):
+    ours = experiment(ModelGraph([ModelNode("est", Own(None), data.reference(["x"], ["c"]))]))
+    with pytest.raises(PhaseError, match=r"has nothing to fit\. There is: nodes=\[\]"):
+        ours.run_phase(FitPhase("fit", data="train", nodes=[]))

@@ -156,6 +156,16 @@ def test_a_terminal_that_cannot_redraw_gets_lines(term, monkeypatch):
     assert type(progress_for("auto")) is LineProgress
 
 
+def test_a_standard_error_that_is_closed_or_no_stream_gets_lines(monkeypatch, line, experiment, train):
+    closed = io.StringIO()
+    closed.close()
+    for strange in (closed, object()):
+        monkeypatch.setattr(sys, "stderr", strange)
+        assert type(progress_for("auto")) is LineProgress
+        for choice in ("auto", "lines", "rich"):
+            assert experiment(line(), progress=choice).run_phase(train()).error is None
+
+
 @pytest.mark.parametrize("choice", ["bar", True, None, Progress, 3, ["rich"]])
 def test_other_choices_are_refused(choice):
     with pytest.raises(PhaseError) as caught:
@@ -295,6 +305,33 @@ def test_a_terminal_has_its_cursor_again_after_a_drawing_that_failed(open_termin
     progress.advance(1)
     assert terminal.getvalue().count("\x1b[?25h") == 1
     progress.stop()
+
+
+@pytest.mark.parametrize("where", ["draw", "close"])
+def test_a_terminal_has_its_cursor_again_after_an_interrupt_while_it_was_drawn(where, open_terminal, monkeypatch):
+    terminal = open_terminal()
+    progress = RichProgress()
+    progress.interval = 0.0
+    progress.start("train", 1, 4)
+    assert terminal.getvalue().rfind("\x1b[?25l") > terminal.getvalue().rfind("\x1b[?25h")
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "draw", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            progress.stop() if where == "close" else progress.advance(1)
+    assert terminal.getvalue().rfind("\x1b[?25h") > terminal.getvalue().rfind("\x1b[?25l")
+
+
+def test_a_long_label_leaves_room_for_the_rest(open_terminal):
+    terminal = open_terminal()
+    progress = RichProgress()
+    progress.start("label " * 1000, 3, 4)
+    progress.stop()
+    shown = terminal.getvalue()
+    assert "epoch 1/3" in shown and "0/4" in shown and "\u2026" in shown and shown.count("label") < 30
 
 
 def test_a_large_loading_is_told_before_the_bars(open_terminal):

@@ -141,3 +141,10 @@ def test_fits_are_compared_in_an_experiment(data):
     ours.run(FitPhase("f", data="all"), EvalPhase("e", data="all", metrics=["mse", "r2"]))
     assert ours.compare("mse").column("mse")[1] == ours.last_run.metrics["mse"]
     assert ours.compare("mse").columns == ("run", "phase", "kind", "seconds", "mse")
+
+
+def test_one_figure_may_be_named_alone(experiment):
+    result = experiment.run_phase(
+        EvalPhase("e", data="all", metrics=[Metric("mse", on="guess"), Metric("mae", on="guess")])
+    )
+    assert compare(result, figures="mse").columns == compare(result, figures=["mse"]).columns

@@ -168,6 +168,23 @@ def test_counts_are_numbers_where_targets_are_no_classes_of_the_outputs(ax):
     assert not ax.images and len(ax.collections) == 1
 
 
+def test_indices_beyond_the_scores_are_no_classes_of_them(ax):
+    result = evaluated({"n": np.eye(2)[[0, 1, 1]]}, {"c": np.array([0, 1, 2])})
+    with pytest.raises(ResultError, match="no target column of the data fits"):
+        result.plot(ax=ax)
+    evaluated({"n": np.eye(3)[[0, 1, 1]]}, {"c": np.array([0, 1, 2])}).plot(ax=ax)
+    assert ax.images
+
+
+@pytest.mark.parametrize("wrong", [3, "ax", np.zeros(2)])
+def test_what_is_no_axes_is_told(wrong):
+    message = (
+        rf"plot\(\) cannot draw on ax={type(wrong).__name__}\. There is: ax is matplotlib's Axes\. To do: give one"
+    )
+    with pytest.raises(ResultError, match=message):
+        evaluated({"n": np.zeros(2)}, {"y": np.zeros(2)}).plot(ax=wrong)
+
+
 def test_many_classes_have_no_numbers_in_their_cells(ax):
     evaluated({"n": np.arange(30)}, {"c": np.arange(30)}).plot(ax=ax)
     assert not ax.texts and ax.images[0].get_array().shape == (30, 30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from datetime import UTC, datetime
 
@@ -17,6 +18,7 @@ from anyaccel import (
     EvalPhase,
     FeatureSet,
     FitPhase,
+    Metric,
     ModelGraph,
     ModelNode,
     SequentialMLP,
@@ -411,3 +413,20 @@ def test_nothing_of_a_run_is_left_on_a_device():
         assert device.used == 3 * parameters
         assert type(result.prediction("net")) is np.ndarray and type(trained.loss) is np.ndarray
         assert all(type(value) is float for value in (result.loss, *result.metrics.values(), *result.losses.values()))
+
+
+def test_metrics_of_several_nodes_are_told_and_losses_of_single_ones_are_not(experiment):
+    phase = EvalPhase(
+        "e", data="all", metrics=[Metric("mse", on="guess", label="guess.mse")], losses=[AppliedLoss("mse", on="guess")]
+    )
+    text = repr(experiment.run_phase(phase))
+    assert text.startswith("EvalResults('e', loss ") and ", guess.mse " in text and "loss.guess" not in text
+    assert "guess.mse" in experiment._repr_html_()
+
+
+def test_html_heads_columns_as_the_table_does(data):
+    other = FeatureSet.from_dict("other", {"x": np.ones((6, 2), "float32"), "y": np.arange(6) * 10}, "x", "y")
+    graph = ModelGraph([ModelNode("n", SequentialMLP(), [data.reference(), other.reference()])])
+    result = Experiment("e", graph, progress="none").run_phase(EvalPhase("w", data="all"))
+    heads = re.findall("<th[ >][^>]*>([^<]*)</th>", result._repr_html_())
+    assert heads[-5:] == result.to_arrow().column_names == ["prediction.n", "y", "name", "row", "other.y"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from anyaccel import (
     SequentialMLP,
     TrainPhase,
 )
-from anyaccel.errors import TransformError
+from anyaccel.errors import ResultError, TransformError
 from anyaccel.reference import Activation
 
 
@@ -281,3 +282,86 @@ def test_training_on_transformed_data_and_reading_it_in_their_own_units(raw):
     predicted = table.column("prediction.head").combine_chunks().to_numpy_ndarray()[:, 0]
     assert np.array_equal(table.column("y").to_numpy(), raw["test"].array("y"))
     assert np.allclose(predicted, raw["test"].array("y"), atol=1)
+
+
+# -- pictures in the data's own units ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ax():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    return Figure().subplots()
+
+
+def fixed(result, name, values):
+    """The same results with these predictions."""
+    return dataclasses.replace(result, predictions={name: np.asarray(values)})
+
+
+class Codes(OneHot):
+    """Words as whole numbers."""
+
+    def transform(self, x: np.ndarray) -> Any:
+        return np.array([[self.words.index(word)] for word in x[:, 0]])
+
+    def inverse_transform(self, x: np.ndarray) -> Any:
+        return np.array(self.words, dtype=object)[x[:, 0].round().astype(int)][:, None]
+
+
+def test_words_that_were_made_numbers_are_drawn_by_their_names(raw, ax):
+    data = raw.fit_transform(OneHot(), "kind", fit_on="all", role="target", into="class")
+    result = fixed(evaluated(data, "class", (3,), data="all"), "head", np.eye(3, dtype="float32")[[0, 1, 1, 0, 1, 1]])
+    result.plot(ax=ax, undo=True)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["a", "b", "c"]
+    assert [text.get_text() for text in ax.texts] == ["2", "0", "0", "0", "2", "0", "0", "2", "0"]
+    assert ax.get_title() == "v: accuracy 0.667" and ax.get_ylabel() == "fs.class"
+
+
+@pytest.mark.parametrize("into", [None, "code"])
+def test_codes_of_words_in_place_or_beside_them_are_drawn_by_name(into, raw, ax):
+    data = raw.fit_transform(Codes(), "kind", fit_on="train", role="target", into=into)
+    result = fixed(evaluated(data, into or "kind"), "head", np.array([[2.0], [1.0]]))  # the rows are of c and a
+    result.plot(ax=ax, undo=True)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["a", "b", "c"]
+    assert [text.get_text() for text in ax.texts] == ["0", "1", "0", "0", "0", "0", "0", "0", "1"]
+
+
+def test_targets_are_drawn_as_the_data_keep_them_and_not_turned_round(raw, ax):
+    class Rounded(Scale):
+        def transform(self, x: np.ndarray) -> Any:
+            return super().transform(x).round()
+
+    result = evaluated(raw.fit_transform(Rounded(), "y", fit_on="train"))
+    result.plot(ax=ax, undo=True)
+    points = ax.collections[0].get_offsets()
+    assert points[:, 0].tolist() == raw["test"].array("y").tolist()
+    assert np.allclose(points[:, 1], result.prediction("head", undo=True)[:, 0])
+
+
+def test_a_target_of_another_name_is_drawn_in_the_units_of_its_source(raw, ax):
+    result = evaluated(raw.fit_transform(Scale(), "y", fit_on="train", into="small"), "small")
+    result.plot(ax=ax, undo=True)
+    assert np.allclose(ax.collections[0].get_offsets()[:, 0], raw["test"].array("y"))
+    assert ax.get_xlabel() == "fs.small"
+
+
+def test_scaled_numbers_of_0_and_1_are_no_logits_after_undo(raw, ax):
+    data = FeatureSet.from_dict("fs", {"x": raw.array("x"), "y": [0, 1, 0, 1, 1, 0]}, "x", "y")
+    data.add_splits({"train": [0, 1, 2, 3], "test": [4, 5]})
+    evaluated(data.fit_transform(Scale(), "y", fit_on="train")).plot(ax=ax, undo=True)
+    assert not ax.images and sorted(ax.collections[0].get_offsets()[:, 0]) == [0, 1]
+
+
+def test_words_against_numbers_cannot_be_drawn(raw, ax):
+    columns = {"x": raw.array("x"), "n": [0, 1, 2, 0, 1, 2], "kind": ["a", "b", "c"] * 2}
+    data = FeatureSet.from_dict("fs", columns, "x", "n", "kind")
+    data = data.fit_transform(OneHot(), "kind", fit_on="all", role="target", into="class")
+    result = evaluated(data, "class", (3,), data="all")
+    result.plot(ax=ax, targets="n")
+    assert ax.images
+    with pytest.raises(ResultError, match="'head' and their targets cannot be drawn in their own units") as caught:
+        result.plot(ax=ax, undo=True, targets="n")
+    assert "object [6] and int64 [6]. To do: leave undo out, or name a target" in str(caught.value)

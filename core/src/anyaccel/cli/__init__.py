@@ -1,4 +1,7 @@
-"""The command line: `anyaccel demo`, `devices`, `plugins`, `conform` and `new-plugin`. Needs no framework."""
+"""The command line: `anyaccel demo`, `devices`, `plugins`, `conform`, `new-plugin`, `env` and `completion`.
+
+Needs no framework.
+"""
 
 from anyaccel.cli.command import main
 

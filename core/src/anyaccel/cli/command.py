@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class _Command(click.Command):
             sys.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
+        if ctx.params.get("as_json"):
+            _load_plugins()
         try:
             return super().invoke(ctx)
         except AnyaccelError as error:
@@ -38,6 +41,14 @@ class _Command(click.Command):
 
             print_error(error, as_json=bool(ctx.params.get("as_json")))
             sys.exit(2)
+
+
+def _load_plugins() -> None:
+    """What plugins print while they are imported is no part of the JSON on standard output."""
+    from anyaccel.registry import registry
+
+    with redirect_stdout(sys.stderr):
+        registry().load()
 
 
 def _command(**attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
@@ -196,8 +207,8 @@ def new_plugin(
 def env(as_json: bool) -> None:
     """Print versions, drivers, visible devices, environment variables that matter, and plugins, as Markdown.
 
-    Made to be pasted into an issue: no names of hosts, users or folders, no serial numbers, and of the environment
-    only variables that frameworks and drivers are known to read.
+    Made to be pasted into an issue: no names of hosts and users, of paths the last part or what is below the home
+    folder, no serial numbers, and of the environment only variables that frameworks and drivers are known to read.
 
     \b
     Examples:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import click
@@ -35,11 +37,12 @@ def kinds(context: click.Context, parameter: click.Parameter, incomplete: str) -
 
 
 def _starting(incomplete: str, names: Any) -> list[CompletionItem]:
-    """Those names that begin so. What is wrong with a plugin is told by the commands, not while somebody types."""
-    from anyaccel.registry import registry
-
+    """Those names that begin so. What plugins say, or what is wrong with one, is not told while somebody types."""
     try:
-        found = sorted(set(names(registry())))
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            from anyaccel.registry import registry
+
+            found = sorted(set(names(registry())))
     except Exception:
         return []
     return [CompletionItem(name) for name in found if name.startswith(incomplete)]

@@ -40,17 +40,23 @@ def _ask(framework: str) -> dict[str, Any]:
     # -P: a file of the working directory must not stand in for a module.
     command = [sys.executable, "-P", "-m", "anyaccel.cli.listing", framework]
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        child = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
         return _failed(framework, f"did not answer within {_TIMEOUT:.0f} s")
     if child.returncode:
         lines = child.stderr.strip().splitlines()
         return _failed(framework, lines[-1] if lines else f"ended with status {child.returncode}")
+    answer = next(filter(None, map(_read, reversed(child.stdout.splitlines()))), None)
+    return answer or _failed(framework, f"gave no list: {child.stdout[-200:]!r}")
+
+
+def _read(line: str) -> dict[str, Any] | None:
+    """A list that `anyaccel.cli.listing` wrote; None for a line that somebody else wrote before or after it."""
     try:
-        answer: dict[str, Any] = json.loads(child.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        return _failed(framework, f"gave no list: {child.stdout[-200:]!r}")
-    return answer
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.keys() >= {"framework", "devices", "missing"} else None
 
 
 def _failed(framework: str, reason: str) -> dict[str, Any]:

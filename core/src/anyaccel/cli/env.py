@@ -37,6 +37,12 @@ VARIABLES = (
 )
 _LONGEST = 200
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)  # a backend names what it likes
+_CREDENTIALS = re.compile(r"://[^/\s@]+@")
+# A path up to its last part, unless it begins with `~` or names what every system has; no address and no `a/b` in text.
+_FOLDERS = re.compile(
+    r"(?<![\w/\\.~])(?!(?<=:)//)(?!/(dev|proc|sys|usr|lib|lib64|etc|run)/)"
+    r"([A-Za-z]:)?([\\/]+[^\s\\/:;,'\"<>|=()]+)+[\\/]+(?=[^\s\\/])"
+)
 _NVIDIA = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _DRIVER_FILES = {"NVIDIA": Path("/proc/driver/nvidia/version"), "amdgpu": Path("/sys/module/amdgpu/version")}
 _VERSION = re.compile(r"\b\d+(\.\d+)+\b")
@@ -68,7 +74,7 @@ def gathered() -> dict[str, Any]:
                 "name": plugin.name,
                 "distribution": f"{plugin.distribution} {plugin.version}".strip(),
                 "status": "ok" if plugin.error is None else "broken",
-                "cause": _without_home(plugin.cause),
+                "cause": _private(plugin.cause),
             }
             for plugin in there.plugins
         ],
@@ -104,7 +110,9 @@ def _answered(command: Sequence[str]) -> str:
     if tool is None:
         return ""
     try:
-        answer = subprocess.run([tool, *command[1:]], capture_output=True, text=True, timeout=20, check=False)
+        answer = subprocess.run(
+            [tool, *command[1:]], capture_output=True, text=True, errors="replace", timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     found = _VERSION.search(answer.stdout) if answer.returncode == 0 else None
@@ -141,23 +149,25 @@ def _installed(name: str) -> str:
 
 
 def variables(further: Iterable[str]) -> dict[str, str]:
-    """The allowed variables that are set, by name; the user's home folder is written `~`, long values are cut.
+    """The allowed variables that are set, by name: without folders, the user's home as `~`, long values cut.
 
     Of one whose name speaks of a secret it is only told that it is set.
     """
     found = {name: os.environ[name] for name in dict.fromkeys([*VARIABLES, *further]) if name in os.environ}
-    return {name: "(set)" if _SECRET.search(name) else _without_home(value)[:_LONGEST] for name, value in found.items()}
+    return {name: "(set)" if _SECRET.search(name) else _private(value)[:_LONGEST] for name, value in found.items()}
 
 
-def _without_home(text: str) -> str:
+def _private(text: str) -> str:
+    """Text without the user's home folder, other folders and what signs in at an address."""
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home raises where there is none
-    return text.replace(home, "~") if len(home) > 1 else text
+    found = text.replace(home, "~") if len(home) > 1 else text
+    return _FOLDERS.sub(".../", _CREDENTIALS.sub("://...@", found))
 
 
 def _without_identities(framework: dict[str, Any]) -> dict[str, Any]:
     """Serial numbers are nobody's business; messages of a process may name folders."""
     devices = [{k: v for k, v in one.items() if k not in ("identity", "memory_space")} for one in framework["devices"]]
-    missing = [{**one, "reason": _without_home(one["reason"])} for one in framework["missing"]]
+    missing = [{**one, "reason": _private(one["reason"])} for one in framework["missing"]]
     return {**framework, "devices": devices, "missing": missing}
 
 

@@ -33,4 +33,4 @@ def _missing(backend: Backend) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    json.dump(listing(sys.argv[1]), sys.stdout)
+    sys.stdout.write(f"\n{json.dumps(listing(sys.argv[1]))}\n")  # a line of its own, whatever stands before and after

@@ -69,6 +69,11 @@ def ragged(name: str, found: str = "") -> ColumnError:
     )
 
 
+def is_readable(column: Any) -> bool:
+    """Whether an Arrow chunked column can be read as an array: numbers, and no null, not even inside a sample."""
+    return is_numeric(column.type) and not any(map(_null_count, column.chunks))
+
+
 def check_complete(name: str, column: Any) -> None:
     """Make sure that an Arrow chunked column has no null, neither a whole sample nor inside one.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from anyaccel.data.columns import is_numeric
 from anyaccel.data.roles import listed, no_column
@@ -91,6 +92,10 @@ def coded(rows: Rows, name: str) -> Compared:
             remedy=f"make a column of text or numbers of it, or use Where({name!r}, function)",
         ) from None
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    if pa.types.is_floating(encoded.dictionary.type):  # Arrow tells 0.0 from -0.0, and takes NaN for a value
+        distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
+        merged = np.where(np.isnan(distinct), -1, np.unique(distinct, return_inverse=True)[1].reshape(-1))
+        codes = np.append(merged, -1)[codes]
     return Compared(codes, codes < 0)
 
 

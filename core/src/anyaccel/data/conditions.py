@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.columns import is_numeric
+from anyaccel.data.columns import is_readable
 from anyaccel.errors import DataError, SplitError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def column_values(rows: Rows, name: str) -> np.ndarray:
     """
     rows.role(name)
     column = rows.column(name)
-    if is_numeric(column.type) and not column.null_count:
+    if is_readable(column):
         return rows.array(name)
     if pa.types.is_timestamp(column.type) and column.type.unit == "ns":  # Python's own times end at microseconds
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)

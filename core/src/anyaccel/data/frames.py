@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyaccel.data.columns import is_numeric
+from anyaccel.data.columns import is_readable
 from anyaccel.errors import DataError
 from anyaccel.install_hints import install_line
 
@@ -33,7 +33,7 @@ def data_frame(rows: Rows, index: np.ndarray) -> Any:
 
 def _cells(rows: Rows, name: str) -> Any:
     column = rows.column(name)
-    if not is_numeric(column.type) or column.null_count:
+    if not is_readable(column):
         return column.to_pandas()
     array = rows.array(name)
     return list(array) if array.ndim > 1 else array

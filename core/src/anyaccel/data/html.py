@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.columns import column_spec, contiguous, is_numeric, to_numpy
-from anyaccel.markup import Markup, escaped, faint, guarded, line, listing, page, row, size, table, text
+from anyaccel.data.columns import column_spec, contiguous, is_numeric, is_readable, to_numpy
+from anyaccel.markup import Markup, cut, escaped, faint, guarded, line, listing, page, row, size, table, text
 
 if TYPE_CHECKING:
     from anyaccel.data.rows import Rows
@@ -28,7 +28,18 @@ def _page(rows: Rows) -> Markup:
     said = _whole(rows) if whole is None else [f"of {len(whole):,}"]
     told = "; ".join([f"{len(rows):,} rows", *said])
     head = ("column", "role", "type", "first values")
-    return page(type(rows).__name__, name, line(faint(told)), table(head, rows.columns, lambda one: _column(rows, one)))
+    columns = _columns(rows)
+    return page(type(rows).__name__, name, line(faint(told)), table(head, columns, lambda one: one, most=len(columns)))
+
+
+def _columns(rows: Rows) -> list[Markup]:
+    """A row for each column; of a role with many the first, and how many more there are, so that none hides another."""
+    made: list[Markup] = []
+    for role, names in (("features", rows.features), ("targets", rows.targets), ("tags", rows.tags)):
+        first, hidden, _ = cut(names)
+        made += [_column(rows, name) for name in first]
+        made += [row([faint(f"and {hidden:,} more {role}")])] if hidden else []
+    return made
 
 
 def _whole(rows: Any) -> list[str]:
@@ -55,7 +66,7 @@ def first_values(rows: Rows, name: str, count: int) -> list[str]:
 
 def _value(name: str, part: Any) -> str:
     """The one value of a column of one row."""
-    if is_numeric(part.type) and not part.null_count:
+    if is_readable(part):
         return sample(to_numpy(name, contiguous(part)))
     inner = getattr(part[0], "values", None)
     if isinstance(inner, pa.Array):

@@ -19,7 +19,7 @@ def shaped(name: str, column: Any) -> Any:
     Raises:
         ColumnError: lists that are null or empty, or differ in length.
     """
-    if not _is_list(column.type) or not is_numeric(_leaf(column.type)) or not len(column):
+    if not _is_list(column.type) or not is_numeric(leaf(column.type)) or not len(column):
         return column
     return pa.chunked_array([_fixed(name, contiguous(column))])
 
@@ -53,5 +53,6 @@ def _is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _leaf(kind: Any) -> Any:
-    return _leaf(kind.value_type) if _is_list(kind) else kind
+def leaf(kind: Any) -> Any:
+    """The type of what lists hold, at any depth; any other type as it is."""
+    return leaf(kind.value_type) if _is_list(kind) else kind

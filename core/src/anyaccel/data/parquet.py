@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.lists import with_shapes
-from anyaccel.data.roles import Names, chosen_roles, listed, stamp
+from anyaccel.data.roles import NamesOrRest, chosen_roles, listed, stamp
 from anyaccel.errors import ColumnError, DataError
 
 SUFFIXES = (".parquet", ".parq", ".pq")
@@ -34,7 +34,12 @@ class _File:
 
 
 def table_from_parquet(
-    label: str, path: Paths, features: Names, targets: Names, tags: Names, row_groups: int | Sequence[int] | None = None
+    label: str,
+    path: Paths,
+    features: NamesOrRest,
+    targets: NamesOrRest,
+    tags: NamesOrRest,
+    row_groups: int | Sequence[int] | None = None,
 ) -> Any:
     """A table from the columns of Parquet files that have a role, read row group by row group and validated in full.
 
@@ -70,7 +75,9 @@ def table_from_parquet(
     return with_shapes(whole, roles)
 
 
-def read_parquet(label: str, source: Any, shown: str, features: Names, targets: Names, tags: Names) -> Any:
+def read_parquet(
+    label: str, source: Any, shown: str, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
+) -> Any:
     """The same from one open Arrow file; `shown` is its name in messages."""
     import pyarrow.parquet as pq
 
@@ -93,6 +100,8 @@ def _valid(shown: str) -> Iterator[None]:
 def _files(label: str, path: Paths) -> list[_File]:
     if not isinstance(path, (str, os.PathLike)):
         return _listed_files(label, path)
+    if not os.fspath(path):  # pathlib reads it as the current folder
+        raise DataError(f"the path for {label!r} is empty", remedy="give a file, a folder, or a list of files")
     where = Path(path)
     if not where.is_dir():
         return [_File(os.fspath(path))]

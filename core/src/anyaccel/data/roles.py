@@ -5,16 +5,22 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import EllipsisType
 from typing import Any
 
 import pyarrow as pa
 
+from anyaccel.data.columns import is_numeric, not_numbers
+from anyaccel.data.lists import leaf
 from anyaccel.errors import ColumnError
 
 ROLES = ("feature", "target", "tag")
 Names = str | Iterable[str] | None
+NamesOrRest = Names | EllipsisType
+"""Names of columns, or `...` for all that are not named otherwise."""
 _KEY = b"anyaccel.role"
 _SHOWN = 20
+_REASONS = 5
 
 
 def names_of(given: Names) -> tuple[str, ...]:
@@ -54,15 +60,18 @@ def no_column(label: str, name: object, there: Iterable[object]) -> ColumnError:
     return ColumnError(f"{label!r} has no column {name!r}", there=listed(there), remedy=closest(name, there))
 
 
-def assign_roles(label: str, there: Sequence[str], features: Names, targets: Names, tags: Names) -> dict[str, str]:
+def assign_roles(
+    label: str, there: Sequence[str], features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
+) -> dict[str, str]:
     """The role of each chosen column, by name, in the order features, targets, tags.
 
     Raises:
-        ColumnError: a name is unknown, stands in two roles, is the name of two columns, or no feature is named.
+        ColumnError: a name is unknown, stands in two roles, is the name of two columns, no feature is named, or two
+            roles are to have all that are not named otherwise.
     """
     roles: dict[str, str] = {}
-    for role, names in zip(ROLES, (features, targets, tags), strict=True):
-        for name in names_of(names):
+    for role, names in zip(ROLES, _without_rest(label, there, (features, targets, tags)), strict=True):
+        for name in names:
             if name not in there:
                 raise no_column(label, name, there)
             if name in roles:
@@ -72,15 +81,61 @@ def assign_roles(label: str, there: Sequence[str], features: Names, targets: Nam
     return roles
 
 
-def chosen_roles(label: str, schema: Any, features: Names, targets: Names, tags: Names) -> dict[str, str]:
+def _without_rest(label: str, there: Sequence[str], given: Sequence[NamesOrRest]) -> list[tuple[str, ...]]:
+    """Names of the columns of each role, with those that are not named otherwise where `...` stands."""
+    open_ = [role for role, names in zip(ROLES, given, strict=True) if names is ...]
+    if len(open_) > 1:
+        raise ColumnError(
+            f"the {open_[0]}s and the {open_[1]}s of {label!r} are both to be all columns that are not named otherwise",
+            there=listed(there),
+            remedy="write ... once, and name the columns of the other roles",
+        )
+    named = [() if names is ... else names_of(names) for names in given]
+    taken = {name for names in named for name in names}
+    rest = names_of(dict.fromkeys(name for name in there if name not in taken)) if open_ else ()
+    return [rest if names is ... else own for names, own in zip(given, named, strict=True)]
+
+
+def chosen_roles(
+    label: str, schema: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
+) -> dict[str, str]:
     """The role of each chosen column of an Arrow schema: as named, or as its metadata says where no name is given.
 
     Raises:
-        ColumnError: as `assign_roles`, or as `read_roles`.
+        ColumnError: as `assign_roles`, or as `read_roles`, or `...` means columns that hold no numbers.
     """
     if features is None and targets is None and tags is None:
         return read_roles(label, schema)
-    return assign_roles(label, schema.names, features, targets, tags)
+    roles = assign_roles(label, schema.names, features, targets, tags)
+    open_ = open_roles(features, targets)
+    kinds = {name: schema.field(name).type for name, role in roles.items() if role in open_}
+    check_rest(label, roles, {name: not_numbers(name, str(kind)) for name, kind in kinds.items() if not _fits(kind)})
+    return roles
+
+
+def _fits(kind: Any) -> bool:
+    return is_numeric(kind) or is_numeric(leaf(kind))
+
+
+def open_roles(features: NamesOrRest, targets: NamesOrRest) -> list[str]:
+    """The role, of features and targets, that `...` stands for."""
+    return [role for role, names in zip(ROLES, (features, targets), strict=False) if names is ...]
+
+
+def check_rest(label: str, roles: Mapping[str, str], wrong: Mapping[str, ColumnError]) -> None:
+    """Make sure that the columns for which `...` stands can be of its role; `wrong` has what is in the way, by name.
+
+    Raises:
+        ColumnError: something is.
+    """
+    if not wrong:
+        return
+    role = roles[next(iter(wrong))]
+    raise ColumnError(
+        f"{len(wrong)} of the columns of {label!r} for which ... stands cannot be {role}s: {listed(wrong)}",
+        there="; ".join(error.asked for error in list(wrong.values())[:_REASONS]),
+        remedy=f"name them as tags, leave them out of the data, or name the {role}s one by one",
+    )
 
 
 def selected(label: str, roles: Mapping[str, str], features: Names, targets: Names, tags: Names) -> list[str]:

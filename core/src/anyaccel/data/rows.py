@@ -15,11 +15,13 @@ from anyaccel.data.groups import check_together
 from anyaccel.data.html import rows_html
 from anyaccel.data.keys import keys_of
 from anyaccel.data.roles import Names, no_column, read_roles
-from anyaccel.data.splits import cut, where
+from anyaccel.data.splits import check_distinct, cut, where
 from anyaccel.segment import TensorSpec
 
 if TYPE_CHECKING:
     from anyaccel.data.view import FeatureSetView
+
+_LISTED, _NAMED = 6, 4  # columns of a role that a text lists one by one; those that it names of more of one type
 
 
 class Rows(ABC):
@@ -171,13 +173,15 @@ class Rows(ABC):
                 exchanging groups, and every split gets a group. With `stratify_by` a group must be in one stratum.
 
         Raises:
-            SplitError: wrong ratios or seed, an empty split, a name that is taken or `"all"`, a stratum with fewer
-                rows (or groups) than splits, fewer groups than splits, or a group in two strata.
+            SplitError: wrong ratios or seed, a row that `take` chose twice, an empty split, a name that is taken or
+                `"all"`, a stratum with fewer rows (or groups) than splits, fewer groups than splits, or a group in two
+                strata.
             ColumnError: a column that is not there, has nulls or NaN, or holds no scalars.
         """
         strata = None if stratify_by is None else keys_of(self, stratify_by, "stratify_by")
         groups = None if group_by is None else keys_of(self, group_by, "group_by")
         view = self.view()
+        check_distinct(view)
         parts = cut(self._label, view.name, len(self), ratios, seed, strata, groups)
         return view.feature_set.add_splits({name: view.rows[part] for name, part in parts.items()})
 
@@ -215,9 +219,22 @@ class Rows(ABC):
     def _described(self) -> str:
         parts = []
         for role, names in (("features", self.features), ("targets", self.targets), ("tags", self.tags)):
-            shown = [f"{name} {self._type_of(name)}" for name in names]
-            parts += [f"{role}: {', '.join(shown)}"] if shown else []
+            if len(names) > _LISTED:
+                parts += self._by_type(role, names)
+            elif names:
+                parts.append(f"{role}: {', '.join(f'{name} {self._type_of(name)}' for name in names)}")
         return "; ".join([f"{len(self)} rows", *parts])
+
+    def _by_type(self, role: str, names: Sequence[str]) -> list[str]:
+        """Many columns in short: how many there are of each type, and the first of their names."""
+        kinds: dict[str, list[str]] = {}
+        for name in names:
+            kinds.setdefault(self._type_of(name), []).append(name)
+        return [
+            f"{len(its)} {role if len(its) > 1 else role.removesuffix('s')} {kind}: {', '.join(its[:_NAMED])}"
+            + (f", ... and {len(its) - _NAMED} more" if len(its) > _NAMED else "")
+            for kind, its in kinds.items()
+        ]
 
     def _type_of(self, name: str) -> str:
         kind = self._schema.field(name).type

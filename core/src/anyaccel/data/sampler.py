@@ -190,9 +190,12 @@ def integer(name: str, value: Any) -> int:
     Raises:
         SamplerError: it is none.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise SamplerError(f"{name}={value!r} is not an integer", remedy=f"write a whole number, such as {name}=32")
-    return operator.index(value)
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise SamplerError(f"{name}={value!r} is not an integer", remedy=f"write a whole number, such as {name}=32")
 
 
 def check_rows(n: int) -> None:

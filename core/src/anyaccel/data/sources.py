@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from anyaccel.data import parquet, tables
-from anyaccel.data.roles import Names
+from anyaccel.data.roles import NamesOrRest
 from anyaccel.data.rows import Rows
 from anyaccel.errors import DataError
 
@@ -27,25 +27,30 @@ def check_label(label: str) -> None:
 
 
 class Sources(Rows):
-    """Constructors of a feature set, which is made of a label and an Arrow table whose columns carry their roles."""
+    """Constructors of a feature set, which is made of a label and an Arrow table whose columns carry their roles.
+
+    One of the roles may have `...` (Python's Ellipsis) in place of names: all columns that are not named otherwise, in
+    their order. `from_pandas("wine", df, ..., "quality", "id")` makes a feature of each column but two.
+    """
 
     @classmethod
     def from_dict(
         cls,
         label: str,
         data: Mapping[str, Any],
-        feature_keys: Names,
-        target_keys: Names = (),
-        tag_keys: Names = (),
+        feature_keys: NamesOrRest,
+        target_keys: NamesOrRest = (),
+        tag_keys: NamesOrRest = (),
     ) -> Self:
         """Make a feature set of array-likes of shape [n, *shape] by name.
 
         Every chosen column is copied once and keeps its dtype, so that later writes to `data` do not show here
-        (Arrow tags are taken as they are). Columns of `data` that no key names are left out.
+        (Arrow tags are taken as they are). Columns of `data` that no key names are left out; one of the three may be
+        `...`, which means all that the others do not name.
 
         Raises:
             DataError: `data` is no mapping, or there are no rows.
-            ColumnError: unknown or doubly named keys, unequal lengths, ragged samples, nulls (also NaN among
+            ColumnError: unknown or doubly named keys, two `...`, unequal lengths, ragged samples, nulls (also NaN among
                 integers), or a feature or target that is not of numbers.
         """
         check_label(label)
@@ -56,17 +61,18 @@ class Sources(Rows):
         cls,
         label: str,
         table: Any,
-        feature_keys: Names = None,
-        target_keys: Names = None,
-        tag_keys: Names = None,
+        feature_keys: NamesOrRest = None,
+        target_keys: NamesOrRest = None,
+        tag_keys: NamesOrRest = None,
     ) -> Self:
         """Make a feature set on the memory of an Arrow table, without a copy.
 
         Takes a `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, any object with `__arrow_c_stream__` or
         `__arrow_c_array__`, and the capsule of a stream. Without any keys the roles are those that `to_arrow` wrote
-        into the schema. Columns without a role are left out. `fixed_shape_tensor` and fixed-size list columns have a
+        into the schema. Columns without a role are left out; one of the keys may be `...`, which means all
+        columns that the others do not name. `fixed_shape_tensor` and fixed-size list columns have a
         shape per sample, and so have features and targets of lists of one length. Text that is laid out as views
-        (`string_view`) is written anew in the plain layout.
+        (`string_view`) and run-end encoded columns are written anew in the plain layout.
 
         Raises:
             DataError: not an Arrow table, one whose buffers do not fit, or one without rows.
@@ -77,7 +83,7 @@ class Sources(Rows):
 
     @classmethod
     def from_pandas(
-        cls, label: str, df: Any, feature_cols: Names, target_cols: Names = (), tag_cols: Names = ()
+        cls, label: str, df: Any, feature_cols: NamesOrRest, target_cols: NamesOrRest = (), tag_cols: NamesOrRest = ()
     ) -> Self:
         """Make a feature set of a data frame, of pandas or of another library.
 
@@ -85,6 +91,8 @@ class Sources(Rows):
           left out.
         - Polars data frames, DuckDB relations and all else with `__arrow_c_stream__`: as `from_arrow`, without a copy.
         - What has only `__dataframe__`, the dataframe interchange protocol: copied.
+
+        One of `feature_cols`, `target_cols` and `tag_cols` may be `...`: all columns that the others do not name.
 
         Raises:
             DataError: `df` is no data frame, or has no rows.
@@ -99,9 +107,9 @@ class Sources(Rows):
         cls,
         label: str,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        feature_keys: Names = None,
-        target_keys: Names = None,
-        tag_keys: Names = None,
+        feature_keys: NamesOrRest = None,
+        target_keys: NamesOrRest = None,
+        tag_keys: NamesOrRest = None,
         *,
         row_groups: int | Sequence[int] | None = None,
     ) -> Self:
@@ -114,7 +122,8 @@ class Sources(Rows):
             path: a file; a folder, of which all files ending in `.parquet`, `.parq` or `.pq` are read in the order of
                 their paths, those in folders below it too, but for names that start with a dot or an underscore; or
                 a list of files, read in its order.
-            feature_keys, target_keys, tag_keys: names of columns. None of them: the roles that `to_arrow` wrote into
+            feature_keys, target_keys, tag_keys: names of columns, or in one of them `...` for all columns that the
+                others do not name. None of them: the roles that `to_arrow` wrote into
                 the schemas (of the first file, where they differ). Below a folder, a folder named `key=value` gives a
                 column `key`: int64 where all values are integers, else text, null for `__HIVE_DEFAULT_PARTITION__`;
                 where the files themselves have a column of that name, theirs is read.

@@ -21,6 +21,7 @@ from anyaccel.errors import SplitError
 
 if TYPE_CHECKING:
     from anyaccel.data.rows import Rows
+    from anyaccel.data.view import FeatureSetView
 
 _TOLERANCE = 1e-6
 _DENOMINATOR = 10**6
@@ -81,6 +82,22 @@ def where(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     return chosen
 
 
+def check_distinct(view: FeatureSetView) -> None:
+    """Make sure that no row is twice in a view that is cut at random: its copies would get into several splits.
+
+    Raises:
+        SplitError: one is.
+    """
+    rows, counts = np.unique(view.rows, return_counts=True)
+    twice = rows[counts > 1].tolist()
+    if twice:
+        raise SplitError(
+            f"{view.name!r} of {view.label!r} has rows more than once and cannot be cut at random",
+            there=f"rows {listed(twice)}, whose copies would get into several splits",
+            remedy="take each row once: take(np.unique(positions)); draw with repetition inside a split",
+        )
+
+
 def checked_seed(label: str, seed: object) -> int:
     """The seed as a plain int, because NumPy's integers would name another stream.
 
@@ -98,7 +115,7 @@ def _checked(label: str, ratios: Mapping[str, float]) -> dict[str, Fraction]:
             f"the ratios of a split of {label!r} are {ratios!r}", remedy="write {'train': 0.8, 'test': 0.2}"
         )
     for name, ratio in ratios.items():
-        if isinstance(ratio, bool) or not hasattr(ratio, "__float__") or not _is_positive(float(ratio)):
+        if not _is_positive(ratio):
             raise SplitError(
                 f"split {name!r} of {label!r} has the ratio {ratio!r}",
                 there="ratios are positive numbers that add up to 1",
@@ -155,8 +172,10 @@ def _check_sizes(label: str, what: str, sizes: np.ndarray, shares: Mapping[str, 
     )
 
 
-def _is_positive(ratio: float) -> bool:
-    return math.isfinite(ratio) and ratio > 0
+def _is_positive(ratio: Any) -> bool:
+    if isinstance(ratio, bool) or not hasattr(ratio, "__float__") or getattr(ratio, "ndim", None):
+        return False
+    return math.isfinite(float(ratio)) and float(ratio) > 0
 
 
 def _counts(label: str, n: int, ratios: Mapping[str, Fraction]) -> dict[str, int]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from anyaccel.data.intake import number_column, tag_column
 from anyaccel.data.lists import with_shapes
-from anyaccel.data.roles import Names, assign_roles, chosen_roles, listed, stamp
+from anyaccel.data.roles import NamesOrRest, assign_roles, check_rest, chosen_roles, listed, open_roles, stamp
 from anyaccel.errors import ColumnError, DataError
 
 _ARROW = (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
@@ -19,7 +20,9 @@ _WAYS = ("collect", "to_arrow_table", "to_frame")  # how others make a table of 
 _VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 
-def table_from_dict(label: str, data: Mapping[str, Any], features: Names, targets: Names, tags: Names) -> Any:
+def table_from_dict(
+    label: str, data: Mapping[str, Any], features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
+) -> Any:
     """A table from array-likes by name; each column that has a role is copied once.
 
     Raises:
@@ -33,10 +36,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], features: Names, target
             remedy="write {'name': array, ...}, or use from_pandas, from_arrow or from_parquet",
         )
     roles = assign_roles(label, list(data), features, targets, tags)
-    columns = {
-        name: tag_column(name, data[name]) if role == "tag" else number_column(name, data[name])
-        for name, role in roles.items()
-    }
+    columns = _made(label, data, roles, open_roles(features, targets))
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ColumnError(
@@ -47,7 +47,22 @@ def table_from_dict(label: str, data: Mapping[str, Any], features: Names, target
     return stamp(pa.table(columns), roles)
 
 
-def table_from_frame(label: str, df: Any, features: Names, targets: Names, tags: Names) -> Any:
+def _made(label: str, data: Mapping[str, Any], roles: Mapping[str, str], open_: Sequence[str]) -> dict[str, Any]:
+    """Arrow columns by name; all that `...` wrongly stands for are named together."""
+    columns: dict[str, Any] = {}
+    wrong: dict[str, ColumnError] = {}
+    for name, role in roles.items():
+        try:
+            columns[name] = tag_column(name, data[name]) if role == "tag" else number_column(name, data[name])
+        except ColumnError as error:
+            if role not in open_:
+                raise
+            wrong[name] = error
+    check_rest(label, roles, wrong)
+    return columns
+
+
+def table_from_frame(label: str, df: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest) -> Any:
     """A table from a data frame of whatever library.
 
     pandas: each column that has a role is copied once, and the index is left out. What has the Arrow PyCapsule
@@ -75,10 +90,11 @@ def table_from_frame(label: str, df: Any, features: Names, targets: Names, tags:
     )
 
 
-def table_from_arrow(label: str, table: Any, features: Names, targets: Names, tags: Names) -> Any:
+def table_from_arrow(label: str, table: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest) -> Any:
     """A table on the memory of an Arrow table (or of whatever hands one over through Arrow's C interface).
 
-    Text and bytes that are laid out as views are written anew in the plain layout, because Arrow cannot gather views.
+    Text and bytes that are laid out as views, and runs of equal values, are written anew in the plain layout, because
+    Arrow cannot gather them.
 
     Raises:
         DataError: not a table, or one that cannot be handed over or whose buffers do not fit its schema.
@@ -130,7 +146,7 @@ def _imported(label: str, source: Any) -> Any:
         ) from error
 
 
-def _interchanged(label: str, df: Any, features: Names, targets: Names, tags: Names) -> Any:
+def _interchanged(label: str, df: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest) -> Any:
     from pyarrow.interchange import from_dataframe
 
     names = list(df.__dataframe__(allow_copy=True).column_names())
@@ -142,19 +158,26 @@ def _interchanged(label: str, df: Any, features: Names, targets: Names, tags: Na
             f"the {type(df).__name__} of {label!r} cannot be handed over by its __dataframe__: {error}",
             remedy="convert it to a pyarrow.Table or a pandas DataFrame yourself",
         ) from error
+    chosen_roles(label, table.schema, features, targets, tags)
     # The memory may still be that of the frame, whose owner writes it.
     return with_shapes(stamp(_without_views(table.take(pa.array(np.arange(len(table))))), roles), roles)
 
 
 def _without_views(table: Any) -> Any:
     for index, one in enumerate(table.schema):
-        if "_view" in str(one.type):
+        if "_view" in str(one.type) or _is_runs(one.type):
             column = pa.chunked_array([_plain(chunk) for chunk in table.column(index).chunks], _plain_type(one.type))
             table = table.set_column(index, one.with_type(column.type), column)
     return table
 
 
+def _is_runs(kind: Any) -> bool:
+    return str(kind).startswith("run_end_encoded")
+
+
 def _plain(array: Any) -> Any:
+    if _is_runs(array.type):
+        return _plain(pc.run_end_decode(array))
     kind = _plain_type(array.type)
     if not pa.types.is_dictionary(kind):
         return _cast(array, kind)
@@ -171,6 +194,8 @@ def _cast(array: Any, kind: Any) -> Any:
 
 def _plain_type(kind: Any) -> Any:
     """The type with text and bytes in their plain layout; pyarrow 14 knows no views and no function to ask for them."""
+    if _is_runs(kind):
+        return _plain_type(kind.value_type)
     if str(kind) in _VIEWS:
         return _VIEWS[str(kind)]
     if pa.types.is_dictionary(kind):

@@ -23,7 +23,8 @@ class PairSampler(Sampler):
     """Pairs of an anchor and a partner that fulfil conditions; streams `anchor` and `pair`.
 
     Each row that has a partner is the anchor of `per_anchor` pairs in an epoch; rows without one are never anchors.
-    Partners are drawn uniformly among all that fit, one by one, anew in each epoch. A row is never its own partner.
+    Partners are drawn uniformly among all that fit, one by one, anew in each epoch. A row is never its own partner; a
+    view that holds a row twice has two of it, which may be each other's.
 
     Args:
         batch_size: pairs in a batch, at least 1.

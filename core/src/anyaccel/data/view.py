@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.columns import read_only
+from anyaccel.data.columns import check_complete, contiguous, is_readable, read_only, to_numpy
 from anyaccel.data.roles import Names, selected
 from anyaccel.data.rows import Rows
 from anyaccel.errors import SplitError
@@ -73,11 +73,19 @@ class FeatureSetView(Rows):
         A slice of the feature set's memory where the rows are contiguous, else gathered anew by every call.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that holds no numbers or has nulls.
+            ColumnError: there is no such column, or it is a tag that holds no numbers or has nulls in these rows.
         """
-        self.role(name)
+        if self.role(name) == "tag" and not is_readable(self._feature_set.column(name)):
+            return self._own(name)
         whole = self._feature_set.array(name)
         return whole[self._range] if self._range else read_only(np.take(whole, self._rows, axis=0))
+
+    def _own(self, name: str) -> np.ndarray:
+        """A tag that cannot be read as a whole; in these rows it may have a number in every place."""
+        self.spec(name)
+        column = self.column(name)
+        check_complete(name, column)
+        return to_numpy(name, contiguous(column))
 
     def column(self, name: str) -> Any:
         """A column in these rows as an Arrow chunked array; a slice where the rows are contiguous.

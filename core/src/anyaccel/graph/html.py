@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from anyaccel.graph.plan import Assignment, Column, Crossing, Plan
 
 _CROSSINGS = ("value", "from", "to", "how", "a sample")
-_DRAWN = 120  # boxes: a graph of more is shown by its table
+_DRAWN, _LINES = 120, 240  # boxes and lines: a graph of more is shown by its table, for it takes long to draw
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
@@ -34,8 +34,10 @@ def _graph(graph: ModelGraph) -> Markup:
     boxes = [box for box in shown.boxes if box.kind != "data"]
     counted = found if shapes else None
     nodes = list(zip(boxes, graph.nodes.values(), strict=True))
+    small = len(shown.boxes) <= _DRAWN and len(shown.arrows) <= _LINES
     state = f"{len(boxes):,} nodes" + ("" if shapes else ", not built yet: shapes are not known")
-    drawing = element("div", svg(shown), style="overflow-x:auto") if len(shown.boxes) <= _DRAWN else None
+    state += "" if small else "; too large to be drawn here, graph.visualize('svg') draws it"
+    drawing = element("div", svg(shown), style="overflow-x:auto") if small else None
     head = ("node", "model", "framework", "device", "parameters")
     return page(
         "ModelGraph",

@@ -210,7 +210,8 @@ def _route(source: str, target: str, plan: Plan | None) -> str:
     """How the plan takes a value there, and whether a gradient comes back. Nodes of one place share a crossing."""
     if plan is None:
         return ""
-    there = {one.node for one in plan.assignments if _same_place(one, plan[target])}
+    here = plan[target]
+    there = {one.node for one in plan.assignments if _same_place(one, here)}
     routes = [one.route for one in plan.crossings if one.source == source and one.target in there and not one.gradient]
     back = any(one.gradient and one.target == source and one.source in there for one in plan.crossings)
     return ROUTES.get(routes[0], routes[0]) + (", gradient back" if back else "") if routes else ""

@@ -51,7 +51,9 @@ def to_fit(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) -> li
     if not waiting and not done:
         raise PhaseError(
             f"phase {phase.label!r} has nothing to fit",
-            there="no node with an estimator (fit, predict) that has not been fitted",
+            there="nodes=[]"
+            if phase.nodes is not None
+            else "no node with an estimator (fit, predict) that has not been fitted",
             remedy="name nodes=[...] to fit one again",
         )
     return [label for label in waiting if not (ancestors([label], graph.nodes) - {label}) & set(waiting)]
@@ -163,7 +165,7 @@ def fit(
         assert isinstance(node, ModelNode) and isinstance(node.model, Estimator)
         inputs, targets = inputs_of(label, graph, outputs, rows), targets_of(label, graph, rows)
         began = time.perf_counter()
-        node.model.fit(inputs, targets)
+        _fit(node, inputs, targets, _sharing(node.model, graph))
         seconds = time.perf_counter() - began
         for other in _sharing(node.model, graph):
             other.frozen = True
@@ -172,6 +174,17 @@ def fit(
                 taken = seconds if other.label == label else 0.0
                 done.append(Fitted(other.label, node.model.name, len(inputs[0]), taken))
         graph.build(force=True)
+
+
+def _fit(node: ModelNode, inputs: Sequence[np.ndarray], targets: np.ndarray | None, all_: Sequence[ModelNode]) -> None:
+    """Fit a node's estimator; if that fails, none of `all_`, the nodes that have it, counts as fitted."""
+    try:
+        node.model.fit(inputs, targets)
+    except BaseException as error:
+        for one in all_:
+            one.model.mark_failed()
+        error.add_note(f"while node {node.label!r} was fitted to {len(inputs[0])} rows")
+        raise
 
 
 def _sharing(model: Estimator, graph: ModelGraph) -> list[ModelNode]:

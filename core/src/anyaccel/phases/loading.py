@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.data import FeatureSet, Rows, joined_array, joined_spec
+from anyaccel.data import FeatureSet, FeatureSetView, Rows, joined_array, joined_spec
 from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.phases.phase import Data
@@ -51,9 +51,29 @@ def rows_of(label: str, data: Data, sets: Mapping[str, FeatureSet], *, together:
             there=", ".join(f"{name}: {count}" for name, count in counts.items()),
             remedy="batches are drawn together: give each feature set the same number of rows, or a sampler of its own",
         )
-    if not all(counts.values()) or not counts:
+    if not counts:
+        raise PhaseError(
+            f"phase {label!r} has nothing to compute",
+            there="no losses, metrics or outputs",
+            remedy="leave outputs out for all tails, or name some",
+        )
+    for name, one in rows.items():
+        _check_transforms(label, one, sets[name])
+    if not all(counts.values()):
         raise PhaseError(f"phase {label!r} has no rows", remedy="choose another split")
     return rows
+
+
+def _check_transforms(label: str, rows: Rows, known: FeatureSet) -> None:
+    """Raw features would go through a graph that was made for transformed ones, and give wrong numbers in silence."""
+    given = rows.feature_set if isinstance(rows, FeatureSetView) else rows
+    wanted = [one for one in known.transforms if one.makes_features]
+    if wanted and isinstance(given, FeatureSet) and not given.transforms:
+        raise PhaseError(
+            f"phase {label!r} was given {rows.label!r} as it was before the transforms of the graph's data",
+            there=", ".join(map(str, wanted)),
+            remedy="name a split of the graph's feature set, or give data.transform_like(that feature set)",
+        )
 
 
 def _for_each(label: str, data: str | Rows, sets: Mapping[str, FeatureSet]) -> dict[str, str | Rows]:

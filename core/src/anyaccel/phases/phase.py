@@ -376,7 +376,12 @@ def _count(label: str, name: str, value: Any, least: int) -> int:
 
 def _labels(given: Sequence[str] | str | None) -> tuple[str, ...] | None:
     """Labels of nodes; a plain text is one label."""
-    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
+    if given is None or isinstance(given, str):
+        return None if given is None else (given,)
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(label, str) for label in found):
+        raise PhaseError(f"{given!r} are not labels of nodes", remedy="write the labels as text: ['encoder', 'head']")
+    return found
 
 
 def _data_config(label: str, data: Data) -> Any:

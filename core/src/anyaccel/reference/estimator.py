@@ -52,6 +52,7 @@ class Estimator(Module):
         self.in_parts = False
         """Whether it learnt by `partial_fit` since it was last fitted in whole."""
         self._fitted = False
+        self._failed = False
 
     def __repr__(self) -> str:
         chosen = "" if self.method == "predict" else f", method={self.method!r}"
@@ -67,7 +68,7 @@ class Estimator(Module):
     @property
     def is_fitted(self) -> bool:
         """Fitted by a phase, or before: estimators say so, or have attributes that end in an underscore."""
-        if self.awaits_fit:
+        if self.awaits_fit or self._failed:
             return False
         says: Any = getattr(self.estimator, "__sklearn_is_fitted__", None)
         if self._fitted or says is not None:
@@ -128,8 +129,12 @@ class Estimator(Module):
 
     def mark_fitted(self) -> None:
         """Note that the estimator is fitted, be it through another node that holds the same object."""
-        self._fitted, self.awaits_fit = True, False
+        self._fitted, self._failed, self.awaits_fit = True, False, False
         self.home = self.home or Device("cpu")
+
+    def mark_failed(self) -> None:
+        """Note that fitting failed half-way: whatever attributes the estimator has, it is not fitted."""
+        self._fitted, self._failed = False, True
 
     def snapshot(self) -> Any:
         """A deep copy of the estimator as it is.
@@ -138,7 +143,7 @@ class Estimator(Module):
             EstimatorError: it cannot be copied.
         """
         try:
-            return copy.deepcopy(self.estimator), self._fitted, self.in_parts
+            return copy.deepcopy(self.estimator), self._fitted, self._failed, self.in_parts
         except Exception as error:  # whatever the user's object raises
             raise EstimatorError(
                 f"{self.name} cannot be copied, so that nothing could bring it back: {type(error).__name__}: {error}",
@@ -147,7 +152,7 @@ class Estimator(Module):
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot: the user's object itself where its values can be exchanged, else a copy of it."""
-        kept, self._fitted, self.in_parts = snapshot
+        kept, self._fitted, self._failed, self.in_parts = snapshot
         fresh = copy.deepcopy(kept)
         if is_plain(self.estimator):
             vars(self.estimator).clear()
@@ -236,5 +241,8 @@ def _array(given: Any) -> np.ndarray | None:
 
 
 def _table(inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Inputs side by side, in memory that an estimator may write (`copy=False`) without changing what others read."""
     arrays = [np.asarray(one).reshape(len(one), -1) for one in inputs]
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
+    if len(arrays) == 1:
+        return arrays[0].copy() if arrays[0].flags.writeable else arrays[0]
+    return np.concatenate(arrays, axis=1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,11 +12,12 @@ import numpy as np
 
 from anyaccel import frames, plots, units
 from anyaccel import targets as wanted
-from anyaccel.data import Rows, joined_array
+from anyaccel.data import Rows
 from anyaccel.errors import ResultError
 from anyaccel.graph import Plan
 from anyaccel.phases import Figures
 from anyaccel.phases.comparing import Compared
+from anyaccel.results.belonging import belonging
 from anyaccel.results.html import eval_html
 from anyaccel.results.told import ended, finite, shown, told, when
 
@@ -105,14 +105,28 @@ class EvalResults:
             ResultError: it is not clear what to draw, or matplotlib is not installed.
         """
         name = self._only() if name is None else name
-        given, other = self.prediction(name, undo), self._wanted(name, targets, undo)
-        classes = plots.as_classes(other.values, given)
+        given, other = self.prediction(name, undo), self._wanted(name, targets)
+        found = units.original_values(self.rows[other.label], other.columns, other.values) if undo else other.values
+        classes = self._classes(name, found, given)
         if classes is not None:
             title = f"{self.label}: accuracy {np.mean(classes[0] == classes[1]):.3g}"
             return plots.confusion(*classes, ax, title=title, xlabel=f"predicted by {name}", ylabel=other.name)
         n = len(given)
-        there = other.values.reshape(n, -1), given.reshape(n, -1)
+        there = found.reshape(n, -1), given.reshape(n, -1)
         return plots.against(*there, ax, title=self.label, xlabel=other.name, ylabel=f"prediction of {name}")
+
+    def _classes(self, name: str, targets: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Classes of targets and predictions, None where they are numbers; what was brought back has no scores."""
+        brought_back = given is not self.predictions[name]
+        classes = plots.as_labels(targets, given) if brought_back else plots.as_classes(targets, given)
+        numbers = {targets.dtype.kind, given.dtype.kind} <= set("biuf")
+        if classes is None and not (numbers and targets.size == given.size):
+            raise ResultError(
+                f"run {self.label!r}: predictions of {name!r} and their targets cannot be drawn in their own units",
+                there=f"{given.dtype} {list(given.shape)} and {targets.dtype} {list(targets.shape)}",
+                remedy="leave undo out, or name a target whose values are alike: plot(targets='COLUMN')",
+            )
+        return classes
 
     def _only(self) -> str:
         if len(self.predictions) == 1:
@@ -123,15 +137,15 @@ class EvalResults:
             remedy="name one: plot('NODE')" if self.predictions else "name nodes in EvalPhase(outputs=[...])",
         )
 
-    def _wanted(self, name: str, column: str | None, undo: bool) -> wanted.Wanted:
-        rows = {label: units.original_rows(one) if undo else one for label, one in self.rows.items()}
+    def _wanted(self, name: str, column: str | None) -> wanted.Wanted:
+        """The targets to compare with, as they are in the data, for the predictions as they were made."""
         label, names = self.compared.get(name, ("", ()))
         given = self.predictions[name]
-        if column is None and label in rows:
-            found = wanted.Wanted(wanted.full_name(label, rows[label], names), joined_array(rows[label], names))
+        if column is None and label in self.rows:
+            found = wanted.wanted(label, names, self.rows)
             if wanted.fits(given, found.values):
                 return found
-        return wanted.wanted_for(given, rows, column, f"run {self.label!r}, predictions of {name!r}")
+        return wanted.wanted_for(given, self.rows, column, f"run {self.label!r}, predictions of {name!r}")
 
     def to_pandas(self, undo: bool = False) -> Any:
         """The table of `to_arrow` as a pandas DataFrame; samples with axes are arrays in a column of objects.
@@ -168,13 +182,9 @@ class EvalResults:
                 remedy="run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds",
             )
         table = units.prediction_table(arrays)
-        for label, its in self.rows.items():
-            if len(its) != table.num_rows:  # of a feature set that a metric alone needed
-                continue
-            rows, stream = units.original_rows(its) if undo else its, label.removeprefix(its.label)
-            for name in (*rows.targets, *rows.tags):
-                free = _free(f"{name}{stream}", rows.label, table.column_names)
-                table = table.append_column(pa.field(free, rows.column(name).type), rows.column(name))
+        rows = {label: units.original_rows(its) if undo else its for label, its in self.rows.items()}
+        for title, its, name in belonging(rows, {table.num_rows}, table.column_names):
+            table = table.append_column(pa.field(title, its.column(name).type), its.column(name))
         return table
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,13 +197,6 @@ class EvalResults:
             "error": told(self.error),
             **when(self.number, self.started, self.seconds),
         }
-
-
-def _free(name: str, label: str, taken: Container[str]) -> str:
-    """A name for a column that no other has: its own, else with the label of its feature set, else with a number."""
-    full = f"{label}.{name}"
-    counted = (f"{full}#{i}" for i in itertools.count(2))
-    return next(one for one in itertools.chain((name, full), counted) if one not in taken)
 
 
 def eval_results(

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.data.html import first_values, number, sample
+from anyaccel.frames import is_part
 from anyaccel.markup import Markup, element, faint, guarded, line, page, prose, row, table
+from anyaccel.results.belonging import belonging
 from anyaccel.results.told import told
 
 if TYPE_CHECKING:
@@ -60,9 +62,9 @@ def _figure(one: tuple[str, float]) -> Markup:
 def _predictions(results: EvalResults) -> Markup:
     """The first rows of predictions, and of the targets and tags that belong to them; nothing else is read."""
     columns = {f"prediction.{name}": _samples(array) for name, array in list(results.predictions.items())[:_FIGURES]}
-    for rows in results.rows.values():
-        for name in [*rows.targets, *rows.tags][:_FIGURES]:
-            columns[f"{rows.label}.{name}"] = first_values(rows, name, _PREDICTED)
+    lengths = {len(array) for array in results.predictions.values()}
+    for title, rows, name in belonging(results.rows, lengths, columns, _FIGURES):
+        columns[title] = first_values(rows, name, _PREDICTED)
     count = max(len(array) for array in results.predictions.values())
     lines = [[values[i] if i < len(values) else "" for values in columns.values()] for i in range(_PREDICTED)]
     more = line(faint(f"the first of {count:,} rows")) if count > _PREDICTED else None
@@ -103,7 +105,7 @@ def _run(numbered: tuple[int, Any]) -> Markup:
     number_, one = numbered
     epochs = getattr(one, "epochs", ())
     figures = epochs[-1].figures if epochs else {**_loss(one), **getattr(one, "metrics", {})}
-    gave = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if "." not in name)
+    gave = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if not is_part(name))
     ended = told(one.error) or getattr(one, "stop_reason", "")
     kind = type(one).__name__.removesuffix("Results").lower()
     return row([number_, one.label, f"{kind}, {len(epochs):,} epochs" if epochs else kind, prose(gave), prose(ended)])

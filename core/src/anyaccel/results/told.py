@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from anyaccel.frames import is_part
+
 
 def finite(figures: Mapping[str, float]) -> dict[str, float | None]:
     """Figures for JSON, which has no NaN: what is not finite is None."""
@@ -29,7 +31,7 @@ def told(error: BaseException | None) -> str | None:
 
 def shown(figures: Mapping[str, float]) -> str:
     """The figures that sum up, for a line of text."""
-    return "".join(f", {name} {value:.4g}" for name, value in figures.items() if "." not in name)
+    return "".join(f", {name} {value:.4g}" for name, value in figures.items() if not is_part(name))
 
 
 def ended(error: BaseException | None) -> str:

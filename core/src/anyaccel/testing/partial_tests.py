@@ -153,6 +153,21 @@ class PartialTests(Subject):
         program.release()
         close(bench.values(ready), expected, rtol=1e-5, atol=2e-6)
 
+    def test_a_shared_models_optimizer_goes_on_in_the_next_phase(self, bench: Bench, model: Make) -> None:
+        """Its state is one, whichever of its nodes it is told for: core keeps the last that it hears of."""
+        ready = bench.ready(model)
+        other, inputs = bench.twin(model, ready), given(bench, LEFT, RIGHT)
+        whole = bench.compute.build(two(bench, other, other))
+        stepped(bench, whole, *[inputs] * 3)
+        whole.release()
+        first = bench.compute.build(two(bench, ready, ready))
+        stepped(bench, first, *[inputs] * 2)
+        *_, kept = first.release().values()
+        again = bench.compute.build(replace(two(bench, ready, ready), states={"left": kept, "right": kept}))
+        stepped(bench, again, inputs)
+        again.release()
+        close(bench.values(ready), bench.values(other), rtol=1e-5, atol=2e-6)
+
     def test_figures_of_gradients_are_of_those_there_are(self, bench: Bench, model: Make) -> None:
         """`grad_stats` of a step that lacks something is that of the rest; without any gradient, 0 on the device."""
         left = bench.ready(model)

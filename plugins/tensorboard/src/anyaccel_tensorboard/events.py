@@ -45,7 +45,7 @@ class EventFile:
         Raises:
             PhaseError: the file cannot be written any more.
         """
-        self._add(step, (Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()))
+        self._add(step, (Summary.Value(tag=_utf8(tag), simple_value=value) for tag, value in values.items()))
 
     def text(self, tag: str, markdown: str, step: int = 0) -> None:
         """A text in Markdown.
@@ -88,3 +88,8 @@ class EventFile:
             f"TensorBoard's file {str(self._path)!r} cannot be written any more: {error}",
             remedy="make room, or log to another folder",
         )
+
+
+def _utf8(tag: str) -> str:
+    """A tag as a file can have it: labels of users may hold half of a character."""
+    return tag.encode("utf-8", errors="replace").decode("utf-8")

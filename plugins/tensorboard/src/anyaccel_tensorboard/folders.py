@@ -11,7 +11,7 @@ from typing import Any
 from anyaccel.errors import ConfigError
 
 _UNSAFE = re.compile(r"[^\w+=,-]")  # letters of any language stay
-_RESERVED = re.compile(r"(?i)con|prn|aux|nul|(com|lpt)[0-9]")  # no names of files on Windows
+_RESERVED = re.compile(r"(?i)con|prn|aux|nul|(com|lpt)[0-9¹²³]")  # no names of files on Windows
 _LONGEST = 100
 
 
@@ -29,7 +29,12 @@ def checked(folder: Any, asker: str) -> Path:
             f"{asker} was given {text!r}, which is no folder of this machine",
             remedy="name a local folder, such as 'runs'",
         )
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{asker} was given {text!r}, and there is no such home folder", remedy="write the folder without '~'"
+        ) from error
 
 
 def safe(label: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -70,7 +71,8 @@ class Gauges:
         """Stop NVML, if nobody else uses it: it counts."""
         library, self._library, self._calls = self._library, None, {}
         if library is not None:
-            library.nvmlShutdown()
+            with suppress(library.NVMLError):  # somebody has stopped it already; that is no fault of the run
+                library.nvmlShutdown()
 
     def _handle(self, identity: str) -> Any:
         library = self._library

@@ -64,7 +64,7 @@ def folder() -> Path | None:
     """
     if _calls:
         return _calls[-1].folder
-    text = os.environ.get(VARIABLE, "")
+    text = os.environ.get(VARIABLE, "").strip()
     return checked(text, VARIABLE) if text else None
 
 

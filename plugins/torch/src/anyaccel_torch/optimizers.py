@@ -107,7 +107,7 @@ def slots_of(recipe: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
 
 
 def _resumed(given: NodeState, named: Mapping[str, nn.Parameter], slots: set[str]) -> NodeState:
-    if not named:  # a node without parameters, or whose parameters another node of this group has
+    if not named:  # a node whose parameters all are in another's model, too
         return NodeState(given.step)
     kept = {name: values for name, values in given.slots.items() if values}
     fits = kept.keys() <= named.keys() and all(
@@ -119,11 +119,11 @@ def _resumed(given: NodeState, named: Mapping[str, nn.Parameter], slots: set[str
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A copy of what an optimizer changes: steps done, state by parameter, settings of its groups."""
+    """A copy of what an optimizer changes: steps done, state by parameter, its groups."""
 
     ran: dict[str, int]
     state: dict[Tensor, dict[str, Any]]
-    settings: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
 
 
 class GroupOptimizer:
@@ -152,25 +152,17 @@ class GroupOptimizer:
         self._names = SLOTS if self._recipe.own is None else {}
         scheduled = self._recipe.schedule.name != "constant" or self._recipe.schedule.warmup
         self._rate = self._recipe.rate if scheduled else None
-        self._optimizer = self._made(sparse=sparse) if self.parameters else None
+        self._optimizer = make(self._recipe, self.parameters, sparse=sparse) if self.parameters else None
         given = {node: states[node] for node in members if node in states}
         slots = slots_of(self._recipe, self.parameters) if given and self.parameters else set()
         resumed = {node: _resumed(state, members[node], slots) for node, state in given.items()}
         self._before = {node: resumed.get(node, NodeState()).step for node in members}
         self._ran = dict.fromkeys(members, 0)
+        self._node = {each: node for node, named in members.items() for each in named.values()}
+        self._parted = True
         if self._optimizer is not None:
             self._install(self._optimizer, resumed)
         self._step = self.stepper(clip=False)
-
-    def _made(self, *, sparse: bool) -> torch.optim.Optimizer:
-        """The optimizer; where its rate changes from step to step, each node is a group of torch's own, as nodes count
-        their steps apart."""
-        made = make(self._recipe, self.parameters, sparse=sparse)
-        if self._rate is not None:
-            (whole,) = made.param_groups
-            nodes = [list(named.values()) for named in self.members.values() if named]
-            made.param_groups[:] = [{**whole, "params": parameters} for parameters in nodes]
-        return made
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
@@ -192,20 +184,31 @@ class GroupOptimizer:
         return run
 
     def _set_rates(self, rate: Callable[[int], float], groups: list[dict[str, Any]]) -> None:
-        nodes = (node for node, named in self.members.items() if named)
-        for node, group in zip(nodes, groups, strict=True):
-            group["lr"] = rate(self._before[node] + self._ran[node])
+        """Nodes count their steps apart: those that have done as many go together in a group of torch's."""
+        if self._parted:
+            groups[:] = [part for group in groups for part in self._parts(group)]
+            self._parted = False
+        for group in groups:
+            group["lr"] = rate(self._done(group["params"][0]))
+
+    def _parts(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        by_steps: dict[int, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_steps.setdefault(self._done(parameter), []).append(parameter)
+        return [{**group, "params": parameters} for parameters in by_steps.values()]
+
+    def _done(self, parameter: nn.Parameter) -> int:
+        return self._before[node := self._node[parameter]] + self._ran[node]
 
     def _count(self) -> None:
-        """A node that no gradient reached does not count the step; one whose parameters are another's goes along."""
-        stepped = False
+        """A node that no gradient reached does not count the step."""
         for node, named in self.members.items():
-            if any(parameter.grad is not None for parameter in named.values()):
-                self._ran[node] += 1
-                stepped = True
-        for node, named in self.members.items():
-            if stepped and not named:
-                self._ran[node] += 1
+            for parameter in named.values():
+                if parameter.grad is not None:
+                    self._ran[node] += 1
+                    break
+            else:
+                self._parted = True
 
     def apply(self, scale: Any = None) -> None:
         """One step with the gradients, times `scale` (a number, or a scalar tensor on any device) if it is given."""
@@ -275,7 +278,8 @@ class GroupOptimizer:
         if self._optimizer is None:
             return Kept(dict(self._ran), {}, [])
         state = {parameter: _copied(inner) for parameter, inner in self._optimizer.state.items()}
-        return Kept(dict(self._ran), state, [_settings(group) for group in self._optimizer.param_groups])
+        groups = [_copied_group(group) for group in self._optimizer.param_groups]
+        return Kept(dict(self._ran), state, groups)
 
     def restore(self, kept: Kept) -> None:
         """Go back to a copy, which stays as it is."""
@@ -285,13 +289,13 @@ class GroupOptimizer:
         self._optimizer.state.clear()
         for parameter, inner in kept.state.items():
             self._optimizer.state[parameter] = _copied(inner)
-        for group, settings in zip(self._optimizer.param_groups, kept.settings, strict=True):
-            group.update(copy.deepcopy(settings))
+        self._optimizer.param_groups[:] = [_copied_group(group) for group in kept.groups]
+        self._parted = True
 
 
 def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in state.items()}
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+def _copied_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if key == "params" else copy.deepcopy(value) for key, value in group.items()}

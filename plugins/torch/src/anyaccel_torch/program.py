@@ -19,7 +19,7 @@ from anyaccel_torch.custody import Buffers, Gradients, Lent, Modes, RandomState,
 from anyaccel_torch.faults import telling
 from anyaccel_torch.losses import BoundLoss, bind
 from anyaccel_torch.optimizers import GroupOptimizer, Kept
-from anyaccel_torch.wiring import Wiring, members_of, modules_of, states_of
+from anyaccel_torch.wiring import Wiring, for_all, members_of, modules_of, states_of
 
 Losses = dict[str, tuple[Tensor, Tensor]]
 
@@ -289,7 +289,7 @@ class TorchProgram(Stepping):
         found: dict[str, NodeState] = {}
         for group in self._groups:
             found |= group.states(copies=copies)
-        return found
+        return for_all(self.segment, found)
 
 
 def _cotangent(leaf: Tensor | None) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -198,7 +198,10 @@ def modules_of(segment: Segment, losses: Sequence[BoundLoss]) -> dict[torch.nn.M
 def members_of(
     segment: Segment, losses: Sequence[BoundLoss], nodes: Sequence[str], seen: set[int]
 ) -> dict[str, dict[str, torch.nn.Parameter]]:
-    """Trained parameters by node and name, own losses' as `loss.LABEL.NAME`; each once, as `seen` (ids) remembers."""
+    """Trained parameters by node and name, own losses' as `loss.LABEL.NAME`; each once, as `seen` (ids) remembers.
+
+    A node that has none left, as the same model stands in a node before it, is left out.
+    """
     members: dict[str, dict[str, torch.nn.Parameter]] = {}
     for node in nodes:
         model = next((each.model for each in segment.operations if each.label == node), None)
@@ -206,9 +209,20 @@ def members_of(
         for term, loss in zip(segment.losses, losses, strict=True):
             if term.on == node and loss.module is not None:
                 named |= {f"loss.{term.label}.{name}": found for name, found in parameters(loss.module).items()}
-        members[node] = {name: each for name, each in named.items() if each.requires_grad and id(each) not in seen}
-        seen.update(map(id, members[node].values()))
+        mine = {name: each for name, each in named.items() if each.requires_grad and id(each) not in seen}
+        if mine or id(model) not in seen:
+            members[node] = mine
+        seen.update(map(id, (model, *mine.values())))
     return members
+
+
+def for_all(segment: Segment, states: Mapping[str, NodeState]) -> dict[str, NodeState]:
+    """States by node; of nodes that share one model, all have the state of the first, which holds its parameters."""
+    models, found, first = {each.label: each.model for each in segment.operations}, dict(states), dict[int, str]()
+    for node in (node for group in segment.groups for node in group.nodes):
+        home = first.setdefault(id(models.get(node, node)), node)
+        found[node] = found[home]
+    return found
 
 
 def states_of(segment: Segment) -> dict[str, NodeState]:

@@ -39,5 +39,11 @@ def progress_for(choice: Any) -> Progress:
 def _here() -> Progress:
     if in_notebook():
         return HTMLProgress()
-    terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-    return RichProgress() if terminal else LineProgress()
+    return RichProgress() if _is_terminal() and os.environ.get("TERM") not in ("dumb", "unknown") else LineProgress()
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except (ValueError, AttributeError):  # it was closed, or something stands in for it that is no whole stream
+        return False

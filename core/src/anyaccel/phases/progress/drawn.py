@@ -150,7 +150,9 @@ class DrawnProgress(Progress):
     def _try(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception:  # of the drawing, not of the run, which may be hours old
+        except BaseException as error:
             self._due = math.inf
             with suppress(Exception):
                 self.give_up()
+            if not isinstance(error, Exception):  # others are of the drawing, not of the run, which may be hours old
+                raise

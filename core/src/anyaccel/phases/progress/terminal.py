@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from anyaccel.markup import text
 from anyaccel.phases.progress.drawn import DrawnProgress
+
+_LONGEST = 40  # characters of a label: more would leave no room for the bars
 
 
 class RichProgress(DrawnProgress):
@@ -43,7 +46,7 @@ class RichProgress(DrawnProgress):
         at = self.standing
         self._bar.update(
             self._phase,
-            description=_text(at.label),
+            description=_text(text(at.label, _LONGEST)),
             completed=at.done,
             rate=f"epoch {at.epoch}/{at.epochs}",
             told=_text(at.shown_figures),
