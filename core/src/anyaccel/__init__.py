@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from anyaccel.backend import Memory as Memory
     from anyaccel.backend import Program as Program
     from anyaccel.backend import Stepping as Stepping
-    from anyaccel.comparison import Comparison as Comparison
-    from anyaccel.comparison import compare as compare
     from anyaccel.data import Beyond as Beyond
     from anyaccel.data import Different as Different
     from anyaccel.data import Draws as Draws
@@ -63,9 +61,11 @@ if TYPE_CHECKING:
     from anyaccel.reference import SequentialCNN as SequentialCNN
     from anyaccel.reference import SequentialMLP as SequentialMLP
     from anyaccel.reference import simulate as simulate
+    from anyaccel.results import Comparison as Comparison
     from anyaccel.results import EvalResults as EvalResults
     from anyaccel.results import FitResults as FitResults
     from anyaccel.results import TrainResults as TrainResults
+    from anyaccel.results import compare as compare
     from anyaccel.weights import copy_weights as copy_weights
 
 __version__ = "0.1.0"
@@ -73,7 +73,6 @@ __version__ = "0.1.0"
 _HOMES = {
     "accelerator": ("Accelerator",),
     "backend": ("Backend", "Compute", "Exchange", "Memory", "Program", "Stepping"),
-    "comparison": ("Comparison", "compare"),
     "data": (
         "Beyond",
         "Different",
@@ -99,7 +98,7 @@ _HOMES = {
     "placement": ("all_devices", "best", "device_of", "devices", "move", "place", "scope"),
     "recipes": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
     "reference": ("Estimator", "SequentialCNN", "SequentialMLP", "simulate"),
-    "results": ("EvalResults", "FitResults", "TrainResults"),
+    "results": ("Comparison", "EvalResults", "FitResults", "TrainResults", "compare"),
     "weights": ("copy_weights",),
 }
 _HOME_OF = {name: f"anyaccel.{module}" for module, names in _HOMES.items() for name in names}

@@ -7,15 +7,22 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from anyaccel import plots
-from anyaccel.comparison import Comparison, compare
 from anyaccel.errors import ConfigError, PhaseError, ResultError
-from anyaccel.frames import absent
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
 from anyaccel.phases.comparing import compared
-from anyaccel.results import FitResults, Results, TrainResults, eval_results, runs_html
+from anyaccel.results import (
+    Comparison,
+    FitResults,
+    Results,
+    TrainResults,
+    compare,
+    eval_results,
+    plots,
+    runs_html,
+)
+from anyaccel.results.frames import absent
 
 
 class Experiment:

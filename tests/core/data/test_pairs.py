@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anyaccel import Beyond, Different, FeatureSet, PairSampler, Same, TripletSampler, Where, Within
-from anyaccel.data import Rows, SimpleSampler, partners, sampler_from_config
+from anyaccel.data import Rows, SimpleSampler, sampler_from_config
+from anyaccel.data.sampling import partners
 from anyaccel.errors import ColumnError, ConfigError, SamplerError
 
 

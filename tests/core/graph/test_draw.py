@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from anyaccel import ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode
 from anyaccel.errors import GraphError
-from anyaccel.graph.draw import mermaid
-from anyaccel.graph.picture import Arrow, Box, Picture
+from anyaccel.graph.pictures.draw import mermaid
+from anyaccel.graph.pictures.picture import Arrow, Box, Picture
 from anyaccel.markup import colours, text
 
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyaccel import ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode
-from anyaccel.graph.curves import Drawing
-from anyaccel.graph.layered import Layout, arrange
-from anyaccel.graph.letters import fitted, text_width
-from anyaccel.graph.picture import Arrow, Box, Picture
-from anyaccel.graph.svg import svg
+from anyaccel.graph.pictures.curves import Drawing
+from anyaccel.graph.pictures.layered import Layout, arrange
+from anyaccel.graph.pictures.letters import fitted, text_width
+from anyaccel.graph.pictures.picture import Arrow, Box, Picture
+from anyaccel.graph.pictures.svg import svg
 from anyaccel.markup import colours, text
 
 NS = "{http://www.w3.org/2000/svg}"

@@ -8,10 +8,10 @@ import pytest
 
 import anyaccel
 from anyaccel import AppliedLoss, EvalPhase, Experiment, FitPhase, Metric, ModelGraph, ModelNode, TrainPhase, compare
-from anyaccel.comparison import Comparison
 from anyaccel.errors import ResultError
 from anyaccel.phases import Epoch
 from anyaccel.results import EvalResults, FitResults, TrainResults
+from anyaccel.results.comparison import Comparison
 
 LOSS = AppliedLoss("mse", on="guess")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from anyaccel.data.digits import digits
 from anyaccel.data.feature_set import FeatureSet
-from anyaccel.data.fitted import FittedTransform
 from anyaccel.data.reference import Reference, joined_array, joined_spec
-from anyaccel.data.relations import Beyond, Different, Relation, Same, Where, Within
 from anyaccel.data.rows import Rows
-from anyaccel.data.sampler import Draws, Sampler, SimpleSampler
-from anyaccel.data.tuples import PairSampler, TripletSampler, sampler_from_config
+from anyaccel.data.sampling.relations import Beyond, Different, Relation, Same, Where, Within
+from anyaccel.data.sampling.sampler import Draws, Sampler, SimpleSampler
+from anyaccel.data.sampling.tuples import PairSampler, TripletSampler, sampler_from_config
+from anyaccel.data.transforming.fitted import FittedTransform
 from anyaccel.data.view import FeatureSetView
 
 __all__ = [

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.feature_set import FeatureSet
-from anyaccel.data.parquet import read_parquet
+from anyaccel.data.intake.parquet import read_parquet
 
 _FILE = "digits.parquet"
 # Each pixel counts the dark ones of a block of 4 x 4 in a bitmap.

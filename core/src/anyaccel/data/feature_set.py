@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from anyaccel.data.casting import cast_array
 from anyaccel.data.columns import check_complete, column_spec, contiguous, to_arrow, to_numpy
-from anyaccel.data.groups import check_together
-from anyaccel.data.keys import keys_of
+from anyaccel.data.intake.sources import Sources, check_label
 from anyaccel.data.reference import Reference
 from anyaccel.data.roles import Names, closest, listed, selected
-from anyaccel.data.sources import Sources, check_label
-from anyaccel.data.steps import Step
-from anyaccel.data.transforms import Transforming
+from anyaccel.data.splitting.groups import check_together
+from anyaccel.data.splitting.keys import keys_of
+from anyaccel.data.transforming.steps import Step
+from anyaccel.data.transforming.transforms import Transforming
 from anyaccel.data.view import FeatureSetView
 from anyaccel.errors import DataError, SplitError
 

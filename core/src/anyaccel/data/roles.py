@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from anyaccel.data.columns import is_numeric, not_numbers
-from anyaccel.data.lists import leaf
+from anyaccel.data.intake.lists import leaf
 from anyaccel.errors import ColumnError
 
 ROLES = ("feature", "target", "tag")

@@ -11,11 +11,11 @@ import numpy as np
 from anyaccel.data.columns import column_spec, is_numeric
 from anyaccel.data.conditions import described, positions_where
 from anyaccel.data.frames import data_frame
-from anyaccel.data.groups import check_together
 from anyaccel.data.html import rows_html
-from anyaccel.data.keys import keys_of
 from anyaccel.data.roles import Names, no_column, read_roles
-from anyaccel.data.splits import check_distinct, cut, where
+from anyaccel.data.splitting.groups import check_together
+from anyaccel.data.splitting.keys import keys_of
+from anyaccel.data.splitting.splits import check_distinct, cut, where
 from anyaccel.segment import TensorSpec
 
 if TYPE_CHECKING:

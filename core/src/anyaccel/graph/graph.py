@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from anyaccel.errors import GraphError, StateError
-from anyaccel.graph import config, draw, html, wiring
+from anyaccel.graph import config, wiring
 from anyaccel.graph import state as states
 from anyaccel.graph.nodes import ModelNode, Node, check_label, checked_optimizer
+from anyaccel.graph.pictures import draw, html
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shapes import Shapes, infer, unfitted
 from anyaccel.recipes import Optimizer

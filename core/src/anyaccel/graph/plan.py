@@ -153,7 +153,7 @@ class Plan:
         }
 
     def _repr_html_(self) -> str:
-        from anyaccel.graph.html import plan_html  # which draws what this module says
+        from anyaccel.graph.pictures.html import plan_html  # which draws what this module says
 
         return plan_html(self)
 

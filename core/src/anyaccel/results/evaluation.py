@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import frames, plots, units
-from anyaccel import targets as wanted
 from anyaccel.data import Rows
 from anyaccel.errors import ResultError
 from anyaccel.graph import Plan
 from anyaccel.phases import Figures
 from anyaccel.phases.comparing import Compared
+from anyaccel.results import frames, plots, units
+from anyaccel.results import targets as wanted
 from anyaccel.results.belonging import belonging
 from anyaccel.results.html import eval_html
 from anyaccel.results.told import ended, finite, shown, told, when

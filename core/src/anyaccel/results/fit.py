@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import frames
 from anyaccel.graph import Plan
 from anyaccel.phases import Fitted
+from anyaccel.results import frames
 from anyaccel.results.html import fit_html
 from anyaccel.results.told import ended, told, when
 

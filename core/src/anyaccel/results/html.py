@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.data.html import first_values, number, sample
-from anyaccel.frames import is_part
 from anyaccel.markup import Markup, element, faint, guarded, line, page, prose, row, table
 from anyaccel.results.belonging import belonging
+from anyaccel.results.frames import is_part
 from anyaccel.results.told import told
 
 if TYPE_CHECKING:

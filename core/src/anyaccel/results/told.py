@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from anyaccel.frames import is_part
+from anyaccel.results.frames import is_part
 
 
 def finite(figures: Mapping[str, float]) -> dict[str, float | None]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import frames, plots
 from anyaccel.graph import Plan
 from anyaccel.phases import Epoch
+from anyaccel.results import frames, plots
 from anyaccel.results.html import train_html
 from anyaccel.results.told import ended, finite, shown, told, when
 

@@ -21,7 +21,7 @@ from anyaccel.data.columns import (
     to_arrow,
     to_numpy,
 )
-from anyaccel.data.lists import shaped
+from anyaccel.data.intake.lists import shaped
 from anyaccel.errors import ColumnError
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.graph.nodes import ConcatNode, Node
-from anyaccel.graph.picture import ROUTES, Box, picture
-from anyaccel.graph.svg import svg
+from anyaccel.graph.pictures.picture import ROUTES, Box, picture
+from anyaccel.graph.pictures.svg import svg
 from anyaccel.markup import Markup, badge, element, faint, guarded, joined, line, listing, page, prose, row, size, table
 from anyaccel.registry import Registry, registry
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from anyaccel.data import parquet, tables
+from anyaccel.data.intake import parquet, tables
 from anyaccel.data.roles import NamesOrRest
 from anyaccel.data.rows import Rows
 from anyaccel.errors import DataError

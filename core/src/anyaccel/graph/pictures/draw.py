@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import GraphError
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node
-from anyaccel.graph.picture import UNPLACED, Box, Picture, picture
+from anyaccel.graph.pictures.picture import UNPLACED, Box, Picture, picture
+from anyaccel.graph.pictures.svg import svg
 from anyaccel.graph.plan import Plan, table
 from anyaccel.graph.shapes import Shapes
-from anyaccel.graph.svg import svg
 from anyaccel.markup import Markup, colours, text
 from anyaccel.registry import Registry
 

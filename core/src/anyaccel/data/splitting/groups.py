@@ -7,7 +7,7 @@ from itertools import permutations
 
 import numpy as np
 
-from anyaccel.data.keys import Keys
+from anyaccel.data.splitting.keys import Keys
 from anyaccel.errors import SplitError
 
 

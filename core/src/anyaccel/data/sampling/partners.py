@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from anyaccel import rng
-from anyaccel.data.compared import Compared
-from anyaccel.data.relations import Beyond, Different, Relation, Same, Within
 from anyaccel.data.rows import Rows
+from anyaccel.data.sampling.compared import Compared
+from anyaccel.data.sampling.relations import Beyond, Different, Relation, Same, Within
 from anyaccel.errors import SamplerError
 
 _CELLS = 2**22  # of a mask of anchors by candidates that is held at once

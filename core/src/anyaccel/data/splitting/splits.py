@@ -13,10 +13,10 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.data.conditions import positions_where
-from anyaccel.data.groups import check_nested, deal
-from anyaccel.data.keys import Keys
 from anyaccel.data.roles import listed
-from anyaccel.data.strata import apportion, spread
+from anyaccel.data.splitting.groups import check_nested, deal
+from anyaccel.data.splitting.keys import Keys
+from anyaccel.data.splitting.strata import apportion, spread
 from anyaccel.errors import SplitError
 
 if TYPE_CHECKING:

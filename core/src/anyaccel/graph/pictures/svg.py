@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from anyaccel.graph.curves import Drawing, curve, number, ports
-from anyaccel.graph.layered import Edge, Key, Size, arrange
-from anyaccel.graph.letters import fitted, text_width
-from anyaccel.graph.picture import Arrow, Box, Picture
+from anyaccel.graph.pictures.curves import Drawing, curve, number, ports
+from anyaccel.graph.pictures.layered import Edge, Key, Size, arrange
+from anyaccel.graph.pictures.letters import fitted, text_width
+from anyaccel.graph.pictures.picture import Arrow, Box, Picture
 from anyaccel.markup import FONT, NOWHERE, Colours, Markup, colours, element, escaped
 
 _PAD = 11.0  # between a card's frame and its text

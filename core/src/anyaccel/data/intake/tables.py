@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anyaccel.data.intake import number_column, tag_column
-from anyaccel.data.lists import with_shapes
+from anyaccel.data.intake.lists import with_shapes
+from anyaccel.data.intake.values import number_column, tag_column
 from anyaccel.data.roles import NamesOrRest, assign_roles, check_rest, chosen_roles, listed, open_roles, stamp
 from anyaccel.errors import ColumnError, DataError
 

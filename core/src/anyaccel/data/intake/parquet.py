@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.lists import with_shapes
+from anyaccel.data.intake.lists import with_shapes
 from anyaccel.data.roles import NamesOrRest, chosen_roles, listed, stamp
 from anyaccel.errors import ColumnError, DataError
 

@@ -8,9 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import frames, markup
+from anyaccel import markup
 from anyaccel.errors import ResultError
-from anyaccel.results import EvalResults, FitResults, Results, TrainResults
+from anyaccel.results import frames
+from anyaccel.results.evaluation import EvalResults
+from anyaccel.results.fit import FitResults
+from anyaccel.results.train import TrainResults
+
+Results = TrainResults | EvalResults | FitResults
 
 _KINDS = {TrainResults: "train", EvalResults: "eval", FitResults: "fit"}
 _FACTS = ("run", "phase", "kind", "epochs", "seconds")

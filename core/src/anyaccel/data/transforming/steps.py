@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.calling import fitted_copy, narrowed, transformed
 from anyaccel.data.columns import check_complete, column_spec, contiguous, is_numeric, to_numpy
-from anyaccel.data.fitted import FittedTransform, cut, fillers_of, result_layout
-from anyaccel.data.intake import number_column, tag_column
+from anyaccel.data.intake.values import number_column, tag_column
 from anyaccel.data.roles import listed, read_roles, stamp
+from anyaccel.data.transforming.calling import fitted_copy, narrowed, transformed
+from anyaccel.data.transforming.fitted import FittedTransform, cut, fillers_of, result_layout
 from anyaccel.errors import ColumnError, TransformError
 
 

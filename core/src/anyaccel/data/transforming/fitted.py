@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.data.calling import described, inverted, narrowed
+from anyaccel.data.transforming.calling import described, inverted, narrowed
 from anyaccel.errors import TransformError
 
 Shape = tuple[int, ...]

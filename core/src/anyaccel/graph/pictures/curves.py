@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from anyaccel.graph.layered import Edge, Key, Layout, Size
+from anyaccel.graph.pictures.layered import Edge, Key, Layout, Size
 
 _PORTS = 16.0  # between two lines at one side of a box, where there is room
 _CORNER = 8.0  # what lines keep away from the corners of a box

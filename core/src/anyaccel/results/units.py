@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from anyaccel.data import FeatureSet, FeatureSetView, Rows
 from anyaccel.data.conditions import column_values
-from anyaccel.data.fitted import join
-from anyaccel.data.intake import tag_column
+from anyaccel.data.intake.values import tag_column
+from anyaccel.data.transforming.fitted import join
 from anyaccel.errors import TransformError
 from anyaccel.phases.comparing import Compared
 

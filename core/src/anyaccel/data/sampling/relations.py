@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel.data.columns import is_numeric
-from anyaccel.data.compared import Compared, coded, column_of, key_of, objects, single
 from anyaccel.data.roles import listed
 from anyaccel.data.rows import Rows
+from anyaccel.data.sampling.compared import Compared, coded, column_of, key_of, objects, single
 from anyaccel.errors import ConfigError, SamplerError
 
 Judge = Callable[[Any, np.ndarray], Any]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyaccel.data.calling import check_transform, described, transformed
-from anyaccel.data.fitted import FittedTransform, join, split_joined
 from anyaccel.data.roles import ROLES, Names, listed, names_of, no_column
 from anyaccel.data.rows import Rows
-from anyaccel.data.steps import Step, check_fits, fit, matrix, owners, put
+from anyaccel.data.transforming.calling import check_transform, described, transformed
+from anyaccel.data.transforming.fitted import FittedTransform, join, split_joined
+from anyaccel.data.transforming.steps import Step, check_fits, fit, matrix, owners, put
 from anyaccel.data.view import FeatureSetView
 from anyaccel.errors import TransformError
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel import rng
-from anyaccel.data.partners import Partners, partners_of
-from anyaccel.data.relations import Relation, Relations, names_of_settings, relation_from_config, relations_of
 from anyaccel.data.rows import Rows
-from anyaccel.data.sampler import Draws, Sampler, SimpleSampler, check_settings, integer
+from anyaccel.data.sampling.partners import Partners, partners_of
+from anyaccel.data.sampling.relations import Relation, Relations, names_of_settings, relation_from_config, relations_of
+from anyaccel.data.sampling.sampler import Draws, Sampler, SimpleSampler, check_settings, integer
 from anyaccel.errors import ConfigError, SamplerError
 
 _PAIR, _TRIPLET = "pair", "triplet"

@@ -1,0 +1,1 @@
+"""What users have, as Arrow tables whose columns carry their roles."""

@@ -1,0 +1,1 @@
+"""Which rows go where: at random, by strata, in groups."""

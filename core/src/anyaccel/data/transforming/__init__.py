@@ -1,0 +1,1 @@
+"""Transforms in the scikit-learn style, fitted on some rows and undone again."""

@@ -1,0 +1,1 @@
+"""Graphs for people: tables, Mermaid, and SVG coloured by device."""
