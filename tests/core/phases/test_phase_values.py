@@ -160,7 +160,7 @@ def test_functions_have_no_configuration():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("train", "a phase's type is None. There is: train, eval, fit"),
+        ("train", "a phase's type is None. There is: eval, train, fit"),
         ({}, "a phase's type is None"),
         ({"type": "test"}, "a phase's type is 'test'"),
         ({"type": ["train"]}, "a phase's type is ['train']"),

@@ -3,8 +3,10 @@
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.evaluating import Figures
 from anyaccel.phases.fitting import Fitted
-from anyaccel.phases.lifecycle import execute, place, plan_of
-from anyaccel.phases.phase import EvalPhase, FitPhase, Phase, TrainPhase
+from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
+from anyaccel.phases.lifecycle import execute, plan_of
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.placing import place
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
 

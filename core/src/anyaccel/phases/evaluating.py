@@ -12,8 +12,8 @@ from anyaccel.errors import ColumnError, RecipeError
 from anyaccel.graph import ModelGraph, columns, wiring
 from anyaccel.metrics import Metric
 from anyaccel.phases.chain import Chain
+from anyaccel.phases.kinds import EvalPhase
 from anyaccel.phases.loading import Feed
-from anyaccel.phases.phase import EvalPhase
 from anyaccel.phases.sight import Sight
 from anyaccel.phases.tally import Tally
 from anyaccel.recipes import AppliedLoss

@@ -13,7 +13,7 @@ from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode, columns
 from anyaccel.graph.wiring import ancestors, unknown_node
-from anyaccel.phases.phase import FitPhase
+from anyaccel.phases.kinds import FitPhase
 from anyaccel.recipes import AppliedLoss
 from anyaccel.reference import Estimator
 

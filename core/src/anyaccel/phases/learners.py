@@ -14,7 +14,8 @@ from anyaccel.graph import ModelGraph, columns, wiring
 from anyaccel.phases.drawing import Lane, Spans
 from anyaccel.phases.evaluating import Figures, Judgement, measured
 from anyaccel.phases.fitting import chosen_targets, estimators, inputs_of, sources
-from anyaccel.phases.phase import Phase, TrainPhase
+from anyaccel.phases.kinds import TrainPhase
+from anyaccel.phases.phase import Phase
 from anyaccel.phases.sight import Sight
 from anyaccel.reference import Estimator
 from anyaccel.reference.estimator import flat

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from anyaccel.backend import ComputingBackend, Program
+from anyaccel.backend import Program
 from anyaccel.data import FeatureSet
 from anyaccel.device import Device
-from anyaccel.errors import FallbackWarning, PhaseError
+from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, Request, Resolution, resolve, sharing, wiring
-from anyaccel.graph.nodes import ModelNode
 from anyaccel.phases import fitting, loading
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.chain import Chain
 from anyaccel.phases.drawing import Drawing
 from anyaccel.phases.evaluating import Figures, Judgement, evaluate, judged
 from anyaccel.phases.failure import forget
+from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
 from anyaccel.phases.learners import Learners, learning
 from anyaccel.phases.links import Link
 from anyaccel.phases.moments import Moments
-from anyaccel.phases.phase import EvalPhase, FitPhase, Phase, TrainPhase
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.placing import afterwards, place, warn
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
 from anyaccel.phases.sight import Sight
@@ -31,7 +31,7 @@ from anyaccel.phases.taking import drawn, rows_of, streams_of
 from anyaccel.phases.training import Training
 from anyaccel.recipes import AppliedLoss
 from anyaccel.registry import registry
-from anyaccel.segment import NodeState, Segment
+from anyaccel.segment import Segment
 
 # While a phase is at work its programs hold the state; what anybody else would see or leave in the models is not it.
 _AT_WORK: MutableMapping[ModelGraph, Run] = weakref.WeakKeyDictionary()
@@ -123,11 +123,11 @@ class _Execution:
         self._learners = Learners(phase, graph, rows[phase], streams_of(phase, graph))
         classes = loading.class_counts(resolution)
         arrays = {part: loading.prepare(plan, found, classes) for part, found in rows.items()}
-        afterwards = _afterwards(phase, plan)
+        later = afterwards(phase, plan)
         sharing.share(plan, registry())
         self._moments.call("before_placement", phase=phase, plan=plan, run=self._run)
-        _warn(plan)
-        self._afterwards.update(afterwards)
+        warn(plan)
+        self._afterwards.update(later)
         place(graph, {one.node: one.device for one in plan.assignments})
         self._moments.call("after_placement", phase=phase, plan=plan, run=self._run)
         nbytes = sum(array.nbytes for its in arrays.values() for array in its.values())
@@ -280,59 +280,8 @@ def _sets(
     return {label: one for label, one in wiring.feature_sets(graph.nodes.values()).items() if label in needed}
 
 
-def _afterwards(phase: Phase, plan: Plan) -> dict[str, Device]:
-    """Where nodes go when the phase has ended; those that are not served there stay, unless the phase is strict.
-
-    Raises:
-        FrameworkError, DeviceUnavailableError: no node can go there.
-    """
-    if phase.after is None:
-        return {}
-    device, found = phase.after.device, registry()
-    served = [one for one in plan.assignments if phase.strict or found.serves(one.framework, device.kind)]
-    for one in served or plan.assignments:
-        found.serving(one.framework, device, vendor=phase.after.vendor)
-    return {one.node: device for one in served}
-
-
 def _kept(phase: EvalPhase, graph: ModelGraph) -> tuple[str, ...]:
     return graph.tails if phase.outputs is None else phase.outputs
-
-
-def _warn(plan: Plan) -> None:
-    fallbacks = [one for one in plan.assignments if one.reason == "fallback"]
-    if fallbacks:
-        names = ", ".join(f"{one.node} ({one.framework})" for one in fallbacks)
-        warnings.warn(
-            f"phase {plan.phase!r} asks for {fallbacks[0].written!r}, on which these nodes are not served; they run on "
-            f"the CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to forbid it.",
-            FallbackWarning,
-            stacklevel=5,
-        )
-
-
-def place(graph: ModelGraph, devices: Mapping[str, Device]) -> None:
-    """Place nodes, and the optimizer state that training left them, on devices; the graph holds what comes back."""
-    models = [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
-    for label, device in devices.items():
-        node = graph[label]
-        if not isinstance(node, ModelNode):
-            continue
-        backend = registry().computing(graph.shapes.frameworks[label], device.kind)
-        before, after = node.model, backend.place(node.model, device)
-        for other in models:  # those that share the model go on sharing it, whether they take part or not
-            if other.model is before:
-                other.model = after
-        if label in graph.optimizer_states:
-            graph.optimizer_states[label] = _moved(graph.optimizer_states[label], backend, device)
-
-
-def _moved(state: NodeState, backend: ComputingBackend, device: Device) -> NodeState:
-    slots = {
-        name: {slot: backend.move(value, device) for slot, value in values.items()}
-        for name, values in state.slots.items()
-    }
-    return replace(state, slots=slots)
 
 
 def _build(resolution: Resolution, graph: ModelGraph) -> Chain:

@@ -11,8 +11,9 @@ from anyaccel.graph import ModelGraph, Plan, columns, wiring
 from anyaccel.phases import loading
 from anyaccel.phases.drawing import ZIP_STRICT, Drawing, check_joints
 from anyaccel.phases.evaluating import Judgement
+from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
 from anyaccel.phases.learners import learning
-from anyaccel.phases.phase import EvalPhase, FitPhase, Phase, TrainPhase
+from anyaccel.phases.phase import Phase
 from anyaccel.phases.samplers import Samplers
 from anyaccel.phases.sight import Sight, sight_of
 from anyaccel.recipes import AppliedLoss

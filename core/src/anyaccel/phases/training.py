@@ -11,10 +11,10 @@ from anyaccel import rng
 from anyaccel.phases.chain import Chain
 from anyaccel.phases.drawing import Drawing
 from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.kinds import TrainPhase
 from anyaccel.phases.links import Losses
 from anyaccel.phases.loading import Feed
 from anyaccel.phases.moments import Moments
-from anyaccel.phases.phase import TrainPhase
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.tally import Tally
