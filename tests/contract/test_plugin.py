@@ -145,6 +145,30 @@ def test_it_costs_nothing_where_the_kit_is_not_used(run):
     assert "anyaccel plugins" not in said
 
 
+WITHOUT_PYTEST = """
+import sys
+sys.modules["pytest"] = sys.modules["_pytest"] = sys.modules["hypothesis"] = None
+
+from anyaccel import hookimpl
+from anyaccel.registry import registry
+from anyaccel.testing import TinyBackend, entry, plugin_module, write_distribution
+
+heard = []
+registry().register(plugin_module("mine", phase_start=lambda phase: heard.append(phase)), "mine")
+assert registry().find("numpy") and entry("tiny", TinyBackend).name == "tiny"
+try:
+    from anyaccel.testing import suite
+except ImportError as error:
+    print("the kit needs", error.name)
+"""
+
+
+def test_plugins_by_hand_need_no_pytest():
+    """Users enter hooks of their own where pytest is not installed."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PYTEST], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the kit needs pytest\n", "")
+
+
 def test_markers_are_known(run):
     said = run("import pytest\n@pytest.mark.gpu\n@pytest.mark.slow\ndef test_it(): ...")
     assert "1 passed" in said

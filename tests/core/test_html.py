@@ -230,6 +230,12 @@ def test_a_graph_shows_the_device_of_each_node_and_stays_as_it_is(data):
     assert "float32[3] → float32[4]" in shown.text
 
 
+def test_a_summary_and_a_notebook_say_the_same_of_where_nodes_are(data):
+    graph = graph_of(data, where="gpu:3").build()
+    assert "cpu:0 (asks for gpu:3)" in graph.summary() and "as the phase says" not in graph.summary()
+    assert " 1 node " in Shown(ModelGraph([ModelNode("a", SequentialMLP(), data.reference())]).build()).text
+
+
 def test_a_graph_too_large_to_be_drawn_is_a_table(data):
     nodes = [ModelNode(f"n{i}", object(), data.reference(), framework="numpy") for i in range(200)]
     shown = Shown(ModelGraph(nodes))
@@ -284,6 +290,7 @@ def test_a_plan_shows_where_and_why_what_is_loaded_and_what_crosses(data):
     assert {"sim:1", "cpu:0"} == set(shown.devices)
     for told in (
         "of train on graph",
+        "native name",
         "its own accelerator says 'sim:1'",
         "data: x",
         "gradient of encoder",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import AnyaccelError, DataError, FrameworkError, PhaseError, RecipeError, StateError
+from anyaccel.errors import AnyaccelError, DataError, FrameworkError, PhaseError, RecipeError, ShapeError, StateError
 
 X = np.random.default_rng(0).standard_normal((20, 3)).astype("float32")
 LOSS = aa.AppliedLoss("mse", on="net")
@@ -29,7 +29,9 @@ def graph(data: aa.FeatureSet, width: int = 1) -> aa.ModelGraph:
     ("settings", "message"),
     [
         ({"epochs": 3}, r"TrainPhase has no setting 'epochs'. There is: .*n_epochs.* did you mean 'n_epochs'\?$"),
-        ({"losses": LOSS}, r"losses=.* is one thing, not several. To do: write losses=\[...\] with brackets"),
+        ({"losses": "mse"}, r"losses='mse' is one thing, not several. To do: write losses=\[...\] with brackets"),
+        ({"batch_size": 16}, r"no setting 'batch_size'. To do: write sampler=16 for batches of 16"),
+        ({"metrics": ["mse"]}, r"no setting 'metrics'. To do: .*validation=EvalPhase\(..., metrics=\[...\]\)"),
         ({"callbacks": aa.EarlyStopping()}, r"callbacks=.* is one thing, not several. To do: write callbacks=\[...\]"),
         ({"callbacks": [aa.EarlyStopping]}, r"is no Callback. To do: make one: EarlyStopping\(\)"),
     ],
@@ -147,3 +149,105 @@ def test_a_seed_may_be_negative_and_comes_back() -> None:
     data = source()
     made = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data.reference(targets=["y"]))], seed=-5)
     assert made.load_state(made.state()).seed == -5
+
+
+class OnlyFit:
+    """An estimator without partial_fit."""
+
+    def fit(self, x, y=None):
+        self.mean_ = x.mean(axis=0)
+
+    def predict(self, x):
+        return x - self.mean_
+
+
+class Parts(OnlyFit):
+    """One with it."""
+
+    def partial_fit(self, x, y=None):
+        self.fit(x)
+
+
+def experiment(*nodes: aa.ModelNode) -> aa.Experiment:
+    return aa.Experiment("e", aa.ModelGraph(list(nodes), "adam"), progress="none")
+
+
+def test_a_single_loss_is_one() -> None:
+    assert aa.TrainPhase("t", data="train", losses=LOSS).losses == (LOSS,)
+    assert aa.EvalPhase("e", data="train", losses=LOSS).losses == (LOSS,)
+
+
+def test_a_plan_of_a_fit_phase_says_what_is_fitted_in_which_order() -> None:
+    data = source()
+    found = experiment(aa.ModelNode("cls", OnlyFit(), "sc"), aa.ModelNode("sc", OnlyFit(), data.reference()))
+    note = "fits sc (OnlyFit), then cls (OnlyFit), on the host"
+    assert note in found.plan(aa.FitPhase("f", data="train")).notes
+    assert "fits cls" in " ".join(found.run_phase(aa.FitPhase("f", data="train")).plan.notes)
+
+
+def test_estimators_in_a_train_phase_say_what_they_need() -> None:
+    data, train = source(), aa.TrainPhase("t", data="train")
+    with pytest.raises(PhaseError, match=r"trains and has no loss.*To do: 'cls' has no partial_fit: run a FitPhase"):
+        experiment(aa.ModelNode("cls", OnlyFit(), data.reference())).run_phase(train)
+    fitted = experiment(aa.ModelNode("cls", Parts(), data.reference()))
+    fitted.run_phase(aa.FitPhase("f", data="train"))
+    with pytest.raises(PhaseError, match=r"To do: 'cls' is frozen: graph.unfreeze\('cls'\)\.$"):
+        fitted.run_phase(train)
+    for first in (OnlyFit(), Parts()):
+        two = experiment(aa.ModelNode("sc", first, data.reference()), aa.ModelNode("cls", Parts(), "sc"))
+        with pytest.raises(PhaseError, match=r"FitPhase\('fit', data=..., nodes='sc'\)"):
+            two.run_phase(train)
+
+
+def test_a_metric_that_does_not_fit_one_of_several_nodes_names_it() -> None:
+    data = source(c=np.arange(20) % 3)
+    nodes = [
+        aa.ModelNode("net", aa.SequentialMLP(1), data.reference(targets=["y"])),
+        aa.ModelNode("cls", aa.SequentialMLP(3), data.reference(targets=["c"])),
+    ]
+    losses = [LOSS, aa.AppliedLoss("cross_entropy", on="cls")]
+    with pytest.raises(
+        RecipeError, match=r"metric 'net.accuracy' on node 'net': .*To do: .*Metric\('accuracy', on='cls'\)\.$"
+    ):
+        experiment(*nodes).run_phase(aa.EvalPhase("e", data="val", losses=losses, metrics=["accuracy"]))
+
+
+@pytest.mark.parametrize("classes", [X[:, 0], np.zeros(20, "int64")], ids=["numbers", "indices"])
+def test_one_class_has_nothing_to_tell_apart(classes: np.ndarray) -> None:
+    data = source(c=classes)
+    found = experiment(aa.ModelNode("net", aa.SequentialMLP(1), data.reference(targets=["c"])))
+    message = "one class has nothing to tell apart. To do: for a number use 'mse', for yes or no 'binary_cross_entropy'"
+    with pytest.raises(ShapeError, match=message):
+        found.run_phase(aa.TrainPhase("t", data="train", losses=aa.AppliedLoss("cross_entropy", on="net")))
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "step_size"])
+def test_the_learning_rate_is_lr(name: str) -> None:
+    with pytest.raises(RecipeError, match=rf"no setting {name}. .* did you mean 'lr'\?$"):
+        aa.Optimizer("adam", **{name: 0.1})
+
+
+def test_a_bare_number_goes_to_a_model_that_wants_one_axis() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("anyaccel_torch")
+    data = aa.FeatureSet.from_dict("data", {"a": X[:, 0], "n": np.arange(20), "y": 2 * X[:, 0]}, ["a", "n"], ["y"])
+    found = experiment(aa.ModelNode("net", torch.nn.Linear(1, 1), data.reference("a")))
+    result = found.run_phase(aa.TrainPhase("t", data="all", losses=LOSS, sampler=4, n_epochs=3))
+    (column,) = (one for one in result.plan.columns if one.role == "features")
+    assert column.change == "[] to [1]" and result.loss[-1] < result.loss[0]
+    given = found.run_phase(aa.EvalPhase("e", data="all")).prediction("net")
+    with torch.no_grad():
+        wanted = found.graph["net"].model(torch.from_numpy(X[:, :1].copy())).numpy()
+    np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ShapeError, match=r"node 'net' does not take int64\[1\] from data.n.*cast\(\{.*'float32'\}"):
+        experiment(aa.ModelNode("net", torch.nn.Linear(1, 1), data.reference("n"))).graph.build()
+
+
+def test_new_data_under_another_label_say_which_they_stand_for() -> None:
+    data = source()
+    new = aa.FeatureSet.from_dict("new", {"x": X, "y": X[:, 0]}, ["x"], ["y"])
+    found = experiment(aa.ModelNode("net", aa.SequentialMLP(1), data.reference()))
+    with pytest.raises(PhaseError, match=r"To do: if 'new' are such data, say so: data=\{'data': new\}\.$"):
+        found.run_phase(aa.EvalPhase("e", data=new))
+    result = found.run_phase(aa.EvalPhase("e", data={"data": new}, metrics=["mse"]))
+    assert len(result.prediction("net")) == 20 and result.to_arrow().column_names == ["prediction.net", "y"]

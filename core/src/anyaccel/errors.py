@@ -121,3 +121,7 @@ class ResultError(AnyaccelError, KeyError):
 
 class FallbackWarning(UserWarning):
     """A node runs on the CPU because its framework is not served on the device of the phase."""
+
+
+class NaNWarning(UserWarning):
+    """Data of a TrainPhase hold NaN and go to a node that is trained by gradients: its losses will be NaN."""

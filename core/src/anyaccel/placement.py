@@ -35,7 +35,7 @@ class Devices(list[Device]):
         self.there = tuple(there)
 
     def _repr_html_(self) -> str:
-        head = ("device", "framework", "its name of it")
+        head = ("device", "framework", "native name")
         return guarded(self, lambda: page("devices", "", table(head, self, self._told)))
 
     def _told(self, device: Device) -> Markup:

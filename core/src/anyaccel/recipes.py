@@ -352,8 +352,14 @@ def _unknown(what: str, name: object, known: Any) -> RecipeError:
 def _check_settings(what: str, given: Mapping[str, Any], known: Any, also: tuple[str, ...] = ()) -> None:
     strange = [key for key in given if key not in known]
     if strange:
-        there = ", ".join([*also, *known]) or "none"
-        raise RecipeError(f"{what} has no setting {', '.join(strange)}", there=there)
+        every = [*also, *known]
+        short = "lr" if strange[0] in ("learning_rate", "learningrate", "step_size") else strange[0]
+        close = difflib.get_close_matches(short, every, n=1)
+        raise RecipeError(
+            f"{what} has no setting {', '.join(strange)}",
+            there=", ".join(every) or "none",
+            remedy=f"did you mean {close[0]!r}?" if close else "",
+        )
 
 
 def _positive(what: str, value: Any) -> None:

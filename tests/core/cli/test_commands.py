@@ -171,7 +171,7 @@ def test_the_demo_says_that_a_framework_does_not_compute(call):
 def test_devices_are_listed_with_the_frameworks_own_names(call):
     with simulate(2, capacity=3 * 2**20):
         lines = call("devices").stdout.splitlines()
-        assert lines[0].split() == ["device", "framework's", "name", "product", "vendor", "memory", "identity"]
+        assert lines[0].split() == ["device", "native", "name", "product", "vendor", "memory", "identity"]
         assert [line.split()[:3] for line in lines[1:]] == [
             ["cpu:0", "numpy", "cpu"],
             ["sim:0", "numpy", "sim:0"],

@@ -184,7 +184,7 @@ def test_the_demo_runs_on_a_device_of_the_environment(spawn):
     ("arguments", "line"),
     [
         (("demo", "--epochs", "1"), r"load  digits\.pixels -> numpy cpu:0: float32\[8, 8\]"),
-        (("devices",), r"sim:0   numpy sim:0       simulated device 0"),
+        (("devices",), r"sim:0   numpy sim:0  simulated device 0"),
         (("plugins",), r"numpy +anyaccel[ .0-9]+ok +numpy on cpu, sim +exchange, compute, memory"),
         (
             ("demo", "--device", "gpu:9"),

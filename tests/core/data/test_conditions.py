@@ -110,7 +110,7 @@ def test_views_have_a_telling_name_and_repr() -> None:
     view = fs.filter({"label": [0, 2], "who": "c", "volt": np.isfinite})
     assert isinstance(view, FeatureSetView)
     assert view.name == "all.filter(label in 2 values, who='c', volt by isfinite)"
-    assert repr(view).startswith(f"FeatureSetView('fs'[{view.name!r}], 3 rows; features: x float64[2]")
+    assert repr(view) == f"FeatureSetView('fs'[{view.name!r}], 3 rows)"
     assert view.take([1]).name == f"{view.name}.take(1 rows)"
     assert fs.filter({"label": 1}, name="ones").name == "ones"
     assert fs.take([1], name="one").name == "one"

@@ -9,8 +9,12 @@ import pyarrow as pa
 import pytest
 
 from anyaccel.data import FeatureSet, Rows
-from anyaccel.errors import ColumnError
+from anyaccel.errors import ColumnError, DataError, SplitError
 from anyaccel.segment import TensorSpec
+
+
+class Frame:
+    """Stands for a data frame of any library."""
 
 
 @pytest.fixture
@@ -39,9 +43,8 @@ def test_repr_tells_rows_columns_and_splits(fs: FeatureSet) -> None:
     assert repr(fs) == text + ")"
     fs.split_random({"a": 0.5, "b": 0.5})
     assert repr(fs) == text + "; splits: a 2, b 2)"
-    assert repr(fs["a"]) == (
-        "FeatureSetView('fs'['a'], 2 rows; features: x float32[2], n int64[]; targets: y float64[]; tags: who string)"
-    )
+    assert repr(fs["a"]) == "FeatureSetView('fs'['a'], 2 rows)"
+    assert repr(fs.splits["b"]) == "FeatureSetView('fs'['b'], 2 rows)"
 
 
 def test_nbytes(fs: FeatureSet) -> None:
@@ -57,12 +60,12 @@ def test_cast_gives_a_new_feature_set_and_shares_the_rest(fs: FeatureSet) -> Non
     assert cast.spec("y") == TensorSpec((), "int8")
     assert fs.spec("n") == TensorSpec((), "int64")
     assert cast.array("x").ctypes.data == fs.array("x").ctypes.data
-    assert dict(cast.splits) == {}
+    assert dict(fs.cast({"n": "float32"}, keep_splits=False).splits) == {}
 
 
-def test_cast_can_keep_the_splits(fs: FeatureSet) -> None:
+def test_cast_keeps_the_splits(fs: FeatureSet) -> None:
     fs.split_random({"a": 0.5, "b": 0.5})
-    cast = fs.cast({"x": "float64"}, keep_splits=True)
+    cast = fs.cast({"x": "float64"})
     assert list(cast.splits) == ["a", "b"]
     assert np.array_equal(cast["a"].rows, fs["a"].rows)
     assert cast["a"].feature_set is cast
@@ -146,6 +149,43 @@ def test_repr_of_many_columns_is_short() -> None:
     assert (
         repr(FeatureSet.from_dict("wide", data, ..., "y")) == f"{text}1 feature float64[3, 3]: im; targets: y int64[])"
     )
-    assert repr(FeatureSet.from_dict("wide", data, "y", ()).take([0])).endswith("1 rows; features: y int64[])")
+    assert repr(FeatureSet.from_dict("wide", data, "y", ())) == "FeatureSet('wide', 2 rows; features: y int64[])"
+    wide = FeatureSet.from_dict("wide", data, ..., "y").reference(stream="pair")
+    assert repr(wide) == "Reference('wide', features: c0+c1+c2 and 12 more; targets: y; stream: pair)"
     tags = FeatureSet.from_dict("wide", data, "y", (), [f"c{i}" for i in range(7)])
     assert repr(tags).endswith("; features: y int64[]; 7 tags float64[]: c0, c1, c2, c3, ... and 3 more)")
+
+
+def test_dictionaries_are_called_categories() -> None:
+    kind = pa.array(["u", "v"]).dictionary_encode()
+    fs = FeatureSet.from_dict("fs", {"x": np.ones(2), "kind": kind}, "x", (), "kind")
+    assert repr(fs) == "FeatureSet('fs', 2 rows; features: x float64[]; tags: kind category)"
+    assert ">category<" in fs._repr_html_() and "dictionary" not in fs._repr_html_()
+
+
+def test_a_cast_says_which_columns(fs: FeatureSet) -> None:
+    for given, shown in (("float64", r"'float64'"), (np.float64, r"<class 'numpy.float64'>")):
+        with pytest.raises(ColumnError) as caught:
+            fs.cast(given)  # type: ignore[arg-type]
+        assert f"cast({shown}) of 'fs' does not say which columns. There is: columns: x, n, y, who" in str(caught.value)
+    with pytest.raises(ColumnError, match=r"To do: write cast\(\{'x': 'float64'\}\)"):
+        fs.cast("float64")  # type: ignore[arg-type]
+
+
+def test_a_column_is_no_split(fs: FeatureSet) -> None:
+    with pytest.raises(SplitError, match=r"no split 'x'. There is: all. To do: it is a column: data.array\('x'\)"):
+        fs["x"]
+
+
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        (Frame(), r"from_pandas\(label, df, feature_cols=\[...\]\)"),
+        ({"x": [1]}, r"from_dict\(label, arrays, "),
+        ("file.parquet", r"from_parquet\(label, path, "),
+    ],
+)
+def test_the_class_itself_takes_an_arrow_table(given: object, way: str) -> None:
+    found = type(given).__name__
+    with pytest.raises(DataError, match=rf"'houses', ...\) was given a {found}.*To do: write FeatureSet.{way}"):
+        FeatureSet("houses", given)

@@ -286,3 +286,20 @@ def test_tags_with_nulls_become_cells_of_a_frame() -> None:
     part = fs.take([2, 1]).select(tags="p").to_pandas()
     assert [cell.tolist() for cell in part["p"]] == [[4, 5], [2, 3]] and part.index.tolist() == [2, 1]
     assert fs.take([2, 0]).to_pandas()["n"].tolist() == [3, 1]
+
+
+def test_roles_have_two_words() -> None:
+    pd = pytest.importorskip("pandas")
+    df = pd.DataFrame({"x": [1.0], "y": [2.0], "t": ["a"]})
+    one = FeatureSet.from_pandas("fs", df, feature_keys="x", target_keys="y", tag_keys="t")
+    other = FeatureSet.from_pandas("fs", df, "x", target_cols="y", tag_keys="t")
+    assert (
+        (one.features, one.targets, one.tags) == (other.features, other.targets, other.tags) == (("x",), ("y",), ("t",))
+    )
+    assert FeatureSet.from_pandas("fs", df, feature_keys=..., tag_cols="t").features == ("x", "y")
+    with pytest.raises(
+        ColumnError, match=r"the tags of 'fs' are named twice: by tag_cols and by tag_keys.*keep tag_cols"
+    ):
+        FeatureSet.from_pandas("fs", df, "x", tag_cols="t", tag_keys="t")
+    with pytest.raises(ColumnError, match=r"'fs' has no feature"):
+        FeatureSet.from_pandas("fs", df)

@@ -168,7 +168,22 @@ def test_what_is_not_numbers_is_refused(values: object, found: str) -> None:
     message = refusal(values)
     assert f"column 'x' cannot be read as numbers: it is of type {found}" in message
     assert "There is: features and targets are of bool, int8" in message
-    assert "To do: make numbers of it first, or pass it as a tag" in message
+    is_text = found in ("<U1", "string", "dictionary")
+    remedy = "name it in tag_cols/tag_keys, then fit_transform(OneHotEncoder(), 'x', fit_on='train', role='feature')"
+    assert f"To do: {remedy if is_text else 'make numbers of it first, or pass it as a tag'}" in message
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (["a", None, "b"], "text, with nulls in 1 of 3 rows"),
+        (np.array(["a", np.nan, None], object), "text, with nulls in 2 of 3 rows"),
+        (pa.array(["a", None]), "string"),
+    ],
+)
+def test_text_with_nulls_is_text_first(values: object, found: str) -> None:
+    message = refusal(values)
+    assert f"column 'x' cannot be read as numbers: it is of type {found}" in message and "OneHotEncoder" in message
 
 
 @pytest.mark.parametrize(

@@ -282,3 +282,14 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="the path for 'fs' is empty"):
         FeatureSet.from_parquet("fs", "")
+
+
+def test_a_pattern_is_not_a_path(tmp_path: Path) -> None:
+    pattern = f"{tmp_path.as_posix()}/2024/*/part-?.parquet"
+    with pytest.raises(DataError) as caught:
+        FeatureSet.from_parquet("fs", pattern)
+    assert "the path for 'fs' is the pattern" in str(caught.value) and "*/part-?.parquet" in str(caught.value)
+    folder = (tmp_path / "2024").as_posix()
+    assert f"sorted(pathlib.Path({folder!r}).glob('*/part-?.parquet'))" in str(caught.value)
+    pq.write_table(example().to_arrow(), tmp_path / "odd[1].parquet")
+    assert len(FeatureSet.from_parquet("fs", tmp_path / "odd[1].parquet")) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anyaccel.data import FeatureSet, Reference, joined_array, joined_spec
+from anyaccel.data import FeatureSet, Reference, joined_array, joined_changes, joined_spec
 from anyaccel.errors import ColumnError, ConfigError
 from anyaccel.segment import TensorSpec
 
@@ -115,7 +115,7 @@ def test_views_are_joined_too(fs: FeatureSet) -> None:
 @pytest.mark.parametrize(
     ("names", "first", "second"),
     [
-        (["a", "n"], r"'a' \(float32\[\]\)", r"'n' \(int64\[\]\)"),
+        (["n", "wide"], r"'n' \(int64\[\]\)", r"'wide' \(float32\[4, 2\]\)"),
         (["a", "b", "wide"], r"'a' \(float32\[\]\)", r"'wide' \(float32\[4, 2\]\)"),
     ],
 )
@@ -134,3 +134,70 @@ def test_columns_to_join_are_there(fs: FeatureSet) -> None:
         joined_array(fs, ["a", "z"])
     with pytest.raises(ColumnError, match=r"'who' cannot be read as numbers"):
         joined_spec(fs, ["who"])
+
+
+def mixed() -> FeatureSet:
+    data = {
+        "flag": np.array([True, False]),
+        "half": np.array([0.5, 1.5], "float16"),
+        "single": np.array([0.1, 0.2], "float32"),
+        "double": np.array([0.1, 0.2]),
+        "small": np.array([-3, 3], "int16"),
+        "large": np.array([2**24 + 1, -1], "int32"),
+        "huge": np.array([1, 2**53 + 1], "int64"),
+        "unsigned": np.array([1, 2**63], "uint64"),
+    }
+    return FeatureSet.from_dict("fs", data, list(data))
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype", "changes"),
+    [
+        (["large", "double"], "float64", ("large int32 as float64",)),
+        (["single", "double"], "float64", ("single float32 as float64",)),
+        (["flag", "single"], "float32", ("flag bool as float32",)),
+        (["small", "flag", "single"], "float32", ("small int16 as float32", "flag bool as float32")),
+        (["small", "huge"], "int64", ("small int16 as int64",)),
+        (["flag", "small"], "int16", ("flag bool as int16",)),
+        (["flag", "flag"], "bool", ()),
+        (["large"], "int32", ()),
+    ],
+)
+def test_columns_of_several_dtypes_are_promoted(names: list[str], dtype: str, changes: tuple[str, ...]) -> None:
+    fs = mixed()
+    joined = joined_array(fs, names)
+    assert joined_spec(fs, names).dtype == dtype == joined.dtype
+    assert joined_changes(fs, names) == changes
+    for index, name in enumerate(names if len(names) > 1 else ()):
+        np.testing.assert_array_equal(joined[:, index], fs.array(name))
+
+
+@pytest.mark.parametrize(
+    ("names", "later", "told"),
+    [
+        (
+            ["double", "huge"],
+            None,
+            r"'huge' of 'fs' is joined with floats as float64: row 1 holds 9007199254740993.*53",
+        ),
+        (["single", "unsigned"], None, r"'unsigned' .* float64: row 1 holds 9223372036854775808"),
+        (
+            ["double", "large"],
+            "float32",
+            r"'large' .* float32: row 0 holds 16777217.*2\*\*24 exactly.*take 'large' out",
+        ),
+    ],
+)
+def test_integers_that_floats_cannot_hold_are_not_rounded(names: list[str], later: str | None, told: str) -> None:
+    with pytest.raises(ColumnError, match=told):
+        joined_array(mixed(), names, later)
+
+
+def test_integers_without_a_common_dtype_are_not_made_floats() -> None:
+    for join in (joined_spec, joined_array):
+        with pytest.raises(
+            ColumnError,
+            match=r"'small' \(int16\S*\) and 'unsigned' .*cannot be joined. There is: no integer dtype holds both. "
+            r"To do: cast\(\{'unsigned': 'int64'\}, keep_splits=True\)",
+        ):
+            join(mixed(), ["flag", "small", "unsigned"])

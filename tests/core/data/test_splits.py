@@ -184,9 +184,10 @@ def test_unknown_splits() -> None:
 def test_names_are_taken_once_and_nothing_is_registered_on_failure() -> None:
     fs = make()
     fs.split_random({"train": 0.5, "test": 0.5})
-    assert "'fs' already has a split 'test'. There is: train, test, all. To do: choose another name" in refusal(
-        {"other": 0.5, "test": 0.5}, fs=fs
-    )
+    assert (
+        "'fs' already has a split 'test' of other rows. There is: train, test, all. "
+        "To do: make the feature set anew in the same cell, or choose another name"
+    ) in refusal({"other": 0.5, "test": 0.5}, seed=3, fs=fs)
     assert list(fs.splits) == ["train", "test"]
     assert "already has a split 'all'" in refusal({"all": 1.0})
     for name in ("", 3):
@@ -255,3 +256,17 @@ def test_nulls_in_other_rows_do_not_matter_to_a_view() -> None:
         whole.take([2, 1]).array("n")
     with pytest.raises(ColumnError, match="cannot be read as numbers"):
         FeatureSet.from_dict("fs", {"x": [1.0], "t": ["a"]}, "x", (), "t").take([0]).array("t")
+
+
+def test_a_split_that_is_made_again_is_the_same_one() -> None:
+    fs = make()
+    ratios = {"train": 0.5, "test": 0.5}
+    first = fs.split_random(ratios, seed=3)
+    again = fs.split_random(ratios, seed=3)
+    assert again["train"] is first["train"] is fs["train"] and list(fs.splits) == ["train", "test"]
+    assert fs.add_split("test", first["test"].rows) is first["test"]
+    half = {"low": {"y": [0, 1]}}
+    assert fs.split_by_condition(half)["low"] is fs.split_by_condition(half)["low"]
+    with pytest.raises(SplitError, match=r"'train' of other rows.*To do: make the feature set anew in the same cell"):
+        fs.split_random(ratios, seed=4)
+    assert fs["train"] is first["train"]

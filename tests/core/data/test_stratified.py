@@ -269,3 +269,14 @@ def test_ratios_and_seeds_are_checked_as_without_strata() -> None:
     assert "split 'b' of 'fs' would be empty" in refusal(make([1] * 4), "label", {"a": 0.9, "b": 0.1})
     with pytest.raises(SplitError, match=r"the seed of a split of 'fs' is 0.5"):
         make([1] * 4).split_random({"a": 1.0}, 0.5, stratify_by="label")  # type: ignore[arg-type]
+
+
+def test_a_continuous_column_makes_no_strata() -> None:
+    values = np.random.default_rng(0).normal(size=1200).round(3)
+    with pytest.raises(SplitError) as caught:
+        make(values).split_random({"train": 0.5, "test": 0.5}, stratify_by="label")
+    different = len(np.unique(values))
+    assert f"'fs' cannot be stratified by label: {different} different values in 1200 rows" in str(caught.value)
+    assert "To do: stratify by bins of it: a tag with pandas.qcut" in str(caught.value)
+    with pytest.raises(SplitError, match=r"stratum label=19 of 'fs' cannot be cut"):
+        make([*np.repeat(np.arange(19), 10), 19]).split_random({"a": 0.5, "b": 0.5}, stratify_by="label")

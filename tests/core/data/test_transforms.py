@@ -252,7 +252,14 @@ def test_words_become_features_in_their_place_or_beside() -> None:
     beside = fs.fit_transform(Codes(), "kind", fit_on="all", role="feature", into="code")
     assert beside.tags == ("kind", "row") and beside.features == ("x", "z", "code")
     assert done.inverse([1.2, 0.1], "kind").tolist() == ["b", "a"]
-    assert fs.fit_transform(Codes(), "kind", fit_on="all").role("kind") == "tag"
+    assert fs.fit_transform(Codes(), "kind", fit_on="all", role="tag").role("kind") == "tag"
+
+
+@pytest.mark.parametrize("into", [None, "code"])
+def test_numbers_made_of_a_text_tag_need_a_role(into: str | None) -> None:
+    message = refusal(lambda: example().fit_transform(Codes(), "kind", fit_on="all", into=into))
+    assert "Codes on kind of 'fs' makes numbers of the tag 'kind', which would stay a tag" in message
+    assert message.endswith("To do: say role='feature', or role='tag' to keep it one.")
 
 
 def test_a_transform_may_give_words_for_a_tag_alone() -> None:

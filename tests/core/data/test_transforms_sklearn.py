@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyaccel.data import FeatureSet
+from anyaccel.data.transforming.likeness import alike
 from anyaccel.errors import TransformError
 
 decomposition = pytest.importorskip("sklearn.decomposition")
@@ -210,3 +211,11 @@ def test_scalers_of_whatever_data(seed: int, name: str, n: int) -> None:
     there = example(seed + 1, n).transform_like(done)
     assert np.allclose(there.inverse(there.array("y"), "y"), example(seed + 1, n).array("y"))
     assert done.undo_transforms().to_arrow().equals(fs.to_arrow(), check_metadata=True)
+
+
+def test_transforms_that_were_fitted_alike_are_alike() -> None:
+    def fitted(scale: float) -> Any:
+        x = np.array([[1.0, 2.0], [3.0, 5.0], [4.0, 4.0]]) * scale
+        return pipeline.make_pipeline(pre.StandardScaler(), pre.OneHotEncoder(handle_unknown="ignore")).fit(x)
+
+    assert alike(fitted(1), fitted(1)) and not alike(fitted(1), fitted(3))

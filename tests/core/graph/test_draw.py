@@ -35,13 +35,26 @@ def shown(label: str) -> str:
 def test_a_summary_has_a_line_for_each_node(graph):
     assert graph.summary().splitlines() == [
         "graph 'g'",
-        "node  model             framework  device             takes                   gives       parameters",
-        "a     SequentialMLP     numpy      gpu:1              float32[4]              float32[3]  15 (frozen)",
-        "c     concat (axis -1)  numpy      with its consumer  float32[3], float32[4]  float32[7]  0",
-        "d     SequentialMLP     numpy      as the phase says  float32[7]              float32[2]  16",
+        "node  model             framework  device                  takes                   gives       parameters",
+        "a     SequentialMLP     numpy      cpu:0 (asks for gpu:1)  float32[4]              float32[3]  15 (frozen)",
+        "c     concat (axis -1)  numpy      cpu:0                   float32[3], float32[4]  float32[7]  0",
+        "d     SequentialMLP     numpy      cpu:0                   float32[7]              float32[2]  16",
         "31 parameters",
     ]
     assert graph.is_built
+
+
+def test_a_summary_of_one_says_so_and_keeps_to_its_lines(table, mlp):
+    class Mean:
+        def fit(self, x):
+            return self
+
+        def predict(self, x):
+            return x.mean(axis=1)
+
+    Mean.__name__ = "Mean\nof all"
+    lines = ModelGraph([ModelNode("m", Mean(), table().reference())]).summary().splitlines()
+    assert len(lines) == 4 and lines[2].startswith("m     Mean of all  numpy") and lines[3] == "0 parameters"
 
 
 def test_an_unbuilt_graph_is_drawn_unbuilt_with_the_devices_that_nodes_ask_for(graph):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from anyaccel import Accelerator, AppliedLoss, ConcatNode, ModelGraph, ModelNode, Optimizer
+from anyaccel import Accelerator, AppliedLoss, ConcatNode, FeatureSet, ModelGraph, ModelNode, Optimizer
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import Plan, PolicyNode, Request, precedence, resolve
@@ -362,11 +362,11 @@ def test_a_plan_is_plain_data(whole):
 def test_a_plan_is_shown_to_people(whole):
     assert str(plan(whole, "sim:1")).splitlines() == [
         "plan of 'p' on 'whole'",
-        "node  device  framework's name  why        parameters",
-        "a     sim:0   numpy sim:0       node       15",
-        "b     sim:1   numpy sim:1       phase      8",
-        "c     sim:1   numpy sim:1       neighbour  0",
-        "d     sim:1   numpy sim:1       phase      6",
+        "node  device  native name  why        parameters",
+        "a     sim:0   numpy sim:0  node       15",
+        "b     sim:1   numpy sim:1  phase      8",
+        "c     sim:1   numpy sim:1  neighbour  0",
+        "d     sim:1   numpy sim:1  phase      6",
         "load  fs.x -> numpy sim:0: float32[4] (float64 to float32)",
         "cross a: numpy sim:0 -> numpy sim:1 by a move within the framework, 12 B a sample",
     ]
@@ -374,6 +374,27 @@ def test_a_plan_is_shown_to_people(whole):
 
 def test_a_plan_is_a_value(whole):
     assert plan(whole, "sim:1") == plan(whole, "sim:1") != plan(whole, "sim:0")
+
+
+def test_a_plan_says_of_itself_in_short_what_it_holds(whole, table, mlp):
+    assert repr(plan(whole, "sim:1")) == "Plan('p' on 'whole': 4 nodes on sim:0, sim:1, 1 column, 1 crossing)"
+    alone = ModelGraph([ModelNode("a", mlp(), table().reference())])
+    assert repr(plan(alone)) == "Plan('p' on 'graph': 1 node on cpu:0, 1 column, 0 crossings)"
+
+
+def test_of_many_columns_a_plan_shows_the_first_and_keeps_all(mlp):
+    names = [f"c{i}" for i in range(60)]
+    fs = FeatureSet.from_dict("fs", {name: np.ones(4, "float32") for name in names}, names)
+    made = plan(ModelGraph([ModelNode("a", mlp(3), fs.reference()), ModelNode("b", mlp(3), fs.reference(names[:4]))]))
+    assert "load  fs.c0+c1+c2 and 57 more -> numpy cpu:0: float32[60]" in str(made).splitlines()
+    assert "load  fs.c0+c1+c2+c3 -> numpy cpu:0: float32[4]" in str(made).splitlines()
+    assert made.columns[0].name == f"fs.{'+'.join(names)}" == made.to_dict()["columns"][0]["name"]
+
+
+def test_what_is_in_a_plan_stays_in_its_line(mlp):
+    fs = FeatureSet.from_dict("fs", {"a\nb": np.ones((4, 2), "float32")}, ["a\nb"])
+    said = str(plan(ModelGraph([ModelNode("a", mlp(3), fs.reference())])))
+    assert "load  fs.a b -> numpy cpu:0" in said and len(said.splitlines()) == 4
 
 
 def test_planning_moves_nothing(table, mlp, sims):

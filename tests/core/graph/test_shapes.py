@@ -168,8 +168,10 @@ def test_several_columns_are_joined_if_they_can_be(mlp):
     data = {"a": np.zeros((8, 2), "float32"), "b": np.zeros(8, "float32"), "i": np.zeros(8, "int64")}
     fs = FeatureSet.from_dict("fs", data, list(data))
     assert ModelGraph([ModelNode("m", mlp(), fs.reference(["a", "b"]))]).shapes.specs["fs.a+b"] == spec(3)
-    with pytest.raises(ColumnError, match=r"columns 'a' .* and 'i' .* cannot be joined"):
-        ModelGraph([ModelNode("m", mlp(), fs.reference())]).build()
+    assert ModelGraph([ModelNode("m", mlp(), fs.reference())]).shapes.specs["fs.a+b+i"] == spec(4, dtype="float64")
+    other = FeatureSet.from_dict("fs", {"a": np.zeros((8, 2)), "b": np.zeros((8, 3, 2))}, ["a", "b"])
+    with pytest.raises(ColumnError, match=r"columns 'a' .* and 'b' .* cannot be joined"):
+        ModelGraph([ModelNode("m", mlp(), other.reference())]).build()
 
 
 def test_a_plus_in_a_name_does_not_make_two_inputs_one(mlp):
@@ -353,3 +355,22 @@ def test_an_estimator_that_is_not_fitted_gives_nothing_yet(table, estimator, mlp
     assert graph.shapes.unfitted == ("e",)
     graph["e"].model.fit([np.zeros((2, 1), "float32")], np.zeros(2, "float32"))
     assert graph.shapes.unfitted == () and graph.shapes.outputs["b"] == ("b",)
+
+
+def test_of_many_columns_an_error_names_the_first(mlp):
+    names = [f"c{i}" for i in range(60)]
+    fs = FeatureSet.from_dict("fs", {name: np.zeros(4, "float32") for name in names}, names)
+    model = ModelGraph([ModelNode("m", mlp(), fs.reference(names[:2]))]).build()["m"].model
+    with pytest.raises(ShapeError, match=r"does not take float32\[60\] from fs\.c0\+c1\+c2 and 57 more: ") as caught:
+        ModelGraph([ModelNode("m", model, fs.reference())]).build()
+    assert "c3" not in str(caught.value)
+
+
+def test_an_error_that_says_of_which_node_it_is_replaces_the_one_without(table):
+    class Broken(Module):
+        def apply(self, values, inputs, *, train, key):
+            raise RuntimeError("sizes differ")
+
+    with pytest.raises(ShapeError, match=r"node 'm' does not take .*sizes differ") as caught:
+        ModelGraph([ModelNode("m", Broken(), table().reference())]).build()
+    assert type(caught.value.__cause__) is RuntimeError and caught.value.__cause__.__cause__ is None

@@ -32,7 +32,7 @@ def test_an_unknown_upstream_is_answered_with_the_closest_label(table, mlp):
         ModelGraph([ModelNode("encoder", mlp(), table().reference()), ModelNode("head", mlp(), "encodr")])
     assert str(caught.value) == (
         "node 'head' takes its input from 'encodr', which is no node. There is: encoder, head. "
-        "To do: did you mean 'encoder'."
+        "To do: did you mean 'encoder'?"
     )
 
 
@@ -126,7 +126,9 @@ def test_nodes_are_found_by_label_in_the_order_given(chain):
 
 def test_a_label_that_is_not_there_is_answered_with_the_closest(table, mlp):
     graph = ModelGraph([ModelNode("encoder", mlp(), table().reference())], label="g")
-    with pytest.raises(GraphError, match=r"graph 'g' has no node 'encodre'. There is: encoder. To do: did you mean"):
+    with pytest.raises(
+        GraphError, match=r"graph 'g' has no node 'encodre'. There is: encoder. To do: did you mean 'encoder'\?"
+    ):
         graph["encodre"]
 
 
@@ -350,3 +352,8 @@ def test_a_graph_that_nobody_holds_is_gone_at_once_with_its_models(table, mlp):
         assert models[0]() is None
     finally:
         gc.enable()
+
+
+def test_a_label_that_is_no_text_is_answered_like_any_other(table, mlp):
+    with pytest.raises(GraphError, match=r"graph 'graph' has no node 3. There is: a. To do: use one of these labels"):
+        ModelGraph([ModelNode("a", mlp(), table().reference())])[3]

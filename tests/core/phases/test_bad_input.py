@@ -113,7 +113,8 @@ def test_a_feature_set_without_data(house, data):
         training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train"}),
         PhaseError,
         "phase 'bad' has data for data. There is: the graph takes data, other",
-        "give data={FEATURE_SET: split or view} for each of these",
+        "give data={'data': ..., 'other': ...}, a split or view for each",
+        "outputs=['NODE']",
     )
 
 
@@ -346,12 +347,98 @@ def test_data_without_the_transforms_of_the_graph_are_refused(which):
     given = raw["test"] if which == "view" else FeatureSet.from_dict("d", arrays, ["x"], ["y"])
     with pytest.raises(
         PhaseError,
-        match=r"given 'd' as it was before the transforms.*Hundredth on x.*transform_like\(that feature set\)",
+        match=r"given 'd' as it was before the transforms.*Hundredth on x.*fresh.transform_like\(data\)",
     ):
         experiment.run_phase(EvalPhase("e", data=given))
     right = experiment.run_phase(EvalPhase("e", data="test")).prediction("net")
     fresh = FeatureSet.from_dict("d", arrays, ["x"], ["y"]).transform_like(scaled).take(raw["test"].rows)
     np.testing.assert_array_equal(experiment.run_phase(EvalPhase("e", data=fresh)).prediction("net"), right)
+
+
+def scaled_data(label="d"):
+    arrays = {"x": np.arange(12.0).reshape(6, 2), "y": np.arange(6.0), "t": list("ababab")}
+    raw = FeatureSet.from_dict(label, arrays, ["x"], ["y"], ["t"])
+    return raw, raw.fit_transform(Scaler(), "x", fit_on="all")
+
+
+class Scaler(Hundredth):
+    """The same with a state that is fitted."""
+
+    def fit(self, values):
+        self.scale = values.max(axis=0)
+        return self
+
+    def transform(self, values):
+        return values / self.scale
+
+
+@pytest.mark.parametrize("which", ["further", "fewer", "of other rows"])
+def test_data_with_other_transforms_than_the_graph_are_refused(which):
+    raw, scaled = scaled_data()
+    twice = scaled.fit_transform(Hundredth(), "x", fit_on="all")
+    rows = raw.add_split("some", [0, 1, 2])
+    made, given, shown = {
+        "further": (scaled, twice, "Scaler on x, .*given: .*Scaler on x, .*Hundredth on x"),
+        "fewer": (twice, scaled, "Scaler on x, .*Hundredth on x, .*given: .*Scaler on x, "),
+        "of other rows": (scaled, raw.fit_transform(Scaler(), "x", fit_on=rows), "fitted on 'all'.*fitted on 'some'"),
+    }[which]
+    experiment = Experiment("e", ModelGraph([ModelNode("net", SequentialMLP(), made.reference())]), progress="none")
+    with pytest.raises(
+        PhaseError, match=rf"given 'd' with other transforms than the graph's.*{shown}.*fresh.transform_like\(data\)"
+    ):
+        experiment.run_phase(EvalPhase("e", data=given))
+
+
+def test_data_with_the_same_transforms_are_taken():
+    raw, scaled = scaled_data()
+    experiment = Experiment("e", ModelGraph([ModelNode("net", SequentialMLP(), scaled.reference())]), progress="none")
+    right = experiment.run_phase(EvalPhase("e", data="all")).prediction("net")
+    again = scaled_data()[1]
+    beside = scaled.fit_transform(Hundredth(), "x", fit_on="all", into="small")
+    recast = scaled.cast({"y": "float32"})
+    for given in (again, beside, recast, raw.transform_like(scaled), again.take([0, 1, 2, 3, 4, 5])):
+        np.testing.assert_array_equal(experiment.run_phase(EvalPhase("e", data=given)).prediction("net"), right)
+
+
+def test_a_column_that_a_transform_made_is_missing_in_raw_data():
+    raw, _ = scaled_data()
+    made = raw.fit_transform(Hundredth(), "y", fit_on="all", into="z")
+    nodes = [ModelNode("net", Dense(1), made.reference("x", "z"))]
+    phase = EvalPhase("e", data=raw, losses=[AppliedLoss("mse", on="net", inputs=["outputs", "d.z"])])
+    with pytest.raises(
+        ColumnError,
+        match=r"'d' has no column 'z', which the graph's data have from a transform.*Hundredth on y into z.*"
+        r"To do: give fresh.transform_like\(data\)",
+    ):
+        Experiment("e", ModelGraph(nodes), progress="none").run_phase(phase)
+
+
+# -- columns of several dtypes -----------------------------------------------------------------------------------------
+
+
+def mixed_data(counts):
+    data = {"a": np.linspace(0, 1, 4, dtype="float32"), "n": np.array(counts), "y": [0.5, 1, 2, 3], "z": [1, 2, 3, 4]}
+    return FeatureSet.from_dict("d", data, ["a", "n"], ["y", "z"])
+
+
+def test_the_plan_says_which_columns_are_promoted():
+    fs = mixed_data([1, 2, 3, 2**24])
+    experiment = Experiment("e", ModelGraph([ModelNode("net", Dense(2), fs.reference())]), progress="none")
+    phase = EvalPhase("e", data="all", losses=[MSE])
+    loaded = {column.name: column.change for column in experiment.plan(phase).columns}
+    assert loaded["d.a+n"] == "a float32 as float64, n int64 as float64, float64 to float32"
+    assert loaded["d.y+z"] == "z int64 as float64, float64 to float32"
+    assert "(z int64 as float64, float64 to float32)" in str(experiment.plan(phase))
+    results = experiment.run_phase(phase)
+    wanted = np.mean((results.prediction("net") - np.column_stack([fs.array("y"), fs.array("z")])) ** 2)
+    np.testing.assert_allclose(results.loss, wanted, rtol=1e-6)
+
+
+def test_integers_that_the_model_would_round_are_refused():
+    fs = mixed_data([1, 2, 3, 2**24 + 1])
+    experiment = Experiment("e", ModelGraph([ModelNode("net", Dense(2), fs.reference())]), progress="none")
+    with pytest.raises(ColumnError, match=r"column 'n' of 'd' is joined with floats as float32: row 3 holds 16777217"):
+        experiment.run_phase(EvalPhase("e", data="all"))
 
 
 def test_a_transform_of_targets_alone_changes_nothing_that_goes_in():

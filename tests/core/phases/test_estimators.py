@@ -321,8 +321,8 @@ def test_a_state_holds_no_estimator_and_what_needs_one_says_so(data, experiment)
     with pytest.raises(anyaccel.errors.PhaseError) as caught:
         experiment(other).run_phase(EvalPhase("e", data="val"))
     assert str(caught.value) == (
-        "phase 'e' needs 'est', an estimator that has not been fitted. To do: run a FitPhase first; a state or "
-        "configuration that was loaded holds no estimators."
+        "phase 'e' needs 'est', an estimator that has not been fitted. To do: run a FitPhase first, "
+        "FitPhase('fit', data=..., nodes='est'); a state or configuration that was loaded holds no estimators."
     )
 
 

@@ -169,7 +169,7 @@ def test_counts_are_numbers_where_targets_are_no_classes_of_the_outputs(ax):
 
 
 def test_indices_beyond_the_scores_are_no_classes_of_them(ax):
-    result = evaluated({"n": np.eye(2)[[0, 1, 1]]}, {"c": np.array([0, 1, 2])})
+    result = evaluated({"n": np.eye(3)[[0, 1, 1]]}, {"c": np.array([0, 1, 5])})
     with pytest.raises(ResultError, match="no target column of the data fits"):
         result.plot(ax=ax)
     evaluated({"n": np.eye(3)[[0, 1, 1]]}, {"c": np.array([0, 1, 2])}).plot(ax=ax)
@@ -301,3 +301,42 @@ def test_results_load_no_matplotlib_and_no_pandas():
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "[]"
+
+
+# -- embeddings --------------------------------------------------------------------------------------------------------
+
+
+def test_two_outputs_beside_more_classes_are_points_in_the_colours_of_these(ax):
+    points = np.random.default_rng(0).normal(size=(30, 2))
+    digits = np.arange(30) % 10
+    evaluated({"emb": points}, {"digit": digits}).plot(ax=ax)
+    assert not ax.images and len(ax.collections) == 10
+    assert texts(ax) == [str(digit) for digit in range(10)]
+    np.testing.assert_allclose(ax.collections[3].get_offsets(), points[digits == 3])
+    assert ax.get_xlabel() == "emb, output 0" and ax.get_legend().get_title().get_text() == "fs.digit"
+
+
+def test_many_labels_have_colours_of_their_own_and_no_legend(ax):
+    evaluated({"emb": np.zeros((30, 2))}, {"person": np.arange(30)}).plot(ax=ax)
+    assert ax.get_legend() is None
+    assert len({tuple(one.get_facecolor()[0]) for one in ax.collections}) == 30
+
+
+def test_other_outputs_than_classes_are_no_scores_of_them_unless_a_metric_says_so(ax):
+    columns = {"digit": np.arange(30) % 10}
+    result = evaluated({"emb": np.ones((30, 16))}, columns)
+    with pytest.raises(
+        ResultError,
+        match=r"predictions of 'emb' have 16 outputs, and fs.digit has 10 classes: they may be no scores of these. "
+        r"There is: an embedding can be drawn where it has 2 outputs. To do: .*metrics=\['accuracy'\]",
+    ):
+        result.plot(ax=ax)
+    data = result.rows["fs"]
+    EvalResults("t", 0.0, {}, {"emb.accuracy": 0.1}, result.predictions, None, {"fs": data}).plot(ax=ax)
+    assert ax.images
+
+
+def test_epochs_without_figures_say_what_gives_some():
+    epochs = (Epoch(0, float("nan"), {}, 3, 0.1),)
+    with pytest.raises(ResultError, match=r"There is: 1 epochs without a loss or a validation. To do: give TrainPhase"):
+        TrainResults("t", epochs, None).plot()

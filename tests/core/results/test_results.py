@@ -430,3 +430,31 @@ def test_html_heads_columns_as_the_table_does(data):
     result = Experiment("e", graph, progress="none").run_phase(EvalPhase("w", data="all"))
     heads = re.findall("<th[ >][^>]*>([^<]*)</th>", result._repr_html_())
     assert heads[-5:] == result.to_arrow().column_names == ["prediction.n", "y", "name", "row", "other.y"]
+
+
+# -- what newcomers do with them ---------------------------------------------------------------------------------------
+
+
+def test_single_values_are_plain_columns_that_can_be_subtracted():
+    pytest.importorskip("pandas")
+    x = np.arange(12, dtype="float32").reshape(6, 2)
+    fs = FeatureSet.from_dict("fs", {"x": x, "price": x[:, :1] + 1, "pair": x}, "x", ["price", "pair"])
+    fs.add_split("turned", [5, 0, 3])
+    graph = ModelGraph([ModelNode("net", SequentialMLP((1,), n_layers=1), fs.reference(targets="price"))])
+    result = Experiment("e", graph, progress="none").run_phase(EvalPhase("v", data="turned"))
+    assert result.prediction("net").shape == (3, 1)
+    table = result.to_arrow()
+    assert table.schema.field("prediction.net").type == table.schema.field("price").type == pa.float32()
+    assert table.column("price").to_pylist() == [11, 1, 7]
+    p = result.to_pandas()
+    assert p["prediction.net"].dtype == p["price"].dtype == np.float32 and p["pair"].dtype == object
+    wanted = np.abs(result.prediction("net") - fs.split("turned").array("price")).mean()
+    assert (p["prediction.net"] - p["price"]).abs().mean() == pytest.approx(float(wanted))
+
+
+def test_a_figure_that_is_asked_for_as_an_attribute_is_named(trained):
+    with pytest.raises(AttributeError, match=r"no attribute 'val_loss'; it is a figure: figure\('val_loss'\)$"):
+        trained.val_loss  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'speed'$"):
+        trained.speed  # noqa: B018
+    assert not hasattr(object.__new__(TrainResults), "epochs")

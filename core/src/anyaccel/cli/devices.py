@@ -76,7 +76,7 @@ def _show(found: list[dict[str, Any]]) -> None:
         for entry in found
         for one in entry["devices"]
     ]
-    print_table(("device", "framework's name", "product", "vendor", "memory", "identity"), rows)
+    print_table(("device", "native name", "product", "vendor", "memory", "identity"), rows)
     for entry in found:
         for missing in entry["missing"]:
             if missing["reason"]:

@@ -185,7 +185,7 @@ def markdown(found: dict[str, Any]) -> list[str]:
         "",
         *_table(("plugin", "distribution", "status"), [_plugin(one) for one in found["plugins"]]),
         "",
-        *_table(("device", "framework's name", "product", "vendor", "memory"), _devices(found["frameworks"])),
+        *_table(("device", "native name", "product", "vendor", "memory"), _devices(found["frameworks"])),
         "",
     ]
     for framework in found["frameworks"]:

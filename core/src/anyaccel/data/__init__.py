@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyaccel.data.digits import digits
 from anyaccel.data.feature_set import FeatureSet
-from anyaccel.data.reference import Reference, joined_array, joined_spec
+from anyaccel.data.reference import Reference, joined_array, joined_changes, joined_spec
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.relations import Beyond, Different, Relation, Same, Where, Within
 from anyaccel.data.sampling.sampler import Draws, Sampler, SimpleSampler
@@ -31,6 +31,7 @@ __all__ = [
     "Within",
     "digits",
     "joined_array",
+    "joined_changes",
     "joined_spec",
     "sampler_from_config",
 ]

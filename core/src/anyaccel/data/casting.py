@@ -22,14 +22,24 @@ def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
     wanted = _dtype(name, dtype)
     fits = _fitting(array, wanted)
     if not fits.all():
-        first = int(by_row(~fits).argmax())
-        value = array[first][~fits[first]].flat[0]
+        first, value = _first_without(array, fits)
         raise ColumnError(
             f"column {name!r} cannot be cast from {array.dtype} to {wanted}: row {first} holds {value}",
             there=f"{int((~fits).sum())} values have no place in {wanted}",
             remedy="choose a wider dtype, or round or clip the values yourself first",
         )
     return array.astype(wanted, order="C", copy=True)
+
+
+def first_without_place(array: np.ndarray, wanted: np.dtype[Any]) -> tuple[int, Any] | None:
+    """Row and value of the first number of `array` [n, *shape] that has no place in `wanted`; None where all have."""
+    fits = _fitting(array, wanted)
+    return None if fits.all() else _first_without(array, fits)
+
+
+def _first_without(array: np.ndarray, fits: np.ndarray) -> tuple[int, Any]:
+    first = int(by_row(~fits).argmax())
+    return first, array[first][~fits[first]].flat[0]
 
 
 def _dtype(name: str, dtype: Any) -> np.dtype[Any]:

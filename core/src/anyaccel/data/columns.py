@@ -14,6 +14,7 @@ from anyaccel.segment import TensorSpec
 KINDS = "biuf"
 WIDEST = 8
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's words that are not NumPy's
+_TEXTS = ("text", "string", "large_string", "<U", "dictionary<values=string", "dictionary<values=large_string")
 _DTYPES = "bool, int8 to int64, uint8 to uint64, float16, float32, float64"
 
 
@@ -37,12 +38,22 @@ def is_numeric(kind: Any) -> bool:
     return _is_number(value) and 0 not in extents
 
 
+def type_name(name: str, kind: Any) -> str:
+    """The Arrow type `kind` of a column for people: numbers as dtype and shape, dictionaries as `category`."""
+    if is_numeric(kind):
+        return str(column_spec(name, kind))
+    return "category" if pa.types.is_dictionary(kind) else str(kind)
+
+
 def not_numbers(name: str, found: str) -> ColumnError:
     """The error for a column that holds no numbers."""
+    encode = f"then fit_transform(OneHotEncoder(), {name!r}, fit_on='train', role='feature')"
     return ColumnError(
         f"column {name!r} cannot be read as numbers: it is of type {found}",
         there=f"features and targets are of {_DTYPES}, of one shape in all rows",
-        remedy="make numbers of it first, or pass it as a tag and read it with column()",
+        remedy=f"name it in tag_cols/tag_keys, {encode}; column() reads a tag as it is"
+        if found.startswith(_TEXTS)
+        else "make numbers of it first, or pass it as a tag and read it with column()",
     )
 
 
@@ -82,6 +93,18 @@ def check_complete(name: str, column: Any) -> None:
     """
     if any(_null_count(chunk) for chunk in column.chunks):
         raise missing_values(name, np.concatenate([_null_rows(chunk) for chunk in column.chunks]))
+
+
+def check_numbers(name: str, column: Any) -> None:
+    """Make sure that an Arrow chunked column can be read as an array.
+
+    Raises:
+        ColumnError: it holds no numbers, which is told first, or has a null.
+    """
+    if not pa.types.is_null(column.type):
+        column_spec(name, column.type)
+    check_complete(name, column)
+    column_spec(name, column.type)
 
 
 def contiguous(column: Any) -> Any:

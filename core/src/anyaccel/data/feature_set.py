@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.casting import cast_array
-from anyaccel.data.columns import check_complete, column_spec, contiguous, to_arrow, to_numpy
-from anyaccel.data.intake.sources import Sources, check_label
+from anyaccel.data.columns import check_complete, check_numbers, contiguous, to_arrow, to_numpy
+from anyaccel.data.intake.sources import Sources, check_label, check_table
 from anyaccel.data.reference import Reference
 from anyaccel.data.roles import Names, closest, listed, selected
 from anyaccel.data.splitting.groups import check_together
@@ -19,7 +19,7 @@ from anyaccel.data.splitting.keys import keys_of
 from anyaccel.data.transforming.steps import Step
 from anyaccel.data.transforming.transforms import Transforming
 from anyaccel.data.view import FeatureSetView
-from anyaccel.errors import DataError, SplitError
+from anyaccel.errors import ColumnError, DataError, SplitError
 
 ALL = "all"
 
@@ -36,12 +36,13 @@ class FeatureSet(Sources, Transforming):
     tags may be anything that Arrow holds.
 
     Raises:
-        DataError: a label that is not text or has a dot, or no rows.
+        DataError: a label that is not text or has a dot, no Arrow table, or no rows.
         ColumnError: no roles, or a feature or target with nulls, of another type or of an empty shape.
     """
 
     def __init__(self, label: str, table: Any) -> None:
         check_label(label)
+        check_table(label, table)
         super().__init__(label, table.schema)
         self._schema = pa.schema([table.schema.field(name) for name in self.columns], table.schema.metadata)
         self._columns = {name: table.column(name) for name in self.columns}
@@ -50,8 +51,7 @@ class FeatureSet(Sources, Transforming):
         if len(table) == 0:
             raise DataError(f"{label!r} has no rows", there=f"columns: {listed(self.columns)}", remedy="give it data")
         for name in self.features + self.targets:
-            check_complete(name, self._columns[name])
-            column_spec(name, self._columns[name].type)
+            check_numbers(name, self._columns[name])
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {len(view)}" for name, view in self._splits.items())
@@ -121,13 +121,12 @@ class FeatureSet(Sources, Transforming):
         if name == ALL:
             return self.view()
         if name not in self._splits:
-            there = [*self._splits, ALL]
+            make = "make splits with split_random({'train': 0.8, ...})"
+            remedy = closest(name, self._splits) if self._splits else make
             raise SplitError(
                 f"{self._label!r} has no split {name!r}",
-                there=listed(there),
-                remedy=closest(name, self._splits)
-                if self._splits
-                else "make splits with split_random({'train': 0.8, ...})",
+                there=listed([*self._splits, ALL]),
+                remedy=f"it is a column: data.array({name!r})" if name in self.columns else remedy,
             )
         return self._splits[name]
 
@@ -135,14 +134,15 @@ class FeatureSet(Sources, Transforming):
         """Register rows of one's own choice (integers [k], in any order) as a split, and return it.
 
         Raises:
-            SplitError: the name is taken, `"all"` or not text, or the rows are none, no integers or out of range.
+            SplitError: the name is that of other rows, `"all"` or not text, or the rows are none, no integers or out
+                of range.
         """
         return self.add_splits({name: rows})[name]
 
     def add_splits(
         self, rows: Mapping[str, Sequence[int] | np.ndarray], *, group_by: Names = None
     ) -> dict[str, FeatureSetView]:
-        """Register several splits, all or none; see `add_split`.
+        """Register several splits, all or none; see `add_split`. A name with the very rows that it has stays as it is.
 
         Args:
             rows: of each split, by name.
@@ -154,27 +154,33 @@ class FeatureSet(Sources, Transforming):
             ColumnError: a column of `group_by` that is not there, has nulls or NaN, or holds no scalars.
         """
         for name in rows:
-            self._check_free(name)
-        views = {name: FeatureSetView(self, name, chosen) for name, chosen in rows.items()}
+            self._check_name(name)
+        views = {name: self._new_or_same(FeatureSetView(self, name, chosen)) for name, chosen in rows.items()}
         if group_by is not None and views:
             groups = keys_of(self, group_by, "group_by")
             check_together(self._label, groups, {name: view.rows for name, view in views.items()})
         self._splits.update(views)
         return views
 
-    def cast(self, dtypes: Mapping[str, Any], *, keep_splits: bool = False) -> FeatureSet:
+    def cast(self, dtypes: Mapping[str, Any], *, keep_splits: bool = True) -> FeatureSet:
         """A new feature set of the same label with some columns in another dtype; the others share their memory.
 
-        Splits are dropped, unless `keep_splits` registers the same rows under the same names in the new one. Transforms
-        stay; undoing one also undoes the cast of its columns.
+        Transforms stay; undoing one also undoes the cast of its columns.
 
         Args:
             dtypes: NumPy dtype, or its name, by column.
+            keep_splits: whether the new one has the same splits, of the same rows.
 
         Raises:
-            ColumnError: an unknown column, a tag without numbers, no dtype of numbers, or a value that the dtype
-                cannot hold (floats are rounded to narrower floats, nothing else changes).
+            ColumnError: `dtypes` is no mapping, an unknown column, a tag without numbers, no dtype of numbers, or a
+                value that the dtype cannot hold (floats are rounded to narrower floats, nothing else changes).
         """
+        if not isinstance(dtypes, Mapping):
+            raise ColumnError(
+                f"cast({dtypes!r}) of {self._label!r} does not say which columns",
+                there=f"columns: {listed(self.columns)}",
+                remedy=f"write cast({{{self.columns[0]!r}: {dtypes if isinstance(dtypes, str) else 'float32'!r}}})",
+            )
         table = self.to_arrow()
         for name, dtype in dtypes.items():
             column = to_arrow(cast_array(name, self.array(name), dtype))
@@ -215,12 +221,20 @@ class FeatureSet(Sources, Transforming):
             made.add_splits({name: view.rows for name, view in self._splits.items()})
         return made
 
-    def _check_free(self, name: str) -> None:
+    def _check_name(self, name: Any) -> None:
         if not isinstance(name, str) or not name:
             raise SplitError(f"a split of {self._label!r} is called {name!r}", there="names of splits are text")
-        if name == ALL or name in self._splits:
-            raise SplitError(
-                f"{self._label!r} already has a split {name!r}",
-                there=listed([*self._splits, ALL]),
-                remedy="choose another name",
-            )
+        if name == ALL:
+            raise self._taken(name, "choose another name")
+
+    def _new_or_same(self, view: FeatureSetView) -> FeatureSetView:
+        """The view, or the registered one of the same name and rows: a cell of a notebook may run again."""
+        known = self._splits.get(view.name)
+        if known is None or np.array_equal(known.rows, view.rows):
+            return known or view
+        remedy = "make the feature set anew in the same cell, or choose another name"
+        raise self._taken(view.name, remedy, " of other rows")
+
+    def _taken(self, name: str, remedy: str, of: str = "") -> SplitError:
+        there = listed([*self._splits, ALL])
+        return SplitError(f"{self._label!r} already has a split {name!r}{of}", there=there, remedy=remedy)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.columns import column_spec, contiguous, is_numeric, is_readable, to_numpy
+from anyaccel.data.columns import contiguous, is_readable, to_numpy, type_name
 from anyaccel.markup import Markup, cut, escaped, faint, guarded, line, listing, page, row, size, table, text
 
 if TYPE_CHECKING:
@@ -51,9 +51,8 @@ def _whole(rows: Any) -> list[str]:
 
 
 def _column(rows: Rows, name: str) -> Markup:
-    kind = rows.schema.field(name).type
-    spec = column_spec(name, kind) if is_numeric(kind) else kind
-    return row([name, rows.role(name), spec, escaped(", ".join(first_values(rows, name, _FIRST)), 120)])
+    kind = type_name(name, rows.schema.field(name).type)
+    return row([name, rows.role(name), kind, escaped(", ".join(first_values(rows, name, _FIRST)), 120)])
 
 
 def first_values(rows: Rows, name: str, count: int) -> list[str]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anyaccel.data.casting import first_without_place
 from anyaccel.data.columns import read_only
-from anyaccel.data.roles import Names, closest, listed, names_of
+from anyaccel.data.roles import Names, brief, closest, listed, names_of
 from anyaccel.data.rows import Rows
 from anyaccel.errors import ColumnError, ConfigError, SamplerError
 from anyaccel.segment import TensorSpec
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _CONFIG = ("feature_set", "features", "targets", "tags", "stream")
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Reference:
     """Columns of a feature set, chosen by role; what a node of a graph takes as its upstream.
 
@@ -53,6 +54,12 @@ class Reference:
         object.__setattr__(self, "targets", _chosen(feature_set, "target", feature_set.targets, targets))
         object.__setattr__(self, "tags", _chosen(feature_set, "tag", feature_set.tags, tags))
         object.__setattr__(self, "stream", _checked_stream(feature_set, stream))
+
+    def __repr__(self) -> str:
+        roles = {"features": self.features, "targets": self.targets, "tags": self.tags}
+        told = [f"{role}: {brief(names)}" for role, names in roles.items() if names]
+        stream = [] if self.stream is None else [f"stream: {self.stream}"]
+        return f"Reference({self.feature_set.label!r}, {'; '.join([*told, *stream])})"
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict that `from_config` reads back; the feature set is named by its label."""
@@ -88,39 +95,90 @@ class Reference:
 def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
     """Shape per sample and dtype of columns read as one tensor.
 
-    One column is as it is. Several are joined along the last axis, where a scalar counts as shape (1,).
+    One column is as it is. Several are joined along the last axis, where a scalar counts as shape (1,), in the dtype
+    to which NumPy promotes theirs: the wider one, floating where one of them is.
 
     Raises:
-        ColumnError: no names, an unknown one, or columns whose dtypes, or shapes but for the last axis, differ.
+        ColumnError: no names, an unknown one, columns whose shapes but for the last axis differ, or integers that no
+            integer dtype holds together (int64 and uint64).
     """
     if not names:
         raise ColumnError(
             f"no columns of {rows.label!r} were named", there=listed(rows.columns), remedy="name at least one"
         )
-    first, *others = specs = [rows.spec(name) for name in names]
-    if not others:
-        return first
-    for name, spec in zip(names[1:], others, strict=True):
-        if spec.dtype != first.dtype or _as_tensor(spec)[:-1] != _as_tensor(first)[:-1]:
+    specs = [rows.spec(name) for name in names]
+    if len(specs) == 1:
+        return specs[0]
+    first = _as_tensor(specs[0])
+    for name, spec in zip(names, specs, strict=True):
+        if _as_tensor(spec)[:-1] != first[:-1]:
             raise ColumnError(
-                f"columns {names[0]!r} ({first}) and {name!r} ({spec}) of {rows.label!r} cannot be joined",
-                there="joined columns are of one dtype, and of one shape but for the last axis",
-                remedy="use separate references as separate inputs, or cast() one of them",
+                f"columns {names[0]!r} ({specs[0]}) and {name!r} ({spec}) of {rows.label!r} cannot be joined",
+                there="joined columns are of one shape but for the last axis",
+                remedy="use separate references as separate inputs",
             )
-    return TensorSpec((*_as_tensor(first)[:-1], sum(_as_tensor(spec)[-1] for spec in specs)), first.dtype)
+    return TensorSpec((*first[:-1], sum(_as_tensor(spec)[-1] for spec in specs)), _promoted(rows.label, names, specs))
 
 
-def joined_array(rows: Rows, names: Sequence[str]) -> np.ndarray:
-    """Columns read as one tensor, [n, *shape] as `joined_spec` says, read-only; several are copied, one is not.
+def joined_changes(rows: Rows, names: Sequence[str]) -> tuple[str, ...]:
+    """Which of some columns change their dtype where they are joined: `b int64 as float64`.
 
     Raises:
         ColumnError: as `joined_spec`.
     """
-    joined_spec(rows, names)
+    dtype, specs = joined_spec(rows, names).dtype, {name: rows.spec(name) for name in names}
+    return tuple(f"{name} {spec.dtype} as {dtype}" for name, spec in specs.items() if spec.dtype != dtype)
+
+
+def joined_array(rows: Rows, names: Sequence[str], dtype: str | None = None) -> np.ndarray:
+    """Columns read as one tensor, [n, *shape] as `joined_spec` says, read-only; several are copied, one is not.
+
+    Args:
+        rows: whose columns.
+        names: of the columns.
+        dtype: the floating dtype in which the numbers are used later; integers joined with floats have to fit it too.
+
+    Raises:
+        ColumnError: as `joined_spec`, or an integer that the floating dtype cannot hold exactly.
+    """
+    joined = np.dtype(joined_spec(rows, names).dtype)
     arrays = [rows.array(name) for name in names]
     if len(arrays) == 1:
         return arrays[0]
-    return read_only(np.concatenate([a.reshape(len(a), 1) if a.ndim == 1 else a for a in arrays], axis=-1))
+    if joined.kind == "f":
+        for name, array in zip(names, arrays, strict=True):
+            _check_exact(rows.label, name, array, [joined, *([] if dtype is None else [np.dtype(dtype)])])
+    parts = [a.reshape(len(a), 1) if a.ndim == 1 else a for a in arrays]
+    return read_only(np.concatenate(parts, axis=-1, dtype=joined))
+
+
+def _promoted(label: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> str:
+    """NumPy's common dtype, but for uint64 and signed integers, of which it would make floats."""
+    dtypes = [np.dtype(spec.dtype) for spec in specs]
+    found = np.result_type(*dtypes)
+    if found.kind != "f" or any(dtype.kind == "f" for dtype in dtypes):
+        return str(found)
+    kinds = [dtype.kind for dtype in dtypes]
+    wide, signed = next(i for i, dtype in enumerate(dtypes) if dtype == np.uint64), kinds.index("i")
+    raise ColumnError(
+        f"columns {names[signed]!r} ({specs[signed]}) and {names[wide]!r} ({specs[wide]}) of {label!r} cannot be "
+        "joined",
+        there="no integer dtype holds both",
+        remedy=f"cast({{{names[wide]!r}: 'int64'}}, keep_splits=True), or separate references as separate inputs",
+    )
+
+
+def _check_exact(label: str, name: str, array: np.ndarray, floats: Sequence[np.dtype[Any]]) -> None:
+    """Make sure that integers are exact in floating dtypes."""
+    if array.dtype.kind not in "iu":
+        return
+    for wanted in floats:
+        if wanted.kind == "f" and (row := first_without_place(array, wanted)) is not None:
+            raise ColumnError(
+                f"column {name!r} of {label!r} is joined with floats as {wanted}: row {row[0]} holds {row[1]}",
+                there=f"{wanted} holds integers to 2**{np.finfo(wanted).nmant + 1} exactly",
+                remedy=f"make them smaller: fit_transform() with a scaler, say; or take {name!r} out of this reference",
+            )
 
 
 def _as_tensor(spec: TensorSpec) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ NamesOrRest = Names | EllipsisType
 _KEY = b"anyaccel.role"
 _SHOWN = 20
 _REASONS = 5
+_JOINED = 4
 
 
 def names_of(given: Names) -> tuple[str, ...]:
@@ -46,6 +47,12 @@ def listed(names: Iterable[object]) -> str:
     shown = [str(name) for name in names]
     more = f", and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return (", ".join(shown[:_SHOWN]) or "nothing") + more
+
+
+def brief(names: Sequence[str]) -> str:
+    """Columns joined to one value, for people: all of a few, else the first three, and how many more there are."""
+    more = f" and {len(names) - _JOINED + 1} more" if len(names) > _JOINED else ""
+    return "+".join(names[: _JOINED - 1] if more else names) + more
 
 
 def closest(name: object, there: Iterable[object]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from anyaccel.data.columns import column_spec, is_numeric
+from anyaccel.data.columns import column_spec, type_name
 from anyaccel.data.conditions import described, positions_where
 from anyaccel.data.frames import data_frame
 from anyaccel.data.html import rows_html
@@ -237,5 +237,4 @@ class Rows(ABC):
         ]
 
     def _type_of(self, name: str) -> str:
-        kind = self._schema.field(name).type
-        return str(column_spec(name, kind) if is_numeric(kind) else kind)
+        return type_name(name, self._schema.field(name).type)

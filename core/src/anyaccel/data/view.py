@@ -47,7 +47,7 @@ class FeatureSetView(Rows):
         self._range = slice(start, stop) if np.array_equal(self._rows, np.arange(start, stop)) else None
 
     def __repr__(self) -> str:
-        return f"FeatureSetView({self._label!r}[{self._name!r}], {self._described()})"
+        return f"FeatureSetView({self._label!r}[{self._name!r}], {len(self):,} rows)"
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from anyaccel.data import FeatureSet, Reference, joined_spec
-from anyaccel.data.roles import closest
+from anyaccel.data import FeatureSet, Reference, joined_changes, joined_spec
+from anyaccel.data.roles import brief, closest
 from anyaccel.errors import ColumnError, RecipeError, SamplerError, ShapeError
 from anyaccel.graph import wiring
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan import Assignment, Column
-from anyaccel.graph.shapes import Shapes, cast, is_floating
+from anyaccel.graph.shapes import Shapes, cast, is_floating, lifted
 from anyaccel.recipes import AppliedLoss
 from anyaccel.segment import TensorSpec
 
@@ -29,8 +29,16 @@ class Chosen(NamedTuple):
     stream: str | None = None
 
     def __str__(self) -> str:
+        return self._named("+".join(self.names))
+
+    @property
+    def shown(self) -> str:
+        """The name for people: of many columns the first."""
+        return self._named(brief(self.names))
+
+    def _named(self, columns: str) -> str:
         stream = "" if self.stream is None else f"@{self.stream}"
-        return f"{self.source.label}.{'+'.join(self.names)}{stream}"
+        return f"{self.source.label}.{columns}{stream}"
 
 
 class ColumnTable:
@@ -59,9 +67,9 @@ class ColumnTable:
         key = (source.label, names, stream, to.framework, to.device, spec)
         if key not in self._columns:
             name = self._free(str(chosen._replace(stream=stream or None)))
-            stored = joined_spec(source, names)
+            stored, joined = joined_spec(source, names), joined_changes(source, names)
             self._columns[key] = Column(
-                name, source.label, names, to.framework, to.device, spec, stored, to.pinned, role, stream
+                name, source.label, names, to.framework, to.device, spec, stored, to.pinned, role, stream, joined
             )
         return self._columns[key]
 
@@ -80,8 +88,9 @@ class ColumnTable:
 
 
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:
-    """The column that a node takes for a reference: floating values in the node's dtype."""
+    """The column that a node takes for a reference: floating values in the node's dtype, bare numbers as it can."""
     spec = cast(joined_spec(reference.feature_set, reference.features), shapes.dtypes[to.node])
+    spec = lifted(spec) if to.node in shapes.lifted else spec
     return table.want(Chosen(reference.feature_set, reference.features, reference.stream), spec, to, "features")
 
 
@@ -118,7 +127,7 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> Chosen:
         )
     raise ColumnError(
         f"the loss on {loss.on!r} takes 'targets', and there are several",
-        there=", ".join(sorted(map(str, found))),
+        there=", ".join(sorted(one.shown for one in found)),
         remedy="name one of these in inputs=",
     )
 
@@ -149,9 +158,10 @@ def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], o
         ShapeError: the shapes do not fit; names the node and both.
         RecipeError: the dtype does not fit.
     """
-    stored, name = joined_spec(source, names), f"{source.label}.{'+'.join(names)}"
+    stored, name = joined_spec(source, names), f"{source.label}.{brief(names)}"
     if loss.loss.own is not None:
         return _for_own(cast(stored, output.dtype), output)
+    _refuse_one_class(loss, output)
     if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
         return _class_indices(loss, stored, output, name)
     if not is_floating(stored.dtype):
@@ -178,6 +188,7 @@ def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name
     Raises:
         ShapeError: it would have to broadcast or align them.
     """
+    _refuse_one_class(loss, output)
     indices = loss.loss.name == "cross_entropy" and not is_floating(other.dtype)
     if other.shape != (output.shape[:-1] if indices else output.shape):
         raise _unfit(loss, other, output, name)
@@ -186,6 +197,16 @@ def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name
 def is_indices(loss: AppliedLoss, target: TensorSpec) -> bool:
     """Whether a target in this form holds class indices."""
     return loss.loss.own is None and loss.loss.name == "cross_entropy" and not is_floating(target.dtype)
+
+
+def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
+    """The softmax of one logit is 1, whatever the logit: such a loss would be 0 and train nothing."""
+    if loss.loss.name == "cross_entropy" and output.shape and math.prod(output.shape) == 1:
+        raise ShapeError(
+            f"cross_entropy on node {loss.on!r} compares classes, and its output {output} has one: one class has "
+            "nothing to tell apart",
+            remedy="for a number use 'mse', for yes or no 'binary_cross_entropy', else give an output for each class",
+        )
 
 
 def _class_indices(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> TensorSpec:

@@ -9,8 +9,10 @@ from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.data import Reference
+from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
 from anyaccel.recipes import Optimizer, is_own_optimizer
+from anyaccel.reference.estimator import Estimator
 
 Upstream = Reference | str
 """Where an input comes from: columns of a FeatureSet, or the label of a node (`"label"` or `"label.OUTPUT"`)."""
@@ -94,7 +96,7 @@ class ModelNode:
 
     def __repr__(self) -> str:
         where = f" on {self.accelerator}" if self.accelerator else ""
-        return f"ModelNode({self.label!r}, {type(self.model).__name__}{where})"
+        return f"ModelNode({self.label!r}, {model_name(self.model)}{where})"
 
     def value_names(self, count: int) -> tuple[str, ...]:
         """Names of the node's values, for `count` outputs: the label alone for one, `label.OUTPUT` for several."""
@@ -141,6 +143,11 @@ class ConcatNode:
 Node = ModelNode | ConcatNode
 
 
+def model_name(model: Any) -> str:
+    """What a model is called for people: its class, of an Estimator that of what it was made of."""
+    return model.name if isinstance(model, Estimator) else type(model).__name__
+
+
 def _checked_model(label: str, model: Any) -> Any:
     if isinstance(model, type):
         raise GraphError(
@@ -181,5 +188,14 @@ def _upstream(label: str, given: Any) -> Upstream:
 
 def column_name(reference: Reference, role: str = "features") -> str:
     """Name of the value that a reference gives: `FEATURE_SET.COLUMN`, columns joined by `+`, and `@STREAM` if named."""
-    names, stream = getattr(reference, role), "" if reference.stream is None else f"@{reference.stream}"
-    return f"{reference.feature_set.label}.{'+'.join(names)}{stream}"
+    return _named(reference, "+".join(getattr(reference, role)))
+
+
+def shown_name(reference: Reference) -> str:
+    """The name of the value that a reference gives, for people: of many columns the first."""
+    return _named(reference, brief(reference.features))
+
+
+def _named(reference: Reference, columns: str) -> str:
+    stream = "" if reference.stream is None else f"@{reference.stream}"
+    return f"{reference.feature_set.label}.{columns}{stream}"

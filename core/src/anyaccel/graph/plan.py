@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from anyaccel.data.roles import brief
 from anyaccel.device import Device
 from anyaccel.errors import GraphError
+from anyaccel.markup import listing, text
 from anyaccel.segment import TensorSpec
 
 _ROUTES = {
@@ -16,6 +18,7 @@ _ROUTES = {
     "copy": "shared memory and a copy, as the node may write to it",
     "host": "a copy through host memory",
 }
+_LONGEST = 400  # characters of a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class Column:
 
     `stored` is how the data are, `spec` how they arrive: floating numbers in the receiving model's dtype, class
     indices in the framework's index dtype, single axes aligned with the output that a target is compared with.
-    `stream` is that of the sampler from which its rows come, `""` for the first.
+    `stream` is that of the sampler from which its rows come, `""` for the first. `joined` tells which of several
+    columns had to change their dtype to be joined, as `b int64 as float64`.
     """
 
     name: str
@@ -58,11 +62,20 @@ class Column:
     pinned: bool = False
     role: str = "features"
     stream: str = ""
+    joined: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The name for people: of many columns the first."""
+        before, rest = f"{self.feature_set}.", self.name[len(self.feature_set) + 1 + len("+".join(self.columns)) :]
+        return f"{before}{brief(self.columns)}{rest}"
 
     @property
     def change(self) -> str:
         """What is changed on the way, `""` for nothing."""
-        parts = [f"{self.stored.dtype} to {self.spec.dtype}"] if self.stored.dtype != self.spec.dtype else []
+        parts = [listing(self.joined, 3)] if self.joined else []
+        if self.stored.dtype != self.spec.dtype:
+            parts.append(f"{self.stored.dtype} to {self.spec.dtype}")
         if self.stored.shape != self.spec.shape:
             parts.append(f"{list(self.stored.shape)} to {list(self.spec.shape)}")
         return ", ".join(parts)
@@ -95,7 +108,7 @@ class Part:
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """Everything decided about a phase before it runs."""
 
@@ -106,6 +119,13 @@ class Plan:
     crossings: tuple[Crossing, ...]
     parts: tuple[Part, ...]
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        devices = ", ".join(dict.fromkeys(str(one.device) for one in self.assignments))
+        told = {"column": len(self.columns), "crossing": len(self.crossings)}
+        counts = ", ".join(number_of(number, what) for what, number in told.items())
+        where = f"{number_of(len(self.assignments), 'node')}{' on ' if devices else ''}{devices}"
+        return f"Plan({self.phase!r} on {self.graph!r}: {where}, {counts})"
 
     def __getitem__(self, node: str) -> Assignment:
         """The assignment of a node.
@@ -158,7 +178,7 @@ class Plan:
         return plan_html(self)
 
     def __str__(self) -> str:
-        rows = [("node", "device", "framework's name", "why", "parameters")]
+        rows = [("node", "device", "native name", "why", "parameters")]
         rows += [
             (a.node, str(a.device), f"{a.framework} {a.native}", a.reason, f"{a.parameters:,}")
             for a in self.assignments
@@ -166,7 +186,8 @@ class Plan:
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
         for column in self.columns:
             change = f" ({column.change})" if column.change else ""
-            lines.append(f"load  {column.name} -> {column.framework} {column.device}: {column.spec}{change}")
+            name, where = text(column.shown, _LONGEST), f"{column.framework} {column.device}"
+            lines.append(f"load  {name} -> {where}: {column.spec}{change}")
         for crossing in self.crossings:
             what = f"gradient of {crossing.value}" if crossing.gradient else crossing.value
             lines.append(
@@ -176,8 +197,14 @@ class Plan:
         return "\n".join([*lines, *(f"note  {note}" for note in self.notes)])
 
 
+def number_of(number: int, what: str) -> str:
+    """How many there are: `1 node`, `2 nodes`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows of text as aligned lines."""
+    """Rows of text as aligned lines; what is in a cell stays in its line."""
+    rows = [tuple(text(cell, _LONGEST) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -22,6 +22,7 @@ from anyaccel.graph.segments import Material
 from anyaccel.graph.shapes import Shapes
 from anyaccel.graph.terms import Terms, check_accepted
 from anyaccel.recipes import AppliedLoss
+from anyaccel.reference.estimator import Estimator
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import ParameterGroup, Segment
 
@@ -120,12 +121,24 @@ class _Resolver:
             raise PhaseError(
                 f"phase {request.phase!r} trains and has no loss",
                 there="no estimator with partial_fit that is not frozen, which would learn without",
-                remedy="give losses=[AppliedLoss('mse', on='NODE')]",
+                remedy=self._to_train(),
             )
         wanted = [*request.wants, *self._judged()]
         for label in wanted:
             self._check_gives(label)
         return wiring.ancestors(wanted, self._nodes)
+
+    def _to_train(self) -> str:
+        """What to do where there is neither a loss nor an estimator that learns."""
+        models = {label: model for label in self._nodes if isinstance(model := self._model(label), Estimator)}
+        held = [label for label, model in models.items() if model.has_partial_fit]
+        loss = "give losses=[AppliedLoss('mse', on='NODE')]" if len(models) < len(self._nodes) else ""
+        if held:
+            return " or ".join(filter(None, (f"{held[0]!r} is frozen: graph.unfreeze({held[0]!r})", loss)))
+        if models:
+            label = next(iter(models))
+            return " or ".join(filter(None, (f"{label!r} has no partial_fit: run a FitPhase for it", loss)))
+        return loss
 
     def _judged(self) -> list[str]:
         """Labels of the nodes that losses are called with."""
@@ -142,7 +155,8 @@ class _Resolver:
         after = "" if first == label else f"{label!r}, which depends on "
         raise PhaseError(
             f"phase {self._request.phase!r} needs {after}{first!r}, an estimator that has not been fitted",
-            remedy="run a FitPhase first; a state or configuration that was loaded holds no estimators",
+            remedy=f"run a FitPhase first, FitPhase('fit', data=..., nodes={first!r}); a state or configuration that "
+            "was loaded holds no estimators",
         )
 
     def _in_training(self) -> list[str]:

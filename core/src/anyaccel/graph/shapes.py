@@ -21,7 +21,7 @@ from anyaccel.errors import (
 )
 from anyaccel.graph import wiring
 from anyaccel.graph.layouts import check_layouts
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name, shown_name
 from anyaccel.graph.sharing import announce
 from anyaccel.install_hints import hint_of
 from anyaccel.reference.abilities import fits, is_estimator, no_predict
@@ -37,7 +37,8 @@ class Shapes:
     `order` is topological. `inputs` and `outputs` name each node's values. `specs` has every value: columns as they
     are stored, outputs as the models give them. `dtypes` is the floating dtype that a node wants, or None. Estimators
     that are not fitted yet give nothing that is known: `unfitted` has their labels, and of them and of all nodes that
-    they feed there are no outputs.
+    they feed there are no outputs. `lifted` has the labels of nodes that take no bare number per sample, and receive a
+    column of these as [1].
     """
 
     order: tuple[str, ...]
@@ -47,15 +48,26 @@ class Shapes:
     specs: Mapping[str, TensorSpec]
     dtypes: Mapping[str, str | None]
     unfitted: tuple[str, ...] = ()
+    lifted: frozenset[str] = frozenset()
 
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
         """A node's inputs as it receives them: columns of floating numbers in its own dtype, outputs as they are."""
         made = {name for names in self.outputs.values() for name in names}
-        return tuple(_received(name, self.specs, made, self.dtypes[label]) for name in self.inputs[label])
+        lift = label in self.lifted
+        return tuple(_received(name, self.specs, made, self.dtypes[label], lift) for name in self.inputs[label])
 
 
-def _received(name: str, specs: Mapping[str, TensorSpec], made: Container[str], dtype: str | None) -> TensorSpec:
-    return specs[name] if name in made else cast(specs[name], dtype)
+def _received(
+    name: str, specs: Mapping[str, TensorSpec], made: Container[str], dtype: str | None, lift: bool = False
+) -> TensorSpec:
+    if name in made:
+        return specs[name]
+    return lifted(cast(specs[name], dtype)) if lift else cast(specs[name], dtype)
+
+
+def lifted(spec: TensorSpec) -> TensorSpec:
+    """A bare number per sample as [1]; all else as it is."""
+    return spec if spec.shape else replace(spec, shape=(1,))
 
 
 def cast(spec: TensorSpec, dtype: str | None) -> TensorSpec:
@@ -127,6 +139,7 @@ def infer(nodes: Mapping[str, Node], found: Registry, seed: int) -> Shapes:
     outputs: dict[str, tuple[str, ...]] = {}
     dtypes: dict[str, str | None] = {}
     made: set[str] = set()
+    lift: set[str] = set()
     for label in reversed(order):
         dtypes[label] = _dtype(nodes[label], label, nodes, dtypes, found, frameworks)
     for label in order:
@@ -136,14 +149,26 @@ def infer(nodes: Mapping[str, Node], found: Registry, seed: int) -> Shapes:
             continue
         inputs[label] = _inputs(node, outputs, specs)
         given = [_received(name, specs, made, dtypes[label]) for name in inputs[label]]
-        results = _outputs(node, given, found.computing(frameworks[label]), seed, _recast(label, nodes, specs, dtypes))
+        recast, compute = _recast(label, nodes, specs, dtypes), found.computing(frameworks[label])
+        bare = {name for name in inputs[label] if name not in made and not specs[name].shape}
+        try:
+            results = _outputs(node, given, compute, seed, recast)
+        except ShapeError as refused:
+            if not bare or not isinstance(node, ModelNode) or isinstance(node.model, Estimator):
+                raise
+            given = [_received(name, specs, made, dtypes[label], lift=True) for name in inputs[label]]
+            try:
+                results = _outputs(node, given, compute, seed, recast)
+            except ShapeError as again:  # which says more where it is the dtype that does not fit
+                raise refused if all(is_floating(specs[name].dtype) for name in bare) else again from None
+            lift.add(label)
         outputs[label] = _values(node, len(results))
         specs.update(zip(outputs[label], results, strict=True))
         made.update(outputs[label])
         if isinstance(node, ModelNode) and dtypes[label] is None:
             dtypes[label] = found.computing(frameworks[label]).dtype_of(node.model)
     check_layouts(nodes, frameworks, specs, found)
-    return Shapes(tuple(order), frameworks, inputs, outputs, specs, dtypes, unfitted(nodes))
+    return Shapes(tuple(order), frameworks, inputs, outputs, specs, dtypes, unfitted(nodes), frozenset(lift))
 
 
 def unfitted(nodes: Mapping[str, Node]) -> tuple[str, ...]:
@@ -189,7 +214,7 @@ def _inputs(node: Node, outputs: Mapping[str, tuple[str, ...]], specs: dict[str,
             name, spec = column_name(upstream), joined_spec(upstream.feature_set, upstream.features)
             if specs.setdefault(name, spec) != spec:
                 raise GraphError(
-                    f"node {node.label!r}: {name!r} names two different inputs",
+                    f"node {node.label!r}: {shown_name(upstream)!r} names two different inputs",
                     there=f"{specs[name]} and {spec}",
                     remedy="rename the column that has a '+' in its name",
                 )
@@ -228,15 +253,17 @@ def _outputs(node: Node, given: Sequence[TensorSpec], compute: Compute, seed: in
     try:
         return compute.infer(node.model, given, rng.key(seed, "weights", node.label))
     except EstimatorError as error:
-        raise EstimatorError(f"node {node.label!r}: {error.asked}", there=error.there, remedy=error.remedy) from error
+        raise EstimatorError(
+            f"node {node.label!r}: {error.asked}", there=error.there, remedy=error.remedy
+        ) from error.__cause__
     except (ShapeError, MoveError) as error:
-        feeds = ", ".join(str(up) if isinstance(up, str) else column_name(up) for up in node.upstreams)
+        feeds = ", ".join(up if isinstance(up, str) else shown_name(up) for up in node.upstreams)
         shown = ", ".join(map(str, given))
         raise type(error)(
             f"node {node.label!r} does not take {shown} from {feeds}: {error.asked}",
             there=error.there,
             remedy=recast or error.remedy,
-        ) from error
+        ) from error.__cause__  # what is said twice is shown once
 
 
 def _joined(node: ConcatNode, given: Sequence[TensorSpec]) -> TensorSpec:

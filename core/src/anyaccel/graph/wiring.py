@@ -92,14 +92,14 @@ def parents(node: Node, nodes: Mapping[str, Node]) -> list[str]:
     return found
 
 
-def unknown_node(asked: str, label: str, nodes: Iterable[str]) -> GraphError:
+def unknown_node(asked: str, label: object, nodes: Iterable[str]) -> GraphError:
     """The error for a node that is not in the graph, with the closest label."""
     names = list(nodes)
-    close = difflib.get_close_matches(label, names, n=1)
+    close = difflib.get_close_matches(str(label), names, n=1)
     return GraphError(
         asked,
         there=", ".join(names) or "no node",
-        remedy=f"did you mean {close[0]!r}" if close else "use one of these labels",
+        remedy=f"did you mean {close[0]!r}?" if close else "use one of these labels",
     )
 
 

@@ -126,10 +126,26 @@ def evaluate(
     all_means = tally.means()
     means = {loss.label: all_means[loss.label] for loss in losses}
     total = sum(loss.weight * means[loss.label] for loss in losses) if losses else float("nan")
-    metrics = {one.label: measured(one, outputs[names[one.node][0]], sight) for one in judgements}
+    metrics = {one.label: measured(one, outputs[names[one.node][0]], sight, judgements) for one in judgements}
     return Figures(means, total, metrics, {name: outputs[name] for label in keep for name in names[label]})
 
 
-def measured(one: Judgement, outputs: np.ndarray, sight: Sight) -> float:
-    """A metric of whole outputs, compared with columns of the same rows."""
-    return float(one.metric.measure(outputs, joined_array(sight.of(one.source, one.stream), one.columns)))
+def measured(one: Judgement, outputs: np.ndarray, sight: Sight, others: Sequence[Judgement] = ()) -> float:
+    """A metric of whole outputs, compared with columns of the same rows.
+
+    Args:
+        one: the metric, bound.
+        outputs: of its node.
+        sight: what is evaluated.
+        others: all metrics of the phase, for the message.
+
+    Raises:
+        RecipeError: the metric cannot compare them; names the node.
+    """
+    try:
+        return float(one.metric.measure(outputs, joined_array(sight.of(one.source, one.stream), one.columns)))
+    except RecipeError as error:
+        nodes = [other.node for other in others if other.metric is one.metric and other.node != one.node]
+        on = f"name the node that it judges: Metric({one.metric.label!r}, on={nodes[0]!r})" if nodes else error.remedy
+        asked = f"metric {one.label!r} on node {one.node!r}: {error.asked}"
+        raise RecipeError(asked, there=error.there, remedy=on) from None

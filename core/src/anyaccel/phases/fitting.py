@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import ColumnError, PhaseError
-from anyaccel.graph import ModelGraph, ModelNode, columns
+from anyaccel.graph import ModelGraph, ModelNode, Plan, columns
 from anyaccel.graph.wiring import ancestors, unknown_node
 from anyaccel.phases.kinds import FitPhase
+from anyaccel.phases.phase import Phase
 from anyaccel.recipes import AppliedLoss
 from anyaccel.reference import Estimator
 
@@ -72,6 +73,15 @@ def left(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) -> list
     _refuse_open(phase, labels, graph, found)
     _refuse_twice(phase, labels, graph, found)
     return [label for label in labels if label not in done]
+
+
+def noted(phase: Phase, plan: Plan, graph: ModelGraph, done: Collection[str] = ()) -> Plan:
+    """The plan of a phase; of a FitPhase with a note of what it fits, in this order. Other plans come back as are."""
+    if not isinstance(phase, FitPhase):
+        return plan
+    waiting, found = left(phase, graph, done), estimators(graph)
+    order = [f"{label} ({found[label].name})" for label in graph.shapes.order if label in waiting]
+    return replace(plan, notes=(*plan.notes, f"fits {', then '.join(order)}, on the host"))
 
 
 def _check(phase: FitPhase, label: str, graph: ModelGraph, found: Mapping[str, Estimator]) -> None:

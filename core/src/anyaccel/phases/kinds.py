@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from anyaccel.data import Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
@@ -94,11 +94,12 @@ class TrainPhase(Phase):
 
     Args:
         sampler: batches and their order: a SimpleSampler, PairSampler, TripletSampler, or a batch size; or a mapping
-            from the label of each feature set to one of these, whose numbers of rows may then differ.
+            from the label of each feature set to one of these, whose numbers of rows may then differ. A batch size
+            shuffles: 32 is `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
         schedule: how several samplers take part. `zip_strict`, the default: every step takes a batch of each, of which
             they must have equally many; `zip_cycle`: those that have fewer begin again until the last one ends.
             `alternate_strict` and `alternate_cycle`: the same, but each step takes a batch of one, in turn.
-        n_epochs: how many epochs this phase runs.
+        n_epochs: how many epochs this phase runs; 0 places and loads all that it needs, and trains nothing.
         validation: an EvalPhase, or the name of a split, evaluated with the nodes and programs where they are, after
             every `validate_every` epochs; its losses are those of the training. A split is evaluated by the pairs or
             triplets of the phase's sampler, if that draws such.
@@ -107,13 +108,18 @@ class TrainPhase(Phase):
     """
 
     kind = "train"
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "batch_size": "write sampler=16 for batches of 16, or sampler=SimpleSampler(16, ...)",
+        "metrics": "judge the validation: validation=EvalPhase(..., metrics=[...])",
+        "outputs": "keep outputs in an EvalPhase(..., outputs=[...])",
+    }
 
     def __init__(
         self,
         label: str,
         *,
         data: Data,
-        losses: Iterable[AppliedLoss] = (),
+        losses: AppliedLoss | Iterable[AppliedLoss] = (),
         sampler: Sampler | int | Mapping[str, Sampler | int] = 32,
         schedule: str | None = None,
         n_epochs: int = 1,

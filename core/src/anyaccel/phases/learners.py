@@ -55,9 +55,15 @@ def _check_order(
         if other in before and not found[other].is_fitted:
             raise PhaseError(
                 f"phase {phase.label!r}: {label!r} learns from what {other!r} gives, which has learnt nothing yet",
-                remedy=f"graph.freeze({label!r}), train {other!r} in a phase of its own, then unfreeze the one and "
-                "freeze the other",
+                remedy=_first(label, other, found[other].has_fit),
             )
+
+
+def _first(label: str, other: str, has_fit: bool) -> str:
+    """What to do so that `other` has learnt before `label` learns from it."""
+    alone = f"graph.freeze({label!r}), train {other!r} in a phase of its own"
+    freeze = f"{alone}, then unfreeze the one and freeze the other"
+    return f"run FitPhase('fit', data=..., nodes={other!r}) first, or {freeze}" if has_fit else freeze
 
 
 def _check_shared(phase: Phase, label: str, graph: ModelGraph, found: Mapping[str, Estimator]) -> None:

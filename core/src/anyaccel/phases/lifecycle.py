@@ -12,7 +12,7 @@ from anyaccel.data import FeatureSet
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, Request, Resolution, resolve, sharing, wiring
-from anyaccel.phases import fitting, loading
+from anyaccel.phases import fitting, loading, nans
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.chain import Chain
 from anyaccel.phases.drawing import Drawing
@@ -43,7 +43,7 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
     Raises:
         AnyaccelError: whatever stands in the way.
     """
-    plan = resolve(graph, _request(phase, graph)).plan
+    plan = fitting.noted(phase, resolve(graph, _request(phase, graph)).plan, graph)
     for part in _parts(phase):
         judgements = _judgements(phase, part, graph)
         drawn(phase, part, rows_of(part, _sets(phase, plan, judgements, graph)), judgements, plan, graph)
@@ -112,7 +112,7 @@ class _Execution:
         """From a plan to its end. A FitPhase has several rounds where estimators wait for each other."""
         phase, graph = self._phase, self._graph
         resolution = resolve(graph, _request(phase, graph, self._run.done))
-        plan = self._run.plan = resolution.plan
+        plan = self._run.plan = fitting.noted(phase, resolution.plan, graph, self._run.done)
         judgements = {part: _judgements(phase, part, graph) for part in _parts(phase)}
         rows = {
             part: rows_of(part, _sets(phase, plan, judgements[part], graph, self._run.done)) for part in _parts(phase)
@@ -121,12 +121,14 @@ class _Execution:
         own = draws[phase]
         self._run.rows = own.rows if isinstance(own, Sight) else rows[phase]
         self._learners = Learners(phase, graph, rows[phase], streams_of(phase, graph))
-        classes = loading.class_counts(resolution)
-        arrays = {part: loading.prepare(plan, found, classes) for part, found in rows.items()}
+        classes, known = loading.class_counts(resolution), wiring.feature_sets(graph.nodes.values())
+        arrays = {part: loading.prepare(plan, found, classes, known) for part, found in rows.items()}
+        plan = self._run.plan = nans.noted(phase, plan, resolution.segments, rows[phase], arrays[phase])
         later = afterwards(phase, plan)
         sharing.share(plan, registry())
         self._moments.call("before_placement", phase=phase, plan=plan, run=self._run)
         warn(plan)
+        nans.warn(plan)
         self._afterwards.update(later)
         place(graph, {one.node: one.device for one in plan.assignments})
         self._moments.call("after_placement", phase=phase, plan=plan, run=self._run)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from anyaccel.data import FeatureSet, FeatureSetView, Rows, joined_array, joined_spec
+from anyaccel.data.roles import listed
+from anyaccel.data.transforming.transforms import concerned
 from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.phases.phase import Data
@@ -41,7 +44,7 @@ def rows_of(label: str, data: Data, sets: Mapping[str, FeatureSet], *, together:
         raise PhaseError(
             f"phase {label!r} has data for {', '.join(sorted(given)) or 'nothing'}",
             there=f"the graph takes {', '.join(sets)}",
-            remedy="give data={FEATURE_SET: split or view} for each of these",
+            remedy=_for_these(strange, missing, sorted(set(given) - set(strange))),
         )
     rows = {name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in given.items()}
     counts = {name: len(one) for name, one in rows.items()}
@@ -64,16 +67,35 @@ def rows_of(label: str, data: Data, sets: Mapping[str, FeatureSet], *, together:
     return rows
 
 
+def _for_these(strange: Sequence[str], missing: Sequence[str], fitting: Sequence[str]) -> str:
+    """What to write where data were given under labels that are not those of the graph's feature sets."""
+    if len(strange) == len(missing) == 1:
+        return f"if {strange[0]!r} are such data, say so: data={{{missing[0]!r}: {strange[0]}}}"
+    each = f"give data={{{', '.join(f'{name!r}: ...' for name in [*fitting, *missing])}}}, a split or view for each"
+    if not fitting:
+        return each
+    one = fitting[0]
+    return f"{each}; or compute only what {one!r} feeds: data={{{one!r}: {one}['SPLIT']}}, outputs=['NODE']"
+
+
 def _check_transforms(label: str, rows: Rows, known: FeatureSet) -> None:
-    """Raw features would go through a graph that was made for transformed ones, and give wrong numbers in silence."""
-    given = rows.feature_set if isinstance(rows, FeatureSetView) else rows
-    wanted = [one for one in known.transforms if one.makes_features]
-    if wanted and isinstance(given, FeatureSet) and not given.transforms:
-        raise PhaseError(
-            f"phase {label!r} was given {rows.label!r} as it was before the transforms of the graph's data",
-            there=", ".join(map(str, wanted)),
-            remedy="name a split of the graph's feature set, or give data.transform_like(that feature set)",
-        )
+    """Features of other units would go through a graph that was made for its data's, and give wrong numbers."""
+    given = _source(rows)
+    if given is known or not isinstance(given, FeatureSet):
+        return
+    wanted, found = (concerned(one.transforms, known.features)[::-1] for one in (known, given))
+    if len(wanted) == len(found) and all(one.is_like(other) for one, other in zip(wanted, found, strict=True)):
+        return
+    other = "with other transforms than" if found else "as it was before the transforms of"
+    raise PhaseError(
+        f"phase {label!r} was given {rows.label!r} {other} the graph's data",
+        there=f"the graph's data: {listed(wanted)}; given: {listed(found)}",
+        remedy="name a split of the graph's feature set, or give fresh.transform_like(data) of fresh data as they came",
+    )
+
+
+def _source(rows: Rows) -> Rows:
+    return rows.feature_set if isinstance(rows, FeatureSetView) else rows
 
 
 def _for_each(label: str, data: str | Rows, sets: Mapping[str, FeatureSet]) -> dict[str, str | Rows]:
@@ -91,13 +113,19 @@ def _rows(label: str, data: Any) -> Rows:
     return data
 
 
-def prepare(plan: Plan, rows: Mapping[str, Rows], classes: Mapping[str, int]) -> dict[str, np.ndarray]:
+def prepare(
+    plan: Plan,
+    rows: Mapping[str, Rows],
+    classes: Mapping[str, int],
+    known: Mapping[str, FeatureSet] = MappingProxyType({}),
+) -> dict[str, np.ndarray]:
     """The columns in host memory, in the form in which the plan loads them; nothing has moved.
 
     Args:
         plan: whose columns.
         rows: the data, by feature set.
         classes: for columns of class indices, the number of classes, by value name.
+        known: the feature sets that the graph was made for, by label, to tell where a missing column came from.
 
     Raises:
         ColumnError: data that are not what the plan was made for, or class indices out of range.
@@ -106,6 +134,7 @@ def prepare(plan: Plan, rows: Mapping[str, Rows], classes: Mapping[str, int]) ->
     for column in plan.columns:
         twin = next((one for one in plan.columns if one.name in arrays and _same(one, column)), None)
         counted = classes.get(column.name)
+        _check_made(column, rows[column.feature_set], known.get(column.feature_set))
         if twin is None or classes.get(twin.name) != counted:
             arrays[column.name] = _prepared(column, rows[column.feature_set], counted)
         else:
@@ -118,18 +147,30 @@ def _same(one: Column, other: Column) -> bool:
     return replace(one, name="", stream="", role="") == replace(other, name="", stream="", role="")
 
 
+def _check_made(column: Column, rows: Rows, known: FeatureSet | None) -> None:
+    """A column that is missing because a transform of the graph's data made it."""
+    missing = [name for name in column.columns if name not in rows.columns]
+    makers = concerned(known.transforms, missing[:1]) if known is not None else []
+    if makers and not any(missing[0] in one.columns for one in makers):
+        raise ColumnError(
+            f"{rows.label!r} has no column {missing[0]!r}, which the graph's data have from a transform",
+            there=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
+            remedy="give fresh.transform_like(data), with the columns that it was made of",
+        )
+
+
 def _prepared(column: Column, rows: Rows, classes: int | None) -> np.ndarray:
     found = joined_spec(rows, column.columns)
     if found != column.stored:
-        raise ColumnError(f"{column.name} is {found} in these data", there=f"the graph was built for {column.stored}")
-    array = joined_array(rows, column.columns).reshape(len(rows), *column.spec.shape)
-    if classes is not None:
-        _check_classes(column, array, classes)
+        raise ColumnError(f"{column.shown} is {found} in these data", there=f"the graph was built for {column.stored}")
     try:
+        array = joined_array(rows, column.columns, column.spec.dtype).reshape(len(rows), *column.spec.shape)
+        if classes is not None:
+            _check_classes(column, array, classes)
         return array.astype(column.spec.dtype, copy=False)
     except TypeError:
         raise ColumnError(
-            f"{column.name} cannot be made {column.spec.dtype} in host memory", remedy="keep the model in float32"
+            f"{column.shown} cannot be made {column.spec.dtype} in host memory", remedy="keep the model in float32"
         ) from None
 
 
@@ -137,7 +178,7 @@ def _check_classes(column: Column, array: np.ndarray, classes: int) -> None:
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= classes:
         raise ColumnError(
-            f"{column.name} has the class index {low if low < 0 else high}",
+            f"{column.shown} has the class index {low if low < 0 else high}",
             there=f"the model gives {classes} classes, 0 to {classes - 1}",
             remedy="change the model's output_shape, or the column",
         )

@@ -25,7 +25,7 @@ class Phase:
         label: its name; training phases of one label count their epochs together.
         data: the name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of
             each feature set to one of these.
-        losses: AppliedLoss objects.
+        losses: AppliedLoss objects, or one of them.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device or its
             spelling. A wish: a node whose framework is not served there runs on the CPU, is noted in the plan, and
             warned of once.
@@ -38,6 +38,8 @@ class Phase:
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Phase]]] = {}
     """Every kind of phase by its word."""
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """What to write instead of settings that other kinds of phase, or other libraries, have."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -49,7 +51,7 @@ class Phase:
         label: str,
         *,
         data: Data,
-        losses: Iterable[AppliedLoss] = (),
+        losses: AppliedLoss | Iterable[AppliedLoss] = (),
         accelerator: Any = None,
         strict: bool = False,
         policy: str | None = None,
@@ -61,7 +63,7 @@ class Phase:
         if unknown:
             raise _unknown_setting(type(self), next(iter(unknown)))
         self.data = data
-        self.losses = _several(label, "losses", losses)
+        self.losses = (losses,) if isinstance(losses, AppliedLoss) else _several(label, "losses", losses)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
         self.strict = strict
         self.policy = policy
@@ -156,10 +158,12 @@ def _settings_of(cls: type) -> list[str]:
     return [key for key in dict.fromkeys(known) if key not in ("self", "label", "settings", "unknown")]
 
 
-def _unknown_setting(cls: type, name: str) -> PhaseError:
+def _unknown_setting(cls: type[Phase], name: str) -> PhaseError:
     """The error for a keyword that a kind of phase does not have, with the closest."""
     there = _settings_of(cls)
     close = difflib.get_close_matches(name, there, n=1, cutoff=0.4)
+    if name in cls.elsewhere:
+        return PhaseError(f"{cls.__name__} has no setting {name!r}", remedy=cls.elsewhere[name])
     remedy = f"did you mean {close[0]!r}?" if close else "use one of these"
     return PhaseError(f"{cls.__name__} has no setting {name!r}", there=", ".join(there), remedy=remedy)
 

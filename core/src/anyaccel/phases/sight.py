@@ -29,7 +29,7 @@ class Sight:
 
     def turns(self, batch: int) -> Iterator[Turn]:
         """What each step takes, up to `batch` rows of every feature set that has some left."""
-        counts = {name: len(its) for name, its in self.rows.items() if name == its.label}
+        counts = {name: len(its) for name, its in self.rows.items() if name.rpartition("@")[0] not in self.rows}
         for start in range(0, max(counts.values()), batch):
             yield {name: (start, min(start + batch, count)) for name, count in counts.items() if start < count}
 

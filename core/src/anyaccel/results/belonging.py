@@ -23,9 +23,14 @@ def belonging(
     for label, its in rows.items():
         if len(its) in lengths:
             for name in [*its.targets, *its.tags][:most]:
-                title = _free(f"{name}{label.removeprefix(its.label)}", its.label, titles)
+                title = _free(f"{name}{stream_of(label, its)}", its.label, titles)
                 titles.add(title)
                 yield title, its, name
+
+
+def stream_of(label: str, rows: Rows) -> str:
+    """`@STREAM` where the label under which a run has rows says so; data of another label may be given for it."""
+    return label.removeprefix(rows.label) if label.startswith(f"{rows.label}@") else ""
 
 
 def _free(name: str, label: str, taken: Collection[str]) -> str:

@@ -91,6 +91,8 @@ class EvalResults:
     def plot(self, name: str | None = None, ax: Any = None, *, targets: str | None = None, undo: bool = False) -> Any:
         """Draw predictions against targets, or for class indices how often each class was taken for each.
 
+        Two outputs that are no scores of the classes (there are more than two of these) are points, coloured by class.
+
         Args:
             name: of the node, or `node.OUTPUT`; may be left out where predictions of one were kept.
             ax: matplotlib's Axes to draw on; a new figure if None.
@@ -106,6 +108,8 @@ class EvalResults:
         """
         name = self._only() if name is None else name
         given, other = self.prediction(name, undo), self._wanted(name, targets)
+        if given is self.predictions[name] and self._is_embedding(name, other):
+            return plots.labelled(given, other.values.reshape(-1), ax, title=self.label, name=name, legend=other.name)
         found = units.original_values(self.rows[other.label], other.columns, other.values) if undo else other.values
         classes = self._classes(name, found, given)
         if classes is not None:
@@ -114,6 +118,30 @@ class EvalResults:
         n = len(given)
         there = found.reshape(n, -1), given.reshape(n, -1)
         return plots.against(*there, ax, title=self.label, xlabel=other.name, ylabel=f"prediction of {name}")
+
+    def _is_embedding(self, name: str, other: wanted.Wanted) -> bool:
+        """Whether predictions [n, 2] are points beside class labels, and no scores of the classes.
+
+        Raises:
+            ResultError: they have another number of outputs than there are classes, and no metric says that they are
+                scores.
+        """
+        given = self.predictions[name]
+        if given.ndim != 2 or given.shape[1] < 2 or other.values.dtype.kind not in "iu" or other.values.ndim > 2:
+            return False
+        if other.values.size != len(given) or given.dtype.kind != "f":
+            return False
+        count = wanted.class_count(other, self.rows[other.label])
+        if given.shape[1] == 2 and count > 2:
+            return True
+        if given.shape[1] == count or any("accuracy" in one for one in self.metrics):
+            return False
+        raise ResultError(
+            f"run {self.label!r}: predictions of {name!r} have {given.shape[1]} outputs, and {other.name} has {count} "
+            "classes: they may be no scores of these",
+            there="an embedding can be drawn where it has 2 outputs",
+            remedy="if they are scores, judge them: EvalPhase(..., metrics=['accuracy'])",
+        )
 
     def _classes(self, name: str, targets: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Classes of targets and predictions, None where they are numbers; what was brought back has no scores."""
@@ -161,7 +189,7 @@ class EvalResults:
 
         Columns of predictions are called `prediction.NAME`, the others by their own name, with `@STREAM` where they
         belong to another stream of the phase's sampler than its first. With `undo`, all of them are
-        as they were before the transforms of the data; see `prediction`.
+        as they were before the transforms of the data; see `prediction`. Samples of one value, [1], are plain numbers.
 
         Raises:
             ResultError: no predictions were kept, or some of other numbers of rows.
@@ -184,7 +212,8 @@ class EvalResults:
         table = units.prediction_table(arrays)
         rows = {label: units.original_rows(its) if undo else its for label, its in self.rows.items()}
         for title, its, name in belonging(rows, {table.num_rows}, table.column_names):
-            table = table.append_column(pa.field(title, its.column(name).type), its.column(name))
+            column = units.plain_column(its, name)
+            table = table.append_column(pa.field(title, column.type), column)
         return table
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -99,6 +100,27 @@ def confusion(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: s
     return ax
 
 
+def labelled(points: np.ndarray, labels: np.ndarray, ax: Any, *, title: str, name: str, legend: str) -> Any:
+    """Points [n, 2], each in the colour of its label [n]."""
+    ax = axes(ax)
+    there = np.unique(labels)
+    for i, label in enumerate(there.tolist()):
+        mine = points[labels == label]
+        colour = f"C{i}" if len(there) <= 10 else _colour(i, len(there))
+        style = {"s": 14, "alpha": _alpha(len(points)), "linewidths": 0}
+        ax.scatter(mine[:, 0], mine[:, 1], color=colour, label=str(label), **style)
+    ax.set(title=_plain(title), xlabel=_plain(f"{name}, output 0"), ylabel=_plain(f"{name}, output 1"))
+    ax.grid(alpha=0.3)
+    if len(there) <= _COUNTED:
+        ax.legend(title=_plain(legend))
+    return ax
+
+
+def _colour(i: int, count: int) -> tuple[float, float, float]:
+    """One of many colours."""
+    return colorsys.hsv_to_rgb(i / count, 0.8, 0.8)
+
+
 def _count_cells(counts: np.ndarray, shares: np.ndarray, ax: Any) -> None:
     size = 10 if len(counts) <= 12 else 7
     for (row, column), count in np.ndenumerate(counts):
@@ -157,8 +179,8 @@ def as_labels(targets: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray,
     return np.array([str(one) for one in wanted.tolist()]), np.array([str(one) for one in given.tolist()])
 
 
-def chosen(names: Sequence[str], there: Sequence[str], run: str) -> list[str]:
-    """Figures to draw: those named, else losses, else all that sum up, else all.
+def chosen(names: Sequence[str], there: Sequence[str], run: str, epochs: int) -> list[str]:
+    """Figures to draw of a run of some epochs: those named, else losses, else all that sum up, else all.
 
     Raises:
         ResultError: there is nothing to draw.
@@ -166,6 +188,12 @@ def chosen(names: Sequence[str], there: Sequence[str], run: str) -> list[str]:
     if names:
         return list(names)
     found = [name for name in ("loss", "val_loss") if name in there] or [name for name in there if "." not in name]
+    if not there and epochs:
+        raise ResultError(
+            f"run {run!r} has no figures to draw",
+            there=f"{epochs} epochs without a loss or a validation",
+            remedy="give TrainPhase(..., losses=[...]) or validation=EvalPhase(..., metrics=[...])",
+        )
     if not there:
         raise ResultError(f"run {run!r} has no figures to draw", there="no complete epoch", remedy="run an epoch first")
     return found or list(there)

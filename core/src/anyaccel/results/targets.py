@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyaccel.data import Rows, joined_array
+from anyaccel.data import FeatureSetView, Rows, joined_array
 from anyaccel.errors import ResultError
+from anyaccel.results.belonging import stream_of
 
 
 class Wanted(NamedTuple):
@@ -44,7 +45,9 @@ def wanted_for(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | N
         if len(found) != 1:
             raise _not_clear(f"{what}: targets={column!r} names {len(found) or 'no'} target columns", there)
         return _checked(prediction, _wanted(found[0], there, rows), what, there)
-    fitting = [full for full in there if fits(prediction, _wanted(full, there, rows).values)]
+    values = {full: _wanted(full, there, rows).values for full in there}
+    fitting = [full for full in there if fits(prediction, values[full])]
+    fitting = fitting or [full for full in there if is_map(prediction, values[full])]
     if len(fitting) != 1:
         few = "no target column of the data fits" if there else "the data have no targets"
         raise _not_clear(f"{what} could be compared with {', '.join(fitting)}" if fitting else f"{what}: {few}", there)
@@ -53,7 +56,7 @@ def wanted_for(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | N
 
 def full_name(label: str, rows: Rows, names: Sequence[str]) -> str:
     """`FEATURE_SET.COLUMN`, with `@STREAM` where the rows are those of another stream than a sampler's first."""
-    return f"{rows.label}.{'+'.join(names)}{label.removeprefix(rows.label)}"
+    return f"{rows.label}.{'+'.join(names)}{stream_of(label, rows)}"
 
 
 def _wanted(full: str, there: Mapping[str, tuple[str, str]], rows: Mapping[str, Rows]) -> Wanted:
@@ -70,8 +73,21 @@ def fits(prediction: np.ndarray, values: np.ndarray) -> bool:
     return bool(scores and indices and values.min() >= 0 and values.max() < prediction.shape[1])
 
 
+def is_map(prediction: np.ndarray, values: np.ndarray) -> bool:
+    """Whether predictions [n, 2] can be drawn as points in the colours of labels [n]."""
+    points = prediction.shape[1:] == (2,) and prediction.dtype.kind == "f"
+    return points and values.dtype.kind in "iu" and values.size == len(values)
+
+
+def class_count(found: Wanted, rows: Rows) -> int:
+    """How many classes indices number, at least: one more than the largest in the whole feature set."""
+    whole = rows.feature_set if isinstance(rows, FeatureSetView) else rows
+    there = found.columns[0] in whole.columns
+    return 1 + int(joined_array(whole, found.columns).max() if there else found.values.max())
+
+
 def _checked(prediction: np.ndarray, found: Wanted, what: str, there: Mapping[str, object]) -> Wanted:
-    if not fits(prediction, found.values):
+    if not fits(prediction, found.values) and not is_map(prediction, found.values):
         shapes = f"{list(prediction.shape)} and {list(found.values.shape)}"
         raise _not_clear(f"{what} and the target {found.name} do not fit: {shapes}", there)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,13 @@ class TrainResults:
     def __repr__(self) -> str:
         last = self.epochs[-1].figures if self.epochs else {}
         return f"TrainResults({self.label!r}, {len(self.epochs)} epochs{shown(last)}{ended(self.error)})"
+
+    if not TYPE_CHECKING:  # for which there are the attributes above, and no others
+
+        def __getattr__(self, name: str) -> Any:
+            own = name.startswith("_") or name in TrainResults.__dataclass_fields__
+            hint = "" if own or name not in self.figures else f"; it is a figure: figure({name!r})"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _repr_html_(self) -> str:
         return train_html(self)
@@ -97,7 +104,7 @@ class TrainResults:
         Raises:
             ResultError: no epoch has a figure of this name, or matplotlib is not installed.
         """
-        names = plots.chosen(figures, self.figures, self.label)
+        names = plots.chosen(figures, self.figures, self.label, len(self.epochs))
         found = {name: self.curve(name) for name in names}
         return plots.curves(found, ax, title=self.label, xlabel="epoch", ylabel=plots.measure_of(names))
 

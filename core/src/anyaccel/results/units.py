@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,13 +78,30 @@ def original_rows(rows: Rows) -> Rows:
 
 
 def prediction_table(arrays: Mapping[str, np.ndarray]) -> Any:
-    """An Arrow table of predictions, [n, *shape] by name: features where they are numbers, else tags."""
+    """An Arrow table of predictions, [n, *shape] by name: features where they are numbers, else tags.
+
+    Samples that are one value each, [n, 1] say, become [n].
+    """
+    arrays = {name: array.reshape(len(array)) if _single(array.shape[1:]) else array for name, array in arrays.items()}
     texts = [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]
     numbers = [name for name in arrays if name not in texts]
     if not numbers:
         return pa.table({name: tag_column(name, array) for name, array in arrays.items()})
     table = FeatureSet.from_dict("predictions", arrays, numbers, (), texts).to_arrow()
     return table.select(list(arrays))
+
+
+def plain_column(rows: Rows, name: str) -> Any:
+    """A column as an Arrow chunked array; samples that are one value each, with axes, become that value."""
+    column = rows.column(name)
+    if not isinstance(column.type, pa.FixedShapeTensorType) or not _single(column.type.shape):
+        return column
+    return pa.chunked_array([chunk.storage.flatten() for chunk in column.chunks], column.type.value_type)
+
+
+def _single(shape: Sequence[int]) -> bool:
+    """Whether a sample of this shape has axes and one value."""
+    return bool(shape) and math.prod(shape) == 1
 
 
 def _source(rows: Rows) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 import re
@@ -104,6 +105,7 @@ def _files(label: str, path: Paths) -> list[_File]:
         raise DataError(f"the path for {label!r} is empty", remedy="give a file, a folder, or a list of files")
     where = Path(path)
     if not where.is_dir():
+        _check_no_pattern(label, where)
         return [_File(os.fspath(path))]
     inside = sorted((one.relative_to(where) for one in _below(where)), key=lambda one: one.parts)
     found = [one for one in inside if one.suffix.lower() in SUFFIXES]
@@ -114,6 +116,20 @@ def _files(label: str, path: Paths) -> list[_File]:
             remedy=f"give a folder with files that end in {', '.join(SUFFIXES)}, or a list of files",
         )
     return [_File(str(where / one), _keys(one)) for one in found]
+
+
+def _check_no_pattern(label: str, where: Path) -> None:
+    """Make sure that a path that does not exist is no pattern, which only a shell would have filled in."""
+    if not any(sign in str(where) for sign in "*?[") or where.exists():
+        return
+    plain = itertools.takewhile(lambda part: not any(sign in part for sign in "*?["), where.parts)
+    folder = Path(*plain)
+    pattern = where.relative_to(folder).as_posix()
+    raise DataError(
+        f"the path for {label!r} is the pattern {str(where)!r}, and there is no file of this name",
+        there="paths are taken as they are written",
+        remedy=f"give a list of files: sorted(pathlib.Path({folder.as_posix()!r}).glob({pattern!r})); or a folder",
+    )
 
 
 def _below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:

@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import pyarrow as pa
+
 from anyaccel.data.intake import parquet, tables
 from anyaccel.data.roles import NamesOrRest
 from anyaccel.data.rows import Rows
-from anyaccel.errors import DataError
+from anyaccel.errors import ColumnError, DataError
 
 
 def check_label(label: str) -> None:
@@ -24,6 +26,39 @@ def check_label(label: str) -> None:
             there="labels are text without a dot, because 'LABEL.COLUMN' names a column",
             remedy="write another label",
         )
+
+
+def check_table(label: str, table: Any) -> None:
+    """Make sure that `table` is an Arrow table, as the `from_` constructors make it.
+
+    Raises:
+        DataError: it is not; the message names the constructor for what it is.
+    """
+    if isinstance(table, pa.Table):
+        return
+    if isinstance(table, Mapping):
+        way = "from_dict(label, arrays, feature_keys=[...])"
+    elif isinstance(table, (str, os.PathLike)):
+        way = "from_parquet(label, path, feature_keys=[...])"
+    else:
+        way = "from_pandas(label, df, feature_cols=[...])"
+    raise DataError(
+        f"FeatureSet({label!r}, ...) was given a {type(table).__name__}",
+        there="it takes an Arrow table whose columns carry their roles; the from_ constructors make one",
+        remedy=f"write FeatureSet.{way}",
+    )
+
+
+def _one_word(label: str, role: str, cols: NamesOrRest, keys: NamesOrRest) -> NamesOrRest:
+    """What was given under one of the two words for the names of a role."""
+    if cols is not None and keys is not None:
+        raise ColumnError(
+            f"the {role}s of {label!r} are named twice: by {role}_cols and by {role}_keys",
+            there="both mean the same",
+            remedy=f"keep {role}_cols",
+        )
+    given = keys if cols is None else cols
+    return () if given is None else given
 
 
 class Sources(Rows):
@@ -83,7 +118,16 @@ class Sources(Rows):
 
     @classmethod
     def from_pandas(
-        cls, label: str, df: Any, feature_cols: NamesOrRest, target_cols: NamesOrRest = (), tag_cols: NamesOrRest = ()
+        cls,
+        label: str,
+        df: Any,
+        feature_cols: NamesOrRest = None,
+        target_cols: NamesOrRest = None,
+        tag_cols: NamesOrRest = None,
+        *,
+        feature_keys: NamesOrRest = None,
+        target_keys: NamesOrRest = None,
+        tag_keys: NamesOrRest = None,
     ) -> Self:
         """Make a feature set of a data frame, of pandas or of another library.
 
@@ -92,15 +136,19 @@ class Sources(Rows):
         - Polars data frames, DuckDB relations and all else with `__arrow_c_stream__`: as `from_arrow`, without a copy.
         - What has only `__dataframe__`, the dataframe interchange protocol: copied.
 
-        One of `feature_cols`, `target_cols` and `tag_cols` may be `...`: all columns that the others do not name.
+        One of `feature_cols`, `target_cols` and `tag_cols` may be `...`: all columns that the others do not name. The
+        words of the other constructors, `feature_keys`, `target_keys` and `tag_keys`, mean the same.
 
         Raises:
             DataError: `df` is no data frame, or has no rows.
-            ColumnError: as `from_dict`. A float column of pandas may hold NaN; nulls of nullable and Arrow dtypes, of
-                Polars and of DuckDB are refused in features and targets.
+            ColumnError: as `from_dict`, or both words for one role. A float column of pandas may hold NaN; nulls of
+                nullable and Arrow dtypes, of Polars and of DuckDB are refused in features and targets.
         """
         check_label(label)
-        return cls(label, tables.table_from_frame(label, df, feature_cols, target_cols, tag_cols))
+        features = _one_word(label, "feature", feature_cols, feature_keys)
+        targets = _one_word(label, "target", target_cols, target_keys)
+        tags = _one_word(label, "tag", tag_cols, tag_keys)
+        return cls(label, tables.table_from_frame(label, df, features, targets, tags))
 
     @classmethod
     def from_parquet(

@@ -12,7 +12,7 @@ from anyaccel.data.columns import (
     KINDS,
     WIDEST,
     by_row,
-    check_complete,
+    check_numbers,
     contiguous,
     empty_axis,
     missing_values,
@@ -38,7 +38,7 @@ def number_column(name: str, values: Any) -> Any:
     offered = _offered(values)
     if isinstance(offered, pa.ChunkedArray):
         offered = shaped(name, offered)
-        check_complete(name, offered)
+        check_numbers(name, offered)
         offered = to_numpy(name, contiguous(offered))
     array = _numbers(name, offered)
     if array.dtype.kind not in KINDS or array.dtype.itemsize > WIDEST:
@@ -131,6 +131,9 @@ def _from_objects(name: str, entries: list[Any]) -> np.ndarray:
         return array
     missing = np.array([_is_missing(leaf) for leaf in array.flat], dtype=bool).reshape(array.shape)
     if missing.any():
+        if not missing.all() and all(isinstance(leaf, str) for leaf in array[~missing]):
+            count = int(by_row(missing).sum())
+            raise not_numbers(name, f"text, with nulls in {count} of {len(array)} rows")
         integers = all(_is_integer(leaf) for leaf in array[~missing]) and not missing.all()
         raise missing_values(name, by_row(missing), "NaN or null among integers" if integers else "nulls")
     return array

@@ -107,7 +107,8 @@ class SimpleSampler(Sampler):
 
     Args:
         batch_size: rows per batch, at least 1.
-        shuffle: a new order in every epoch; else the order of the rows.
+        shuffle: a new order in every epoch; else the order of the rows. A TrainPhase that is given a batch size in
+            place of a sampler does shuffle.
         drop_last: leave the last batch out where it is not full.
         seed: of the orders; the same on every machine and backend.
 

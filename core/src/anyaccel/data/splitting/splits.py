@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 1e-6
 _DENOMINATOR = 10**6
+_MANY = 20  # strata; fewer are no continuous column
 
 
 def cut(
@@ -163,12 +164,23 @@ def _check_sizes(label: str, what: str, sizes: np.ndarray, shares: Mapping[str, 
     smallest = int(sizes.argmin())
     if sizes[smallest] >= len(shares):
         return
+    if strata is not None and len(sizes) >= _MANY and sizes.sum() < len(sizes) * max(2, len(shares)):
+        raise _continuous(label, sizes, strata)
     stratum = "" if strata is None else f"stratum {strata.shown(smallest)} of "
     others = "" if strata is None else f"; strata too small: {int((sizes < len(shares)).sum())} of {len(sizes)}"
     raise SplitError(
         f"{stratum}{label!r} cannot be cut into {len(shares)} splits",
         there=f"{what}: {int(sizes[smallest])}; splits: {listed(shares)}{others}",
         remedy="leave its rows out with filter(), or join it with another stratum" if stratum else "make fewer splits",
+    )
+
+
+def _continuous(label: str, sizes: np.ndarray, strata: Keys) -> SplitError:
+    names = [name for name, _, _ in strata.columns]
+    return SplitError(
+        f"{label!r} cannot be stratified by {listed(names)}: {len(sizes)} different values in {int(sizes.sum())} rows",
+        there="every stratum needs a row for each split",
+        remedy="stratify by bins of it: a tag with pandas.qcut(values, 10, labels=False), say",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data.transforming.calling import described, inverted, narrowed
+from anyaccel.data.transforming.likeness import alike
 from anyaccel.errors import TransformError
 
 Shape = tuple[int, ...]
@@ -49,6 +50,11 @@ class FittedTransform:
     def width(self) -> int:
         """How many numbers a row of its results has."""
         return sum(map(math.prod, self.result_shapes))
+
+    def is_like(self, other: FittedTransform) -> bool:
+        """Whether another does the same: it is this one, or was fitted to the same result for the same columns."""
+        mine, theirs = ((one.columns, one.results, one.shapes, one.result_shapes) for one in (self, other))
+        return mine == theirs and alike(self.transform, other.transform)
 
     def undo(self, pieces: Mapping[str, np.ndarray], label: str) -> dict[str, np.ndarray]:
         """Columns as they were before this transform, [n, *shape] by name, from some of its results and others.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anyaccel.data.columns import KINDS, is_numeric
 from anyaccel.data.roles import ROLES, Names, listed, names_of, no_column
 from anyaccel.data.rows import Rows
 from anyaccel.data.transforming.calling import check_transform, described, transformed
@@ -60,13 +61,14 @@ class Transforming(Rows):
             columns: name of a column, or several, of any role. They keep their shape if the transform gives as many
                 numbers as it takes; a single column gets shape (k,) if not. Floats stay as narrow as they were.
             fit_on: a split's name, or a view of this feature set. `"all"` also takes the rows that you evaluate on.
-            role: `"feature"`, `"target"` or `"tag"`, for the result; by default that of its column.
+            role: `"feature"`, `"target"` or `"tag"`, for the result; by default that of its column. It has to be said
+                where numbers are made of a tag that holds none.
             into: name of one new column beside the others for the result, of whatever width; without it the result
                 takes the place of the columns.
 
         Raises:
             TransformError: `fit_on` is missing, or the transform does not fit these columns or gives what cannot be
-                (other rows, NaN of finite numbers, unseen categories).
+                (other rows, NaN of finite numbers, unseen categories), or a tag becomes numbers and `role` is missing.
             SplitError: there is no such split.
             ColumnError: there is no such column, or it has nulls.
         """
@@ -77,6 +79,8 @@ class Transforming(Rows):
         new_role = self._new_role(names, role, into, what)
         table = self.to_arrow()
         fitted, made = fit(table, transform, names, (fit_name, rows), new_role, into, what)
+        if role is None:
+            self._check_tags(names, made, what)
         return self._remade(*put(table, self._steps, fitted, made, what))
 
     def transform_like(self, other: FeatureSet | FeatureSetView) -> FeatureSet:
@@ -145,7 +149,7 @@ class Transforming(Rows):
         """
         names = self._named(columns, [name for fitted in self.transforms for name in fitted.results])
         array = np.asarray(values)
-        steps = _concerned(self.transforms, names)
+        steps = concerned(self.transforms, names)
         if not steps:
             return array
         parts = split_joined(array, [self._shape_now(name) for name in names], listed(names))
@@ -199,6 +203,16 @@ class Transforming(Rows):
             )
         return role or roles.pop()
 
+    def _check_tags(self, names: Sequence[str], made: np.ndarray, what: str) -> None:
+        """Numbers made of a tag that has none are mostly meant as a feature, and no model would ever see them."""
+        texts = [name for name in names if self.role(name) == "tag" and not is_numeric(self.schema.field(name).type)]
+        if texts and made.dtype.kind in KINDS:
+            raise TransformError(
+                f"{what} makes numbers of the tag {texts[0]!r}, which would stay a tag that no model takes",
+                there=f"role={listed(map(repr, ROLES))}",
+                remedy="say role='feature', or role='tag' to keep it one",
+            )
+
     def _transforms_of(self, other: Any) -> tuple[FittedTransform, ...]:
         source = other.feature_set if isinstance(other, FeatureSetView) else other
         if not isinstance(source, Transforming) or not source.transforms:
@@ -241,8 +255,9 @@ class Transforming(Rows):
         return self.spec(name).shape
 
 
-def _concerned(transforms: Sequence[FittedTransform], names: Sequence[str]) -> list[FittedTransform]:
-    """The transforms that made the columns of these names, or what they were made of; the last first."""
+def concerned(transforms: Sequence[FittedTransform], names: Sequence[str]) -> list[FittedTransform]:
+    """Those of a feature set's transforms that made the columns of these names, or what they were made of; the last
+    first."""
     reached, found = set(names), []
     for fitted in reversed(transforms):
         if reached & set(fitted.results):

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import GraphError
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node
-from anyaccel.graph.pictures.picture import UNPLACED, Box, Picture, picture
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, model_name
+from anyaccel.graph.pictures.picture import Box, Picture, Whereabouts, picture, whereabouts
 from anyaccel.graph.pictures.svg import svg
-from anyaccel.graph.plan import Plan, table
+from anyaccel.graph.plan import Plan, number_of, table
 from anyaccel.graph.shapes import Shapes
 from anyaccel.markup import Markup, colours, text
 from anyaccel.registry import Registry
@@ -21,21 +21,24 @@ FORMATS = ("mermaid", "svg")
 def summary(nodes: Mapping[str, Node], shapes: Shapes, found: Registry, label: str) -> str:
     """A table of nodes, one a line, and the number of parameters in all (shared ones once)."""
     rows = [("node", "model", "framework", "device", "takes", "gives", "parameters")]
-    total, seen = 0, set()
+    total, seen, places = 0, set(), whereabouts(nodes, shapes, None, found)
     for name in shapes.order:
         node = nodes[name]
         count = _parameters(node, shapes.frameworks[name], found) if shapes.outputs[name] else 0
         model = getattr(node, "model", None)
         total += 0 if id(model) in seen else count
         seen.add(id(model) if model is not None else None)
-        rows.append((name, *_kind(node, shapes.frameworks[name]), *_shapes(name, shapes), _count(node, count)))
-    return "\n".join([f"graph {label!r}", *table(rows), f"{total:,} parameters"])
+        who = (name, _kind(node), shapes.frameworks[name], _where(places[name]))
+        rows.append((*who, *_shapes(name, shapes), _count(node, count)))
+    return "\n".join([f"graph {label!r}", *table(rows), number_of(total, "parameter")])
 
 
-def _kind(node: Node, framework: str) -> tuple[str, str, str]:
-    if isinstance(node, ConcatNode):
-        return f"concat (axis {node.axis})", framework, "with its consumer"
-    return type(getattr(node.model, "estimator", node.model)).__name__, framework, str(node.accelerator or UNPLACED)
+def _kind(node: Node) -> str:
+    return f"concat (axis {node.axis})" if isinstance(node, ConcatNode) else model_name(node.model)
+
+
+def _where(place: Whereabouts) -> str:
+    return f"{place.where} (asks for {place.asked})" if place.asked else place.where
 
 
 def _shapes(name: str, shapes: Shapes) -> tuple[str, str]:

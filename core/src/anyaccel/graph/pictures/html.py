@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from anyaccel.graph.nodes import ConcatNode, Node
 from anyaccel.graph.pictures.picture import ROUTES, Box, picture
 from anyaccel.graph.pictures.svg import svg
+from anyaccel.graph.plan import number_of
 from anyaccel.markup import Markup, badge, element, faint, guarded, joined, line, listing, page, prose, row, size, table
 from anyaccel.registry import Registry, registry
 
@@ -35,7 +36,7 @@ def _graph(graph: ModelGraph) -> Markup:
     counted = found if shapes else None
     nodes = list(zip(boxes, graph.nodes.values(), strict=True))
     small = len(shown.boxes) <= _DRAWN and len(shown.arrows) <= _LINES
-    state = f"{len(boxes):,} nodes" + ("" if shapes else ", not built yet: shapes are not known")
+    state = number_of(len(boxes), "node") + ("" if shapes else ", not built yet: shapes are not known")
     state += "" if small else "; too large to be drawn here, graph.visualize('svg') draws it"
     drawing = element("div", svg(shown), style="overflow-x:auto") if small else None
     head = ("node", "model", "framework", "device", "parameters")
@@ -76,7 +77,7 @@ def plan_html(plan: Plan) -> str:
 
 
 def _plan(plan: Plan) -> Markup:
-    head = ("node", "device", "framework", "its name of the device", "why", "parameters")
+    head = ("node", "device", "framework", "native name", "why", "parameters")
     return page(
         "Plan",
         f"of {plan.phase} on {plan.graph}",

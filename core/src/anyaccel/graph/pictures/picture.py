@@ -9,11 +9,10 @@ from typing import Any
 from anyaccel.data import Reference
 from anyaccel.errors import GraphError
 from anyaccel.graph import wiring
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, model_name
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shapes import Shapes
 from anyaccel.markup import listing, text
-from anyaccel.reference.estimator import Estimator
 from anyaccel.registry import Registry
 
 UNPLACED = "as the phase says"
@@ -147,13 +146,8 @@ def _box(box_id: str, node: Node, nodes: Mapping[str, Node], shapes: Shapes | No
     if isinstance(node, ConcatNode):
         kind, lines, frozen = "concat", (f"concat along axis {node.axis}", *flow), False
     else:
-        kind, lines, frozen = "model", (_class(node.model), *flow, *_sharing(node, nodes)), node.frozen
+        kind, lines, frozen = "model", (text(model_name(node.model)), *flow, *_sharing(node, nodes)), node.frozen
     return Box(box_id, kind, text(node.label), place.framework, place.device, place.where, place.asked, lines, frozen)
-
-
-def _class(model: Any) -> str:
-    inner = model.estimator if isinstance(model, Estimator) else model
-    return text(type(inner).__name__)
 
 
 def _flow(label: str, shapes: Shapes | None) -> tuple[str, ...]:

@@ -1,0 +1,98 @@
+"""NaN in the data of a TrainPhase: who is told, of what, and who is not."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from anyaccel.data import FeatureSet
+from anyaccel.errors import NaNWarning
+from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
+from anyaccel.recipes import AppliedLoss
+from anyaccel.reference import Dense
+
+MSE = AppliedLoss("mse", on="net")
+
+
+def houses(*, area: int = 0, price: int = 0) -> FeatureSet:
+    """120 rows: the first `area` of them have NaN for their area, the last `price` for their price."""
+    draw = np.random.default_rng(0)
+    shapes = {"rooms": (120, 2), "area": (120, 1), "price": (120,)}
+    columns = {name: draw.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    columns["area"][:area] = np.nan
+    columns["price"][120 - price :] = np.nan
+    return FeatureSet.from_dict("houses", columns, ["rooms", "area"], "price")
+
+
+def graph(data: FeatureSet, *features: str) -> ModelGraph:
+    source = data.reference(list(features) or ["rooms", "area"])
+    return ModelGraph([ModelNode("net", Dense(1), source)], "adam")
+
+
+class Impute:
+    """Takes NaN and gives numbers."""
+
+    def fit(self, x):
+        self.mean_ = np.nanmean(x, axis=0)
+
+    def predict(self, x):
+        return np.where(np.isnan(x), self.mean_, x).astype(x.dtype)
+
+
+def test_features_with_nan_are_told_once_with_their_rows_and_are_in_the_plan(experiment):
+    data = houses(area=30)
+    with pytest.warns(NaNWarning) as told:
+        result = experiment(graph(data)).run_phase(TrainPhase("t", data="all", losses=[MSE], n_epochs=2))
+    note = (
+        "features 'area' hold NaN in 30 of 120 rows; losses will be NaN. "
+        "To do: houses.fit_transform(SimpleImputer(), ['area'], fit_on='train')"
+    )
+    assert [str(one.message) for one in told] == [f"phase 't': {note}."]
+    assert told[0].filename == __file__
+    assert result.plan.notes == (note,) and f"note  {note}" in str(result.plan)
+    assert np.isnan(result.loss).all() and "loss nan" in repr(result)
+
+
+def test_targets_with_nan_are_told_where_a_named_loss_takes_them(experiment):
+    data = houses(price=5)
+    phase = TrainPhase("t", data="all", losses=[MSE])
+    with pytest.warns(NaNWarning, match=r"targets 'price' hold NaN in 5 of 120 rows.*filter\(\{'price': np.isfinite\}"):
+        experiment(graph(data)).run_phase(phase)
+
+
+def test_rows_that_are_left_out_and_columns_that_nobody_takes_are_not_told_of(experiment):
+    data = houses(area=20)
+    data.add_split("train", np.arange(20, 120))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NaNWarning)
+        whole = experiment(graph(data)).run_phase(TrainPhase("t", data="train", losses=[MSE]))
+        other = experiment(graph(data, "rooms")).run_phase(TrainPhase("t", data="all", losses=[MSE]))
+    assert np.isfinite([whole.loss, other.loss]).all() and not whole.plan.notes + other.plan.notes
+
+
+def test_evaluations_and_what_an_estimator_takes_are_not_told_of(experiment):
+    data = houses(area=20)
+    nodes = [ModelNode("fill", Impute(), data.reference()), ModelNode("net", Dense(1), "fill")]
+    filled = experiment(ModelGraph(nodes, "adam"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NaNWarning)
+        experiment(graph(data)).run_phase(EvalPhase("e", data="all", losses=[MSE]))
+        filled.run_phase(FitPhase("f", data="all"))
+        result = filled.run_phase(TrainPhase("t", data="all", losses=[MSE]))
+    assert np.isfinite(result.loss).all()
+
+
+def test_nan_goes_through_joins_and_frozen_models(experiment):
+    data = houses(area=7)
+    nodes = [
+        ModelNode("enc", Dense(2), data.reference(["area"])),
+        ConcatNode("both", ["enc", data.reference(["rooms"])]),
+        ModelNode("net", Dense(1), "both"),
+    ]
+    made = ModelGraph(nodes, "adam")
+    made.freeze("enc")
+    with pytest.warns(NaNWarning, match="features 'area' hold NaN in 7 of 120 rows"):
+        experiment(made).run_phase(TrainPhase("t", data="all", losses=[MSE]))
