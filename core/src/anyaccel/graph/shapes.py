@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from anyaccel import rng
@@ -63,6 +64,12 @@ def _received(
     if name in made:
         return specs[name]
     return lifted(cast(specs[name], dtype)) if lift else cast(specs[name], dtype)
+
+
+def _all_received(
+    names: Sequence[str], specs: Mapping[str, TensorSpec], made: Container[str], dtype: str | None, lift: bool = False
+) -> list[TensorSpec]:
+    return [_received(name, specs, made, dtype, lift) for name in names]
 
 
 def lifted(spec: TensorSpec) -> TensorSpec:
@@ -148,20 +155,13 @@ def infer(nodes: Mapping[str, Node], found: Registry, seed: int) -> Shapes:
             inputs[label] = outputs[label] = ()
             continue
         inputs[label] = _inputs(node, outputs, specs)
-        given = [_received(name, specs, made, dtypes[label]) for name in inputs[label]]
+        takes = partial(_all_received, inputs[label], specs, made, dtypes[label])
         recast, compute = _recast(label, nodes, specs, dtypes), found.computing(frameworks[label])
-        bare = {name for name in inputs[label] if name not in made and not specs[name].shape}
-        try:
-            results = _outputs(node, given, compute, seed, recast)
-        except ShapeError as refused:
-            if not bare or not isinstance(node, ModelNode) or isinstance(node.model, Estimator):
-                raise
-            given = [_received(name, specs, made, dtypes[label], lift=True) for name in inputs[label]]
-            try:
-                results = _outputs(node, given, compute, seed, recast)
-            except ShapeError as again:  # which says more where it is the dtype that does not fit
-                raise refused if all(is_floating(specs[name].dtype) for name in bare) else again from None
-            lift.add(label)
+        bare = [specs[name] for name in inputs[label] if name not in made and not specs[name].shape]
+        results, raised = _given_out(
+            node, takes, bare, partial(_outputs, node, compute=compute, seed=seed, recast=recast)
+        )
+        lift |= {label} if raised else set()
         outputs[label] = _values(node, len(results))
         specs.update(zip(outputs[label], results, strict=True))
         made.update(outputs[label])
@@ -169,6 +169,24 @@ def infer(nodes: Mapping[str, Node], found: Registry, seed: int) -> Shapes:
             dtypes[label] = found.computing(frameworks[label]).dtype_of(node.model)
     check_layouts(nodes, frameworks, specs, found)
     return Shapes(tuple(order), frameworks, inputs, outputs, specs, dtypes, unfitted(nodes), frozenset(lift))
+
+
+def _given_out(
+    node: Node,
+    takes: Callable[..., list[TensorSpec]],
+    bare: Sequence[TensorSpec],
+    compute: Callable[[list[TensorSpec]], Sequence[TensorSpec]],
+) -> tuple[Sequence[TensorSpec], bool]:
+    """What a node gives, and whether the bare numbers among its columns had to enter as `[1]` for it."""
+    try:
+        return compute(takes()), False
+    except ShapeError as refused:
+        if not bare or not isinstance(node, ModelNode) or isinstance(node.model, Estimator):
+            raise
+        try:
+            return compute(takes(lift=True)), True
+        except ShapeError as again:  # which says more where it is the dtype that does not fit
+            raise refused if all(is_floating(spec.dtype) for spec in bare) else again from None
 
 
 def unfitted(nodes: Mapping[str, Node]) -> tuple[str, ...]:
