@@ -61,9 +61,10 @@ def recipes(draw: st.DrawFn) -> Recipe:
     }
     if name == "momentum":
         settings["nesterov"] = draw(st.booleans())
+    classes = ["cross_entropy"] if layers[-1].width > 1 else []
     return Recipe(
         tuple(layers),
-        draw(st.sampled_from(["mse", "mae", "binary_cross_entropy", "cross_entropy"])),
+        draw(st.sampled_from(["mse", "mae", "binary_cross_entropy", *classes])),
         tuple(settings.items()),
         draw(st.sampled_from([None, 0.05, 1.0])),
         draw(st.booleans()),
