@@ -21,6 +21,7 @@ TELLING = {
     "lifecycle.py:run",
     "moments.py:phase_end",
     "moments.py:_ends",
+    "moments.py:_tell",
     "moments.py:<listcomp>",
     "callbacks.py:phase_end",
     "experiment.py:_results",  # when all is over
