@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,44 +15,41 @@ from anyaccel.phases.phase import Phase
 from anyaccel.reference import Estimator
 from anyaccel.segment import Segment
 
-_MARK = "; losses will be NaN. "
 
-
-def noted(
+def notes(
     phase: Phase,
     plan: Plan,
     segments: Sequence[Segment],
     rows: Mapping[str, Rows],
     arrays: Mapping[str, np.ndarray],
-) -> Plan:
-    """The plan, with a note for each feature set whose NaN would go to what a TrainPhase trains by gradients.
+) -> tuple[str, ...]:
+    """A note for each column whose NaN would go to what a TrainPhase trains by gradients.
 
     Features count where no estimator, which may know what to do with NaN, stands before the node that is trained;
     targets where a named loss takes them: a loss of the user's own may leave out what is NaN.
 
     Args:
-        phase: any phase; of others than a TrainPhase the plan comes back as it is.
+        phase: any phase; of others than a TrainPhase there is nothing to tell.
         plan: of the phase.
         segments: that carry it out, in the order of computation.
         rows: the data of the phase, by feature set.
         arrays: the columns of the plan as they are loaded, by name.
     """
     if not isinstance(phase, TrainPhase):
-        return plan
+        return ()
     reached = _reached(segments)
     found = [column for column in plan.columns if column.name in reached and _has_nan(arrays[column.name])]
-    return replace(plan, notes=(*plan.notes, *dict.fromkeys(_told(found, rows)))) if found else plan
+    return tuple(dict.fromkeys(_told(found, rows)))
 
 
-def warn(plan: Plan) -> None:
-    """Warn of the notes that `noted` gave a plan.
+def warn(label: str, told: Sequence[str]) -> None:
+    """Warn of what `notes` gave for the phase of this label.
 
     Warns:
         NaNWarning: once for all of them.
     """
-    notes = [note for note in plan.notes if _MARK in note]
-    if notes:
-        warnings.warn(f"phase {plan.phase!r}: {'. '.join(notes)}.", NaNWarning, stacklevel=6)
+    if told:
+        warnings.warn(f"phase {label!r}: {'. '.join(told)}.", NaNWarning, stacklevel=6)
 
 
 def _reached(segments: Sequence[Segment]) -> set[str]:
@@ -86,7 +82,7 @@ def _told(found: Sequence[Column], rows: Mapping[str, Rows]) -> Iterator[str]:
             if count:
                 role = "features" if column.role == "features" else "targets"
                 yield (
-                    f"{role} {name!r} hold NaN in {count} of {len(its)} rows{_MARK}"
+                    f"{role} {name!r} hold NaN in {count} of {len(its)} rows; losses will be NaN. "
                     f"To do: {_remedy(role, its.label, name)}"
                 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -15,11 +15,52 @@ from anyaccel.data.sampling.relations import Relation, Relations, names_of_setti
 from anyaccel.data.sampling.sampler import Draws, Sampler, SimpleSampler, check_settings, integer
 from anyaccel.errors import ConfigError, SamplerError
 
-_PAIR, _TRIPLET = "pair", "triplet"
+
+class _Tuples(Sampler):
+    """What samplers by conditions share: how they are written down and read.
+
+    The settings named in `conditions` hold relations, and those that are `optional` may hold none.
+    """
+
+    __slots__ = ()
+
+    kind: ClassVar[str]
+    conditions: ClassVar[tuple[str, ...]]
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    def get_config(self) -> dict[str, Any]:
+        """A plain dict that `from_config` reads back.
+
+        Raises:
+            ConfigError: a condition is a function.
+        """
+        settings = {name: getattr(self, name) for name in names_of_settings(self)}
+        settings.update({name: [one.get_config() for one in settings[name]] for name in self.conditions})
+        return {"type": self.kind, **settings}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read what `get_config` wrote.
+
+        Raises:
+            ConfigError: not such a configuration.
+            SamplerError: a setting that is wrong.
+        """
+        known, needed = names_of_settings(cls), {"batch_size", *cls.conditions} - {*cls.optional}
+        given = dict(config) if isinstance(config, Mapping) else {}
+        if given.pop("type", None) != cls.kind or set(given) - set(known) or not needed <= set(given):
+            raise ConfigError(
+                f"{config!r} is not the configuration of a {cls.kind} sampler", there=f"keys: type, {', '.join(known)}"
+            )
+        for name in set(cls.conditions) & set(given):
+            if not isinstance(given[name], (list, tuple)):
+                raise ConfigError(f"{name} of a {cls.kind} sampler is {given[name]!r}", there="a list of conditions")
+            given[name] = [relation_from_config(one) for one in given[name]]
+        return cls(**{name: value for name, value in given.items() if value or name not in cls.optional})
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class PairSampler(Sampler):
+class PairSampler(_Tuples):
     """Pairs of an anchor and a partner that fulfil conditions; streams `anchor` and `pair`.
 
     Each row that has a partner is the anchor of `per_anchor` pairs in an epoch; rows without one are never anchors.
@@ -42,6 +83,9 @@ class PairSampler(Sampler):
         SamplerError: a setting of the wrong type or out of range.
     """
 
+    kind: ClassVar[str] = "pair"
+    conditions: ClassVar[tuple[str, ...]] = ("match", "unlike")
+    optional: ClassVar[tuple[str, ...]] = ("unlike",)
     streams: ClassVar[tuple[str, ...]] = ("anchor", "pair")
 
     batch_size: int
@@ -91,28 +135,9 @@ class PairSampler(Sampler):
 
         return Draws(len(first), orders)
 
-    def get_config(self) -> dict[str, Any]:
-        """A plain dict that `from_config` reads back.
-
-        Raises:
-            ConfigError: a condition is a function.
-        """
-        return _config(self, _PAIR)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> PairSampler:
-        """Read what `get_config` wrote.
-
-        Raises:
-            ConfigError: not such a configuration.
-            SamplerError: a setting that is wrong.
-        """
-        settings = _settings(cls, config, _PAIR, ("match", "unlike"))
-        return cls(**{**settings, "unlike": settings.get("unlike") or None})
-
 
 @dataclass(frozen=True, slots=True, init=False)
-class TripletSampler(Sampler):
+class TripletSampler(_Tuples):
     """An anchor, a row that fits it and one that does not; streams `anchor`, `positive` and `negative`.
 
     Each row that has both is the anchor of `per_anchor` triplets in an epoch; others are never anchors. Both are drawn
@@ -132,6 +157,8 @@ class TripletSampler(Sampler):
         SamplerError: a setting of the wrong type or out of range.
     """
 
+    kind: ClassVar[str] = "triplet"
+    conditions: ClassVar[tuple[str, ...]] = ("positive", "negative")
     streams: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
 
     batch_size: int
@@ -179,24 +206,6 @@ class TripletSampler(Sampler):
 
         return Draws(len(anchors), orders)
 
-    def get_config(self) -> dict[str, Any]:
-        """A plain dict that `from_config` reads back.
-
-        Raises:
-            ConfigError: a condition is a function.
-        """
-        return _config(self, _TRIPLET)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> TripletSampler:
-        """Read what `get_config` wrote.
-
-        Raises:
-            ConfigError: not such a configuration.
-            SamplerError: a setting that is wrong.
-        """
-        return cls(**_settings(cls, config, _TRIPLET, ("positive", "negative")))
-
 
 def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
     """Read what `get_config` of a SimpleSampler, PairSampler or TripletSampler wrote.
@@ -208,38 +217,15 @@ def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
     kind = config.get("type") if isinstance(config, Mapping) else None
     if kind is None:
         return SimpleSampler.from_config(config)
-    if kind not in (_PAIR, _TRIPLET):
-        raise ConfigError(f"a sampler's type is {kind!r}", there=f"{_PAIR}, {_TRIPLET}, or no type: a simple one")
-    return PairSampler.from_config(config) if kind == _PAIR else TripletSampler.from_config(config)
+    made = next((one for one in (PairSampler, TripletSampler) if one.kind == kind), None)
+    if made is None:
+        raise ConfigError(f"a sampler's type is {kind!r}", there="pair, triplet, or no type: a simple one")
+    return made.from_config(config)
 
 
 def _fill(sampler: Sampler, **settings: Any) -> None:
     for name, value in settings.items():
         object.__setattr__(sampler, name, value)
-
-
-def _config(sampler: Any, kind: str) -> dict[str, Any]:
-    settings = {name: getattr(sampler, name) for name in names_of_settings(sampler)}
-    plain = {
-        name: [one.get_config() for one in value] if isinstance(value, tuple) else value
-        for name, value in settings.items()
-    }
-    return {"type": kind, **plain}
-
-
-def _settings(cls: Any, config: Any, kind: str, conditions: tuple[str, ...]) -> dict[str, Any]:
-    known = names_of_settings(cls)
-    given = dict(config) if isinstance(config, Mapping) else {}
-    if given.pop("type", None) != kind or set(given) - set(known) or not {"batch_size", conditions[0]} <= set(given):
-        raise ConfigError(
-            f"{config!r} is not the configuration of a {kind} sampler", there=f"keys: type, {', '.join(known)}"
-        )
-    for name in conditions:
-        its = given.get(name, ())
-        if not isinstance(its, (list, tuple)):
-            raise ConfigError(f"{name} of a {kind} sampler is {its!r}", there="a list of conditions")
-        given[name] = [relation_from_config(one) for one in its]
-    return given
 
 
 def _none_of_both(rows: Mapping[str, Rows], positive: Partners, negative: Partners) -> SamplerError:
