@@ -72,7 +72,7 @@ def test_every_page_can_be_reached_from_the_front(site: Path) -> None:
     assert not sorted(pages - linked)
 
 
-def test_a_script_is_shown_whole(root: Path, site: Path) -> None:
+def test_a_script_is_shown_whole(site: Path) -> None:
     page = (site / "examples/two_frameworks.html").read_text(encoding="utf-8")
     text = re.sub(r"<[^>]+>", "", page)
     assert "def trained(encoder_mlp, head_mlp)" in text

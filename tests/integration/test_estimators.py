@@ -71,7 +71,7 @@ def mlp(framework):
     return lambda width, n_layers=2: make((width,), n_layers=n_layers, hidden_dim=8)
 
 
-def test_an_encoder_a_scaler_and_two_heads(framework, data, mlp):
+def test_an_encoder_a_scaler_and_two_heads(data, mlp):
     nodes = [
         ModelNode("ridge", Ridge(), "enc"),
         ModelNode("taught", Taught(), "enc"),
@@ -101,7 +101,7 @@ def test_an_encoder_a_scaler_and_two_heads(framework, data, mlp):
     np.testing.assert_allclose(result.prediction("ridge"), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_outputs_in_another_dtype_are_told_with_the_remedy_or_taken(framework, data, mlp):
+def test_outputs_in_another_dtype_are_told_with_the_remedy_or_taken(data, mlp):
     """An estimator that computes in float64 before a model in float32."""
     nodes = [
         ModelNode("scale", Estimator(Scale("float64"), method="transform"), data.reference()),

@@ -8,19 +8,12 @@ import pytest
 
 import anyaccel_jax as ours
 from anyaccel.testing import Subject, suite
-from anyaccel_jax import Function, JaxBackend, compute
+from anyaccel_jax import Function, compute
+from anyaccel_jax.conformance import JaxSubject
 
 
-class Jax(Subject):
+class Jax(JaxSubject):
     """Pure functions on the best device of this machine, among two of the CPU."""
-
-    @pytest.fixture
-    def backend(self):
-        return JaxBackend()
-
-    @pytest.fixture
-    def new_tensor(self):
-        return lambda: jnp.zeros(3)
 
     @pytest.fixture
     def model(self):

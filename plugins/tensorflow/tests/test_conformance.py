@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from anyaccel.testing import Subject, suite
-from anyaccel_tensorflow import TensorFlowBackend
+from anyaccel_tensorflow.conformance import TensorFlowSubject
 
 
 class Built(tf.Module):
@@ -25,19 +25,11 @@ class Built(tf.Module):
         return x @ self.last["kernel"] + self.last["bias"]
 
 
-class Standard(Subject):
+class Standard(TensorFlowSubject):
     """SequentialMLP, which every framework has."""
 
-    @pytest.fixture
-    def backend(self):
-        return TensorFlowBackend()
 
-    @pytest.fixture
-    def new_tensor(self):
-        return lambda: tf.zeros(3)
-
-
-class Keras(Standard):
+class Keras(TensorFlowSubject):
     """Keras models that are not built."""
 
     @pytest.fixture

@@ -72,7 +72,7 @@ class ArrayProgram(Stepping):
             for term, loss in judged:
                 self._start(term, loss, (scale or {}).get(term.label), values, flow)
             for op, applied in reversed(tape):
-                self._back(op, applied, values, flow)
+                self._back(op, applied, flow)
             return tuple(self._cotangent(name, values, flow) for name in self.segment.needs_pullback)
 
         return self._wired.outputs(values), pairs(judged), pullback
@@ -116,7 +116,7 @@ class ArrayProgram(Stepping):
                     name, term.device, cast(self._ops, scaled(self._ops, gradient, factor), values.home(name).dtype)
                 )
 
-    def _back(self, op: Operation, applied: Applied | None, values: Values, flow: Cotangents) -> None:
+    def _back(self, op: Operation, applied: Applied | None, flow: Cotangents) -> None:
         found = [flow.take(name) for name in op.outputs]
         if applied is None or all(cotangent is None for cotangent in found):
             return

@@ -28,6 +28,7 @@ class BoundLoss:
 
     `mean(values)` is a scalar on the loss's device; `parts(values)` are its sum and weight, both there too.
     `module` is the loss itself where it is a module, which may have parameters. `slots` are the numbers of its inputs.
+    An operation over several devices is told with the loss's name.
     """
 
     __slots__ = ("label", "mean", "module", "parts", "slots", "weight")
@@ -41,12 +42,7 @@ class BoundLoss:
         module: nn.Module | None = None,
     ) -> None:
         self.label, self.weight, self.module, self.slots = term.label, term.weight, module, tuple(slots)
-        self.mean, self.parts = mean, parts
-
-    def naming(self, term: LossTerm, slots: Sequence[int]) -> BoundLoss:
-        """The same, and an operation over several devices is told with its name."""
-        self.mean, self.parts = _naming(self.mean, term, slots), _naming(self.parts, term, slots)
-        return self
+        self.mean, self.parts = _naming(mean, term, slots), _naming(parts, term, slots)
 
 
 def _naming(function: Callable[[Values], Result], term: LossTerm, slots: Sequence[int]) -> Callable[[Values], Result]:
@@ -70,7 +66,7 @@ def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLos
         (when called) RecipeError: an own loss that gives no scalar.
     """
     if term.loss.own is not None:
-        return _bind_own(term, slots, device).naming(term, slots)
+        return _bind_own(term, slots, device)
     if len(slots) != 2:
         raise RecipeError(
             f"loss {term.label!r}: {term.loss.name} was given {len(slots)} inputs ({', '.join(term.inputs)})",
@@ -89,7 +85,7 @@ def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLos
         total = function(outputs, targets, reduction="sum")
         return total, _weight(weigh(outputs), total)
 
-    return BoundLoss(term, slots, mean, parts).naming(term, slots)
+    return BoundLoss(term, slots, mean, parts)
 
 
 # -- named -----------------------------------------------------------------------------------------------------------

@@ -158,6 +158,7 @@ class GroupOptimizer:
         resumed = {node: _resumed(state, members[node], slots) for node, state in given.items()}
         self._before = {node: resumed.get(node, NodeState()).step for node in members}
         self._ran = dict.fromkeys(members, 0)
+        self._counting = [(node, tuple(named.values())) for node, named in members.items() if named]
         self._node = {each: node for node, named in members.items() for each in named.values()}
         self._parted = True
         if self._optimizer is not None:
@@ -202,8 +203,8 @@ class GroupOptimizer:
 
     def _count(self) -> None:
         """A node that no gradient reached does not count the step."""
-        for node, named in self.members.items():
-            for parameter in named.values():
+        for node, parameters in self._counting:
+            for parameter in parameters:
                 if parameter.grad is not None:
                     self._ran[node] += 1
                     break
