@@ -15,6 +15,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("device", "rng"),
     ("recipes", "models", "metrics"),
     ("segment",),
+    ("program",),
     ("backend",),
     ("adapter",),
     ("reference",),
@@ -35,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # These stand high but may use little: what a third party's backend could use, and no more.
 ONLY: dict[str, set[str]] = {
-    "reference": {"errors", "install_hints", "device", "rng", "recipes", "models", "segment", "backend", "adapter"},
+    "reference": {"errors", "install_hints", "device", "rng", "recipes", "models", "segment", "program", "backend", "adapter"},
 }
 
 # Imports inside functions that go up all the same, each with its reason.

@@ -8,7 +8,6 @@ arrive with a default, so that an older plugin keeps working.
 from __future__ import annotations
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,8 +17,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel.device import Device
+from anyaccel.program import Offer as Offer
+from anyaccel.program import Program as Program
+from anyaccel.program import Stepping as Stepping
 from anyaccel.recipes import Loss, Optimizer
-from anyaccel.segment import NodeState, Segment, TensorSpec
+from anyaccel.segment import Segment, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Backend(ABC):
     """Top-level modules whose classes it owns."""
     environment: ClassVar[tuple[str, ...]] = ()
     """Environment variables that decide which devices the framework sees or how it uses them; `anyaccel env` tells."""
+    forks: ClassVar[bool] = True
+    """Whether a process that has used the framework may be forked: False where its runtime keeps threads of its own."""
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:
@@ -106,6 +110,24 @@ class Backend(ABC):
         return ""
 
 
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A tensor that is on its way to a device.
+
+    `arrive()` is called once by the thread that computes, before the first use: what is asked of the device from then
+    on waits for the copy; the caller does not. `read()` waits until the array that was sent has been read and may be
+    overwritten; it may be called by another thread, and more than once.
+    """
+
+    tensor: Any
+    arrive: Callable[[], None] = _nothing
+    read: Callable[[], None] = _nothing
+
+
 class Exchange(ABC):
     """Capability: tensors from and to host memory, and from other frameworks."""
 
@@ -147,141 +169,31 @@ class Exchange(ABC):
         `order` is a tensor [n] of `index_dtype` on the same device. The result is never waited for.
         """
 
+    def take(self, array: np.ndarray, device: Device) -> Any:
+        """As `from_host`, of an array that is given away: nobody else reads or writes it from now on.
+
+        A framework that can compute from this memory needs no copy. The default makes one.
+        """
+        return self.from_host(array, device)
+
+    def buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+        """Host memory of any content from which `send` copies to `device` best: page-locked, where that is faster."""
+        return np.empty(shape, dtype)
+
+    def send(self, array: np.ndarray, device: Device) -> Sent:
+        """Begin to copy an array (of `buffer`, or a part of one) to `device`, beside what is computed there.
+
+        May be called from a thread of its own. The default copies at once.
+
+        Raises:
+            MoveError: the framework or the device lacks this dtype.
+            OutOfMemoryError: no room.
+        """
+        return Sent(self.from_host(array, device))
+
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
         """Many device scalars in host memory at once, float64 [n]; waits for them."""
         return np.array([float(self.to_host(value)) for value in values], dtype=np.float64)
-
-
-class Program(ABC):
-    """A segment made ready to run: bound callables, no lookups left. It owns its state until `release`.
-
-    Inputs are given as a tuple in the order of `segment.inputs`, outputs come in the order of `segment.outputs`, all
-    on the devices that the segment names. Losses are a mapping from label to (sum, weight), both left on the device.
-    Nothing here waits for a device but `snapshot` and `release`. Inputs, and the cotangents that a pullback is given,
-    may be memory of another framework: nothing is ever written to them, whatever the models do.
-
-    An input may be None: this step has no rows for it. What needs it, directly or through other operations, is left
-    out: operations do not run and their buffers stay as they are, outputs are None, and losses are not in the mapping.
-    Cotangents of outputs and of inputs that are None are None. Parameters that no gradient has reached are not touched
-    by `apply`, and their node does not count the step. `Stepping.steps` always has all columns. In a graph of several
-    segments an output that is None is given as None to the segments that take it, and one all of whose inputs are None
-    is not asked in this step.
-    """
-
-    segment: Segment
-
-    @abstractmethod
-    def seed(self, key: int) -> None:
-        """Restart the random streams (dropout) from a 64-bit key. Called at the start of every epoch."""
-
-    @abstractmethod
-    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
-        """Outputs and losses in evaluation mode; nothing is kept for a pullback, no buffer changes.
-
-        Args:
-            inputs: values in the order of `segment.inputs`; None where there are none in this step.
-
-        Returns:
-            outputs, and losses as (sum, weight); what needs a missing input is None, or not there.
-        """
-
-    @abstractmethod
-    def forward_pullback(
-        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
-    ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """Outputs and losses in training mode (frozen operations stay in evaluation mode), and the pullback.
-
-        Args:
-            inputs: values in the order of `segment.inputs`; None where there are none in this step.
-            scale: factor by which each loss's *sum* enters the total, by label; None is its term's weight divided by
-                the (sum, weight) weight, which makes the total a weighted sum of means.
-
-        Returns:
-            outputs; losses; and a function that takes one cotangent for each output (None for zero), adds the
-            gradients of total loss and cotangents to the parameters' and returns a cotangent for each name in
-            `segment.needs_pullback` (None for zero, and for inputs that were None). It may be called once.
-        """
-
-    @abstractmethod
-    def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """Per parameter group: squared L2 norm of its gradients and whether all are finite.
-
-        Both are scalars on the device of the group's first node.
-        """
-
-    def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        """The factor for gradients whose squared norms add up to the sum of `squares`, so that their norm is `limit`.
-
-        `min(1, limit / (norm + 1e-6))`, NaN where the norm is. The default waits for the squares.
-
-        Args:
-            limit: the largest norm that is left as it is.
-            squares: scalars of this framework on one device, one for each part of a group.
-
-        Returns:
-            what `apply` takes as a scale: a tensor on that device where nothing is to be waited for, else a float.
-        """
-        norm = math.sqrt(sum(float(square) for square in squares))
-        return limit / (norm + 1e-6) if not norm + 1e-6 <= limit else 1.0
-
-    @abstractmethod
-    def reduce(self, fn: Callable[[Any], Any]) -> None:
-        """Replace every parameter's gradient by `fn(gradient)`, in the order of the groups' nodes and parameters."""
-
-    @abstractmethod
-    def apply(self, scale: Mapping[str, Any] | None = None) -> None:
-        """One optimizer step with the gradients, times `scale[group]` where given; then forget the gradients.
-
-        Parameters that no gradient has reached stay as they are, and a node of which none was reached does not count
-        the step.
-        """
-
-    @abstractmethod
-    def discard(self) -> None:
-        """Forget the gradients without a step."""
-
-    @abstractmethod
-    def snapshot(self) -> Any:
-        """A copy of everything a step changes: parameters, buffers, optimizer state, random state."""
-
-    @abstractmethod
-    def restore(self, snapshot: Any) -> None:
-        """Go back to a snapshot, which can be used again; gradients are forgotten."""
-
-    @abstractmethod
-    def states(self) -> dict[str, NodeState]:
-        """The optimizer state by node, as it is now; tensors of the framework, on their devices."""
-
-    def publish(self) -> None:
-        """Let the user's own models hold the values of now; the program goes on, and its state stays its own.
-
-        The default does nothing, which is right for a program that works on the user's models in place.
-        """
-
-    @abstractmethod
-    def release(self) -> dict[str, NodeState]:
-        """End: the user's own models hold the result, and the optimizer state is handed out. May be called twice."""
-
-
-class Stepping(Program):
-    """A Program that can run whole training steps in one call, however its framework does that best."""
-
-    @abstractmethod
-    def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
-        """`count` training steps over resident columns; step i takes rows `order[start + i*batch :][:batch]`.
-
-        Includes clipping within the segment and the optimizer step. No transfer and no wait happens inside.
-
-        Args:
-            columns: resident columns in the order of `segment.inputs`.
-            orders: for each column the epoch's order, [n] of the backend's `index_dtype`, on the column's device.
-            start: first row in the order.
-            count: number of steps.
-            batch: rows in each step.
-
-        Returns:
-            mean losses on the device, [count, len(segment.losses)], in the order of `segment.losses`.
-        """
 
 
 class Compute(ABC):
@@ -302,6 +214,13 @@ class Compute(ABC):
         True, the default, lets the plan copy such a value on its device instead of sharing memory.
         """
         return True
+
+    def mixes(self, model: Any) -> str:
+        """Why an output row of a model in training depends on other rows of its batch (`"BatchNorm"`), `""` if not.
+
+        A batch of such a model cannot be computed in parts with the same result. The default does not know of any.
+        """
+        return ""
 
     def layout(self, model: Any) -> tuple[str, str]:
         """The order of axes that a model assumes of its inputs, and that of its outputs.

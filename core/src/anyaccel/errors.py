@@ -77,6 +77,10 @@ class ColumnError(DataError):
     """A column that is not there, has nulls, or has a shape or dtype that does not fit."""
 
 
+class SourceError(DataError):
+    """A source of batches that yields what cannot be taken: nothing, unequal columns, another dtype or shape."""
+
+
 class SplitError(DataError):
     """A split that is empty, unknown, taken twice, overlaps another, tears a group or stratum, or has wrong ratios."""
 
@@ -105,6 +109,10 @@ class PhaseError(AnyaccelError, ValueError):
     """A phase that cannot run on this graph."""
 
 
+class CompileError(AnyaccelError):
+    """Steps that cannot be compiled, and why; they run uncompiled."""
+
+
 class EstimatorError(AnyaccelError, ValueError):
     """An estimator that cannot do what its node or its phase asks of it."""
 
@@ -121,6 +129,10 @@ class ResultError(AnyaccelError, KeyError):
 
 class FallbackWarning(UserWarning):
     """A node runs on the CPU because its framework is not served on the device of the phase."""
+
+
+class CompileWarning(UserWarning):
+    """Steps that were to be compiled run uncompiled."""
 
 
 class NaNWarning(UserWarning):

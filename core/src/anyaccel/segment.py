@@ -92,7 +92,8 @@ class Segment:
     `inputs` maps the name of each value that comes from outside to its specification and the device it arrives on;
     the order is that in which a Program takes them. `needs_pullback` names those inputs whose cotangents are wanted
     (they come from trained nodes of other segments). `outputs` names the values that others need. `states` holds the
-    optimizer state of earlier phases by node.
+    optimizer state of earlier phases by node. `compile` is `"off"` where nothing may be compiled: what a user's model
+    does, prints or raises happens in each step, line by line.
     """
 
     label: str
@@ -103,3 +104,4 @@ class Segment:
     groups: tuple[ParameterGroup, ...] = ()
     needs_pullback: tuple[str, ...] = ()
     states: Mapping[str, NodeState] = field(default_factory=dict)
+    compile: str = "auto"
