@@ -174,8 +174,9 @@ def backend(session: nox.Session, plugin: str) -> None:
 @nox.session(python=MAIN)
 def mixed(session: nox.Session) -> None:
     """All frameworks in one process, and one graph over several of them."""
-    session.install(*editable(*PLUGINS), *group("test", "guests", *PLUGINS))
-    tests = [f"tests/integration/test_{name}.py" for name in ("three_frameworks", "graph_machine", "schedules_across")]
+    session.install(*editable(*PLUGINS), *group("test", "guests", "sources", *PLUGINS))
+    names = ("three_frameworks", "graph_machine", "schedules_across", "sources")
+    tests = [f"tests/integration/test_{name}.py" for name in names]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", *tests, *spread(), *session.posargs, env=env)
 
@@ -262,7 +263,15 @@ def linkcheck(session: nox.Session) -> None:
 
 @nox.session(python=MAIN)
 def bench(session: nox.Session) -> None:
-    """Run benchmarks: all of them, or those named after `--`."""
+    """Run the benchmarks, or those whose files are named after `--`, into build/bench; `--quick` sees that they run.
+
+    What else stands after `--` is handed to each of them. The pictures for docs/benchmarks are drawn, too.
+    """
     session.install(*editable(*PLUGINS), *group("bench", "guests", *PLUGINS))
-    for script in session.posargs or python_files("tests/benchmarks"):
-        session.run("python", script)
+    named = [argument for argument in session.posargs if argument.endswith(".py")]
+    options = [argument for argument in session.posargs if argument not in named]
+    into = ROOT / "build/bench"
+    into.mkdir(parents=True, exist_ok=True)
+    for script in named or python_files("tests/benchmarks"):
+        session.run("python", script, *options, "--json", str(into / f"{Path(script).stem}.json"), env=ONE_THREAD)
+    session.run("python", "tests/benchmarks/harness/plots.py", str(into))

@@ -1,6 +1,6 @@
 """What a border between two frameworks costs: a step of the graph, less the steps of its two segments alone.
 
-Run it with `nox -s bench`, or `python tests/benchmarks/border.py [--blocks N] [--json FILE]`. Every pair of installed
+Run it with `nox -s bench`, or `python tests/benchmarks/border.py [--quick] [--json FILE]`. Every pair of installed
 frameworks is measured; the graph and its segments alone take turns in one process, block by block.
 """
 
@@ -154,6 +154,7 @@ def main() -> None:
     """Print a table, and write it where `--json` says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=24)
+    parser.add_argument("--quick", dest="blocks", action="store_const", const=1, help="one block, to see that it runs")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     names = [name for name in registry().frameworks if isinstance(registry().find(name), Compute)]

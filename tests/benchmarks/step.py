@@ -1,6 +1,6 @@
 """What a training step costs beside the same loop written by hand: MLP 50-16-16-1, fused Adam, batch 64, torch on CPU.
 
-Run it with `nox -s bench`, or `python tests/benchmarks/step.py [--blocks N] [--json FILE]` where anyaccel-torch is
+Run it with `nox -s bench`, or `python tests/benchmarks/step.py [--quick] [--json FILE]` where anyaccel-torch is
 installed. Both loops run in one process in interleaved blocks, so that the noise of the machine meets both alike.
 """
 
@@ -115,6 +115,7 @@ def main() -> None:
     """Measure, print a table, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=24)
+    parser.add_argument("--quick", dest="blocks", action="store_const", const=1, help="one block, to see that it runs")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     inputs, targets = data()

@@ -1,7 +1,7 @@
 """What a tracker costs: the loop of a TrainPhase that the TensorBoard plugin logs, beside the same loop unlogged.
 
 MLP 50-16-16-1, Adam, batch 64, on torch and on NumPy, with epochs of several lengths. Run it with `nox -s bench`, or
-`python tests/benchmarks/tracker.py [--blocks N] [--cpu] [--json FILE]` where anyaccel-torch and anyaccel-tensorboard
+`python tests/benchmarks/tracker.py [--quick] [--cpu] [--json FILE]` where anyaccel-torch and anyaccel-tensorboard
 are installed. Both loops run in one process in interleaved blocks, so that the noise of the machine meets both alike.
 What the plugin does after an epoch is timed by itself, too: it is less than the noise of most loops. `--cpu` counts the
 time of the processor, so that what others take of a busy machine does not count; use it with `OMP_NUM_THREADS=1`, as
@@ -138,6 +138,7 @@ def main() -> None:
     """Measure, print a table, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=24)
+    parser.add_argument("--quick", dest="blocks", action="store_const", const=1, help="one round, to see that it runs")
     parser.add_argument("--cpu", action="store_true", help="count the processor's time")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -34,7 +34,9 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {}
-PARTS = ("backends", "exchange", "memory", "models", "custody", "programs", "partial", "training", "stepping")
+PARTS = (
+    *("backends", "exchange", "giving", "memory", "models", "custody", "programs", "partial", "training", "stepping", "compiling"),
+)
 
 
 def all_faults() -> dict[str, Fault]:

@@ -47,6 +47,16 @@ class TwoTotals(ReferenceBackend):
         return replace(super().device_info(device), total_memory=17)
 
 
+@fault("memory", "test_the_cpu_has_what_the_process_may_have")
+class TheWholeMachine(ReferenceBackend):
+    def memory(self, device):
+        info = super().memory(device)
+        return replace(info, total=2**62) if device == CPU else info
+
+    def device_info(self, device):
+        return replace(super().device_info(device), total_memory=0)
+
+
 @fault("memory", "test_release_keeps_tensors")
 class ReleasesWhatIsInUse(ReferenceBackend):
     last = None

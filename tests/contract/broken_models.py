@@ -179,3 +179,15 @@ class LacksAdamW(ReferenceBackend):
 class LacksMae(ReferenceBackend):
     def refuses(self, recipe):
         return "no mae" if recipe.name == "mae" else super().refuses(recipe)
+
+
+@fault("compute", "test_a_model_that_mixes_rows_is_known[buffered_model]")
+class MixesInSilence(ReferenceBackend):
+    def mixes(self, model):
+        return ""
+
+
+@fault("compute", "test_a_model_that_mixes_rows_is_known[model]")
+class AllModelsMix(ReferenceBackend):
+    def mixes(self, model):
+        return "whatever it is"

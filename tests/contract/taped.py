@@ -232,18 +232,19 @@ class DonatingOps(TapedOps):
 
     donates, spans = True, False
 
-    def repeated(self, body):
+    def repeated(self, body, *, quick=False):
         compiled = self.compiled(body)
 
-        def run(state, rest, rows, count):
+        def run(state, rest, course, count):
             results = []
-            for i in range(count):
+            for _ in range(count):
                 before = state
-                state, result = compiled(before, rest, walked(lambda array, i=i: np.array(array[i]), rows))
+                state, result = compiled(before, rest, walked(np.array, course.row()))
+                course.went(1)
                 state = walked(self.copied, state)
                 walked(destroyed, before)
                 results.append(result)
-            return state, np.stack(results)
+            return state, np.stack(results) if results else None
 
         return run
 

@@ -53,8 +53,8 @@ class NarrowProgram(ArrayProgram):
         outputs, losses, pullback = super().forward_pullback([narrow(value) for value in inputs], scale)
         return outputs, losses, lambda given: pullback([c if c is None else narrow(c) for c in given])
 
-    def steps(self, columns, orders, start, count, batch):
-        return super().steps(list(map(narrow, columns)), list(map(narrow, orders)), start, count, batch)
+    def steps(self, columns, orders, start, count, batch, *more):
+        return super().steps(list(map(narrow, columns)), list(map(narrow, orders)), start, count, batch, *more)
 
 
 class ThirtyTwo(ReferenceBackend):

@@ -11,7 +11,7 @@ import pytest
 
 # Lowest first; the modules (or packages) of one line do not import each other. "" is anyaccel/__init__.py.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "install_hints", "markup"),
+    ("errors", "install_hints", "markup", "hostmemory"),
     ("device", "rng"),
     ("recipes", "models", "metrics"),
     ("segment",),
@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # These stand high but may use little: what a third party's backend could use, and no more.
 ONLY: dict[str, set[str]] = {
-    "reference": {"errors", "install_hints", "device", "rng", "recipes", "models", "segment", "program", "backend", "adapter"},
+    "reference": {"errors", "hostmemory", "install_hints", "device", "rng", "recipes", "models", "segment", "program", "backend", "adapter"},
 }
 
 # Imports inside functions that go up all the same, each with its reason.

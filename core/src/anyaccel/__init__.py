@@ -16,22 +16,30 @@ if TYPE_CHECKING:
     from anyaccel.backend import Compute as Compute
     from anyaccel.backend import Exchange as Exchange
     from anyaccel.backend import Memory as Memory
+    from anyaccel.backend import Offer as Offer
     from anyaccel.backend import Program as Program
+    from anyaccel.backend import Sent as Sent
     from anyaccel.backend import Stepping as Stepping
+    from anyaccel.data import Batches as Batches
+    from anyaccel.data import BatchSource as BatchSource
     from anyaccel.data import Beyond as Beyond
     from anyaccel.data import Different as Different
     from anyaccel.data import Draws as Draws
     from anyaccel.data import FeatureSet as FeatureSet
     from anyaccel.data import FeatureSetView as FeatureSetView
+    from anyaccel.data import Items as Items
     from anyaccel.data import PairSampler as PairSampler
+    from anyaccel.data import ParquetStream as ParquetStream
     from anyaccel.data import Reference as Reference
     from anyaccel.data import Relation as Relation
     from anyaccel.data import Same as Same
     from anyaccel.data import Sampler as Sampler
     from anyaccel.data import SimpleSampler as SimpleSampler
+    from anyaccel.data import Source as Source
     from anyaccel.data import TripletSampler as TripletSampler
     from anyaccel.data import Where as Where
     from anyaccel.data import Within as Within
+    from anyaccel.data import advised_workers as advised_workers
     from anyaccel.device import Device as Device
     from anyaccel.experiment import Experiment as Experiment
     from anyaccel.graph import ConcatNode as ConcatNode
@@ -43,6 +51,7 @@ if TYPE_CHECKING:
     from anyaccel.phases import Callback as Callback
     from anyaccel.phases import EarlyStopping as EarlyStopping
     from anyaccel.phases import EvalPhase as EvalPhase
+    from anyaccel.phases import Event as Event
     from anyaccel.phases import FitPhase as FitPhase
     from anyaccel.phases import Progress as Progress
     from anyaccel.phases import TrainPhase as TrainPhase
@@ -72,29 +81,35 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "accelerator": ("Accelerator",),
-    "backend": ("Backend", "Compute", "Exchange", "Memory", "Program", "Stepping"),
+    "backend": ("Backend", "Compute", "Exchange", "Memory", "Offer", "Program", "Sent", "Stepping"),
     "data": (
+        "BatchSource",
+        "Batches",
         "Beyond",
         "Different",
         "Draws",
         "FeatureSet",
         "FeatureSetView",
+        "Items",
         "PairSampler",
+        "ParquetStream",
         "Reference",
         "Relation",
         "Same",
         "Sampler",
         "SimpleSampler",
+        "Source",
         "TripletSampler",
         "Where",
         "Within",
+        "advised_workers",
     ),
     "device": ("Device",),
     "experiment": ("Experiment",),
     "graph": ("ConcatNode", "ModelGraph", "ModelNode", "Plan"),
     "hookspecs": ("hookimpl",),
     "metrics": ("Metric",),
-    "phases": ("Callback", "EarlyStopping", "EvalPhase", "FitPhase", "Progress", "TrainPhase"),
+    "phases": ("Callback", "EarlyStopping", "EvalPhase", "Event", "FitPhase", "Progress", "TrainPhase"),
     "placement": ("all_devices", "best", "device_of", "devices", "move", "place", "scope"),
     "recipes": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
     "reference": ("Estimator", "SequentialCNN", "SequentialMLP", "simulate"),

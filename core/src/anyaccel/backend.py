@@ -191,6 +191,13 @@ class Exchange(ABC):
         """
         return Sent(self.from_host(array, device))
 
+    def is_ready(self, tensor: Any) -> bool:
+        """Whether a tensor's values are there by now; asks, and does not wait.
+
+        For frameworks that give back what is still being computed. The default says so of every tensor.
+        """
+        return True
+
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
         """Many device scalars in host memory at once, float64 [n]; waits for them."""
         return np.array([float(self.to_host(value)) for value in values], dtype=np.float64)

@@ -101,7 +101,8 @@ class Experiment:
         try:
             figures = execute(run, self.callbacks, progress_for(self.progress))
         finally:
-            ran = {"number": len(self.history), "started": started, "seconds": time.perf_counter() - began}
+            ran: dict[str, Any] = {"number": len(self.history), "started": started}
+            ran |= {"seconds": time.perf_counter() - began, "events": tuple(run.events)}
             self.history.append(self._results(run, figures or run.evaluation, ran))
         return self.history[-1]
 

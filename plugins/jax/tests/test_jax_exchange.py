@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import pytest
 
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
+from anyaccel.hostmemory import aligned_empty
 from anyaccel_jax import JaxBackend, exchange
 from anyaccel_jax.host import check_dtype, copied
 
@@ -50,6 +53,65 @@ def test_our_copies_are_taken_over_without_another() -> None:
         assert not made.size or made.ctypes.data % 64 == 0
         assert made.flags.c_contiguous and made.dtype.isnative
         np.testing.assert_array_equal(made, array)
+
+
+@pytest.mark.parametrize("device", [CPU, SECOND], ids=str)
+def test_what_is_given_away_is_computed_from(backend: JaxBackend, device: Device) -> None:
+    array = aligned_empty((3, 4), "float32")
+    array[...] = 2
+    where, owner = array.ctypes.data, weakref.ref(array.base)
+    tensor = backend.take(array, device)
+    assert tensor.unsafe_buffer_pointer() == where
+    del array
+    assert owner() is not None  # JAX keeps it
+    np.testing.assert_array_equal(backend.to_host(tensor), np.full((3, 4), 2))
+    del tensor
+    gc.collect()
+    assert owner() is None  # and lets it go
+
+
+def test_what_cannot_be_given_away_is_copied(backend: JaxBackend) -> None:
+    sealed = aligned(16).copy()
+    sealed.flags.writeable = False
+    for array in (aligned(16)[1:], aligned(16)[::2], sealed):
+        tensor = backend.take(array, CPU)
+        assert tensor.unsafe_buffer_pointer() != array.ctypes.data
+        np.testing.assert_array_equal(backend.to_host(tensor), np.ones(len(array)))
+
+
+@pytest.mark.parametrize("device", [CPU, SECOND], ids=str)
+def test_what_is_sent_does_not_follow_its_buffer(backend: JaxBackend, device: Device) -> None:
+    for part in (slice(0, 1000), slice(1, 1000)):  # one that JAX would alias, and one that it would copy later
+        buffer = backend.buffer((1000, 50), "float32", device)
+        buffer[...] = 1
+        sent = backend.send(buffer[part], device)
+        sent.read()
+        buffer[...] = 7
+        sent.arrive()
+        np.testing.assert_array_equal(backend.to_host(sent.tensor), np.ones((1000 - part.start, 50)))
+
+
+def test_an_accelerator_is_sent_to_without_a_copy_before(backend: JaxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is none: what JAX is given, and who waits."""
+    put = jax.device_put
+    given: list[np.ndarray] = []
+    monkeypatch.setattr(backend, "jax_device", lambda device: jax.devices("cpu")[0], raising=False)
+    monkeypatch.setattr(jax, "device_put", lambda array, target: given.append(array) or put(array.copy(), target))
+    buffer = backend.buffer((4, 2), "float32", Device("gpu"))
+    buffer[...] = 3
+    sent = backend.send(buffer[:3], Device("gpu"))
+    assert given[0].ctypes.data == buffer.ctypes.data and given[0].shape == (3, 2)
+    assert sent.read() is sent.tensor  # block_until_ready gives it back
+    backend.send(np.ones((2, 3), "float32").T, Device("gpu"))
+    assert given[1].flags.c_contiguous  # what lies otherwise is copied here
+    taken = backend.take(buffer, Device("gpu"))
+    assert given[2] is buffer and taken.shape == (4, 2)
+
+
+@pytest.mark.parametrize("act", ["take", "send"])
+def test_what_jax_would_make_narrower_is_refused(backend: JaxBackend, act: str) -> None:
+    with pytest.raises(MoveError, match=f"JAX would make float64 float32.*{REMEDY}"):
+        getattr(backend, act)(np.ones(3), CPU)
 
 
 def test_what_comes_to_the_host_cannot_be_written_to(backend: JaxBackend) -> None:

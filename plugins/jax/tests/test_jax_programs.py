@@ -135,7 +135,7 @@ def test_an_nnx_modules_own_arrays_live_on(
 
 
 def test_more_steps_than_one_call_does(backend: JaxBackend, segment_of: Any, donation: bool) -> None:
-    from anyaccel_jax.ops import CHUNK
+    from anyaccel_jax.looping import CHUNK
 
     count = CHUNK + 3
     x = np.random.default_rng(0).normal(size=(count, 3)).astype("f4")

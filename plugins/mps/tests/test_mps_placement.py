@@ -161,7 +161,9 @@ def test_an_array_of_the_host_is_waited_for(pretend: MpsBackend, monkeypatch: py
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pytest.fail("pinned"))
     pretend.from_host(np.ones(3, "float32"), MPS, pinned=True)
     pretend.move(torch.ones(3), MPS, pinned=True)
-    assert [kwargs.get("non_blocking", False) for _, kwargs in calls] == [False, False]
+    pretend.take(np.ones(3, "float32"), MPS)
+    pretend.send(pretend.buffer((3,), "float32", MPS), MPS).read()
+    assert [kwargs.get("non_blocking", False) for _, kwargs in calls] == [False] * 4
 
 
 def test_a_move_lands_and_back(backend: MpsBackend) -> None:
@@ -231,13 +233,14 @@ def test_a_tree_is_refused_whole(backend: MpsBackend) -> None:
 
 @pytest.mark.parametrize(("dtype", "remedy"), [("float64", "float32"), (">f8", "float32"), ("complex128", "complex64")])
 def test_an_array_of_the_host(backend: MpsBackend, dtype: str, remedy: str) -> None:
-    with pytest.raises(MoveError) as told:
-        backend.from_host(np.zeros(3, dtype), MPS)
     name = np.dtype(dtype).newbyteorder("=").name
-    assert str(told.value) == (
-        f"an array of {name} was given, which mps:0 cannot hold. There is: its closest is {remedy}; moves keep dtypes. "
-        f"To do: convert it first: array.astype('{remedy}')."
-    )
+    for act in (backend.from_host, backend.take, backend.send):
+        with pytest.raises(MoveError) as told:
+            act(np.zeros(3, dtype), MPS)
+        assert str(told.value) == (
+            f"an array of {name} was given, which mps:0 cannot hold. There is: its closest is {remedy}; moves keep "
+            f"dtypes. To do: convert it first: array.astype('{remedy}')."
+        )
 
 
 def test_an_array_of_another_framework(backend: MpsBackend) -> None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from anyaccel.testing import Subject, suite
 from anyaccel_tensorflow.conformance import TensorFlowSubject
+from anyaccel_tensorflow.ops import TensorFlowOps
 
 
 class Built(tf.Module):
@@ -26,11 +27,17 @@ class Built(tf.Module):
 
 
 class Standard(TensorFlowSubject):
-    """SequentialMLP, which every framework has."""
+    """SequentialMLP, which every framework has; whatever can be is compiled at once."""
+
+    @pytest.fixture(autouse=True)
+    def at_once(self, monkeypatch):
+        monkeypatch.setattr(TensorFlowOps, "patience", 0.0)
 
 
 class Keras(TensorFlowSubject):
-    """Keras models that are not built."""
+    """Keras models that are not built; whatever can be is compiled at once."""
+
+    at_once = Standard.at_once
 
     @pytest.fixture
     def model(self):
@@ -53,7 +60,11 @@ class Keras(TensorFlowSubject):
 
 
 class Module(Keras):
-    """A tf.Module of the user's own."""
+    """A tf.Module of the user's own, at first called as it is."""
+
+    @pytest.fixture(autouse=True)
+    def at_once(self):
+        assert TensorFlowOps.patience > 0.0
 
     @pytest.fixture
     def model(self):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -57,6 +60,60 @@ def test_from_host_owns_its_memory(backend: TensorFlowBackend, device: Device, s
     array[:] = -1
     np.testing.assert_array_equal(np.asarray(tensor), before)
     assert backend.device_of(tensor) == device
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "float16"])
+def test_what_is_given_away_is_computed_from(backend: TensorFlowBackend, dtype: str) -> None:
+    array = aligned(12, dtype)
+    before, where, owner = array.copy(), address(array), weakref.ref(array.base)
+    tensor = backend.take(array.reshape(3, 4), CPU)
+    assert address(tensor) == where
+    del array
+    gc.collect()
+    assert owner() is not None  # TensorFlow keeps it
+    np.testing.assert_array_equal(np.asarray(tf.square(tensor) / tensor)[1:], (before.reshape(3, 4))[1:])
+    del tensor
+    gc.collect()
+    assert owner() is None  # and lets it go
+
+
+@pytest.mark.parametrize("dtype", ["bool", "complex64"])
+def test_what_goes_no_such_way_is_copied(backend: TensorFlowBackend, dtype: str) -> None:
+    array = aligned(12, dtype)
+    for tensor in (backend.take(array, CPU), backend.from_host(array, CPU)):
+        assert address(tensor) != address(array)
+        np.testing.assert_array_equal(np.asarray(tensor), array)
+
+
+def test_what_is_given_away_to_another_cpu_is_copied(backend: TensorFlowBackend) -> None:
+    tensor = backend.take(aligned(12), SECOND)
+    assert backend.device_of(tensor) == SECOND
+    np.testing.assert_array_equal(np.asarray(tensor), np.arange(12))
+
+
+def test_what_tensorflow_would_die_of_is_not_taken(backend: TensorFlowBackend) -> None:
+    sealed = aligned(12)
+    sealed.flags.writeable = False
+    for array in (aligned(12, off=4), aligned(24)[::2], sealed):
+        tensor = backend.take(array, CPU)
+        assert address(tensor) % 64 == 0 and address(tensor) != address(array)
+        np.testing.assert_array_equal(np.asarray(tensor), array)
+
+
+def test_a_copy_for_the_cpu_is_made_once(backend: TensorFlowBackend) -> None:
+    array = np.ones((1000, 50), "float32")
+    with mock.patch.object(tf, "constant", side_effect=AssertionError("a second copy")):
+        tensor = backend.from_host(array, CPU)
+    np.testing.assert_array_equal(np.asarray(tensor), array)
+
+
+def test_buffers_are_aligned_and_sent_by_a_copy(backend: TensorFlowBackend) -> None:
+    buffer = backend.buffer((4, 2), "float32", CPU)
+    assert address(buffer) % 64 == 0
+    buffer[...] = 1
+    sent = backend.send(buffer, CPU)
+    buffer[...] = 7
+    np.testing.assert_array_equal(np.asarray(sent.tensor), np.ones((4, 2)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])

@@ -18,6 +18,7 @@ from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, Tenso
 from anyaccel_tensorflow import SequentialMLP
 from anyaccel_tensorflow.backend import TensorFlowBackend
 from anyaccel_tensorflow.faults import first_line, telling
+from anyaccel_tensorflow.ops import TensorFlowOps
 from anyaccel_tensorflow.program import TensorFlowProgram
 
 CPU, SECOND, THIRD = (Device("cpu", i) for i in range(3))
@@ -201,9 +202,10 @@ def test_loss_and_gradients_are_those_of_the_formula_on_a_second_device(
 
 @pytest.mark.parametrize("kind", ["mlp", "keras", "module"])
 def test_nothing_is_traced_anew_from_step_to_step(
-    backend: TensorFlowBackend, segment_of: Callable[..., Segment], kind: str
+    backend: TensorFlowBackend, segment_of: Callable[..., Segment], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the learning rate, the draws, the start and the number of steps change."""
+    monkeypatch.setattr(TensorFlowOps, "patience", 0.0)
     traces: list[int] = []
 
     class Counting(keras.layers.Layer):
@@ -236,6 +238,7 @@ def test_nothing_is_traced_anew_from_step_to_step(
     program = backend.build(segment_of(model, optimizer=optimizer))
     columns = [backend.from_host(array, CPU) for array in arrays()]
     order = backend.from_host(np.arange(24), CPU)
+    program.compile(columns, [order, order], 4)
 
     def epoch(key: int, count: int) -> None:
         program.seed(key)
@@ -269,6 +272,7 @@ def test_more_steps_than_fit_in_one_loop(backend: TensorFlowBackend, segment_of:
         program = backend.build(segment_of(model, optimizer=aa.Optimizer("adam", lr=1e-3)))
         columns = [backend.from_host(array, CPU) for array in arrays(count)]
         order, start, parts = backend.from_host(np.arange(count), CPU), 0, []
+        program.compile(columns, [order, order], 1)
         for size in calls:
             parts.append(np.asarray(program.steps(columns, [order, order], start, size, 1)))
             start += size

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +16,8 @@ import torch
 from anyaccel.backend import MemoryInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, OutOfMemoryError
+from anyaccel.hostmemory import HostMemory
+from anyaccel_torch import sending
 from anyaccel_torch.backend import TorchBackend
 
 CPU, GPU = Device("cpu"), Device("gpu")
@@ -178,7 +183,7 @@ def test_memory_of_the_cpu(backend: TorchBackend) -> None:
 def test_memory_of_the_cpu_where_the_system_does_not_say(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("os.sysconf")
+    monkeypatch.setattr("anyaccel_torch.memory.host_memory", lambda: HostMemory(0, 0))
     assert backend.memory(CPU) == MemoryInfo(0, 0, 0, 0)
 
 
@@ -194,3 +199,139 @@ def test_memory_of_a_gpu(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch)
     assert backend.memory(GPU) == MemoryInfo(total=100, free=60, used=30, peak=50)
     backend.release_memory(GPU)
     assert released == [True]
+
+
+# -- given away, and sent ahead --------------------------------------------------------------------------------------
+
+
+def test_what_is_given_away_is_computed_from(backend: TorchBackend) -> None:
+    array = np.arange(6, dtype="float32").reshape(2, 3)
+    tensor = backend.take(array, CPU)
+    assert tensor.data_ptr() == array.ctypes.data
+    owner = weakref.ref(array)
+    del array
+    assert owner() is not None  # the tensor keeps it
+    assert tensor.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("array", [strided(), np.arange(3, dtype=">i4"), np.frombuffer(bytearray(8), "float32")])
+def test_what_cannot_be_given_away_is_copied(backend: TorchBackend, array: np.ndarray) -> None:
+    tensor = backend.take(array, CPU)
+    assert tensor.data_ptr() != array.ctypes.data
+    np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+def test_a_dtype_that_torch_lacks_is_not_given_away(backend: TorchBackend) -> None:
+    for act in (backend.take, backend.send):
+        with pytest.raises(MoveError, match=r"torch has no dtype for NumPy's datetime64.*astype\('float32'\)"):
+            act(np.zeros(2, "datetime64[s]"), CPU)
+    with pytest.raises(MoveError, match=r"torch has no dtype for NumPy's datetime64"):
+        backend.buffer((2,), "datetime64[s]", GPU)
+
+
+def test_a_chip_that_lacks_a_dtype_is_not_given_it() -> None:
+    class Chip(TorchBackend):
+        lacking = frozenset({"float64"})
+
+    with pytest.raises(MoveError, match="float64"):
+        Chip().take(np.zeros(2), CPU)
+
+
+def test_on_the_cpu_a_buffer_is_plain_memory_and_sent_by_one_copy(backend: TorchBackend) -> None:
+    buffer = backend.buffer((4, 2), "float32", CPU)
+    buffer[...] = 3
+    sent = backend.send(buffer[:3], CPU)
+    buffer[...] = 5
+    assert not sent.tensor.is_pinned() and sent.tensor.tolist() == [[3, 3]] * 3
+
+
+class Cuda:
+    """What is asked of torch.cuda, in its order; copies are made on the CPU."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+        self.Stream = self.new_stream
+
+    def new_stream(self, device: torch.device) -> Any:
+        self.told.append(f"stream on {device}")
+        event = SimpleNamespace(synchronize=lambda: self.told.append("host waits for the copy"))
+        return SimpleNamespace(record_event=lambda: self.told.append("event") or event)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.told.append("aside")
+        yield
+        self.told.append("back")
+
+    def current_stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(wait_event=lambda event: self.told.append("device waits for the copy"))
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A GPU of which only the order of events is real."""
+    told: list[str] = []
+    there = Cuda(told)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: there)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: told.append("memory is noted"))
+    to = torch.Tensor.to
+
+    def copied(self: torch.Tensor, target: Any, *, non_blocking: bool = False) -> torch.Tensor:
+        told.append(f"copy to {target}{' meanwhile' if non_blocking else ''}")
+        return to(self, "cpu", copy=True)
+
+    monkeypatch.setattr(torch.Tensor, "to", copied)
+    sending._stream.cache_clear()  # noqa: SLF001
+    yield told
+    sending._stream.cache_clear()  # noqa: SLF001
+
+
+def test_a_gpu_is_sent_to_on_a_stream_of_its_own(backend: TorchBackend, cuda: list[str]) -> None:
+    buffer = np.ones((4, 2), "float32")
+    sent = backend.send(buffer[:3], GPU)
+    assert cuda == ["stream on cuda:0", "aside", "copy to cuda:0 meanwhile", "event", "back"]
+    del cuda[:]
+    sent.read()
+    sent.arrive()
+    assert cuda == ["host waits for the copy", "device waits for the copy", "memory is noted"]
+    del cuda[:]
+    backend.send(buffer, GPU)
+    assert cuda == ["aside", "copy to cuda:0 meanwhile", "event", "back"]  # the stream is there
+
+
+@pytest.mark.parametrize("array", [strided(), np.frombuffer(bytes(16), "float32")])
+def test_what_torch_cannot_copy_meanwhile_is_copied_at_once(
+    backend: TorchBackend, cuda: list[str], array: np.ndarray
+) -> None:
+    backend.send(array, GPU)
+    assert cuda == ["copy to cuda:0"]
+
+
+def test_memory_that_is_not_page_locked_is_copied_at_once(
+    backend: TorchBackend, cuda: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: False)
+    backend.send(np.ones(3), GPU)
+    assert cuda == ["copy to cuda:0"]
+
+
+def test_buffers_for_a_gpu_are_page_locked_as_long_as_there_is_such_memory(
+    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    real = torch.empty_like
+
+    def recorded(like: torch.Tensor, *, device: str, pin_memory: bool = False) -> torch.Tensor:
+        asked.append(pin_memory)
+        if pin_memory and len(asked) > 1:
+            raise RuntimeError("no page-locked memory")
+        return real(like, device=device)
+
+    monkeypatch.setattr(torch, "empty_like", recorded)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: len(asked) == 1)
+    for _ in range(2):
+        buffer = backend.buffer((3, 2), "int32", GPU)
+        buffer[...] = 1
+        assert (buffer.shape, buffer.dtype) == ((3, 2), np.int32)
+    assert asked == [True, True, False]

@@ -17,6 +17,7 @@ from anyaccel.errors import (
     RecipeError,
     SamplerError,
     ShapeError,
+    SourceError,
     SplitError,
 )
 from anyaccel.experiment import Experiment
@@ -134,7 +135,20 @@ def test_no_data_at_all(house):
     house(training(data={}), PhaseError, "phase 'bad' has data for nothing")
 
 
-@pytest.mark.parametrize("given", [3, None, [1, 2], np.zeros(3)], ids=["int", "None", "list", "array"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1, 2], "batch 0 of source 'data' in epoch 0 (both counted from 0) has 1 part for"),
+        (np.zeros(3), "a ndarray was given as the data of 'data'. To do: write FeatureSet.from_dict"),
+    ],
+    ids=["list", "array"],
+)
+def test_data_that_are_no_source(house, given, message):
+    house(training(data=given), SourceError, message)
+    house(training(data={"data": given}), SourceError, message)
+
+
+@pytest.mark.parametrize("given", [3, None], ids=["int", "None"])
 def test_data_that_are_none(house, given):
     words = f"cannot take its data from {type(given).__name__}", "give a split's name, a FeatureSet or a view"
     house(training(data=given), PhaseError, *words)

@@ -285,7 +285,7 @@ def oom(graph, ours, train, monkeypatch, callback):
 
 def oom_loading(graph, ours, train, monkeypatch, callback):
     with simulate(1, capacity=100), pytest.raises(OutOfMemoryError, match="sim:0 has no room for 192 bytes"):
-        ours.run_phase(train(accelerator="sim:0", callbacks=[callback]))
+        ours.run_phase(train(accelerator="sim:0", residency="resident", callbacks=[callback]))
 
 
 def unresolved(graph, ours, train, monkeypatch, callback):

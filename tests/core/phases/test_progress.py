@@ -303,7 +303,7 @@ def test_a_terminal_has_its_cursor_again_after_a_drawing_that_failed(open_termin
     progress.start("train", 1, 4)
     assert terminal.getvalue().count("\x1b[?25l") == 1
     progress.advance(1)
-    assert terminal.getvalue().count("\x1b[?25h") == 1
+    assert terminal.getvalue().rfind("\x1b[?25h") > terminal.getvalue().rfind("\x1b[?25l")
     progress.stop()
 
 
@@ -319,7 +319,7 @@ def test_a_terminal_has_its_cursor_again_after_an_interrupt_while_it_was_drawn(w
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "draw", interrupt)
+        patch.setattr(progress, where, interrupt)
         with pytest.raises(KeyboardInterrupt):
             progress.stop() if where == "close" else progress.advance(1)
     assert terminal.getvalue().rfind("\x1b[?25h") > terminal.getvalue().rfind("\x1b[?25l")
@@ -338,7 +338,8 @@ def test_a_large_loading_is_told_before_the_bars(open_terminal):
     terminal = open_terminal()
     progress = RichProgress()
     progress.loading("[red]data[/red]", 3 * 2**30)
-    assert "loading [red]data[/red], 3.0 GiB" in terminal.getvalue()
+    assert "loading 0.0/3.0 GiB ([red]data[/red])" in terminal.getvalue()
+    progress.stop()
 
 
 def test_a_bar_can_be_used_for_several_phases(open_terminal, line, experiment, train):
@@ -397,7 +398,7 @@ def test_steps_that_become_slow_are_taken_fewer_at_a_time():
         pace.took(pace.next(), pace.next() * 1e-5)
     assert pace.next() == 1024
     pace.took(1024, 1024 * 1e-2)
-    assert pace.next() == 20
+    assert pace.next() == 16
 
 
 def test_a_short_last_call_says_what_a_step_takes():
@@ -406,7 +407,7 @@ def test_a_short_last_call_says_what_a_step_takes():
     for _ in range(10):
         pace.took(pace.next(), pace.next() * 1e-5)
     pace.took(3, 3e-5)
-    assert pace.next() == 2048
+    assert pace.next() == 1024
 
 
 def test_no_call_of_many_tiny_steps_takes_half_a_second(table, line, experiment, train, monkeypatch):

@@ -267,6 +267,7 @@ def test_an_evaluation_is_plain_data(experiment):
         "losses": {"guess": result.losses["guess"]},
         "metrics": {"mae": result.metrics["mae"]},
         "error": None,
+        "events": [],
         "number": 0,
         "started": result.started.isoformat(),
         "seconds": result.seconds,

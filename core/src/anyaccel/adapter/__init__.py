@@ -6,27 +6,33 @@ losses and optimizers are computed here, by docs/reference/formulas.md. Arrays a
 whose arrays cannot be written to fits as well as one whose arrays can.
 """
 
+from anyaccel.adapter.course import Course
 from anyaccel.adapter.losses import loss_function
+from anyaccel.adapter.natures import Same, nature
 from anyaccel.adapter.ops import Applied, ArrayOps, Function, Judged, LossFunction, cast, factor_on, scaled
 from anyaccel.adapter.optimizers import ElementwiseRule, Rule, rule
 from anyaccel.adapter.program import ArrayProgram
 from anyaccel.adapter.traced import TracedProgram
-from anyaccel.adapter.tracing import TracedOps
+from anyaccel.adapter.tracing import Repeated, TracedOps
 
 __all__ = [
     "Applied",
     "ArrayOps",
     "ArrayProgram",
+    "Course",
     "ElementwiseRule",
     "Function",
     "Judged",
     "LossFunction",
+    "Repeated",
     "Rule",
+    "Same",
     "TracedOps",
     "TracedProgram",
     "cast",
     "factor_on",
     "loss_function",
+    "nature",
     "rule",
     "scaled",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from anyaccel.adapter.ops import Judged, cast, joined, scaled
@@ -18,12 +19,22 @@ from anyaccel.segment import LossTerm, Operation
 class SegmentFunctions:
     """What a segment does, with nothing kept. Parameters and slots go by owner, buffers too, values by name.
 
+    Args:
+        wired: how values hang together. The models of its operations need not be models.
+        ops: the framework.
+        reach: what gradients reach.
+        updates: what a step does.
+        model_of: the model itself, from what an operation has for it.
+
     Attributes:
         reached: by group, the owners that its losses reach; groups without any are left out.
     """
 
-    def __init__(self, wired: Wired, ops: TracedOps, reach: Reach, updates: Updates) -> None:
+    def __init__(
+        self, wired: Wired, ops: TracedOps, reach: Reach, updates: Updates, model_of: Callable[[Any], Any]
+    ) -> None:
         self._wired = wired
+        self._model_of = model_of
         self._ops = ops
         self._reach = reach
         self._updates = updates
@@ -48,7 +59,7 @@ class SegmentFunctions:
         if op.model is None:
             return joined(self._ops, op, given).outputs
         owner = self._layout.owner[op.label]
-        return self._ops.call(op.model, parameters[owner], buffers[owner], given)
+        return self._ops.call(self._model_of(op.model), parameters[owner], buffers[owner], given)
 
     def _outputs(self, values: Values, others: Container[str]) -> dict[str, Any]:
         """The outputs that there are, by name, but for some others."""
@@ -94,7 +105,7 @@ class SegmentFunctions:
     ) -> tuple[Any, ...]:
         owner = self._layout.owner[op.label]
         before = buffers.get(owner, rest["buffers"][owner])
-        outputs, after = self._ops.apply(op.model, parameters[owner], before, given, op.trainable, key)
+        outputs, after = self._ops.apply(self._model_of(op.model), parameters[owner], before, given, op.trainable, key)
         if op.trainable and after is not None:
             buffers[owner] = after
         return outputs
@@ -115,35 +126,48 @@ class SegmentFunctions:
 
     # -- a whole step ----------------------------------------------------------------------------------------------
 
-    def step(self, batch: int, state: Any, rest: Any, row: Any) -> tuple[Any, Any]:
+    def step(self, batch: int, parts: int, state: Any, rest: Any, row: Any) -> tuple[Any, Any]:
         """One training step: the state afterwards, and the mean losses.
 
         Args:
             batch: number of rows.
+            parts: in how many parts of equal size they are computed.
             state: what changes: `parameters`, `slots`, `buffers`.
             rest: what does not: `columns`, `orders`, `key`, and the parameters that are `constant` or `idle`.
             row: the numbers of this step: `start`, `draw`, `coefficients`.
         """
+        part = partial(self._part, batch // parts, state, rest, row)
+        if parts == 1:
+            buffers, found = part(state["buffers"], 0)
+        else:
+            buffers, found = self._ops.summed(part, state["buffers"], parts)
+        gradients = found["gradients"]
+        parameters, slots = dict(state["parameters"]), dict(state["slots"])
+        for group, owners in self.reached.items():
+            own = {owner: _shared(gradients[owner], parts) for owner in owners}
+            for new, kept in self._updated(group, own, state, row["coefficients"]):
+                parameters.update(new)
+                slots.update(kept)
+        after = {"parameters": parameters, "slots": slots, "buffers": buffers}
+        return after, self._ops.xp.stack(list(self._means(found["losses"])))
+
+    def _part(self, size: int, state: Any, rest: Any, row: Any, buffers: Any, i: Any) -> tuple[Any, Any]:
+        """Buffers after the i-th part of a step, and its gradients and losses."""
         columns = zip(self._segment.inputs, rest["columns"], rest["orders"], strict=True)
-        inputs = {name: self._ops.gather(column, order, row["start"], batch) for name, column, order in columns}
+        start, draw = (row["start"], row["draw"]) if _is_zero(i) else (row["start"] + i * size, row["draw"] + i)
+        inputs = {name: self._ops.gather(column, order, start, size) for name, column, order in columns}
         primals = {"parameters": {**state["parameters"], **rest["idle"]}, "inputs": {}}
         others = {
             "parameters": {**rest["constant"], **state["parameters"]},
-            "buffers": state["buffers"],
+            "buffers": buffers,
             "inputs": inputs,
             "key": rest["key"],
-            "draw": row["draw"],
+            "draw": draw,
             "scale": {},
         }
         _, found, pull = self._ops.pulled(self.run, primals, others)
         gradients = pull(found["seeds"])["parameters"]
-        parameters, slots = dict(state["parameters"]), dict(state["slots"])
-        for group, owners in self.reached.items():
-            for new, kept in self._updated(group, by_node(gradients, owners), state, row["coefficients"]):
-                parameters.update(new)
-                slots.update(kept)
-        after = {"parameters": parameters, "slots": slots, "buffers": {**state["buffers"], **found["buffers"]}}
-        return after, self._ops.xp.stack(list(self._means(found["losses"])))
+        return {**buffers, **found["buffers"]}, {"gradients": gradients, "losses": found["losses"]}
 
     def _updated(self, group: str, gradients: Any, state: Any, coefficients: Any) -> Iterator[tuple[Any, Any]]:
         """The parameters and slots of a group, device by device, clipped together."""
@@ -172,3 +196,11 @@ class SegmentFunctions:
     def _hop(self, array: Any, home: Device, device: Device) -> Any:
         """An array on another device; the framework is not asked where it is, as it may be traced."""
         return array if home == device else self._ops.move(array, device)
+
+
+def _shared(gradients: Mapping[str, Any], parts: int) -> dict[str, Any]:
+    return {name: gradient if parts == 1 else gradient / parts for name, gradient in gradients.items()}
+
+
+def _is_zero(i: Any) -> bool:
+    return isinstance(i, int) and i == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -45,6 +46,12 @@ class Layout:
         self.home.update((name, op.device) for op in segment.operations for name in op.outputs)
         self.wanted = self._wanted(segment)
         _refuse_ties(self.parameters, {self.owner[label] for label in self.trained})
+
+    def bare(self) -> Layout:
+        """The same without models and their arrays."""
+        found = copy.copy(self)
+        found.models, found.parameters = {}, {}
+        return found
 
     def _wanted(self, segment: Segment) -> set[str]:
         wanted = set(segment.needs_pullback)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
+import numpy as np
+
 from anyaccel.adapter.layout import Layout
-from anyaccel.adapter.ops import ArrayOps, factor_on
+from anyaccel.adapter.ops import ArrayOps, Function, factor_on
 from anyaccel.adapter.optimizers import Rule
-from anyaccel.adapter.updates import Updates, by_node
+from anyaccel.adapter.updates import Acts, Updates, by_node
 from anyaccel.device import Device
 from anyaccel.segment import NodeState, Segment
 
@@ -21,6 +22,7 @@ class Learning:
 
     Attributes:
         updates: what a step does.
+        acts: the same, compiled or not.
         parameters: by owner and name.
         states: the optimizer state by owner.
 
@@ -33,8 +35,7 @@ class Learning:
         self._ops = ops
         self._layout = layout
         self.updates = Updates(ops, segment.groups)
-        self._measured = ops.compiled(self.updates.measured)
-        self._updates = {name: ops.compiled(partial(self.updates.updated, name)) for name in self.updates.rules}
+        self.acts = Acts(self.updates, _as_it_is if segment.compile == "off" else ops.compiled)
         self._gradients: dict[str, dict[str, Any]] = {}
         self.parameters = dict(layout.parameters)
         self.states = {
@@ -78,13 +79,17 @@ class Learning:
                 there = self._gradients.get(node, {})
                 there.update({name: fn(there[name]) for name in self.parameters[node] if name in there})
 
+    def average(self, parts: int) -> None:
+        """Divide every gradient by a number of parts, in which it was added up."""
+        self.reduce(lambda gradient: gradient / parts)
+
     def stats(self) -> dict[str, tuple[Any, Any]]:
         """Squared norm and finiteness by group, on the device of its first node."""
         return {name: self._stats(nodes) for name, nodes in self._layout.groups.items()}
 
     def _stats(self, nodes: Sequence[str]) -> tuple[Any, Any]:
         xp, there = self._ops.xp, self._with_gradients(nodes)
-        found: list[tuple[Any, Any]] = [self._measured(by_node(self._gradients, here)) for here in there.values()]
+        found: list[tuple[Any, Any]] = [self.acts.measured(by_node(self._gradients, here)) for here in there.values()]
         home = self._layout.device[nodes[0]] if nodes else None
         if not found or home is None:
             nothing = self._ops.astype(xp.zeros(()), xp.float32)  # not every device has wider numbers
@@ -128,16 +133,20 @@ class Learning:
             node: {key: ops.scalar(value) for key, value in self.coefficients(group, node).items()} for node in nodes
         }
         scalar = ops.scalar(factor) if isinstance(factor, float) else factor
-        self.take(*self._updates[group](before, slots, gradients, coefficients, scalar))
+        self.take(*self.acts.updated[group](before, slots, gradients, coefficients, scalar))
 
     def slots(self, group: str, node: str, names: Iterable[str]) -> dict[str, Any]:
         """The slots of some of a node's parameters, as the rule keeps them or begins."""
         parameters, kept = {name: self.parameters[node][name] for name in names}, self.states[node].slots
         return dict(self.updates.rules[group].slots(self._ops.xp, kept, parameters))
 
-    def coefficients(self, group: str, node: str, later: int = 0) -> dict[str, float]:
-        """The scalars of a node's next step, or of one that comes `later` steps after it."""
-        return self.updates.rules[group].coefficients(self.states[node].step + 1 + later)
+    def coefficients(self, group: str, node: str) -> dict[str, float]:
+        """The scalars of a node's next step."""
+        return self.updates.rules[group].coefficients(self.states[node].step + 1)
+
+    def table(self, group: str, node: str, later: int, count: int) -> dict[str, np.ndarray]:
+        """The scalars of a node's steps that come `later` steps after the next one, float64 [count] each."""
+        return self.updates.rules[group].table(self.states[node].step + 1 + later, count)
 
     def take(self, parameters: Mapping[str, Any], slots: Mapping[str, Any], steps: int = 1) -> None:
         """Hold what `Updates.updated` gave after some steps, by node."""
@@ -162,3 +171,7 @@ class Learning:
         owner, given = self._layout.owner, self._segment.states
         others = {label: state for label, state in given.items() if owner.get(label) not in self.states}
         return {**others, **self.states}
+
+
+def _as_it_is(function: Function) -> Function:
+    return function

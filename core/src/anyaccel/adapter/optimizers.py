@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Optimizer
+from anyaccel.recipes import Optimizer, Schedule
 
 Slots = Mapping[str, Mapping[str, Any]]
 
@@ -26,6 +28,11 @@ class Rule(ABC):
     @abstractmethod
     def coefficients(self, step: int) -> dict[str, float]:
         """The scalars of a step, which counts from 1; in float64. Computed on the host."""
+
+    def table(self, step: int, count: int) -> dict[str, np.ndarray]:
+        """The scalars of `count` steps from `step` on, [count] each. The default asks for one after the other."""
+        rows = [self.coefficients(step + i) for i in range(count)]
+        return {key: np.array([row[key] for row in rows], dtype=np.float64) for key in (rows[0] if rows else ())}
 
     @abstractmethod
     def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
@@ -149,6 +156,12 @@ class Adam(ElementwiseRule):
         first, second = (1.0 - beta**step for beta in self.betas)
         return {"rate": rate / first, "root": math.sqrt(second), "kept": 1.0 - rate * self.weight_decay}
 
+    def table(self, step: int, count: int) -> dict[str, np.ndarray]:
+        """As in `Rule`, for all steps at once."""
+        steps, rates = np.arange(step, step + count), _rates(self.recipe, step, count)
+        first, second = (1.0 - beta**steps for beta in self.betas)
+        return {"rate": rates / first, "root": np.sqrt(second), "kept": 1.0 - rates * self.weight_decay}
+
     def update(
         self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
@@ -161,6 +174,13 @@ class Adam(ElementwiseRule):
         m = b1 * slots["m"] + (1.0 - b1) * g
         v = b2 * slots["v"] + (1.0 - b2) * g * g
         return w - coefficients["rate"] * m / (xp.sqrt(v) / coefficients["root"] + self.eps), {"m": m, "v": v}
+
+
+def _rates(recipe: Optimizer, step: int, count: int) -> np.ndarray:
+    """The learning rates of `count` steps, of which the first is `step`, which counts from 1."""
+    if recipe.schedule == Schedule():
+        return np.full(count, recipe.lr)
+    return np.array([recipe.rate(step - 1 + i) for i in range(count)])
 
 
 class AdamW(Adam):

@@ -17,6 +17,8 @@ from anyaccel.segment import LossTerm, NodeState, Operation, Segment
 class ArrayProgram(Stepping):
     """Forward, pullback and update of a segment, in functional style: every step makes new arrays.
 
+    Each operation is done by itself, in Python: what a model prints or asks of its values, it does in each step.
+
     Frozen operations run in evaluation mode: nothing in them changes, and nothing is random. A parameter that no
     gradient has reached is not touched, and a node without any gradient does not count the step. The optimizer state
     of a shared model goes by the label of its first trainable node.
@@ -25,6 +27,8 @@ class ArrayProgram(Stepping):
         RecipeError: an optimizer or loss that the framework lacks.
         GraphError: two different models, one of which learns, share a parameter.
     """
+
+    in_parts = True
 
     def __init__(self, segment: Segment, ops: ArrayOps) -> None:
         self.segment = segment
@@ -99,12 +103,21 @@ class ArrayProgram(Stepping):
     def _applied(self, op: Operation, given: tuple[Any, ...]) -> Applied:
         if op.model is None:
             return joined(self._ops, op, given)
-        owner, key = self._layout.owner[op.label], rng.key(self._stream, op.label, self._draws)
+        owner, key = self._layout.owner[op.label], self._random(op)
         parameters, buffers = self._learning.parameters[owner], self._buffers[owner]
-        applied = self._ops.vjp(op.model, parameters, buffers, given, op.trainable, key)
+        applied = self._pulled_through(op, parameters, buffers, given, key)
         if op.trainable and applied.buffers is not None:
             self._buffers[owner] = applied.buffers
         return applied
+
+    def _pulled_through(
+        self, op: Operation, parameters: Any, buffers: Any, given: tuple[Any, ...], key: Any
+    ) -> Applied:
+        return self._ops.vjp(op.model, parameters, buffers, given, op.trainable, key)
+
+    def _random(self, op: Operation) -> Any:
+        """What decides what is random in an operation in this step, as `vjp` takes it."""
+        return rng.key(self._stream, op.label, self._draws)
 
     def _start(self, term: LossTerm, loss: Judged, scale: Any, values: Values, flow: Cotangents) -> None:
         if self._layout.wanted.isdisjoint(term.inputs):
@@ -158,21 +171,32 @@ class ArrayProgram(Stepping):
         """Forget the gradients."""
         self._learning.discard()
 
-    def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
+    def steps(
+        self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int, parts: int = 1
+    ) -> Any:
         """`count` training steps as a plain loop; mean losses [count, losses] on the device of the first loss."""
         pairs = list(zip(columns, orders, strict=True))
         means = []
         for first in range(start, start + count * batch, batch):
-            means.append(self._step([self._ops.rows(column, first, first + batch, order) for column, order in pairs]))
+            means.append(self._step(pairs, first, batch, parts))
         device = self.segment.losses[0].device
         table = [self._ops.move(self._ops.xp.stack(column), device) for column in zip(*means, strict=True)]
         return self._ops.xp.stack(table, axis=1)
 
-    def _step(self, inputs: Sequence[Any]) -> list[Any]:
+    def _step(self, pairs: Sequence[tuple[Any, Any]], first: int, batch: int, parts: int) -> list[Any]:
+        size, found = batch // parts, []
+        for begin in range(first, first + batch, size):
+            rows = [self._ops.rows(column, begin, begin + size, order) for column, order in pairs]
+            found.append(self._learned(rows))
+        if parts > 1:
+            self._learning.average(parts)
+        self.apply(self._learning.clips())
+        return [_mean([losses[term.label] for losses in found]) for term in self.segment.losses]
+
+    def _learned(self, inputs: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
         _, losses, pullback = self.forward_pullback(inputs)
         pullback([None] * len(self.segment.outputs))
-        self.apply(self._learning.clips())
-        return [total / weight for total, weight in losses.values()]
+        return losses
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -199,3 +223,11 @@ class ArrayProgram(Stepping):
         """Publish, and hand out the optimizer state."""
         self.publish()
         return self.states()
+
+
+def _mean(pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """The mean that (sum, weight) of all parts make."""
+    total, weight = pairs[0]
+    for one, more in pairs[1:]:
+        total, weight = total + one, weight + more
+    return total / weight

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from anyaccel.adapter.functions import SegmentFunctions
-from anyaccel.adapter.ops import Function, factor_on
-from anyaccel.adapter.program import ArrayProgram
-from anyaccel.adapter.reach import Reach
-from anyaccel.adapter.tracing import TracedOps, is_floating, numbers
+from anyaccel.adapter.acts import TracedActs, devices_of, reason_of
+from anyaccel.adapter.course import Course, Shelf
+from anyaccel.adapter.guessing import Guess
+from anyaccel.adapter.tracing import TracedOps
 from anyaccel.adapter.updates import by_node
-from anyaccel.device import Device
+from anyaccel.backend import Offer
+from anyaccel.errors import CompileError, OutOfMemoryError
 from anyaccel.segment import NodeState, Segment
 
+Shapes = tuple[int, ...]
 
-class TracedProgram(ArrayProgram):
-    """The same numbers as `ArrayProgram`, from one compiled function for each act instead of many small ones.
 
-    Where a segment uses several devices and compiled functions may not (`TracedOps.spans`), nothing is compiled as a
-    whole. A parameter of a reached model that its outputs do not depend on has a gradient of zeros.
+class TracedProgram(TracedActs):
+    """Whole steps in one compiled function, too; see `TracedActs`.
 
     Raises:
         RecipeError: an optimizer or loss that the framework lacks.
@@ -31,102 +29,58 @@ class TracedProgram(ArrayProgram):
 
     def __init__(self, segment: Segment, ops: TracedOps) -> None:
         super().__init__(segment, ops)
-        self._traced = ops
-        self._reach = Reach(segment, self._layout)
-        self._functions = functions = SegmentFunctions(self._wired, ops, self._reach, self._learning.updates)
-        self._whole = ops.spans or len(_devices(segment)) == 1
-        self._evaluated: Function = ops.compiled(functions.evaluate) if self._whole else functions.evaluate
-        self._pulled = ops.linear(functions.run) if self._whole else partial(ops.pulled, functions.run)
-        self._repeaters: dict[int, Callable[..., Any]] = {}
-        self._key = ops.key(0)
+        self._shelf = Shelf()
+        self._guess = Guess(type(ops), _size(segment, self._layout.parameters))
+        self._asked: set[Shapes] = set()
+        self._met: set[Shapes] = set()
         self._own()
-
-    def seed(self, key: int) -> None:
-        """Restart the random streams."""
-        super().seed(key)
-        self._key = self._traced.key(key)
-
-    # -- one by one ------------------------------------------------------------------------------------------------
-
-    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
-        """Outputs and losses in evaluation mode."""
-        outputs, losses = self._evaluated(self._learning.parameters, self._buffers, self._named(inputs))
-        return tuple(outputs.get(name) for name in self.segment.outputs), self._in_order(losses)
-
-    def _named(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """The inputs that there are in this step."""
-        found = zip(self.segment.inputs, inputs, strict=True)
-        return {name: value for name, value in found if value is not None}
-
-    def _in_order(self, losses: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        return {term.label: tuple(losses[term.label]) for term in self.segment.losses if term.label in losses}
-
-    def forward_pullback(
-        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
-    ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """Outputs and losses in training mode, and the pullback."""
-        self._draws += 1
-        parameters = self._learning.parameters
-        named = self._named(inputs)
-        primals = {
-            "parameters": {owner: parameters[owner] for owner in self._reach.learning},
-            "inputs": {name: named[name] for name in self._pulled_back(named)},
-        }
-        rest = {
-            "parameters": {owner: parameters[owner] for owner in self._reach.constant},
-            "buffers": self._buffers,
-            "inputs": {name: value for name, value in named.items() if name not in primals["inputs"]},
-            "key": self._key,
-            "draw": self._ops.scalar(self._draws),
-            "scale": self._scales(scale),
-        }
-        live, others, pull = self._pulled(primals, rest)
-        self._buffers = {**self._buffers, **others["buffers"]}
-        outputs = tuple(live.get(name, others["outputs"].get(name)) for name in self.segment.outputs)
-        losses = self._in_order(others["losses"])
-        return outputs, losses, partial(self._pull, pull, others["seeds"], named, tuple(losses))
-
-    def _pulled_back(self, named: Mapping[str, Any]) -> list[str]:
-        return [name for name in self.segment.needs_pullback if name in named and is_floating(named[name])]
-
-    def _scales(self, scale: Mapping[str, Any] | None) -> dict[str, Any]:
-        if scale is None:
-            return {}
-        terms = [term for term in self.segment.losses if term.label in scale]
-        found = {term.label: factor_on(self._ops, scale[term.label], term.device) for term in terms}
-        return {label: self._ops.scalar(one) if isinstance(one, float) else one for label, one in found.items()}
-
-    def _pull(
-        self,
-        pull: Callable[[Any], Any],
-        seeds: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-        losses: Sequence[str],
-        cotangents: Sequence[Any],
-    ) -> tuple[Any, ...]:
-        together = zip(self.segment.outputs, cotangents, strict=True)
-        given = {name: one for name, one in together if one is not None and name in seeds}
-        active, back = self._reach.active(given, losses), {}
-        if active:
-            found = pull({name: seed + given[name] if name in given else seed for name, seed in seeds.items()})
-            for owner in self._reach.owners(active):
-                self._learning.add(owner, found["parameters"][owner])
-            back = found["inputs"]
-        return tuple(self._cotangent_of(name, back, inputs) for name in self.segment.needs_pullback)
-
-    def _cotangent_of(self, name: str, back: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
-        if name in back or name not in inputs:
-            return back.get(name)
-        return self._ops.xp.zeros_like(inputs[name])
 
     # -- whole steps -----------------------------------------------------------------------------------------------
 
-    def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
-        """`count` training steps in one call; mean losses [count, losses] on the device of the first loss."""
-        if not self._whole or count == 0 or not self.segment.losses:
-            return super().steps(columns, orders, start, count, batch)
-        learned = [(group, owner) for group, owners in self._functions.reached.items() for owner in owners]
+    def steps(
+        self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int, parts: int = 1
+    ) -> Any:
+        """`count` training steps in one call; mean losses [count, losses] on the device of the first loss.
+
+        Compiled if it was asked for, or is never worse; then a batch of another size is done one by one until that has
+        taken as long as to compile it.
+        """
+        plain = partial(super().steps, columns, orders, start, count, batch, parts)
+        if count == 0 or not self._can:
+            return plain()
+        shapes = _shapes(columns, orders, batch, parts)
+        self._met.add(shapes)
+        asked = self._traced.patience is None or shapes in self._asked
+        whole = partial(self._run, columns, orders, start, count, batch, parts, quick=not asked)
+        if asked:
+            return self._tried("steps", whole, plain)
+        if self._asked:
+            return self._either(f"steps {shapes}", whole, plain)
+        began = time.perf_counter()
+        with self._plainly():
+            found = plain()
+        self._guess.plain((time.perf_counter() - began) / count)
+        return found
+
+    @property
+    def _can(self) -> bool:
+        """Whether whole steps can be compiled, as far as is known."""
+        return self._whole and bool(self.segment.losses) and not self._traced.eager
+
+    def _run(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        count: int,
+        batch: int,
+        parts: int,
+        *,
+        quick: bool = False,
+    ) -> Any:
+        """`count` compiled steps; with a count of 0 they are only compiled."""
         learning, parameters = self._learning, self._learning.parameters
+        learned = [(group, owner) for group, owners in self._compiled.functions.reached.items() for owner in owners]
         state = {
             "parameters": by_node(parameters, (owner for _, owner in learned)),
             "slots": {owner: learning.slots(group, owner, parameters[owner]) for group, owner in learned},
@@ -139,20 +93,70 @@ class TracedProgram(ArrayProgram):
             "idle": by_node(parameters, self._reach.learning - {owner for _, owner in learned}),
             "key": self._key,
         }
-        rows = {
-            "start": start + batch * np.arange(count),
-            "draw": self._draws + 1 + np.arange(count),
-            "coefficients": {
-                owner: numbers([learning.coefficients(group, owner, i) for i in range(count)])
-                for group, owner in learned
-            },
-        }
-        if batch not in self._repeaters:
-            self._repeaters[batch] = self._traced.repeated(partial(self._functions.step, batch))
-        after, means = self._repeaters[batch](state, rest, rows, count)
-        learning.take(after["parameters"], after["slots"], count)
-        self._buffers, self._draws = after["buffers"], self._draws + count
+        course = self._course(learned, orders, start, count, batch, parts)
+        try:
+            after, means = self._compiled.repeated(batch, parts, quick=quick)(state, rest, course, count)
+        except BaseException:
+            self._shelf.lost()
+            raise
+        if count or self._traced.donates:
+            learning.take(after["parameters"], after["slots"], count)
+            self._buffers, self._draws = after["buffers"], self._draws + count * parts
         return means
+
+    def _course(
+        self, learned: Sequence[tuple[str, str]], orders: Sequence[Any], start: int, count: int, batch: int, parts: int
+    ) -> Course:
+        def table(later: int, count: int) -> dict[str, Any]:
+            return {owner: self._learning.table(group, owner, later, count) for group, owner in learned}
+
+        taken = {owner: self._learning.states[owner].step for _, owner in learned}
+        left = max(count, (int(orders[0].shape[0]) - start) // batch)
+        return Course(start, self._draws + 1, batch, parts, left, taken, table, self._shelf)
+
+    def offer(self, most: int) -> Offer | None:
+        """What compiling takes and brings: no time where it is done at once, or was by an earlier program."""
+        if not self._can:
+            return None
+        done = self._compiled.ready
+        ready = not done.isdisjoint(self._met) if self._met else bool(done)
+        return Offer(0.0, 0.0) if self._traced.patience is None or ready else self._guess.offer(most)
+
+    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch: int, parts: int = 1) -> None:
+        """Compile whole steps.
+
+        Raises:
+            CompileError: the segment uses several devices, or it cannot be traced.
+        """
+        if not self._can:
+            raise self._refused()
+        began = time.perf_counter()
+        try:
+            self._run(columns, orders, 0, 0, batch, parts)
+        except OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise CompileError(
+                f"steps of segment {self.segment.label!r} cannot be compiled: {reason_of(error)}",
+                remedy="see the error above this one; with compile='off' it is not tried",
+            ) from error
+        shapes = _shapes(columns, orders, batch, parts)
+        if shapes not in self._compiled.ready:
+            self._guess.took(time.perf_counter() - began)
+        self._asked.add(shapes)
+        self._compiled.ready.add(shapes)
+        self._compiled.proven.add("steps")
+
+    def _refused(self) -> CompileError:
+        asked = f"steps of segment {self.segment.label!r} cannot be compiled"
+        if self.untraced:
+            return CompileError(asked, there=self.untraced)
+        if self._traced.eager:
+            return CompileError(asked, there="the segment was built with compile='off'")
+        if not self.segment.losses:
+            return CompileError(asked, there="it has no loss")
+        there = ", ".join(sorted(map(str, devices_of(self.segment))))
+        return CompileError(asked, there=f"it uses {there}", remedy="put its nodes on one device")
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -167,6 +171,7 @@ class TracedProgram(ArrayProgram):
     def restore(self, snapshot: Any) -> None:
         """As of `ArrayProgram`."""
         super().restore(snapshot)
+        self._shelf.lost()
         self._own()
 
     def states(self) -> dict[str, NodeState]:
@@ -198,7 +203,11 @@ class TracedProgram(ArrayProgram):
         return NodeState(state.step, {name: self._copied(slots) for name, slots in state.slots.items()})
 
 
-def _devices(segment: Segment) -> set[Device]:
-    """Every device that a value of the segment is on."""
-    used = {op.device for op in segment.operations} | {term.device for term in segment.losses}
-    return used | {device for _, device in segment.inputs.values()}
+def _size(segment: Segment, parameters: Mapping[str, Mapping[str, Any]]) -> int:
+    """How much there is to compile: operations, losses, and arrays that learn."""
+    return len(segment.operations) + len(segment.losses) + sum(len(arrays) for arrays in parameters.values())
+
+
+def _shapes(columns: Sequence[Any], orders: Sequence[Any], batch: int, parts: int) -> Shapes:
+    """What a function of whole steps is compiled for."""
+    return (batch, parts, *(int(one.shape[0]) for one in (*columns, *orders)))

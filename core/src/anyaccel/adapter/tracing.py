@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
+from anyaccel.adapter.course import Course
 from anyaccel.adapter.ops import Applied, ArrayOps, Function, Judged, LossFunction
 from anyaccel.errors import RecipeError
 from anyaccel.recipes import Loss
 
 Pulled = tuple[Any, Any, Callable[[Any], Any]]
+Repeated = Callable[[Any, Any, Course, int], tuple[Any, Any]]
 
 
 class TracedOps(ArrayOps):
@@ -26,6 +26,15 @@ class TracedOps(ArrayOps):
     """Whether functions made by `repeated` destroy the state that they are given; the program then keeps copies."""
     spans: ClassVar[bool] = True
     """Whether a compiled function may use several devices."""
+    patience: float | None = None
+    """Seconds that may go into doing things one by one before they are compiled unasked: about what that takes.
+
+    None where one by one is never better, not in the first step either: then whole steps are compiled at once. Else
+    whole steps are compiled when they are asked to be.
+    """
+
+    eager = False
+    """Set by the program: models are called one by one, with arrays that have values, and nothing is compiled."""
 
     @abstractmethod
     def apply(
@@ -68,28 +77,68 @@ class TracedOps(ArrayOps):
         compiled = self.compiled(function)
         return lambda primals, rest: self.pulled(compiled, primals, rest)
 
-    def repeated(self, body: Function) -> Callable[[Any, Any, Any, int], tuple[Any, Any]]:
+    def repeated(self, body: Function, *, quick: bool = False) -> Repeated:
         """`body(state, rest, row)` to (state, result), called `count` times in one go.
 
+        Args:
+            body: `row` is as of `Course.row`, with each number as a `scalar`.
+            quick: whether to compile soon is worth more than to compute fast: a few calls are to come.
+
         Returns:
-            a function of (state, rest, rows, count). `rows` is a tree of NumPy arrays [count, ...]; `body` gets row i
-            of each as a `scalar`. It gives the last state, and the results (one array each) stacked.
+            a function of (state, rest, course, count). It gives the last state, and the results (one array each)
+            stacked, and leaves the course behind the last step. With a count of 0 it is only compiled: the state
+            is as it was, the result is none.
         """
         compiled = self.compiled(body)
 
-        def run(state: Any, rest: Any, rows: Any, count: int) -> tuple[Any, Any]:
+        def run(state: Any, rest: Any, course: Course, count: int) -> tuple[Any, Any]:
+            if count == 0:
+                compiled(state, rest, self._row(course.row()))
+                return state, None
             results = []
-            for i in range(count):
-                state, result = compiled(state, rest, self._row(rows, i))
+            for _ in range(count):
+                state, result = compiled(state, rest, self._row(course.row()))
+                course.went(1)
                 results.append(result)
             return state, self.xp.stack(results)
 
         return run
 
-    def _row(self, rows: Any, i: int) -> Any:
-        if isinstance(rows, Mapping):
-            return {name: self._row(part, i) for name, part in rows.items()}
-        return self.scalar(rows[i].item())
+    def _row(self, row: Any) -> Any:
+        if isinstance(row, Mapping):
+            return {name: self._row(part) for name, part in row.items()}
+        return self.scalar(row)
+
+    def summed(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
+        """`body(carried, i)` to (carried, tree), called for i from 0 to count - 1, one after the other.
+
+        Called while a function is traced. Only one tree, and what makes it, need be in memory at once.
+
+        Returns:
+            the last `carried`, and the sum of all trees. The default writes the calls out.
+        """
+        carried, total = body(carried, 0)
+        for i in range(1, count):
+            carried, more = body(carried, i)
+            total = _added(total, more)
+        return carried, total
+
+    # -- what outlives a program -----------------------------------------------------------------------------------
+
+    def shared(self) -> TracedOps | None:
+        """The same for functions that other programs of the same models shall use, too.
+
+        It holds no model: where one is asked for, it is given, and not kept. None, the default, where nothing is
+        shared, and each program compiles by itself.
+        """
+        return None
+
+    def nature(self, model: Any) -> Any:
+        """All that a compiled `apply` of a model depends on beside the arrays that it is given, to be compared.
+
+        Holds nothing that holds the model. None, the default, where that is not known.
+        """
+        return None
 
     def copied(self, array: Any) -> Any:
         """An array with memory of its own; needed where `donates`."""
@@ -104,10 +153,15 @@ class TracedOps(ArrayOps):
         buffers: Mapping[str, Any],
         inputs: tuple[Any, ...],
         train: bool,
-        key: int,
+        key: Any,
+        flows: Sequence[bool] | None = None,
     ) -> Applied:
-        """As in `ArrayOps`, by `apply` and `pulled`."""
-        floating = [is_floating(value) for value in inputs]
+        """As in `ArrayOps`, by `apply` and `pulled`.
+
+        `key` may be one of `fold`, too. Where something does not flow back to an input, the model is given the input
+        itself, and not what the framework differentiates by.
+        """
+        floating = [is_floating(value) and (flows is None or flows[i]) for i, value in enumerate(inputs)]
         primals = {
             "parameters": dict(parameters),
             "inputs": [x for x, yes in zip(inputs, floating, strict=True) if yes],
@@ -123,7 +177,7 @@ class TracedOps(ArrayOps):
         rest = {
             "inputs": [x for x, yes in zip(inputs, floating, strict=True) if not yes],
             "buffers": dict(buffers),
-            "key": self.key(key),
+            "key": self.key(key) if isinstance(key, int) else key,
         }
         values, (others, changed), pull = self.pulled(function, primals, rest)
 
@@ -175,6 +229,10 @@ def is_floating(array: Any) -> bool:
     return "float" in str(array.dtype)
 
 
-def numbers(rows: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
-    """Mappings of numbers with the same keys, as one of float64 arrays."""
-    return {key: np.array([row[key] for row in rows], dtype=np.float64) for key in (rows[0] if rows else ())}
+def _added(one: Any, other: Any) -> Any:
+    """The sum of two trees."""
+    if isinstance(one, Mapping):
+        return {name: _added(part, other[name]) for name, part in one.items()}
+    if isinstance(one, (tuple, list)):
+        return type(one)(_added(*parts) for parts in zip(one, other, strict=True))
+    return one + other

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
-from anyaccel.adapter.ops import ArrayOps, cast, scaled
+from anyaccel.adapter.ops import ArrayOps, Function, cast, scaled
 from anyaccel.adapter.optimizers import ElementwiseRule
 from anyaccel.segment import ParameterGroup
 
@@ -92,6 +93,24 @@ class Updates:
     def _like(self, value: Any, dtype: Any) -> Any:
         """A scalar in a dtype; Python's own numbers take any."""
         return value if isinstance(value, float) else cast(self._ops, value, dtype)
+
+
+class Acts:
+    """What `Updates` do, made faster by a framework once it is asked for."""
+
+    def __init__(self, updates: Updates, compiled: Callable[[Function], Function]) -> None:
+        self._updates = updates
+        self._compiled = compiled
+
+    @cached_property
+    def measured(self) -> Function:
+        """`Updates.measured`."""
+        return self._compiled(self._updates.measured)
+
+    @cached_property
+    def updated(self) -> dict[str, Function]:
+        """`Updates.updated` by group, without its first argument."""
+        return {name: self._compiled(partial(self._updates.updated, name)) for name in self._updates.rules}
 
 
 def by_node(values: Mapping[str, Mapping[str, Any]], nodes: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -25,10 +25,10 @@ class Wired:
         GraphError: two different models, one of which learns, share a parameter.
     """
 
-    def __init__(self, segment: Segment, ops: ArrayOps) -> None:
+    def __init__(self, segment: Segment, ops: ArrayOps, layout: Layout | None = None) -> None:
         self.segment = segment
         self.ops = ops
-        self.layout = Layout(segment, ops)
+        self.layout = Layout(segment, ops) if layout is None else layout
         self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
 
     def begin(self, inputs: Sequence[Any]) -> Values:

@@ -16,6 +16,7 @@ from typing import Any
 
 from anyaccel.cli.devices import ask_all
 from anyaccel.cli.output import print_json, shown, size
+from anyaccel.hostmemory import host_memory
 from anyaccel.install_hints import HINTS
 from anyaccel.plugin import SWITCH, own_distribution
 from anyaccel.reference.simulation import SWITCH as SIMULATE
@@ -65,7 +66,7 @@ def gathered() -> dict[str, Any]:
         "python": f"{platform.python_version()} ({platform.python_implementation()}, {struct.calcsize('P') * 8} bit)",
         "system": platform.platform(),
         "cores": os.cpu_count() or 0,
-        "memory": _memory(),
+        "memory": host_memory().total,
         "drivers": drivers(),
         "packages": packages(plugin.distribution for plugin in there.plugins),
         "variables": variables(name for backend in there.backends for name in backend.environment),
@@ -80,13 +81,6 @@ def gathered() -> dict[str, Any]:
         ],
         "frameworks": [_without_identities(one) for one in ask_all(there.frameworks)],
     }
-
-
-def _memory() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return 0
 
 
 def drivers() -> dict[str, str]:

@@ -10,9 +10,11 @@ import numpy as np
 
 from anyaccel.data.casting import first_without_place
 from anyaccel.data.columns import read_only
+from anyaccel.data.filling import Source, filled, sources_of
 from anyaccel.data.roles import Names, brief, closest, listed, names_of
 from anyaccel.data.rows import Rows
 from anyaccel.errors import ColumnError, ConfigError, SamplerError
+from anyaccel.hostmemory import aligned_empty
 from anyaccel.segment import TensorSpec
 
 if TYPE_CHECKING:
@@ -139,17 +141,44 @@ def joined_array(rows: Rows, names: Sequence[str], dtype: str | None = None) -> 
         dtype: the floating dtype in which the numbers are used later; integers joined with floats have to fit it too.
 
     Raises:
-        ColumnError: as `joined_spec`, or an integer that the floating dtype cannot hold exactly.
+        ColumnError: as `joined_spec`; or integers that a floating dtype cannot hold exactly.
     """
-    joined = np.dtype(joined_spec(rows, names).dtype)
-    arrays = [rows.array(name) for name in names]
-    if len(arrays) == 1:
-        return arrays[0]
-    if joined.kind == "f":
-        for name, array in zip(names, arrays, strict=True):
-            _check_exact(rows.label, name, array, [joined, *([] if dtype is None else [np.dtype(dtype)])])
-    parts = [a.reshape(len(a), 1) if a.ndim == 1 else a for a in arrays]
-    return read_only(np.concatenate(parts, axis=-1, dtype=joined))
+    spec = joined_spec(rows, names)
+    if len(names) == 1:
+        return rows.array(names[0])
+    sources = _sources(rows, names, spec.dtype, spec.dtype if dtype is None else dtype)
+    return read_only(filled(sources, np.empty((len(rows), *spec.shape), spec.dtype)))
+
+
+def loadable_array(rows: Rows, names: Sequence[str], dtype: Any) -> np.ndarray:
+    """Columns read as one tensor in the dtype in which they are used, [n, *shape], made in one pass.
+
+    Read-only where it is memory of the feature set, as one column that needs nothing done is. Else it is memory of its
+    own, C-contiguous and aligned to 64 bytes, and may be given away.
+
+    Args:
+        rows: whose columns.
+        names: of the columns.
+        dtype: whatever NumPy takes for one; integers that are joined with floats have to fit it exactly.
+
+    Raises:
+        ColumnError: as `joined_array`.
+        TypeError: NumPy has no such dtype.
+    """
+    spec, wanted = joined_spec(rows, names), np.dtype(dtype)
+    sources = _sources(rows, names, spec.dtype, wanted)
+    whole = sources[0].as_it_is if len(sources) == 1 else None
+    if whole is not None and whole.dtype == wanted:
+        return whole
+    return filled(sources, aligned_empty((len(rows), *spec.shape), wanted))
+
+
+def _sources(rows: Rows, names: Sequence[str], joined: str, wanted: Any) -> list[Source]:
+    """Where the columns lie, once integers that are joined with floats are known to be exact in both dtypes."""
+    if len(names) > 1 and np.dtype(joined).kind == "f":
+        for name in names:
+            _check_exact(rows, name, [np.dtype(joined), np.dtype(wanted)])
+    return sources_of(rows, names)
 
 
 def _promoted(label: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> str:
@@ -168,14 +197,15 @@ def _promoted(label: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> 
     )
 
 
-def _check_exact(label: str, name: str, array: np.ndarray, floats: Sequence[np.dtype[Any]]) -> None:
+def _check_exact(rows: Rows, name: str, floats: Sequence[np.dtype[Any]]) -> None:
     """Make sure that integers are exact in floating dtypes."""
-    if array.dtype.kind not in "iu":
+    if np.dtype(rows.spec(name).dtype).kind not in "iu":
         return
+    array = rows.array(name)
     for wanted in floats:
         if wanted.kind == "f" and (row := first_without_place(array, wanted)) is not None:
             raise ColumnError(
-                f"column {name!r} of {label!r} is joined with floats as {wanted}: row {row[0]} holds {row[1]}",
+                f"column {name!r} of {rows.label!r} is joined with floats as {wanted}: row {row[0]} holds {row[1]}",
                 there=f"{wanted} holds integers to 2**{np.finfo(wanted).nmant + 1} exactly",
                 remedy=f"make them smaller: fit_transform() with a scaler, say; or take {name!r} out of this reference",
             )

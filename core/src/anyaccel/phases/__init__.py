@@ -2,6 +2,7 @@
 
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.events import Event
 from anyaccel.phases.fitting import Fitted
 from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
 from anyaccel.phases.lifecycle import execute, plan_of
@@ -15,6 +16,7 @@ __all__ = [
     "EarlyStopping",
     "Epoch",
     "EvalPhase",
+    "Event",
     "Figures",
     "FitPhase",
     "Fitted",

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyaccel.backend import ComputingBackend, Stepping
+from anyaccel.backend import Stepping
 from anyaccel.device import Device
 from anyaccel.phases.drawing import Lane, Turn
 from anyaccel.phases.links import Link, Losses
 from anyaccel.phases.loading import Feed
+from anyaccel.phases.stepper import Stepper
 from anyaccel.phases.steps import Orders, Wires
 from anyaccel.segment import NodeState
 
@@ -30,6 +31,16 @@ class Chain:
         only = links[0].program if len(links) == 1 else None
         self._stepping = only if isinstance(only, Stepping) else None
         self._learners: Learners | None = None
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The segments at work."""
+        return self._links
+
+    @property
+    def stepping(self) -> bool:
+        """Whether whole steps are one call."""
+        return self._stepping is not None
 
     # -- the whole -------------------------------------------------------------------------------------------------
 
@@ -105,23 +116,25 @@ class Chain:
                 found[feed.lane(name), id(link.backend), device] = sent[key]
         return found
 
-    def turner(self, feed: Feed, orders: Orders) -> Callable[[Turn], list[Losses]]:
-        """A function that trains one step on rows of some feature sets."""
+    def turner(self, feed: Feed, orders: Orders) -> Callable[[Turn, int | None], list[Losses]]:
+        """A function that trains one step on rows of some feature sets, at most so many at once."""
         return partial(self._wires.turn, self._wires.fed(feed, orders))
 
-    def stepper(self, feed: Feed, orders: Orders) -> Callable[[int, int, int], list[Losses]]:
-        """A function of (start, count, batch) that trains `count` steps, with everything looked up beforehand.
+    def trier(self, feed: Feed, orders: Orders) -> Callable[[int], None]:
+        """A function that computes a step of so many rows, and back, and forgets its gradients."""
+        return partial(self._wires.attempt, self._wires.fed(feed, orders))
 
-        No closure: the frames of an error would hold it, and with it the columns, for as long as the error is kept.
-        """
+    def stepper(self, feed: Feed, orders: Orders) -> Stepper:
+        """What trains steps over some rows, with everything looked up beforehand."""
+        plain = partial(self._wires.train, self._wires.fed(feed, orders))
         if self._stepping is None:
-            return partial(self._wires.train, self._wires.fed(feed, orders))
+            return Stepper(plain)
         link, program = self._links[0], self._stepping
         names = tuple(link.segment.inputs)
         columns = tuple(feed.columns[name] for name in names)
         mine = tuple(orders[feed.lane(name), id(link.backend), link.segment.inputs[name][1]] for name in names)
         labels = tuple(term.label for term in link.segment.losses)
-        return partial(_at_once, link.backend, program, columns, mine, labels)
+        return Stepper(plain, link, program, columns, mine, labels)
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -135,16 +148,3 @@ class Chain:
     def to_host(self, name: str, value: Any) -> np.ndarray:
         """One output in host memory."""
         return self._makers[name].backend.to_host(value)
-
-
-def _at_once(
-    backend: ComputingBackend,
-    program: Stepping,
-    columns: Sequence[Any],
-    orders: Sequence[Any],
-    labels: tuple[str, ...],
-    start: int,
-    count: int,
-    batch: int,
-) -> list[Losses]:
-    return [Losses(backend, batch, labels, program.steps(columns, orders, start, count, batch))]

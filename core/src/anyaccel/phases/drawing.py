@@ -76,8 +76,7 @@ class Drawing:
         uniform: full batches of an epoch, their size, and that of a last partial one, where each step takes the same
             of every set; else None.
         turns: what each step takes, where `uniform` is None.
-        fixed: whether every epoch has the orders of the first.
-        listener: is told the orders of each epoch, in host memory.
+        labels: of the feature sets.
 
     Raises:
         SamplerError: nothing can be drawn.
@@ -88,7 +87,8 @@ class Drawing:
         self, label: str, samplers: Sampler | Mapping[str, Sampler], schedule: str, rows: Mapping[str, Rows]
     ) -> None:
         self.turns: tuple[Turn, ...] = ()
-        self.listener: Callable[[Mapping[Lane, np.ndarray]], None] | None = None
+        self.labels = tuple(rows)
+        self._first: dict[Lane, np.ndarray] | None = None
         if isinstance(samplers, Sampler):
             self._sources = dict.fromkeys(rows, source_of(samplers, rows))
             full, last = samplers.batches(next(iter(self._sources.values())).draws.n)
@@ -98,7 +98,7 @@ class Drawing:
             spans = self._repeated(label, schedule)
             self.turns = tuple(_alternating(spans) if schedule.startswith("alternate") else _zipped(spans))
             self.uniform = _uniform(self.turns, len(rows))
-        self.fixed = all(one.draws.fixed and not one.sampler.shuffle for one in self._sources.values())
+        self._fixed = all(one.draws.fixed and not one.sampler.shuffle for one in self._sources.values())
 
     @property
     def steps(self) -> int:
@@ -125,15 +125,23 @@ class Drawing:
         return {name: list(itertools.islice(_again(own), most)) for name, own in spans.items()}
 
     def orders(self, epoch: int) -> dict[Lane, np.ndarray]:
-        """The orders of an epoch (0 is the first) by feature set and stream; the first stream under `""` too."""
+        """The orders of an epoch (0 is the first) by feature set and stream; the first stream under `""` too.
+
+        Where every epoch has the orders of the first, they are the same object.
+        """
+        if not self._fixed:
+            return self._drawn(epoch)
+        if self._first is None:
+            self._first = self._drawn(0)
+        return self._first
+
+    def _drawn(self, epoch: int) -> dict[Lane, np.ndarray]:
         found: dict[Lane, np.ndarray] = {}
         drawn: dict[int, tuple[np.ndarray, ...]] = {}
         for name, source in self._sources.items():
             if id(source) not in drawn:
                 drawn[id(source)] = source.orders(epoch)
             found.update(_lanes(name, source.sampler, drawn[id(source)]))
-        if self.listener is not None:
-            self.listener(found)
         return found
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
 from anyaccel.data import joined_array
-from anyaccel.errors import ColumnError, RecipeError
+from anyaccel.errors import ColumnError, OutOfMemoryError, RecipeError
 from anyaccel.graph import ModelGraph, columns, wiring
 from anyaccel.metrics import Metric
 from anyaccel.phases.chain import Chain
+from anyaccel.phases.drawing import Turn
+from anyaccel.phases.feeding import Stretch
 from anyaccel.phases.kinds import EvalPhase
-from anyaccel.phases.loading import Feed
+from anyaccel.phases.relief import Relief
 from anyaccel.phases.sight import Sight
 from anyaccel.phases.tally import Tally
 from anyaccel.recipes import AppliedLoss
@@ -91,43 +94,75 @@ def _targets(metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: Mo
 
 def evaluate(
     chain: Chain,
-    feed: Feed,
+    relief: Relief,
     sight: Sight,
-    batch: int,
     losses: Sequence[AppliedLoss],
     judgements: Sequence[Judgement],
     keep: Sequence[str],
     names: Mapping[str, Sequence[str]],
 ) -> Figures:
-    """Run over all rows.
+    """Run over all rows; where memory runs out, once more with less at once.
 
     Args:
         chain: programs.
-        feed: the data on their devices.
+        relief: the data, and what is done when there is no room for them.
         sight: what is evaluated, in host memory too, for metrics.
-        batch: samples computed at once.
         losses: those wanted.
         judgements: metrics, bound.
         keep: labels of nodes whose outputs are kept.
         names: names of each node's values.
+
+    Raises:
+        OutOfMemoryError: there is no room for the least.
     """
     wanted = [name for label in dict.fromkeys([*keep, *(one.node for one in judgements)]) for name in names[label]]
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
-    tally = Tally()
-    pending: list[tuple[str, object]] = []
-    step = chain.evaluator(feed, chain.order(feed, sight.orders))
-    for turn in sight.turns(batch):
-        values, found = step(turn)
-        tally.add(found)
-        pending += [(name, values[name]) for name in wanted if values[name] is not None]
-    for name, value in pending:
-        parts[name].append(np.array(chain.to_host(name, value)))
+    while True:
+        tally, parts = Tally(), {name: list[np.ndarray]() for name in wanted}
+        failure = _tried(chain, relief, tally, parts)
+        if failure is None:
+            break
+        relief.give(failure, relief.batch)
     outputs = {name: np.concatenate(part) for name, part in parts.items()}
     all_means = tally.means()
     means = {loss.label: all_means[loss.label] for loss in losses}
     total = sum(loss.weight * means[loss.label] for loss in losses) if losses else float("nan")
     metrics = {one.label: measured(one, outputs[names[one.node][0]], sight, judgements) for one in judgements}
     return Figures(means, total, metrics, {name: outputs[name] for label in keep for name in names[label]})
+
+
+def _tried(
+    chain: Chain, relief: Relief, tally: Tally, parts: Mapping[str, list[np.ndarray]]
+) -> OutOfMemoryError | None:
+    """All outputs and losses; the outputs of a portion come to the host when it is over."""
+    try:
+        with closing(relief.supply.portions(0, 0, chain.order)) as portions:
+            for portion in portions:
+                pending: list[tuple[str, object]] = []
+                step = chain.evaluator(portion.feed, portion.orders)
+                for turn in portion.works:
+                    assert not isinstance(turn, Stretch)
+                    for piece in _pieces(turn, relief.piece):
+                        values, found = step(piece)
+                        tally.add(found)
+                        pending += [(name, values[name]) for name in parts if values[name] is not None]
+                for name, value in pending:
+                    parts[name].append(np.array(chain.to_host(name, value)))
+    except OutOfMemoryError as error:
+        return error
+    return None
+
+
+def _pieces(turn: Turn, most: int | None) -> Iterator[Turn]:
+    """A step in parts of at most so many rows of each feature set that has some left."""
+    if most is None:
+        yield turn
+        return
+    for low in range(0, max(stop - start for start, stop in turn.values()), most):
+        yield {
+            name: (start + low, min(start + low + most, stop))
+            for name, (start, stop) in turn.items()
+            if start + low < stop
+        }
 
 
 def measured(one: Judgement, outputs: np.ndarray, sight: Sight, others: Sequence[Judgement] = ()) -> float:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from anyaccel.data import Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.metrics import Metric
-from anyaccel.phases.phase import Data, Phase
+from anyaccel.phases.phase import Data, Phase, one_of
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -18,6 +18,8 @@ from anyaccel.phases.samplers import (
     samplers_of,
 )
 from anyaccel.recipes import AppliedLoss
+
+SPLITS = ("exact", "approximate")
 
 
 class EvalPhase(Phase):
@@ -104,6 +106,12 @@ class TrainPhase(Phase):
             every `validate_every` epochs; its losses are those of the training. A split is evaluated by the pairs or
             triplets of the phase's sampler, if that draws such.
         validate_every: epochs between validations.
+        accumulate: batches for one update: their gradients are added up, each weighted by its rows, so that an update
+            is that of one batch of all these rows, but for what mixes the rows of a batch. A step is an update. The
+            batches that are left at the end of an epoch make one, too.
+        split: what to do when memory runs out and rows are streamed already: `"exact"` computes a step in parts only
+            where that gives the same numbers, `"approximate"` also where the rows of a batch depend on each other (as
+            in batch normalization) or nobody knows (losses of your own).
         label, data, losses, accelerator, strict, policy, callbacks, after: see Phase.
     """
 
@@ -125,6 +133,8 @@ class TrainPhase(Phase):
         n_epochs: int = 1,
         validation: EvalPhase | str | None = None,
         validate_every: int = 1,
+        accumulate: int = 1,
+        split: str = "exact",
         **settings: Any,
     ) -> None:
         self.sampler: Samplers = samplers_of(sampler)
@@ -132,6 +142,8 @@ class TrainPhase(Phase):
         self.n_epochs = _count(label, "n_epochs", n_epochs, 0)
         self.validation = _validation_of(validation, self.sampler) if isinstance(validation, str) else validation
         self.validate_every = _count(label, "validate_every", validate_every, 1)
+        self.accumulate = _count(label, "accumulate", accumulate, 1)
+        self.split = one_of(label, "split", split, SPLITS)
         super().__init__(label, data=data, losses=losses, **settings)
 
     def _check(self) -> None:
@@ -168,6 +180,8 @@ class TrainPhase(Phase):
             "n_epochs": self.n_epochs,
             "validation": self.validation.get_config() if self.validation else None,
             "validate_every": self.validate_every,
+            "accumulate": self.accumulate,
+            "split": self.split,
         }
 
     @classmethod

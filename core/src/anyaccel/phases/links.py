@@ -41,3 +41,7 @@ class Losses:
     labels: tuple[str, ...]
     means: Any = None
     pairs: Pairs | None = None
+
+    def is_ready(self) -> bool:
+        """Whether they are computed; those of one step count as such."""
+        return self.means is None or self.backend.is_ready(self.means)

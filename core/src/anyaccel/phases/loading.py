@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from anyaccel.data import FeatureSet, FeatureSetView, Rows, joined_array, joined_spec
+from anyaccel.data import FeatureSet, FeatureSetView, Rows, joined_spec, loadable_array
 from anyaccel.data.roles import listed
 from anyaccel.data.transforming.transforms import concerned
 from anyaccel.errors import ColumnError, PhaseError
@@ -164,17 +164,22 @@ def _prepared(column: Column, rows: Rows, classes: int | None) -> np.ndarray:
     if found != column.stored:
         raise ColumnError(f"{column.shown} is {found} in these data", there=f"the graph was built for {column.stored}")
     try:
-        array = joined_array(rows, column.columns, column.spec.dtype).reshape(len(rows), *column.spec.shape)
+        array = loadable_array(rows, column.columns, column.spec.dtype).reshape(len(rows), *column.spec.shape)
         if classes is not None:
-            _check_classes(column, array, classes)
-        return array.astype(column.spec.dtype, copy=False)
+            check_classes(column, array, classes)
+        return array
     except TypeError:
         raise ColumnError(
             f"{column.shown} cannot be made {column.spec.dtype} in host memory", remedy="keep the model in float32"
         ) from None
 
 
-def _check_classes(column: Column, array: np.ndarray, classes: int) -> None:
+def check_classes(column: Column, array: np.ndarray, classes: int) -> None:
+    """Make sure that class indices are some of so many classes.
+
+    Raises:
+        ColumnError: one is not.
+    """
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= classes:
         raise ColumnError(
@@ -197,8 +202,14 @@ def class_counts(resolution: Resolution) -> dict[str, int]:
     return counts
 
 
-def load(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Feed:
-    """Put prepared columns on their devices; what several streams read is there once."""
+def load(plan: Plan, arrays: Mapping[str, np.ndarray], loaded: Callable[[int], None] | None = None) -> Feed:
+    """Put prepared columns on their devices, and give away what can be; what several streams read is there once.
+
+    Args:
+        plan: which columns go where.
+        arrays: the columns, by value name.
+        loaded: is told the bytes of each when it is there.
+    """
     columns: dict[str, Any] = {}
     for column in plan.columns:
         twin = next((one for one in plan.columns if one.name in columns and _same(one, column)), None)
@@ -206,5 +217,11 @@ def load(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Feed:
             columns[column.name] = columns[twin.name]
             continue
         backend = registry().computing(column.framework, column.device.kind)
-        columns[column.name] = backend.from_host(arrays[column.name], column.device, pinned=column.pinned)
+        array = arrays[column.name]
+        if array.flags.writeable and not column.pinned:  # memory of its own; what the feature set owns is read-only
+            columns[column.name] = backend.take(array, column.device)
+        else:
+            columns[column.name] = backend.from_host(array, column.device, pinned=column.pinned)
+        if loaded is not None:
+            loaded(array.nbytes)
     return Feed(columns, {column.name: (column.feature_set, column.stream) for column in plan.columns})

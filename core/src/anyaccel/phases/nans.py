@@ -33,12 +33,13 @@ def notes(
         plan: of the phase.
         segments: that carry it out, in the order of computation.
         rows: the data of the phase, by feature set.
-        arrays: the columns of the plan as they are loaded, by name.
+        arrays: the columns of the plan as they are loaded, by name; those of a source are not known beforehand.
     """
     if not isinstance(phase, TrainPhase):
         return ()
     reached = _reached(segments)
-    found = [column for column in plan.columns if column.name in reached and _has_nan(arrays[column.name])]
+    known = [column for column in plan.columns if column.name in reached and column.name in arrays]
+    found = [column for column in known if _has_nan(arrays[column.name])]
     return tuple(dict.fromkeys(_told(found, rows)))
 
 
@@ -49,7 +50,7 @@ def warn(label: str, told: Sequence[str]) -> None:
         NaNWarning: once for all of them.
     """
     if told:
-        warnings.warn(f"phase {label!r}: {'. '.join(told)}.", NaNWarning, stacklevel=6)
+        warnings.warn(f"phase {label!r}: {'. '.join(told)}.", NaNWarning, stacklevel=7)
 
 
 def _reached(segments: Sequence[Segment]) -> set[str]:

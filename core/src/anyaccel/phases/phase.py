@@ -8,14 +8,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from anyaccel.accelerator import Accelerator
-from anyaccel.data import Rows
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases.callbacks import Callback
 from anyaccel.recipes import AppliedLoss
 
-Data = str | Rows | Mapping[str, "str | Rows"]
-"""The name of a split, a feature set or a view of one, or one of these for each feature set's label."""
+MODES = ("auto", "off", "steps")
+RESIDENCIES = ("auto", "resident", "streamed")
+
+Data = Any
+"""The name of a split, a feature set or a view of one, a source or what can be one, or a mapping from each feature
+set's label to one of these."""
 
 
 class Phase:
@@ -24,7 +27,8 @@ class Phase:
     Args:
         label: its name; training phases of one label count their epochs together.
         data: the name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of
-            each feature set to one of these.
+            each feature set to one of these. Also a source, or what `anyaccel.Batches` or `anyaccel.Items` takes (a
+            DataLoader, a data set, a generator function): a TrainPhase streams it, other phases read it into memory.
         losses: AppliedLoss objects, or one of them.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device or its
             spelling. A wish: a node whose framework is not served there runs on the CPU, is noted in the plan, and
@@ -33,6 +37,11 @@ class Phase:
         policy: name of a placement policy of a plugin, for nodes without an accelerator of their own.
         callbacks: objects of Callback; their methods are the moments of the phase.
         after: device to which the nodes are moved when the phase has ended; by default they stay where they are.
+        compile: `"auto"` compiles what pays, and says so in `run.events`; `"off"` compiles nothing, and imports no
+            compiler; `"steps"` compiles whole training steps before the first of them. All give the same numbers but
+            for rounding.
+        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and sends them
+            ahead of the compute; `"auto"` decides from free memory. All give the same numbers.
     """
 
     kind: ClassVar[str]
@@ -57,6 +66,8 @@ class Phase:
         policy: str | None = None,
         callbacks: Iterable[Callback] = (),
         after: Any = None,
+        compile: str = "auto",
+        residency: str = "auto",
         **unknown: Any,
     ) -> None:
         self.label = check_label(label, "a phase")
@@ -69,6 +80,8 @@ class Phase:
         self.policy = policy
         self.callbacks = _several(label, "callbacks", callbacks)
         self.after = None if after is None else Accelerator.of(after)
+        self.compile = one_of(label, "compile", compile, MODES)
+        self.residency = one_of(label, "residency", residency, RESIDENCIES)
         self._check()
 
     def __repr__(self) -> str:
@@ -112,6 +125,8 @@ class Phase:
             "strict": self.strict,
             "policy": self.policy,
             "after": self.after.get_config() if self.after else None,
+            "compile": self.compile,
+            "residency": self.residency,
         }
 
     @staticmethod
@@ -142,6 +157,22 @@ class Phase:
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """The keywords of this kind of phase from what a configuration holds; the common ones are read already."""
         return settings
+
+
+def one_of(label: str, name: str, given: Any, words: tuple[str, ...]) -> str:
+    """A setting that is one of some words.
+
+    Raises:
+        PhaseError: it is none of them.
+    """
+    if given in words:
+        return str(given)
+    close = difflib.get_close_matches(str(given), words, n=1)
+    raise PhaseError(
+        f"phase {label!r}: {name}={given!r}",
+        there=", ".join(map(repr, words)),
+        remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
+    )
 
 
 def _several(label: str, name: str, given: Any) -> tuple[Any, ...]:
@@ -175,7 +206,7 @@ def _data_config(label: str, data: Data) -> Any:
         return {name: _data_config(label, one) for name, one in data.items()}
     name = getattr(data, "name", None)
     registered = getattr(getattr(data, "feature_set", None), "splits", {}).get(name)
-    if registered is not data:
+    if registered is None or registered is not data:
         raise ConfigError(
             f"phase {label!r} runs over data that have no name", remedy="register a split and give its name"
         )

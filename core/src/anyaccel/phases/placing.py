@@ -40,7 +40,7 @@ def warn(plan: Plan) -> None:
             f"phase {plan.phase!r} asks for {fallbacks[0].written!r}, on which these nodes are not served; they run on "
             f"the CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to forbid it.",
             FallbackWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.phases.chain import Chain
 from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.events import Event, log
 from anyaccel.phases.fitting import Fitted
 from anyaccel.phases.links import Losses
 from anyaccel.phases.tally import Tally
@@ -63,6 +64,9 @@ class Run:
         rows: the data of the phase by feature set, once they are known.
         error: what ended the run, None if nothing did.
         stop_reason: why somebody asked the run to stop, `""` if nobody did.
+        looping: whether the loop has begun.
+        events: what was decided on the way: compiling, residency, what was done when memory ran out.
+        heard: is told every event; the progress of the run.
     """
 
     def __init__(self, phase: Any, graph: ModelGraph, experiment: str = "") -> None:
@@ -78,6 +82,9 @@ class Run:
         self.rows: Mapping[str, Rows] = {}
         self.error: BaseException | None = None
         self.stop_reason = ""
+        self.looping = False
+        self.events: list[Event] = []
+        self.heard: Callable[[Event], None] | None = None
         self.last_losses: list[Losses] = []
         self._chain: Chain | None = None
         self._last: Any = None
@@ -102,6 +109,19 @@ class Run:
         step, and the epoch does not take place.
         """
         self.stop_reason = self.stop_reason or reason or "asked to stop"
+
+    def tell(self, what: str, text: str) -> None:
+        """Note something that was decided: it stands in the results, is logged, and shown by the progress.
+
+        Args:
+            what: its kind: compile, residency, memory or source.
+            text: what, and why.
+        """
+        event = Event(self.epoch, self.step, what, text) if self.looping else Event(-1, -1, what, text)
+        self.events.append(event)
+        log(event, self.phase.label)
+        if self.heard is not None:
+            self.heard(event)
 
     def step_losses(self) -> dict[str, float]:
         """Mean losses of the last step by label; waits for the devices."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,22 +62,67 @@ class Wires:
         order = orders.get((lane, id(link.backend), link.segment.inputs[name][1]))
         return lane[0], partial(link.backend.rows, feed.columns[name], order=order)
 
-    def train(self, fed: Fed, start: int, count: int, batch: int) -> list[Losses]:
-        """`count` training steps, one by one; each takes the same rows of every order."""
+    def train(self, fed: Fed, start: int, count: int, batch: int, piece: int | None = None) -> list[Losses]:
+        """`count` training steps, one by one; each takes the same rows of every order, at most `piece` at once."""
         losses: list[Losses] = []
         for first in range(start, start + count * batch, batch):
-            span = (first, first + batch)
-            losses += self._step(fed, partial(_everywhere, span))
+            last, most = first + batch, piece or batch
+            spans = [(begin, min(begin + most, last)) for begin in range(first, last, most)]
+            losses += self._step(fed, [(partial(_everywhere, span), span[1] - span[0]) for span in spans])
         return losses
 
-    def turn(self, fed: Fed, turn: Turn) -> list[Losses]:
-        """One training step on rows of some feature sets."""
-        return self._step(fed, turn.get)
+    def turn(self, fed: Fed, turn: Turn, piece: int | None = None) -> list[Losses]:
+        """One training step on rows of some feature sets; at most `piece` at once where it takes equally many of each.
 
-    def _step(self, fed: Fed, spans: Spans) -> list[Losses]:
+        Where it does not, parts would weigh each set's losses by other numbers of rows: it is computed as a whole.
+        """
+        sizes = {stop - start for start, stop in turn.values()}
+        batch = max(sizes)
+        if piece is None or piece >= batch or len(sizes) > 1:
+            return self._step(fed, [(turn.get, 1)])
+        cuts = [(low, min(low + piece, batch)) for low in range(0, batch, piece)]
+        return self._step(fed, [(partial(_within, turn, cut), cut[1] - cut[0]) for cut in cuts])
+
+    def attempt(self, fed: Fed, turn: Turn) -> None:
+        """One training step with some rows, seen by nobody; whoever asks for it goes back to a snapshot."""
+        watcher, self.watcher = self.watcher, None
+        try:
+            self._step(fed, [(turn.get, 1)])
+        finally:
+            self.watcher = watcher
+            for link in self._links:
+                link.program.discard()
+
+    def _step(self, fed: Fed, parts: Sequence[tuple[Spans, int]]) -> list[Losses]:
+        """One update with the gradients of all parts, each of which is some rows, and weighs as many as there are.
+
+        Gradients of the losses' means are added up; before a part of another size comes, those so far are brought to
+        its measure, and at the end all to that of the whole.
+        """
+        losses: list[Losses] = []
+        reached: dict[int, Link] = {}
+        measure = parts[0][1]
+        for spans, size in parts:
+            if size != measure:
+                self._rescale(reached.values(), measure / size)
+                measure = size
+            for link in self._part(fed, spans, losses):
+                reached[id(link)] = link
+        if len(parts) > 1:
+            self._rescale(reached.values(), measure / sum(size for _, size in parts))
+        scales = self._clipping.scales()
+        for link in reached.values():
+            link.program.apply(scales[id(link)])
+        return losses
+
+    def _rescale(self, links: Iterable[Link], factor: float) -> None:
+        for link in links:
+            link.program.reduce(partial(_times, factor))
+
+    def _part(self, fed: Fed, spans: Spans, losses: list[Losses]) -> list[Link]:
+        """Forward and back through all segments; the gradients stay with the programs, which are told."""
         values: dict[str, Any] = {}
         pullbacks: list[tuple[Link, Any]] = []
-        losses: list[Losses] = []
         for link, arrivals, rows in zip(self._links, self._arrivals, fed, strict=True):
             inputs = _inputs(arrivals, rows, values, spans)
             if all(value is None for value in inputs):  # this step has nothing for it
@@ -92,12 +137,9 @@ class Wires:
             values.update(zip(link.segment.outputs, outputs, strict=True))
             losses.append(Losses(link.backend, 0, tuple(pairs), pairs=pairs))
         self._pull_back(pullbacks)
-        scales = self._clipping.scales()
-        for link, _ in pullbacks:
-            link.program.apply(scales[id(link)])
         if self.watcher is not None:
             self.watcher(values, spans)
-        return losses
+        return [link for link, _ in pullbacks]
 
     def _pull_back(self, pullbacks: Sequence[tuple[Link, Any]]) -> None:
         cotangents: dict[str, Any] = {}
@@ -160,3 +202,12 @@ def _inputs(
 
 def _everywhere(span: Span, _: str) -> Span:
     return span
+
+
+def _within(turn: Turn, cut: Span, name: str) -> Span | None:
+    span = turn.get(name)
+    return None if span is None else (span[0] + cut[0], span[0] + cut[1])
+
+
+def _times(factor: float, gradient: Any) -> Any:
+    return gradient * factor

@@ -13,7 +13,7 @@ from anyaccel.phases.drawing import ZIP_STRICT, Drawing, check_joints
 from anyaccel.phases.evaluating import Judgement
 from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
 from anyaccel.phases.learners import learning
-from anyaccel.phases.phase import Phase
+from anyaccel.phases.phase import Data, Phase
 from anyaccel.phases.samplers import Samplers
 from anyaccel.phases.sight import Sight, sight_of
 from anyaccel.recipes import AppliedLoss
@@ -37,8 +37,13 @@ def _samplers(phase: Phase) -> Samplers | None:
     return None if isinstance(phase, EvalPhase) and isinstance(phase.sampler, SimpleSampler) else phase.sampler
 
 
-def rows_of(part: Phase, sets: Mapping[str, FeatureSet]) -> dict[str, Rows]:
+def rows_of(part: Phase, sets: Mapping[str, FeatureSet], data: Data) -> dict[str, Rows]:
     """The rows that a phase takes from, by feature set.
+
+    Args:
+        part: the phase, or its validation.
+        sets: the feature sets that it needs data of.
+        data: its data as rows.
 
     Raises:
         PhaseError: as `loading.rows_of`; or samplers for other feature sets than there are.
@@ -48,7 +53,7 @@ def rows_of(part: Phase, sets: Mapping[str, FeatureSet]) -> dict[str, Rows]:
     if isinstance(samplers, Mapping):
         _check_keys(part, samplers, sets)
     together = isinstance(part, FitPhase) or isinstance(samplers, Sampler)
-    return loading.rows_of(part.label, part.data, sets, together=together)
+    return loading.rows_of(part.label, data, sets, together=together)
 
 
 def _check_keys(part: Phase, samplers: Mapping[str, Sampler], sets: Mapping[str, FeatureSet]) -> None:

@@ -20,6 +20,13 @@ class Tally:
         """Keep the losses of some steps; nothing is waited for."""
         self._kept.extend(losses)
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first so many entries: their steps are done again."""
+        del self._kept[length:]
+
     def means(self) -> dict[str, float]:
         """Means over all that was added, by label, in float64; waits for the devices."""
         sums: dict[str, float] = {}

@@ -4,78 +4,84 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 from anyaccel import rng
+from anyaccel.errors import OutOfMemoryError
+from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.chain import Chain
-from anyaccel.phases.drawing import Drawing
+from anyaccel.phases.compiling import Compiling
 from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.feeding import Portion, Stretch
 from anyaccel.phases.kinds import TrainPhase
 from anyaccel.phases.links import Losses
-from anyaccel.phases.loading import Feed
 from anyaccel.phases.moments import Moments
+from anyaccel.phases.pace import Flight, Pace
 from anyaccel.phases.progress import Progress
+from anyaccel.phases.recovery import Marks
+from anyaccel.phases.relief import Relief
 from anyaccel.phases.run import Epoch, Run
+from anyaccel.phases.stepper import Stepper
 from anyaccel.phases.tally import Tally
-
-# A call of many steps must not keep progress and Ctrl-C waiting for long: half a second is the limit, this the aim.
-_AIM_SECONDS = 0.2
 
 Validate = Callable[[], Figures]
 
 
-class Pace:
-    """How many steps one call should take: few at first, then as many as the aimed time holds."""
-
-    def __init__(self, fixed: int | None = None) -> None:
-        self._fixed = fixed
-        self._count = 1
-
-    def next(self) -> int:
-        """Steps for the next call."""
-        return self._fixed or self._count
-
-    def took(self, count: int, seconds: float) -> None:
-        """Learn from a call. Grows by doubling only: the first calls are slow and say little."""
-        fitting = int(count * _AIM_SECONDS / max(seconds, 1e-9))
-        self._count = max(1, min(self._count * 2, fitting))
-
-
 class Training:
-    """The loop of one TrainPhase over programs that are ready."""
+    """The loop of one TrainPhase over programs that are ready.
+
+    Args:
+        phase, run, chain: what is executed, its record, and the programs.
+        relief: the rows, and what is done when there is no room for them.
+        moments: who listens.
+        progress: hears how far it is.
+        taken: is told the orders of every portion, in host memory.
+    """
 
     def __init__(
         self,
         phase: TrainPhase,
         run: Run,
         chain: Chain,
-        feed: Feed,
-        drawing: Drawing,
+        relief: Relief,
         moments: Moments,
         progress: Progress,
+        taken: Callable[..., None] | None = None,
     ) -> None:
         self._phase = phase
         self._run = run
         self._chain = chain
-        self._feed = feed
-        self._drawing = drawing
+        self._relief = relief
         self._moments = moments
         self._progress = progress
+        self._taken = taken
         self._weights = {loss.label: loss.weight for loss in phase.losses}
-        self._fixed_order: Any = None
         self._pace = Pace(1 if moments.step_listeners else None)
+        self._compiling = self._choice()
+        self._flight = Flight()
+        self._marks = Marks(chain, relief.supply.repeats)
+        self._batch = 0
+
+    def _choice(self) -> Compiling:
+        phase, each = self._phase, self._relief.supply.steps
+        steps = None if each is None else each * phase.n_epochs
+        early = any(type(one).epoch_end is not Callback.epoch_end for one in phase.callbacks)
+        return Compiling(phase.compile, steps, self._pace.most, early, self._run.tell, self._progress.doing)
 
     def run(self, validate: Validate | None) -> None:
         """All epochs, or as many as there are until somebody stops the run."""
         try:
-            self._progress.start(self._phase.label, self._phase.n_epochs, self._drawing.steps)
+            self._run.looping = True
+            self._progress.start(self._phase.label, self._phase.n_epochs, self._relief.supply.steps)
             for epoch in range(self._phase.n_epochs):
                 self._epoch(epoch, validate)
                 if self._run.stopped:
                     break
+            self._marks.end()
             self._run.finish()
         finally:
+            self._marks.end()
             self._progress.stop()
 
     def _epoch(self, epoch: int, validate: Validate | None) -> None:
@@ -87,7 +93,7 @@ class Training:
             return
         began = time.perf_counter()
         self._chain.seed(rng.key(run.graph.seed, "steps", label, number))
-        losses, steps = self._steps(self._orders(number))
+        losses, steps = self._steps(number)
         seconds = time.perf_counter() - began
         run.graph.progress[label] = number + 1
         due = validate is not None and (
@@ -96,49 +102,73 @@ class Training:
         total = sum(self._weights[name] * value for name, value in losses.items()) if losses else float("nan")
         run.history.append(Epoch(number, total, losses, steps, seconds))
         if validate is not None and due:  # the epoch is complete, and kept, whatever comes of this
+            self._progress.doing("validating")
             run.history[-1] = replace(run.history[-1], validation=validate().named)
+            self._progress.doing("")
         self._progress.epoch(run.history[-1].figures)
         self._moments.call("epoch_end", run=run)
 
-    def _orders(self, number: int) -> Any:
-        if not self._drawing.fixed:
-            return self._chain.order(self._feed, self._drawing.orders(number))
-        if self._fixed_order is None:
-            self._fixed_order = self._chain.order(self._feed, self._drawing.orders(0))
-        return self._fixed_order
-
-    def _steps(self, orders: Any) -> tuple[dict[str, float], int]:
-        tally = Tally()
-        uniform = self._drawing.uniform
-        done = self._turns(tally, orders) if uniform is None else self._batches(tally, orders, *uniform)
+    def _steps(self, number: int) -> tuple[dict[str, float], int]:
+        """One epoch; where memory runs out it is taken up again where the last snapshot was taken."""
+        tally, run = Tally(), self._run
+        self._marks.begin()
+        while True:
+            failure = self._tried(number, tally)
+            if failure is None:
+                break
+            done = self._marks.go_back(tally)
+            if done is None:
+                raise failure
+            self._relief.give(failure, self._batch)
+            self._flight.forget()
+            self._compiling.again(run.step - done)
+            self._progress.advance(done - run.step)
+            run.step = done
         means = tally.means()
-        return {label: means[label] for label in self._weights if label in means}, done
+        return {label: means[label] for label in self._weights if label in means}, run.step
 
-    def _batches(self, tally: Tally, orders: Any, full: int, size: int, last: int) -> int:
-        """As many steps in one call as the pace allows."""
-        step = self._chain.stepper(self._feed, orders)
-        done = 0
-        while done < full and not self._run.stopped:
-            count = min(self._pace.next(), full - done)
-            began = time.perf_counter()
-            self._took(tally, step(done * size, count, size), count)
-            self._pace.took(count, time.perf_counter() - began)
-            done += count
-        if last and not self._run.stopped:
-            self._took(tally, step(full * size, 1, last), 1)
-            done += 1
-        return done
+    def _tried(self, number: int, tally: Tally) -> OutOfMemoryError | None:
+        try:
+            with closing(self._relief.supply.portions(number, self._run.step, self._chain.order)) as portions:
+                for portion in portions:
+                    self._portion(tally, portion)
+                    if self._run.stopped:
+                        break
+                    del portion
+        except OutOfMemoryError as error:
+            return error
+        return None
 
-    def _turns(self, tally: Tally, orders: Any) -> int:
-        """One by one, as each takes other feature sets or other numbers of rows of them."""
-        step = self._chain.turner(self._feed, orders)
-        done = 0
-        for turn in self._drawing.turns:
+    def _portion(self, tally: Tally, portion: Portion) -> None:
+        if self._taken is not None:
+            self._taken(portion.taken)
+        step = self._chain.stepper(portion.feed, portion.orders)
+        turn = None
+        for work in portion.works:
             if self._run.stopped:
                 break
-            self._took(tally, step(turn), 1)
-            done += 1
-        return done
+            if isinstance(work, Stretch):
+                self._stretch(tally, step, work)
+                continue
+            turn = self._chain.turner(portion.feed, portion.orders) if turn is None else turn
+            self._batch = smallest(self._relief.piece, max(stop - start for start, stop in work.values())) or 0
+            self._took(tally, turn(work, self._relief.piece), 1)
+
+    def _stretch(self, tally: Tally, step: Stepper, work: Stretch) -> None:
+        """As many steps in one call as the pace allows."""
+        done, piece = 0, smallest(self._relief.piece, work.piece)
+        self._batch = min(piece or work.size, work.size)
+        while done < work.count and not self._run.stopped:
+            if work.count > 1:
+                self._compiling.before(step, work.size, piece)
+            count = min(self._pace.next(), work.count - done, self._compiling.limit)
+            began = time.perf_counter()
+            losses = step(work.start + done * work.size, count, work.size, piece)
+            self._took(tally, losses, count)
+            for its, seconds in self._flight.launched(losses, count, began):
+                self._pace.took(its, seconds)
+                self._compiling.took(its, seconds)
+            done += count
 
     def _took(self, tally: Tally, losses: list[Losses], count: int) -> None:
         tally.add(losses)
@@ -148,3 +178,9 @@ class Training:
             for listener in self._moments.step_listeners:
                 listener(run=self._run)
         self._run.step += count
+        self._marks.pass_by(self._run.step, tally)
+
+
+def smallest(*sizes: int | None) -> int | None:
+    """The least of some limits, of which None is none."""
+    return min((size for size in sizes if size is not None), default=None)

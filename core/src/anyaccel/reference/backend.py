@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,9 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.backend import Backend, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
+from anyaccel.backend import Backend, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program, Sent
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError
+from anyaccel.hostmemory import aligned_empty, host_memory
 from anyaccel.install_hints import HINTS
 from anyaccel.recipes import Loss, Optimizer
 from anyaccel.reference import models
@@ -21,11 +21,13 @@ from anyaccel.reference.arrays import HOST, SimArray, download
 from anyaccel.reference.convolution import Conv2d, MaxPool2d
 from anyaccel.reference.creation import handle, scoped
 from anyaccel.reference.module import Module
-from anyaccel.reference.moving import adopted, moved, rows, uploaded
+from anyaccel.reference.moving import adopted, moved, rows, sent, taken, uploaded
 from anyaccel.reference.operations import ReferenceOps
 from anyaccel.reference.simulation import missing, running
 from anyaccel.reference.standard import SequentialCNN, SequentialMLP
 from anyaccel.segment import Segment, TensorSpec
+
+_OURS = ("cpu", "sim")  # what derives from this backend may serve other kinds, by `from_host` of its own
 
 
 class ReferenceBackend(Backend, Exchange, Compute, Memory):
@@ -114,6 +116,18 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         """A copy."""
         return uploaded(array, device)
 
+    def take(self, array: np.ndarray, device: Device) -> Any:
+        """On the CPU the array itself."""
+        return taken(array, device) if device.kind in _OURS else self.from_host(array, device)
+
+    def buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+        """Any memory is as good."""
+        return aligned_empty(shape, dtype)
+
+    def send(self, array: np.ndarray, device: Device) -> Sent:
+        """On the CPU copied at once; to a simulated device as late as a real one may."""
+        return sent(array, device) if device.kind in _OURS else Sent(self.from_host(array, device))
+
     def to_host(self, tensor: Any) -> np.ndarray:
         """A copy from a simulated device; on the CPU the array itself."""
         return download(tensor) if isinstance(tensor, SimArray) else np.asarray(tensor)
@@ -143,6 +157,10 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
     def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
         """Never: what other frameworks hand over is read-only here."""
         return False
+
+    def mixes(self, model: Any) -> str:
+        """BatchNorm; nothing is known of what other modules do with a batch."""
+        return models.mixes(model)
 
     def layout(self, model: Any) -> tuple[str, str]:
         """Channels first for the layers for images; nothing is said of others."""
@@ -180,9 +198,11 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
 
     def memory(self, device: Device) -> MemoryInfo:
         """Of a simulated device what was counted (0 where it has no limit); of the CPU what the system says."""
+        if device.kind not in _OURS:
+            return MemoryInfo(0, 0, 0, 0)
         on = handle(device)
         if on is None:
-            total, free = _pages("SC_PHYS_PAGES"), _pages("SC_AVPHYS_PAGES")
+            total, free = host_memory()
             return MemoryInfo(total, free, total - free, 0)
         total = on.capacity or 0
         return MemoryInfo(total, max(total - on.used, 0), on.used, on.peak)
@@ -201,10 +221,3 @@ def _common(module: Module) -> Device | None:
             remedy="put them on one with anyaccel.place(module, device)",
         )
     return found[0] if found else module.home
-
-
-def _pages(name: str) -> int:
-    try:
-        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not on this system
-        return 0

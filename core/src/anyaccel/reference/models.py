@@ -9,6 +9,7 @@ import numpy as np
 
 from anyaccel.errors import EstimatorError, ShapeError, StateError
 from anyaccel.reference.arrays import Array, SimArray, download, upload
+from anyaccel.reference.layers import BatchNorm
 from anyaccel.reference.module import Module, traced
 from anyaccel.segment import TensorSpec
 
@@ -61,6 +62,14 @@ def dtype_of(model: Module) -> str | None:
     if model.dtype is not None:
         return model.dtype
     return next((array.dtype.name for array in model.parameters.values() if array.dtype.kind == "f"), None)
+
+
+def mixes(model: Any) -> str:
+    """The kind of a module that computes over its batch while it trains, wherever it is inside; `""` of others."""
+    if isinstance(model, BatchNorm):
+        return "BatchNorm"
+    parts = [part for held in vars(model).values() for part in (held if isinstance(held, (tuple, list)) else [held])]
+    return next(filter(None, (mixes(part) for part in parts if isinstance(part, Module))), "")
 
 
 def _named(model: Module) -> dict[str, tuple[MutableMapping[str, Array], str]]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
+from anyaccel.backend import Sent
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel.reference.arrays import Array, SimArray, across, download, upload
+from anyaccel.reference.arrays import Array, SimArray, across, bare, download, upload
 from anyaccel.reference.creation import handle
+
+_GARBAGE = 0xA5  # every byte of an array that has not arrived; no number that anybody computes with
 
 
 def moved(tensor: Any, device: Device) -> Any:
@@ -34,10 +38,50 @@ def moved(tensor: Any, device: Device) -> Any:
 
 def uploaded(array: Array, device: Device) -> Array:
     """A copy of a plain array on a device, the CPU too. Raises as `moved`."""
-    plain, on = np.asarray(array), handle(device)
+    plain, on = _numbers(array), handle(device)
+    return plain.copy() if on is None else upload(plain, on)
+
+
+def taken(array: Array, device: Device) -> Array:
+    """An array that is given away: on the CPU itself, elsewhere a copy. Raises as `moved`."""
+    return _numbers(array) if handle(device) is None else uploaded(array, device)
+
+
+def sent(array: Array, device: Device) -> Sent:
+    """A copy of a plain array that is made as late as a device may make it: when it has arrived, or was read.
+
+    So whoever uses it before, or writes to the array before, computes with wrong numbers here, as on real devices.
+    Raises as `moved`.
+    """
+    on = handle(device)
+    if on is None:
+        return Sent(uploaded(array, device))
+    garbage = np.empty_like(_numbers(array), order="C", subok=False)
+    garbage.reshape(-1).view(np.uint8)[:] = _GARBAGE
+    flight = _Flight(array, upload(garbage, on))
+    return Sent(flight.tensor, flight.land, flight.land)
+
+
+class _Flight:
+    """A copy on its way."""
+
+    def __init__(self, array: Array, tensor: SimArray) -> None:
+        self.tensor = tensor
+        self._array: Array | None = array
+        self._lock = Lock()
+
+    def land(self) -> None:
+        with self._lock:
+            if self._array is not None:
+                np.copyto(bare(self.tensor), self._array)
+                self._array = None
+
+
+def _numbers(array: Array) -> Array:
+    plain = np.asarray(array)
     if plain.dtype.kind not in "biufc":
         raise MoveError(f"an array of {plain.dtype} holds no numbers", remedy="encode it as numbers first")
-    return plain.copy() if on is None else upload(plain, on)
+    return plain
 
 
 def adopted(foreign: Any, device: Device) -> Array:

@@ -30,8 +30,9 @@ class Traffic:
 
     def count(self, nbytes: int) -> None:
         """One more transfer."""
-        self.number += 1
-        self.nbytes += nbytes
+        with _lock:  # threads send, too
+            self.number += 1
+            self.nbytes += nbytes
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from anyaccel.errors import ResultError
 from anyaccel.graph import Plan
 from anyaccel.phases import Figures
 from anyaccel.phases.comparing import Compared
+from anyaccel.phases.events import Event
 from anyaccel.results import frames, plots, units
 from anyaccel.results import targets as wanted
 from anyaccel.results.belonging import belonging
@@ -27,8 +28,8 @@ class EvalResults:
     """What an EvalPhase gave. Predictions are by node, or by `node.OUTPUT` where a node has several.
 
     `loss` is the weighted sum of `losses`, NaN where there are none. `error` is what ended the run, None if nothing.
-    `nodes` has the labels of all nodes of the graph, whether they were computed or not. `number`, `started` and
-    `seconds` are as in TrainResults.
+    `nodes` has the labels of all nodes of the graph, whether they were computed or not. `number`, `started`,
+    `seconds` and `events` are as in TrainResults.
     """
 
     label: str
@@ -44,11 +45,12 @@ class EvalResults:
     number: int | None = None
     started: datetime | None = None
     seconds: float = math.nan
+    events: tuple[Event, ...] = ()
 
     def __repr__(self) -> str:
         losses = {"loss": self.loss} if self.losses else {}
         kept = f", predictions of {', '.join(self.predictions)}" if self.predictions else ""
-        return f"EvalResults({self.label!r}{shown({**losses, **self.metrics})}{kept}{ended(self.error)})"
+        return f"EvalResults({self.label!r}{shown({**losses, **self.metrics})}{kept}{ended(self.error, self.events)})"
 
     def _repr_html_(self) -> str:
         return eval_html(self)
@@ -224,6 +226,7 @@ class EvalResults:
             "losses": finite(self.losses),
             "metrics": finite(self.metrics),
             "error": told(self.error),
+            "events": [event.to_dict() for event in self.events],
             **when(self.number, self.started, self.seconds),
         }
 

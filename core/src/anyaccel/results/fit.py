@@ -12,6 +12,7 @@ import numpy as np
 
 from anyaccel.graph import Plan
 from anyaccel.phases import Fitted
+from anyaccel.phases.events import Event
 from anyaccel.results import frames
 from anyaccel.results.html import fit_html
 from anyaccel.results.told import ended, told, when
@@ -21,8 +22,9 @@ from anyaccel.results.told import ended, told, when
 class FitResults:
     """What a FitPhase did: one entry for each node that it fitted, in this order.
 
-    `plan` is that of the last round, where estimators waited for each other. `error`, `number`, `started` and `seconds`
-    are as in TrainResults. It has no figures: `loss` is NaN, and `losses`, `metrics` and `predictions` are empty.
+    `plan` is that of the last round, where estimators waited for each other. `error`, `number`, `started`, `seconds`
+    and `events` are as in TrainResults. It has no figures: `loss` is NaN, and `losses`, `metrics` and
+    `predictions` are empty.
     """
 
     label: str
@@ -32,9 +34,12 @@ class FitResults:
     number: int | None = None
     started: datetime | None = None
     seconds: float = math.nan
+    events: tuple[Event, ...] = ()
 
     def __repr__(self) -> str:
-        return f"FitResults({self.label!r}, fitted {', '.join(self.nodes) or 'nothing'}{ended(self.error)})"
+        return (
+            f"FitResults({self.label!r}, fitted {', '.join(self.nodes) or 'nothing'}{ended(self.error, self.events)})"
+        )
 
     def _repr_html_(self) -> str:
         return fit_html(self)
@@ -88,5 +93,6 @@ class FitResults:
             "label": self.label,
             "fitted": fitted,
             "error": told(self.error),
+            "events": [event.to_dict() for event in self.events],
             **when(self.number, self.started, self.seconds),
         }

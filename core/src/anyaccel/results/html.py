@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.data.html import first_values, number, sample
-from anyaccel.markup import Markup, element, faint, guarded, line, page, prose, row, table
+from anyaccel.markup import Markup, cut, element, faint, guarded, line, page, prose, row, table
+from anyaccel.phases.events import Event
 from anyaccel.results.belonging import belonging
 from anyaccel.results.frames import is_part
 from anyaccel.results.told import told
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from anyaccel.results.train import TrainResults
 
 _FIGURES, _PREDICTED, _LAST = 12, 5, 5  # columns of figures; rows of predictions; epochs shown of the end
+_EVENTS = 8
 
 
 def train_html(results: TrainResults) -> str:
@@ -35,7 +37,8 @@ def _train(results: TrainResults) -> Markup:
         return row([one.number, one.steps, f"{one.seconds:.3g}", *values])
 
     figures = table(("epoch", "steps", "seconds", *names), results.epochs, epoch, last=_LAST)
-    return page("TrainResults", results.label, line(faint(_told(said))), *_error(results.error), figures)
+    what = [*_error(results.error), *_events(results.events)]
+    return page("TrainResults", results.label, line(faint(_told(said))), *what, figures)
 
 
 def eval_html(results: EvalResults) -> str:
@@ -49,6 +52,7 @@ def _eval(results: EvalResults) -> Markup:
     parts = [
         line(faint(_told([_took(results.seconds)]))),
         *_error(results.error),
+        *_events(results.events),
         table(("figure", "value"), list(figures.items()), _figure) if figures else None,
         _predictions(results) if results.predictions else None,
     ]
@@ -85,9 +89,8 @@ def _fit(results: FitResults) -> Markup:
         return row([one.node, one.estimator, f"{one.rows:,}", f"{one.seconds:.3g}"])
 
     nodes = table(("node", "estimator", "rows", "seconds"), results.fitted, node)
-    return page(
-        "FitResults", results.label, line(faint(_told([_took(results.seconds)]))), *_error(results.error), nodes
-    )
+    what = [*_error(results.error), *_events(results.events)]
+    return page("FitResults", results.label, line(faint(_told([_took(results.seconds)]))), *what, nodes)
 
 
 def runs_html(experiment: Any) -> str:
@@ -127,3 +130,12 @@ def _told(parts: list[str]) -> str:
 def _error(error: BaseException | None) -> Iterator[Markup]:
     if error is not None:
         yield line("ended by ", element("code", prose(told(error))))
+
+
+def _events(events: Sequence[Event]) -> Iterator[Markup]:
+    """A line for each event, in the middle of many how many there are."""
+    first, hidden, last = cut(events, _EVENTS, last=3)
+    yield from (line(faint(str(event))) for event in first)
+    if hidden:
+        yield line(faint(f"and {hidden:,} more events"))
+    yield from (line(faint(str(event))) for event in last)

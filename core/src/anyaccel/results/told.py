@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from anyaccel.phases.events import Event
 from anyaccel.results.frames import is_part
 
 
@@ -34,6 +35,11 @@ def shown(figures: Mapping[str, float]) -> str:
     return "".join(f", {name} {value:.4g}" for name, value in figures.items() if not is_part(name))
 
 
-def ended(error: BaseException | None) -> str:
-    """What ended a run, for the end of a line of text."""
-    return f", ended by {type(error).__name__}" if error is not None else ""
+def ended(error: BaseException | None, events: Sequence[Event] = ()) -> str:
+    """How often memory was short, and what ended a run, for the end of a line of text.
+
+    What else was decided is not told there: it is in every run.
+    """
+    count = sum(event.what == "memory" for event in events)
+    short = f", {count:,} times short of memory" if count > 1 else ", once short of memory" if count else ""
+    return f"{short}, ended by {type(error).__name__}" if error is not None else short

@@ -11,6 +11,7 @@ import numpy as np
 
 from anyaccel.graph import Plan
 from anyaccel.phases import Epoch
+from anyaccel.phases.events import Event
 from anyaccel.results import frames, plots
 from anyaccel.results.html import train_html
 from anyaccel.results.told import ended, finite, shown, told, when
@@ -22,7 +23,7 @@ class TrainResults:
 
     `error` is what ended the run, None if it ended well; `stop_reason` is why it was stopped early, `""` if it was not.
     `number` is its place in the history of its experiment, from 0; `started` when it began, in UTC, and `seconds` how
-    long it took.
+    long it took. `events` are what was decided while it ran, and where memory was short.
     """
 
     label: str
@@ -33,10 +34,11 @@ class TrainResults:
     number: int | None = None
     started: datetime | None = None
     seconds: float = math.nan
+    events: tuple[Event, ...] = ()
 
     def __repr__(self) -> str:
         last = self.epochs[-1].figures if self.epochs else {}
-        return f"TrainResults({self.label!r}, {len(self.epochs)} epochs{shown(last)}{ended(self.error)})"
+        return f"TrainResults({self.label!r}, {len(self.epochs)} epochs{shown(last)}{ended(self.error, self.events)})"
 
     if not TYPE_CHECKING:  # for which there are the attributes above, and no others
 
@@ -136,5 +138,6 @@ class TrainResults:
             ],
             "stop_reason": self.stop_reason,
             "error": told(self.error),
+            "events": [event.to_dict() for event in self.events],
             **when(self.number, self.started, self.seconds),
         }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.testing.backend_tests import DTYPES
 from anyaccel.testing.bench import Array
-from anyaccel.testing.subject import Subject
+from anyaccel.testing.giving_tests import GivingTests
 
 SHAPES = ((), (1,), (5,), (2, 3), (3, 1, 2), (0,), (0, 4), (4, 0, 2))
 ROWS = np.arange(24, dtype="float32").reshape(8, 3)
@@ -50,13 +50,8 @@ class Speaker:
 
 
 @pytest.mark.anyaccel_capability("exchange")
-class ExchangeTests(Subject):
+class ExchangeTests(GivingTests):
     """Every promise of `Exchange`. Arrays are compared with `to_host`, which is itself under test here."""
-
-    @pytest.fixture
-    def exchange(self, backend: Backend) -> Iterator[Exchange]:
-        """The backend, by the name of the capability."""
-        yield cast("Exchange", backend)
 
     def taken(self, exchange: Exchange, array: Array, device: Device) -> Any:
         """The array on the device, or a skip where the framework or the device lacks the dtype."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from anyaccel.backend import Backend, Memory
+from anyaccel.hostmemory import host_memory
 from anyaccel.testing.bench import Bench
 from anyaccel.testing.subject import Subject
 
@@ -49,6 +50,12 @@ class MemoryTests(Subject):
         for device in backend.devices():
             totals = {memory.memory(device).total, backend.device_info(device).total_memory} - {0}
             assert len(totals) <= 1
+
+    def test_the_cpu_has_what_the_process_may_have(self, backend: Backend, memory: Memory) -> None:
+        """No more than the control groups of the process leave it, though the machine has more."""
+        most = host_memory().total
+        for device in backend.devices():
+            assert device.kind != "cpu" or not most or memory.memory(device).total <= most
 
     def test_share_answers_in_words(self, backend: Backend, memory: Memory) -> None:
         """Asked to leave memory to others, it answers with nothing or a reason, and does not raise, asked twice too."""

@@ -13,7 +13,7 @@ from anyaccel.errors import ShapeError, StateError
 from anyaccel.models import MLPRecipe
 from anyaccel.recipes import LOSSES, OPTIMIZERS, Loss, Optimizer
 from anyaccel.segment import TensorSpec
-from anyaccel.testing.bench import Array, Bench, same
+from anyaccel.testing.bench import Array, Batch, Bench, same
 from anyaccel.testing.subject import STANDARD_MODEL, Subject
 
 Make = Callable[[], Any]
@@ -217,6 +217,17 @@ class CustomTests(Subject):
         for each in (bench.ready(model), *named):
             given, gives = bench.compute.layout(each)
             assert given in LAYOUTS and gives in LAYOUTS
+
+    @pytest.mark.parametrize("name", ["model", "buffered_model"])
+    def test_a_model_that_mixes_rows_is_known(self, bench: Bench, request: pytest.FixtureRequest, name: str) -> None:
+        """Where the gradient of a batch is not the mean of those of its halves, `mixes` says why; else nothing."""
+        ready, batch = bench.ready(request.getfixturevalue(name)), Batch.of(8)
+        whole = bench.gradient_of(ready, batch)
+        halves = [bench.gradient_of(ready, batch.rows(slice(i, i + 4))) for i in (0, 4)]
+        mixed = any(np.abs(whole[key] - (halves[0][key] + halves[1][key]) / 2).max() > 1e-4 for key in whole)
+        found = bench.compute.mixes(ready)
+        assert isinstance(found, str)
+        assert bool(found) == mixed
 
 
 class RefusalTests(Subject):

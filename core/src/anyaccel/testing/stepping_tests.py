@@ -13,7 +13,7 @@ from anyaccel.backend import Exchange, Stepping
 from anyaccel.recipes import Optimizer, Schedule
 from anyaccel.testing import oracle
 from anyaccel.testing.bench import GROUP, LOSS, Array, Batch, Bench, Wiring, close
-from anyaccel.testing.subject import Subject
+from anyaccel.testing.compiling_tests import CompilingTests
 
 Make = Callable[[], Any]
 COLUMNS = Batch.of(22)
@@ -57,7 +57,7 @@ def looped(bench: Bench, model: Any, optimizer: Optimizer, batches: list[Array])
 
 
 @pytest.mark.anyaccel_capability("stepping")
-class SteppingTests(Subject):
+class SteppingTests(CompilingTests):
     """Every promise of `Stepping`."""
 
     @pytest.mark.parametrize("name", RECIPES)

@@ -42,6 +42,10 @@ class JaxCompute(JaxPlacement, Compute):
         """As `Compute.layout`, for single layers and plain sequences of them."""
         return self._view(model).layout
 
+    def mixes(self, model: Any) -> str:
+        """As `Compute.mixes`, for layers of Flax, Equinox and Keras; what a function does with a batch is not known."""
+        return self._view(model).mixes
+
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; on shapes alone, in evaluation mode."""
         from anyaccel_jax.shapes import infer

@@ -60,6 +60,17 @@ class Equinox(Model):
         """Channels first, for single layers for images and plain sequences of them."""
         return ends(_layers(self._static), _is_spatial, _is_elementwise, "channels_first")
 
+    @property
+    def mixes(self) -> str:
+        """BatchNorm, wherever it is."""
+        leaves = jax.tree.leaves(self._static, is_leaf=_is_batch_norm)
+        return "BatchNorm" if any(map(_is_batch_norm, leaves)) else ""
+
+    @property
+    def nature(self) -> Any:
+        """The module as it was given, which cannot be changed."""
+        return type(self._static)
+
     def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
         """As in `Model`."""
         module = eqx.nn.inference_mode(self._joined(parameters, buffers), value=not train)
@@ -106,6 +117,10 @@ def _with_state(module: Any) -> tuple[Any, Any]:
 
 def _is_index(leaf: Any) -> bool:
     return isinstance(leaf, eqx.nn.StateIndex)
+
+
+def _is_batch_norm(leaf: Any) -> bool:
+    return isinstance(leaf, eqx.nn.BatchNorm)
 
 
 def _layers(module: Any) -> list[Any]:

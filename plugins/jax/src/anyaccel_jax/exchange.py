@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.backend import Exchange
+from anyaccel.backend import Exchange, Sent
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
+from anyaccel.hostmemory import aligned_empty, is_aligned, is_dense, is_own
 from anyaccel_jax import host
 from anyaccel_jax.faults import first_line, telling
 from anyaccel_jax.placement import JaxPlacement
@@ -22,11 +23,36 @@ class JaxExchange(JaxPlacement, Exchange):
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
         """As `Exchange.from_host`; any strides and byte order."""
+        host.check_dtype(array.dtype)
+        with telling(f"an array of {array.nbytes} bytes on {device}"):
+            return self._put(host.copied(array), device)
+
+    def take(self, array: np.ndarray, device: Device) -> Any:
+        """As `Exchange.take`; on the CPU the array's own memory, which JAX keeps, where that is dense and aligned."""
+        if not is_own(array) or (device.kind == "cpu" and not is_aligned(array)):
+            return self.from_host(array, device)
+        return self._put(array, device)
+
+    def buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+        """As `Exchange.buffer`; JAX page-locks nothing."""
+        return aligned_empty(shape, dtype)
+
+    def send(self, array: np.ndarray, device: Device) -> Sent:
+        """As `Exchange.send`; what computes on a device waits for what comes there by itself.
+
+        On the CPU the copy is made at once: JAX would compute from the buffer itself.
+        """
+        if device.kind == "cpu" or not is_dense(array):
+            return Sent(self.from_host(array, device))
+        tensor = self._put(array, device)
+        return Sent(tensor, read=tensor.block_until_ready)
+
+    def _put(self, array: np.ndarray, device: Device) -> Any:
         import jax
 
         host.check_dtype(array.dtype)
         with telling(f"an array of {array.nbytes} bytes on {device}"):
-            return jax.device_put(host.copied(array), self.jax_device(device))
+            return jax.device_put(array, self.jax_device(device))
 
     def to_host(self, tensor: Any) -> np.ndarray:
         """As `Exchange.to_host`; read-only, and on the CPU the array's own memory."""
@@ -76,6 +102,10 @@ class JaxExchange(JaxPlacement, Exchange):
         start, stop = min(start, limit), min(stop, limit)
         begin, size = np.int32(start), max(stop - start, 0)
         return sliced(column, begin, size) if order is None else gathered(column, order, begin, size)
+
+    def is_ready(self, tensor: Any) -> bool:
+        """As `Exchange.is_ready`."""
+        return bool(tensor.is_ready())
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
         """As `Exchange.scalars`; all transfers are under way before the first is waited for."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from anyaccel.adapter import Same
 from anyaccel_jax.model import Arrays, Model, Tree, mode, named, owned, takes
 
 
@@ -39,6 +40,11 @@ class Function(Model):
     def tree(self) -> Any:
         """The parameters of now, as a pytree like the one given."""
         return self._tree.tree({**self.parameters, **self.buffers})
+
+    @property
+    def nature(self) -> Any:
+        """The function; what it reads besides its arguments is taken to stay as it is."""
+        return Same(self._apply)
 
     def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
         """As in `Model`."""

@@ -1,24 +1,15 @@
-"""Host memory: how much there is, arrays in it that are our own, and dtypes that JAX holds as it is set up."""
+"""Arrays in host memory that are our own, and dtypes that JAX holds as it is set up."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
 from anyaccel.errors import MoveError
+from anyaccel.hostmemory import aligned_empty
 
-_ALIGNMENT = 64  # XLA takes host memory over without a copy from such addresses on
 X64 = 'jax.config.update("jax_enable_x64", True)'
-
-
-def host_bytes(name: str) -> int:
-    """Bytes of a count of memory pages, such as `"SC_PHYS_PAGES"`; 0 where the system does not say."""
-    try:
-        return max(os.sysconf(name), 0) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not every system has sysconf, or this name
-        return 0
 
 
 def copied(array: np.ndarray) -> np.ndarray:
@@ -27,10 +18,7 @@ def copied(array: np.ndarray) -> np.ndarray:
     JAX aliases arrays of the host where their address allows it, whatever `may_alias` says, so that only memory of our
     own is safe from whoever writes to the source afterwards.
     """
-    dtype = array.dtype.newbyteorder("=")
-    room = np.empty(array.size * dtype.itemsize + _ALIGNMENT, np.uint8)
-    begin = -room.ctypes.data % _ALIGNMENT
-    made = room[begin : begin + array.size * dtype.itemsize].view(dtype).reshape(array.shape)
+    made = aligned_empty(array.shape, array.dtype.newbyteorder("="))
     np.copyto(made, array)
     return made
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
+from anyaccel.hostmemory import host_memory
 from anyaccel_jax import nvml
 from anyaccel_jax.faults import first_line
-from anyaccel_jax.host import host_bytes
 from anyaccel_jax.starting import has_plugin, setting
 
 
@@ -23,7 +23,7 @@ def describe(device: Device, own: Callable[[Device], Any]) -> DeviceInfo:
     """
     if device.kind == "cpu":
         name = platform.processor() or platform.machine() or "cpu"
-        return DeviceInfo(name, memory_space="host", total_memory=host_bytes("SC_PHYS_PAGES"))
+        return DeviceInfo(name, memory_space="host", total_memory=host_memory().total)
     gpu = _of_nvidia(device) if device.kind == "gpu" else None
     if gpu is not None:
         return DeviceInfo(gpu.name, "nvidia", gpu.uuid, gpu.uuid, gpu.total)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import keras  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
 from anyaccel import rng
+from anyaccel.adapter import nature
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.model import Arrays, Model, outputs_of, zeros
 
@@ -59,6 +60,19 @@ class KerasView(Model):
         layers = [one for one in _in_order(self.layer) if not _is_elementwise(one)]
         first, last = (str(getattr(one[0], "data_format", "")) if one else "" for one in (layers[:1], layers[-1:]))
         return first, last
+
+    @property
+    def mixes(self) -> str:
+        """BatchNormalization that trains, wherever it is."""
+        layer = keras.layers.BatchNormalization
+        found = any(isinstance(one, layer) and one.trainable for one in _parts(self.layer))
+        return "BatchNormalization" if found else ""
+
+    @property
+    def nature(self) -> Any:
+        """Plain attributes of all parts; other objects count as themselves."""
+        parts = ((path, one) for path, one in _everything(self.layer, "", {}) if isinstance(one, keras.Layer))
+        return nature(parts, lambda _: _BOOKKEEPING, lambda one: isinstance(one, _TOLD))
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """As in `Model`, by a call with zeros; initializers that have no seed of the user's get one from `seed`."""
@@ -185,6 +199,7 @@ def _rank(key: str) -> int:
     return 2 if key in _BOOKKEEPING else int(key.startswith("_"))
 
 
+_TOLD = (keras.Layer, keras.Variable, keras.random.SeedGenerator)
 _BOOKKEEPING = frozenset(vars(keras.Layer()))
 
 

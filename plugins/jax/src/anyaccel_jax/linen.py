@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from anyaccel.adapter import Same
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.layouts import ends
 from anyaccel_jax.model import Arrays, Model, Tree, mode, named, owned, zeros
@@ -63,6 +64,16 @@ class Linen(Model):
     def layout(self) -> tuple[str, str]:
         """Channels last, for single layers for images and plain sequences of them."""
         return ends(_layers(self.module), _is_spatial, _is_elementwise, "channels_last")
+
+    @property
+    def mixes(self) -> str:
+        """BatchNorm, which shows in its collection of variables."""
+        return "BatchNorm" if any(name.startswith("batch_stats.") for name in self.buffers) else ""
+
+    @property
+    def nature(self) -> Any:
+        """The module, which cannot be changed."""
+        return Same(self.module)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """As in `Model`: `module.init`, in evaluation mode."""

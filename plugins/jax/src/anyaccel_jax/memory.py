@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
+from anyaccel.hostmemory import host_memory
 from anyaccel_jax import starting
-from anyaccel_jax.host import host_bytes
 from anyaccel_jax.placement import JaxPlacement
 
 
@@ -16,7 +16,7 @@ class JaxMemory(JaxPlacement, Memory):
         """As `Memory.memory`; free is what JAX's allocator may still give, which is less than the whole device."""
         stats = self.jax_device(device).memory_stats() or {}
         if not stats:
-            total, free = host_bytes("SC_PHYS_PAGES"), host_bytes("SC_AVPHYS_PAGES")
+            total, free = host_memory()
             return MemoryInfo(total, free, used=0, peak=0) if device.kind == "cpu" else MemoryInfo(0, 0, 0, 0)
         used, peak = (int(stats.get(name, 0)) for name in ("bytes_in_use", "peak_bytes_in_use"))
         free = max(int(stats.get("bytes_limit", 0)) - used, 0)

@@ -75,6 +75,16 @@ class Model(ABC):
         """As `Compute.layout`."""
         return "", ""
 
+    @property
+    def mixes(self) -> str:
+        """As `Compute.mixes`."""
+        return ""
+
+    @property
+    def nature(self) -> Any:
+        """As `TracedOps.nature`; the default does not know."""
+        return None
+
     def __call__(self, *inputs: Any) -> Any:
         """What the model gives in evaluation mode, with the values that it holds now."""
         return self.apply(self.parameters, self.buffers, inputs, False, jax.random.key(0))[0]

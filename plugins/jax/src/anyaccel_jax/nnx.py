@@ -41,6 +41,16 @@ class NnxView(Model):
         """Channels last, for single layers for images and plain sequences of them."""
         return ends(_layers(self.module), _is_spatial, _is_elementwise, "channels_last")
 
+    @property
+    def mixes(self) -> str:
+        """BatchNorm, wherever it is."""
+        return "BatchNorm" if any(isinstance(one, nnx.BatchNorm) for _, one in nnx.iter_graph(self.module)) else ""
+
+    @property
+    def nature(self) -> Any:
+        """What Flax holds of the module beside its variables."""
+        return self._graph
+
     def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
         """As in `Model`."""
         states = self._parameters.tree(parameters), self._seeded(key), self._buffers.tree(buffers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -10,17 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anyaccel.adapter import LossFunction, Rule, TracedOps
+from anyaccel.adapter import LossFunction, Repeated, Rule, TracedOps
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.recipes import Loss, Optimizer
 from anyaccel_jax.faults import told
+from anyaccel_jax.looping import repeated
 from anyaccel_jax.losses import scalar_loss
-from anyaccel_jax.model import Model, outputs_of
+from anyaccel_jax.model import Applied, Model, outputs_of
+from anyaccel_jax.namespace import Namespace
 from anyaccel_jax.optimizers import rule
 from anyaccel_jax.views import view
 
-CHUNK = 256  # steps that one call of a compiled loop can do
 _IMPLEMENTATION = "threefry2x32"  # of keys, whatever the user's default is
 _STEP = "a step of training"
 
@@ -46,19 +48,31 @@ class JaxOps(TracedOps):
         sent: puts an array on a device.
     """
 
-    xp = jnp
+    xp = Namespace()
     donates = False
     spans = False
+    patience = None  # one by one, JAX compiles every operation by itself, which takes longer
 
-    def __init__(self, sent: Callable[[Any, Device], Any]) -> None:
+    def __init__(self, sent: Callable[[Any, Device], Any], *, keeps: bool = True) -> None:
         self._sent = sent
+        self._keeps = keeps
         self._views: dict[int, Model] = {}
         self._applied: dict[tuple[int, bool], Any] = {}
 
     def _view(self, model: Any) -> Model:
+        if not self._keeps:
+            return view(model)
         if id(model) not in self._views:
             self._views[id(model)] = view(model)
         return self._views[id(model)]
+
+    def shared(self) -> JaxOps:
+        """The same without views of models, which hold them."""
+        return type(self)(self._sent, keeps=False)
+
+    def nature(self, model: Any) -> Any:
+        """As its view says."""
+        return self._view(model).nature
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -96,11 +110,12 @@ class JaxOps(TracedOps):
         key: Any,
     ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
         """The view's `apply`, compiled by itself: a segment on several devices is not compiled as a whole."""
+        if self.eager:
+            plain: Applied = _applied(self._view(model), train, parameters, buffers, inputs, key)
+            return plain
         if (id(model), train) not in self._applied:
-            self._applied[id(model), train] = jax.jit(partial(_applied, self._view(model), train))
-        found: tuple[tuple[Any, ...], Mapping[str, Any] | None] = self._applied[id(model), train](
-            dict(parameters), dict(buffers), inputs, key
-        )
+            self._applied[id(model), train] = jax.jit(partial(_applied_to, weakref.ref(model), train))
+        found: Applied = self._applied[id(model), train](dict(parameters), dict(buffers), inputs, key)
         return found
 
     def call(
@@ -135,23 +150,22 @@ class JaxOps(TracedOps):
 
         return run
 
-    def repeated(self, body: Callable[..., Any]) -> Callable[[Any, Any, Any, int], tuple[Any, Any]]:
-        """A loop on the device of up to `CHUNK` steps, compiled once for any number of them."""
+    def repeated(self, body: Callable[..., Any], *, quick: bool = False) -> Repeated:
+        """A loop on the device, compiled once for any number of steps."""
+        return repeated(body, lambda loop: told(jax.jit(loop, donate_argnums=0 if self.donates else ()), _STEP))
 
-        def training_steps(state: Any, rest: Any, rows: Any, count: Any) -> tuple[Any, Any]:
-            return _looped(body, state, rest, rows, count)
+    def summed(self, body: Callable[..., Any], carried: Any, count: int) -> tuple[Any, Any]:
+        """`jax.lax.fori_loop`."""
+        _, shapes = jax.eval_shape(body, carried, jnp.int32(0))
+        zeros = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
 
-        loop = told(jax.jit(training_steps, donate_argnums=0 if self.donates else ()), _STEP)
+        def again(i: Any, both: Any) -> Any:
+            carried, total = both
+            carried, more = body(carried, i)
+            return carried, jax.tree.map(jnp.add, total, more)
 
-        def run(state: Any, rest: Any, rows: Any, count: int) -> tuple[Any, Any]:
-            results = []
-            for begin in range(0, count, CHUNK):
-                size = min(CHUNK, count - begin)
-                state, found = loop(state, rest, _chunk(rows, begin, size), np.int32(size))
-                results.append(found if size == CHUNK else found[:size])
-            return state, results[0] if len(results) == 1 else jnp.concatenate(results)
-
-        return run
+        found: tuple[Any, Any] = jax.lax.fori_loop(0, count, again, (carried, zeros))
+        return found
 
     # -- arrays and numbers ----------------------------------------------------------------------------------------
 
@@ -217,30 +231,10 @@ def _applied(model: Model, train: bool, parameters: Any, buffers: Any, inputs: A
     return outputs_of(outputs), after
 
 
+def _applied_to(held: Any, train: bool, parameters: Any, buffers: Any, inputs: Any, key: Any) -> Any:
+    """Of a model that is not held: it is there while functions are traced."""
+    return _applied(view(held()), train, parameters, buffers, inputs, key)
+
+
 def _wrapped(key: Any) -> Any:
     return jax.random.wrap_key_data(key, impl=_IMPLEMENTATION)
-
-
-def _looped(body: Callable[..., Any], state: Any, rest: Any, rows: Any, count: Any) -> tuple[Any, Any]:
-    """`body` over the first `count` rows; results beyond them are zeros."""
-    _, result = jax.eval_shape(body, state, rest, jax.tree.map(lambda row: row[0], rows))
-
-    def step(i: Any, carried: Any) -> Any:
-        state, results = carried
-        state, found = body(state, rest, jax.tree.map(lambda row: row[i], rows))
-        return state, results.at[i].set(found)
-
-    empty = jnp.zeros((CHUNK, *result.shape), result.dtype)
-    found: tuple[Any, Any] = jax.lax.fori_loop(0, count, step, (state, empty))
-    return found
-
-
-def _chunk(rows: Any, begin: int, size: int) -> Any:
-    """Some rows of each array, filled up to `CHUNK`; whole numbers as int32, which JAX always has."""
-
-    def cut(array: np.ndarray) -> np.ndarray:
-        padded = np.zeros((CHUNK, *array.shape[1:]), np.int32 if array.dtype.kind == "i" else array.dtype)
-        padded[:size] = array[begin : begin + size]
-        return padded
-
-    return jax.tree.map(cut, rows)

@@ -22,6 +22,7 @@ class JaxPlacement(Backend):
     framework = "jax"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "tpu", "cpu")
     roots = ("jax", "jaxlib", "flax", "equinox", "optax", "keras", "anyaccel_jax")
+    forks = False  # JAX keeps threads of its own, which a forked process lacks
     platforms: ClassVar[Mapping[str, str]] = {}  # JAX's word for a kind, where it is another one
 
     def devices(self) -> Sequence[Device]:

@@ -45,6 +45,11 @@ class FromRecipe(Model):
         """That of the recipe."""
         return self.recipe.dtype
 
+    @property
+    def nature(self) -> Any:
+        """The recipe."""
+        return repr(self.recipe.get_config())
+
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """Make the parameters for these inputs; a second call with inputs of the same shapes changes nothing.
 

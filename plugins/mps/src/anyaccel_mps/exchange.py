@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.backend import Sent
 from anyaccel.device import Device
 from anyaccel_mps.dtypes import check_array
 from anyaccel_mps.placement import MpsPlacement
@@ -19,3 +20,11 @@ class MpsExchange(MpsPlacement, TorchExchange):
         """As `Exchange.from_host`; waits for the copy, and refuses a dtype that MPS lacks before there is any."""
         check_array(array.dtype, device, self.lacking)
         return super().from_host(array, device)
+
+    def take(self, array: np.ndarray, device: Device) -> Any:
+        """As `Exchange.take`; Metal computes from memory of its own, so that there is a copy."""
+        return self.from_host(array, device)
+
+    def send(self, array: np.ndarray, device: Device) -> Sent:
+        """As `Exchange.send`; the copy is waited for: of one that is not, MPS has been seen to make garbage."""
+        return Sent(self.from_host(array, device))

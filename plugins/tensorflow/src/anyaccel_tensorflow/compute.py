@@ -21,6 +21,12 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
     losses that a phase tells are without them.
     """
 
+    def mixes(self, model: Any) -> str:
+        """As `Compute.mixes`: BatchNormalization that trains, and layers called like it; of others nothing is known."""
+        from anyaccel_tensorflow.shapes import mixes
+
+        return mixes(model)
+
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; what is built is traced on shapes alone, and left as it was."""
         from anyaccel_tensorflow.shapes import infer

@@ -10,6 +10,7 @@ import numpy as np
 from anyaccel.backend import Exchange
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
+from anyaccel.hostmemory import aligned_empty, is_aligned, is_own
 from anyaccel_tensorflow.faults import first_line
 from anyaccel_tensorflow.placement import TensorFlowPlacement
 from anyaccel_tensorflow.trees import is_tensor
@@ -23,6 +24,18 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         from anyaccel_tensorflow.host import owned
 
         return self.move(owned(array, "/CPU:0"), device)
+
+    def take(self, array: np.ndarray, device: Device) -> Any:
+        """As `Exchange.take`; on the CPU the array's own memory, which TensorFlow keeps, where dense and aligned."""
+        from anyaccel_tensorflow.host import given
+
+        if not is_own(array) or not is_aligned(array):
+            return self.from_host(array, device)
+        return self.move(given(array, "/CPU:0"), device)
+
+    def buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+        """As `Exchange.buffer`; TensorFlow page-locks nothing that others may write to."""
+        return aligned_empty(shape, dtype)
 
     def to_host(self, tensor: Any) -> np.ndarray:
         """As `Exchange.to_host`; shares memory with a tensor on the CPU, and is then read-only."""

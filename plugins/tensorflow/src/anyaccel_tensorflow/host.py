@@ -8,9 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from anyaccel.errors import MoveError
+from anyaccel.hostmemory import aligned_empty
 from anyaccel_tensorflow import starting
 from anyaccel_tensorflow.alone import by_itself
 from anyaccel_tensorflow.faults import first_line, telling
+from anyaccel_tensorflow.trees import parsed
+
+# What NumPy and every TensorFlow since 2.18 exchange by DLPack.
+_SPOKEN = frozenset(map(np.dtype, ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")))
 
 
 def owned(array: np.ndarray, name: str) -> tf.Tensor:
@@ -19,19 +24,38 @@ def owned(array: np.ndarray, name: str) -> tf.Tensor:
     Raises:
         MoveError: TensorFlow lacks the dtype.
     """
+    if array.dtype.kind not in "biufcV":  # TensorFlow would take texts, and keep them
+        raise _lacking(array, "only numbers and booleans can be on a device")
+    native = aligned_empty(array.shape, array.dtype.newbyteorder("="))
+    np.copyto(native, array)
+    return given(native, name)
+
+
+def given(array: np.ndarray, name: str) -> tf.Tensor:
+    """A tensor on a CPU in the memory of a dense and aligned array of NumPy's own, which it keeps.
+
+    A copy where it cannot go by DLPack: without numbers, of a dtype that NumPy or TensorFlow does not tell, or to
+    another CPU than the first.
+
+    Raises:
+        MoveError: TensorFlow lacks the dtype.
+    """
     starting.begin()
-    native = array.astype(array.dtype.newbyteorder("="), copy=True, order="C")
+    if parsed(name) == ("CPU", 0) and array.dtype in _SPOKEN and array.size:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     try:
-        if array.dtype.kind in "SUO":
-            raise TypeError("only numbers and booleans can be on a device")
         with telling(f"an array of {array.nbytes} bytes on {name}"), tf.device(name):
-            return tf.constant(native)
+            return tf.constant(array)
     except (TypeError, ValueError) as error:
-        raise MoveError(
-            f"TensorFlow has no dtype for NumPy's {array.dtype}",
-            there=first_line(error),
-            remedy="convert the array first, such as with array.astype('float32')",
-        ) from None
+        raise _lacking(array, first_line(error)) from None
+
+
+def _lacking(array: np.ndarray, words: str) -> MoveError:
+    return MoveError(
+        f"TensorFlow has no dtype for NumPy's {array.dtype}",
+        there=words,
+        remedy="convert the array first, such as with array.astype('float32')",
+    )
 
 
 def cut(column: tf.Tensor, start: int, stop: int) -> tf.Tensor:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
+from anyaccel.hostmemory import host_memory
 from anyaccel_tensorflow.faults import first_line
 from anyaccel_tensorflow.starting import physical
 
 INSTALL = "python -m pip install 'anyaccel-tensorflow[cpu]', or [gpu] for NVIDIA GPUs on Linux"
-
-
-def host_bytes(name: str) -> int:
-    """Bytes of a count of memory pages, such as `"SC_PHYS_PAGES"`; 0 where the system does not say."""
-    try:
-        return max(os.sysconf(name), 0) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not every system has sysconf, or this name
-        return 0
 
 
 def describe(device: Device, word: str) -> DeviceInfo:
@@ -32,7 +24,7 @@ def describe(device: Device, word: str) -> DeviceInfo:
 
     if device.kind == "cpu":
         name = platform.processor() or platform.machine() or "cpu"
-        return DeviceInfo(name, memory_space="host", total_memory=host_bytes("SC_PHYS_PAGES"))
+        return DeviceInfo(name, memory_space="host", total_memory=host_memory().total)
     there, _ = physical(word)[device.index]
     name = str(tf.config.experimental.get_device_details(there).get("device_name", "")) or str(device)
     build = tf.sysconfig.get_build_info()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
+from anyaccel.hostmemory import host_memory
 from anyaccel_tensorflow import starting
-from anyaccel_tensorflow.info import host_bytes
 from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 
@@ -15,7 +15,7 @@ class TensorFlowMemory(TensorFlowPlacement, Memory):
     def memory(self, device: Device) -> MemoryInfo:
         """As `Memory.memory`; asking for a GPU starts TensorFlow."""
         if device.kind == "cpu":
-            total, free = host_bytes("SC_PHYS_PAGES"), host_bytes("SC_AVPHYS_PAGES")
+            total, free = host_memory()
             return MemoryInfo(total, free, used=0, peak=0)
         import tensorflow as tf
 

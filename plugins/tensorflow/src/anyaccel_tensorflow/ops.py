@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
 import tensorflow as tf
 
-from anyaccel.adapter import Function, LossFunction, TracedOps
+from anyaccel.adapter import Function, LossFunction, Repeated, Same, TracedOps, nature
 from anyaccel.device import Device
 from anyaccel.recipes import Loss
 from anyaccel.segment import Segment
 from anyaccel_tensorflow import host, numpy_names, variables
 from anyaccel_tensorflow.alone import compiled
-from anyaccel_tensorflow.calling import call_of
+from anyaccel_tensorflow.calling import Call, call_of
 from anyaccel_tensorflow.devices import beside, enclosed, moved_in, settled
 from anyaccel_tensorflow.losses import scalar_loss
+from anyaccel_tensorflow.models import FromRecipe
 from anyaccel_tensorflow.randomness import folded, key_of
 from anyaccel_tensorflow.stepping import looped
+from anyaccel_tensorflow.trees import parsed
 
 Pulled = tuple[Any, Any, Callable[[Any], Any]]
 
@@ -37,24 +40,51 @@ class TensorFlowOps(TracedOps):
 
     xp = numpy_names
 
-    def __init__(self, segment: Segment, name: Callable[[Device], str]) -> None:
+    patience: float = 0.2
+
+    def __init__(self, segment: Segment, name: Callable[[Device], str], *, keeps: bool = True) -> None:
         self._name = name
-        self._calls = {id(op.model): call_of(op.model) for op in segment.operations if op.model is not None}
+        self._keeps = keeps
+        self._calls: dict[int, Call] = {}
         self._places = {id(op.model): name(op.device) for op in segment.operations}
         self._read: WeakValueDictionary[int, Any] = WeakValueDictionary()
         losses = [term.device for term in segment.losses]
         self.home = name([segment.operations[-1].device, *losses[:1]][-1])
         self.several = len({*losses, *(op.device for op in segment.operations)}) > 1
+        if self.several or parsed(self.home) != ("CPU", 0):
+            self.patience = 0.0  # one by one, numbers in a model's code would have to be sent there
+
+    def shared(self) -> TensorFlowOps:
+        """The same without ways to call models, which hold them."""
+        found = copy.copy(self)
+        found._keeps, found._calls, found._read = False, {}, WeakValueDictionary()  # noqa: SLF001
+        return found
+
+    def nature(self, model: Any) -> Any:
+        """Its variables, and the plain attributes of all its parts."""
+        held = variables.held(model)
+        own = tuple((name, Same(variables.inner(one))) for there in held for name, one in there.items())
+        if isinstance(model, FromRecipe):
+            return own, repr(model.recipe.get_config())
+        found = nature(variables.named_parts(model), variables.incidental, variables.is_told)
+        return None if found is None else (own, found)
+
+    def _call(self, model: Any) -> Call:
+        if not self._keeps:
+            return call_of(model)
+        if id(model) not in self._calls:
+            self._calls[id(model)] = call_of(model)
+        return self._calls[id(model)]
 
     # -- models ----------------------------------------------------------------------------------------------------
 
     def parameters(self, model: Any) -> Mapping[str, Any]:
         """The values of its trainable variables; a shared variable is the same tensor in every model."""
-        return {name: self._value(one) for name, one in self._calls[id(model)].held.parameters.items()}
+        return {name: self._value(one) for name, one in self._call(model).held.parameters.items()}
 
     def buffers(self, model: Any) -> Mapping[str, Any]:
         """The values of its other variables."""
-        return {name: self._value(one) for name, one in self._calls[id(model)].held.buffers.items()}
+        return {name: self._value(one) for name, one in self._call(model).held.buffers.items()}
 
     def _value(self, variable: Any) -> Any:
         key = id(variables.inner(variable))
@@ -65,7 +95,7 @@ class TensorFlowOps(TracedOps):
 
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
         """Assign to the model's variables, where they are."""
-        held = self._calls[id(model)].held
+        held = self._call(model).held
         for name, variable in {**held.parameters, **held.buffers}.items():
             variables.write(variable, parameters[name] if name in parameters else buffers[name])
 
@@ -79,7 +109,7 @@ class TensorFlowOps(TracedOps):
         key: Any,
     ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
         """The model's outputs, and its buffers afterwards in training."""
-        call, place = self._calls[id(model)], self._places[id(model)]
+        call, place = self._call(model), self._places[id(model)]
         if not self.several:
             return call(parameters, buffers, inputs, train, key)
         return enclosed(call, place, parameters, buffers, inputs, train, key)
@@ -117,9 +147,22 @@ class TensorFlowOps(TracedOps):
         whole = compiled(function)
         return settled(whole, self.home) if self.several else whole
 
-    def repeated(self, body: Function) -> Callable[[Any, Any, Any, int], tuple[Any, Any]]:
+    def repeated(self, body: Function, *, quick: bool = False) -> Repeated:
         """As one tf.function with a loop in it, which is traced once for any count."""
-        return looped(body)
+        return looped(body, self.home, quick=quick)
+
+    def summed(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
+        """As a loop after the first call."""
+        carried, total = body(carried, 0)
+
+        def again(i: Any, now: Any, summed: Any) -> tuple[Any, Any, Any]:
+            after, found = body(tf.nest.pack_sequence_as(carried, now), i)
+            more = [one + other for one, other in zip(summed, tf.nest.flatten(found), strict=True)]
+            return i + 1, tf.nest.flatten(after), more
+
+        first = (tf.constant(1, tf.int64), tf.nest.flatten(carried), tf.nest.flatten(total))
+        _, last, summed = tf.while_loop(lambda i, *_: i < count, again, first, parallel_iterations=1)
+        return tf.nest.pack_sequence_as(carried, last), tf.nest.pack_sequence_as(total, summed)
 
     # -- numbers and arrays ----------------------------------------------------------------------------------------
 
@@ -144,8 +187,8 @@ class TensorFlowOps(TracedOps):
         return host.cut(column, start, stop) if order is None else host.gathered(column, order, start, stop)
 
     def gather(self, column: Any, order: Any, start: Any, size: int) -> Any:
-        """A slice of the order, and the rows that it names."""
-        return tf.gather(column, tf.slice(order, [start], [tf.constant(size, tf.int64)]))
+        """The rows that a part of the order names; a slice would be compiled by XLA for each `start` anew."""
+        return tf.gather(column, tf.gather(order, start + tf.range(size, dtype=tf.int64)))
 
     # -- randomness and losses -------------------------------------------------------------------------------------
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from anyaccel.adapter import ArrayProgram, TracedProgram
+from anyaccel.adapter import TracedProgram
 from anyaccel.segment import NodeState, Segment
 from anyaccel_tensorflow import starting
 from anyaccel_tensorflow.faults import telling
 from anyaccel_tensorflow.ops import TensorFlowOps
 from anyaccel_tensorflow.strictness import Hold, lenient
+from anyaccel_tensorflow.trees import parsed
 
 
 class TensorFlowProgram(TracedProgram):
@@ -31,6 +32,8 @@ class TensorFlowProgram(TracedProgram):
         starting.begin()
         self._home = ops.home
         self._several = ops.several
+        self._far = parsed(ops.home) != ("CPU", 0)
+        self._begun = ops
         self._hold = Hold(self)
         try:
             with self._there(f"segment {segment.label!r}"):
@@ -44,9 +47,21 @@ class TensorFlowProgram(TracedProgram):
         """Eager operations land on the segment's device.
 
         Of several devices, gradients and factors of different ones meet in plain arithmetic, for which TensorFlow has
-        to copy them: as the segment's plan lists these devices, that is no surprise.
+        to copy them: as the segment's plan lists these devices, that is no surprise. Nor is it that numbers in a
+        model's code are sent to its device, where nothing is compiled.
         """
-        with tf.device(self._home), telling(what), lenient() if self._several else nullcontext():
+        easy = self._several or (self._far and self._begun.eager)
+        with tf.device(self._home), telling(what), lenient() if easy else nullcontext():
+            yield
+
+    @property
+    def _can(self) -> bool:
+        """On several devices steps are taken one by one, so that parameters are updated where they are."""
+        return super()._can and not self._several
+
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        with super()._plainly(), lenient() if self._far else nullcontext():
             yield
 
     def seed(self, key: int) -> None:
@@ -75,12 +90,17 @@ class TensorFlowProgram(TracedProgram):
 
         return outputs, losses, pullback
 
-    def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
-        """As of `TracedProgram`; on several devices step by step, so that parameters are updated on their own."""
+    def steps(
+        self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int, parts: int = 1
+    ) -> Any:
+        """As of `TracedProgram`."""
         with self._there(f"steps of segment {self.segment.label!r}"):
-            if self._several:
-                return ArrayProgram.steps(self, columns, orders, start, count, batch)
-            return super().steps(columns, orders, start, count, batch)
+            return super().steps(columns, orders, start, count, batch, parts)
+
+    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch: int, parts: int = 1) -> None:
+        """As of `TracedProgram`; by XLA, or without it where XLA lacks an operation."""
+        with self._there(f"steps of segment {self.segment.label!r}"):
+            super().compile(columns, orders, batch, parts)
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
         """As of `TracedProgram`."""

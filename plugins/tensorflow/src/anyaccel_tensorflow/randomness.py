@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 _HALF = 2**32
+_TOP = 2**31 - 1
+_ALGORITHM = "philox"  # XLA would choose another one by itself
 
 
 def key_of(seed: int) -> tf.Tensor:
@@ -20,12 +22,13 @@ def key_of(seed: int) -> tf.Tensor:
 
 def folded(key: Any, number: Any) -> Any:
     """Another key, from a key and an int or a scalar tensor of one."""
-    return tf.random.experimental.stateless_fold_in(key, tf.cast(number, tf.int64))
+    return tf.random.experimental.stateless_fold_in(key, tf.cast(number, tf.int64), _ALGORITHM)
 
 
 def dropped(x: Any, rate: float, key: Any, number: int) -> Any:
     """Zeros in a share `rate` of places, and the others larger, so that the mean stays."""
-    kept = tf.random.stateless_uniform(tf.shape(x), folded(key, number), dtype=x.dtype) >= rate
+    drawn = tf.random.stateless_uniform(tf.shape(x), folded(key, number), 0, _TOP, dtype=tf.int32, alg=_ALGORITHM)
+    kept = drawn >= round(rate * _TOP)  # of whole numbers, as XLA makes others of them by a rounding of its own
     return tf.where(kept, x / (1.0 - rate), tf.zeros_like(x))
 
 
@@ -35,7 +38,7 @@ def state_from(key: Any, number: int, like: Any) -> Any:
     Non-negative numbers below 2**31, which every dtype of such a state can hold.
     """
     size = like.shape.num_elements()
-    drawn = tf.random.stateless_uniform([size], folded(key, number), 0, 2**31 - 1, dtype=tf.int32)
+    drawn = tf.random.stateless_uniform([size], folded(key, number), 0, _TOP, dtype=tf.int32, alg=_ALGORITHM)
     return tf.reshape(tf.cast(drawn, like.dtype), like.shape)
 
 

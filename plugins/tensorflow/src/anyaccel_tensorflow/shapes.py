@@ -199,3 +199,12 @@ def _varying(model: Any, first: Sequence[TensorSpec], second: Sequence[TensorSpe
         f"{type(model).__name__} gives {shown[0]} per sample for a batch of 2 and {shown[1]} for a batch of 3",
         remedy="let the model treat every sample alike, whatever the batch",
     )
+
+
+def mixes(model: Any) -> str:
+    """The name of the first class among the parts that normalizes over the batch while it trains, or `""`."""
+    for part in variables.parts(model):
+        name = next((cls.__name__ for cls in type(part).__mro__ if cls.__name__.startswith("BatchNorm")), "")
+        if name and getattr(part, "trainable", True):
+            return name
+    return ""

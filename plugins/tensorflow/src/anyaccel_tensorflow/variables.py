@@ -171,3 +171,14 @@ def _bookkeeping() -> frozenset[str]:
 def is_functional(layer: Any) -> bool:
     """Whether a Keras layer is a functional model; Keras names that class nowhere public."""
     return is_layer(layer) and any(base.__name__ == "Functional" for base in type(layer).__mro__)
+
+
+def incidental(part: Any) -> frozenset[str]:
+    """The attributes of a part that frameworks keep for themselves, and that say nothing of what it computes."""
+    kept = {name for name in vars(part) if name.startswith(("_self_", "_tf_"))}
+    return frozenset(kept | _bookkeeping()) if is_layer(part) else frozenset(kept)
+
+
+def is_told(value: Any) -> bool:
+    """Whether a value is among the variables or parts of a model by itself."""
+    return is_variable(value) or is_part(value) or is_random(value)

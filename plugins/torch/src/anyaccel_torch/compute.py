@@ -51,6 +51,12 @@ class TorchCompute(TorchPlacement, Compute):
 
         return writes(model, inputs)
 
+    def mixes(self, model: Any) -> str:
+        """As `Compute.mixes`; knows batch normalization as a layer, not as a function."""
+        from anyaccel_torch.conventions import mixes
+
+        return mixes(model)
+
     def layout(self, model: Any) -> tuple[str, str]:
         """As `Compute.layout`, for single layers and plain sequences of them."""
         from anyaccel_torch.conventions import layout

@@ -59,3 +59,13 @@ def _flat(model: nn.Module) -> list[nn.Module]:
 
 def _is_elementwise(layer: nn.Module) -> bool:
     return layer.__class__.__module__ in ("torch.nn.modules.activation", "torch.nn.modules.dropout")
+
+
+def mixes(model: nn.Module) -> str:
+    """The name of the first part that normalizes over the batch while it trains, or `""`; functions are not seen."""
+    for part in parts(model):
+        known = isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - torch has no other name for all
+        like_keras = any(base.__name__ == "BatchNormalization" for base in type(part).__mro__)
+        if known or (like_keras and getattr(part, "trainable", True)):
+            return type(part).__name__
+    return ""

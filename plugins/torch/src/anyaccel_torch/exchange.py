@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.backend import Exchange
+from anyaccel.backend import Exchange, Sent
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
+from anyaccel.hostmemory import aligned_empty, is_dense, is_own
 from anyaccel_torch.faults import first_line, telling
-from anyaccel_torch.host import copied
+from anyaccel_torch.host import copied, lent, page_locked
 from anyaccel_torch.placement import TorchPlacement
+from anyaccel_torch.sending import can_send_aside, sent_aside
 from anyaccel_torch.trees import check_dtypes
 
 
@@ -26,6 +28,28 @@ class TorchExchange(TorchPlacement, Exchange):
             host = copied(array, pinned=pinned)
             check_dtypes(host, device, self.lacking)
             return host.to(self.torch_device(device), non_blocking=pinned and host.is_pinned())
+
+    def take(self, array: np.ndarray, device: Device) -> Any:
+        """As `Exchange.take`; on the CPU the tensor is the array's own memory, where that is writable and dense."""
+        if self.torch_device(device).type != "cpu" or not is_own(array):
+            return self.from_host(array, device)
+        tensor = lent(array)
+        check_dtypes(tensor, device, self.lacking)
+        return tensor
+
+    def buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+        """As `Exchange.buffer`; page-locked for the kinds of `pinning`, as long as there is such memory."""
+        made = page_locked(shape, dtype) if device.kind in self.pinning else None
+        return aligned_empty(shape, dtype) if made is None else made
+
+    def send(self, array: np.ndarray, device: Device) -> Sent:
+        """As `Exchange.send`; from page-locked memory by a stream of its own, from any other at once."""
+        target = self.torch_device(device)
+        if device.kind not in self.pinning or not is_dense(array) or not can_send_aside(host := lent(array), target):
+            return Sent(self.from_host(array, device))
+        check_dtypes(host, device, self.lacking)
+        with telling(f"an array of {array.nbytes} bytes on {device}"):
+            return sent_aside(host, target)
 
     def to_host(self, tensor: Any) -> np.ndarray:
         """As `Exchange.to_host`; NumPy lacks bfloat16 and sparse layouts."""

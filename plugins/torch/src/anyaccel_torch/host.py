@@ -1,24 +1,19 @@
-"""Host memory: how much there is, and tensors in it, page-locked where that helps a copy."""
+"""Tensors in host memory, page-locked where that helps a copy."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anyaccel.errors import MoveError
+from anyaccel.hostmemory import aligned_empty
 
 if TYPE_CHECKING:
     import torch
 
-
-def host_bytes(name: str) -> int:
-    """Bytes of a count of memory pages, such as `"SC_PHYS_PAGES"`; 0 where the system does not say."""
-    try:
-        return max(os.sysconf(name), 0) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not every system has sysconf, or this name
-        return 0
+# Bytes from which NumPy asks Linux for large pages, and torch does not: a first copy there takes a quarter of the time.
+_LARGE = 4 * 2**20
 
 
 def copied(array: np.ndarray, *, pinned: bool = False) -> torch.Tensor:
@@ -30,9 +25,35 @@ def copied(array: np.ndarray, *, pinned: bool = False) -> torch.Tensor:
     import torch
 
     dtype = _dtype_for(array.dtype)
+    if not pinned and array.nbytes >= _LARGE and (room := _room_for(array)) is not None:
+        return torch.from_numpy(room)
     tensor = _buffer(torch.empty(array.shape, dtype=dtype, device="meta"), pinned=pinned)
     np.copyto(tensor.numpy(), array)
     return tensor
+
+
+def lent(array: np.ndarray) -> torch.Tensor:
+    """A tensor on the memory of a writable NumPy array, which it keeps alive.
+
+    Raises:
+        MoveError: torch lacks the dtype.
+    """
+    import torch
+
+    _dtype_for(array.dtype)
+    return torch.from_numpy(array)
+
+
+def page_locked(shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
+    """An array of any content in page-locked memory; None where there is none.
+
+    Raises:
+        MoveError: torch lacks the dtype.
+    """
+    import torch
+
+    made = _buffer(torch.empty(shape, dtype=_dtype_for(np.dtype(dtype)), device="meta"), pinned=True)
+    return made.numpy() if made.is_pinned() else None
 
 
 def sent(tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
@@ -45,6 +66,15 @@ def sent(tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
         return tensor.to(target)
     buffer = _buffer(tensor, pinned=True)
     return buffer.copy_(tensor).to(target, non_blocking=buffer.is_pinned())
+
+
+def _room_for(array: np.ndarray) -> np.ndarray | None:
+    try:
+        room = aligned_empty(array.shape, array.dtype.newbyteorder("="))
+    except MemoryError:  # torch has words for it
+        return None
+    np.copyto(room, array)
+    return room
 
 
 def _buffer(like: torch.Tensor, *, pinned: bool) -> torch.Tensor:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
+from anyaccel.hostmemory import host_memory
 from anyaccel_torch.faults import first_line
-from anyaccel_torch.host import host_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ def describe(device: torch.device) -> DeviceInfo:
 
     if device.type == "cpu":
         name = platform.processor() or platform.machine() or "cpu"
-        return DeviceInfo(name, memory_space="host", total_memory=host_bytes("SC_PHYS_PAGES"))
+        return DeviceInfo(name, memory_space="host", total_memory=host_memory().total)
     found = torch.get_device_module(device).get_device_properties(device.index)
     vendor = {"cuda": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}.get(device.type, "")
     uuid = str(getattr(found, "uuid", "")).lower()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
-from anyaccel_torch.host import host_bytes
+from anyaccel.hostmemory import host_memory
 from anyaccel_torch.placement import TorchPlacement
 
 
@@ -14,12 +14,15 @@ class TorchMemory(TorchPlacement, Memory):
     def memory(self, device: Device) -> MemoryInfo:
         """As `Memory.memory`; what torch only caches counts as not free."""
         if device.kind == "cpu":
-            total, free = host_bytes("SC_PHYS_PAGES"), host_bytes("SC_AVPHYS_PAGES")
-            return MemoryInfo(total, free, used=0, peak=0)
+            return _of_host()
         import torch
 
         target = self.torch_device(device)
+        if target.type == "cpu":  # a kind of a derived backend's own
+            return _of_host()
         module = torch.get_device_module(target)
+        if not hasattr(module, "mem_get_info"):
+            return MemoryInfo(0, 0, 0, 0)
         free, total = module.mem_get_info(target)
         return MemoryInfo(total, free, module.memory_allocated(target), module.max_memory_allocated(target))
 
@@ -29,3 +32,8 @@ class TorchMemory(TorchPlacement, Memory):
             import torch
 
             torch.get_device_module(self.torch_device(device)).empty_cache()
+
+
+def _of_host() -> MemoryInfo:
+    total, free = host_memory()
+    return MemoryInfo(total, free, used=0, peak=0)

@@ -1,109 +1,26 @@
-"""Optimizer recipes made into torch's optimizers, and their state by node and slot."""
+"""Parameter groups at work: torch's optimizers, and their state by node and slot."""
 
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anyaccel.errors import RecipeError
-from anyaccel.recipes import Optimizer
 from anyaccel.segment import NodeState, ParameterGroup
-from anyaccel_torch.faults import first_line
-from anyaccel_torch.trees import mapped
+from anyaccel_torch.optimizer_making import make as make
+from anyaccel_torch.optimizer_making import slots_of as slots_of
+from anyaccel_torch.optimizer_state import place_state as place_state
+from anyaccel_torch.optimizer_state import where
 
 SLOTS = {"velocity": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}
 """torch's names for the slots of named optimizers."""
 
-_FUSED_ON = frozenset({"cpu", "cuda", "xpu"})
-_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "momentum": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
-
 Members = Mapping[str, Mapping[str, nn.Parameter]]
 """Parameters of a group: by node, by name."""
-
-
-def make(recipe: Optimizer, parameters: list[nn.Parameter], *, sparse: bool = False) -> torch.optim.Optimizer:
-    """The recipe as an optimizer of torch over `parameters`, fused where torch has that; not for `sparse` gradients.
-
-    Raises:
-        RecipeError: a class that is no optimizer of torch, needs a closure, or does not take the settings.
-    """
-    if recipe.own is not None:
-        return _own(recipe.own, recipe, parameters)
-    settings = dict(recipe.settings)
-    if "nesterov" in settings:
-        settings["nesterov"] = settings["nesterov"] and settings["momentum"] > 0  # torch refuses it without momentum
-    made: Callable[..., torch.optim.Optimizer] = _CLASSES[recipe.name]
-    return made(parameters, lr=recipe.lr, **settings, **_kernels(recipe, parameters, sparse=sparse))
-
-
-def _kernels(recipe: Optimizer, parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
-    # torch's fused SGD leaves most parameters of 16 bits on the CPU as they are (pytorch#191763).
-    if recipe.name in ("sgd", "momentum") and any(one.itemsize < 4 and one.device.type == "cpu" for one in parameters):
-        return {"foreach": True}
-    types = {parameter.device.type for parameter in parameters}
-    alike = len(types) == 1 and all(parameter.is_floating_point() for parameter in parameters)
-    return {"fused": True} if alike and types <= _FUSED_ON and not sparse else {"foreach": True}
-
-
-def _own(cls: type, recipe: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    known = f"names: {', '.join(_CLASSES)}; or a class of torch.optim, or derived from its Optimizer"
-    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        raise RecipeError(f"{recipe.name} is not an optimizer of torch", there=known, remedy="use one of these")
-    closure = inspect.signature(cls.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        asked = f"{recipe.name} wants to compute the loss itself, several times in a step"
-        raise RecipeError(asked, there=known, remedy="use another, or run your own loop for it")
-    made: Callable[..., torch.optim.Optimizer] = cls
-    try:
-        return made(parameters, lr=recipe.lr, **recipe.settings)
-    except (TypeError, ValueError) as error:
-        asked, given = f"{recipe.name} cannot be made: {first_line(error)}", ", ".join(("lr", *recipe.settings))
-        raise RecipeError(asked, there=f"settings {given}", remedy="correct the settings of Optimizer(...)") from error
-
-
-def place_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Move the state to where the parameters are, but leave on the host the step counts that torch reads there."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for key, value in state.items():
-                state[key] = _to(value, _where(key, group, parameter))
-    return optimizer
-
-
-def _where(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
-    on_host = key == "step" and not group.get("capturable") and not group.get("fused")
-    return torch.device("cpu") if on_host else parameter.device
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else mapped(value, lambda item: _to(item, device))
-
-
-def slots_of(recipe: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
-    """Names of the tensors that a recipe keeps for a parameter, beside the step; a class is asked by a trial step."""
-    if recipe.own is None:
-        momentum = recipe.settings.get("momentum")
-        return {"m", "v"} if momentum is None else {"velocity"} if momentum > 0 else set()
-    tiny = nn.Parameter(parameters[0].new_zeros([1] * parameters[0].ndim))
-    tiny.grad = torch.zeros_like(tiny)
-    probe = make(recipe, [tiny])
-    try:
-        probe.step()
-    except Exception:  # it cannot be asked: then nothing is known to fit, and the state starts afresh
-        return set()
-    return {key for key, value in probe.state[tiny].items() if key != "step" and isinstance(value, Tensor)}
 
 
 def _resumed(given: NodeState, named: Mapping[str, nn.Parameter], slots: set[str]) -> NodeState:
@@ -138,6 +55,9 @@ class GroupOptimizer:
         states: optimizer state of earlier phases by node; it is copied.
         sparse: whether some gradients will be sparse.
 
+    `recipe` is its optimizer's; `acts` counts what may have parted the step counts of its parameters: single steps, and
+    going back to a copy.
+
     Raises:
         RecipeError: see `make`.
     """
@@ -145,16 +65,16 @@ class GroupOptimizer:
     def __init__(
         self, group: ParameterGroup, members: Members, states: Mapping[str, NodeState], *, sparse: bool = False
     ) -> None:
-        self.name = group.name
+        self.name, self.recipe = group.name, group.optimizer
+        self.acts = 0
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
-        self._recipe = group.optimizer
-        self._names = SLOTS if self._recipe.own is None else {}
-        scheduled = self._recipe.schedule.name != "constant" or self._recipe.schedule.warmup
-        self._rate = self._recipe.rate if scheduled else None
-        self._optimizer = make(self._recipe, self.parameters, sparse=sparse) if self.parameters else None
+        self._names = SLOTS if self.recipe.own is None else {}
+        scheduled = self.recipe.schedule.name != "constant" or self.recipe.schedule.warmup
+        self._rate = self.recipe.rate if scheduled else None
+        self._optimizer = make(self.recipe, self.parameters, sparse=sparse) if self.parameters else None
         given = {node: states[node] for node in members if node in states}
-        slots = slots_of(self._recipe, self.parameters) if given and self.parameters else set()
+        slots = slots_of(self.recipe, self.parameters) if given and self.parameters else set()
         resumed = {node: _resumed(state, members[node], slots) for node, state in given.items()}
         self._before = {node: resumed.get(node, NodeState()).step for node in members}
         self._ran = dict.fromkeys(members, 0)
@@ -172,7 +92,7 @@ class GroupOptimizer:
         optimizer = self._optimizer
         if optimizer is None:
             return lambda: None
-        parameters, step, norm = self.parameters, optimizer.step, self._recipe.clip_norm if clip else None
+        parameters, step, norm = self.parameters, optimizer.step, self.recipe.clip_norm if clip else None
 
         def run() -> None:
             if norm is not None:
@@ -190,15 +110,16 @@ class GroupOptimizer:
             groups[:] = [part for group in groups for part in self._parts(group)]
             self._parted = False
         for group in groups:
-            group["lr"] = rate(self._done(group["params"][0]))
+            group["lr"] = rate(self.done(group["params"][0]))
 
     def _parts(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         by_steps: dict[int, list[nn.Parameter]] = {}
         for parameter in group["params"]:
-            by_steps.setdefault(self._done(parameter), []).append(parameter)
+            by_steps.setdefault(self.done(parameter), []).append(parameter)
         return [{**group, "params": parameters} for parameters in by_steps.values()]
 
-    def _done(self, parameter: nn.Parameter) -> int:
+    def done(self, parameter: nn.Parameter) -> int:
+        """How many steps a parameter's node has done over its whole life."""
         return self._before[node := self._node[parameter]] + self._ran[node]
 
     def _count(self) -> None:
@@ -213,12 +134,55 @@ class GroupOptimizer:
 
     def apply(self, scale: Any = None) -> None:
         """One step with the gradients, times `scale` (a number, or a scalar tensor on any device) if it is given."""
+        self.acts += 1
         if scale is not None:
             for parameter in self.parameters:
                 if parameter.grad is not None:  # anew: it may be a view of what another framework handed over
                     factor = scale.to(parameter.grad.device) if isinstance(scale, Tensor) else scale
                     parameter.grad = (parameter.grad * factor).to(parameter.grad.dtype)
         self._step()
+
+    # -- steps that are done elsewhere -----------------------------------------------------------------------------
+
+    def rates(self, parameter: nn.Parameter, count: int) -> list[float]:
+        """Learning rates of the next `count` steps of a parameter; a single one where it does not change."""
+        if self._rate is None:
+            return [self.recipe.lr]
+        first = self.done(parameter)
+        return [self._rate(step) for step in range(first, first + count)]
+
+    def own_steps(self, parameter: nn.Parameter) -> int:
+        """Steps that the parameter itself has done, which may be fewer than its node's; waits for the device."""
+        step = self._state_of(parameter).get("step")
+        return self.done(parameter) if step is None else int(step)
+
+    def slot_tensors(self, parameter: nn.Parameter, names: Sequence[str]) -> list[Tensor]:
+        """What torch keeps for a parameter under `names`: the very tensors, zeros where there was nothing yet."""
+        state = self._state_of(parameter)
+        if names and names[0] not in state and "betas" in self.recipe.settings:
+            self._begin(parameter, 0)
+        for name in names:
+            if name not in state:
+                state[name] = torch.zeros_like(parameter, requires_grad=False)
+        return [state[name] for name in names]
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        state: dict[str, Any] = {} if self._optimizer is None else self._optimizer.state[parameter]
+        return state
+
+    def _begin(self, parameter: nn.Parameter, step: int) -> None:
+        if self._optimizer is not None:
+            device = where("step", self._optimizer.param_groups[0], parameter)
+            self._optimizer.state[parameter]["step"] = torch.full((), float(step), dtype=torch.float32, device=device)
+
+    @torch.no_grad()
+    def advance(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+        """Count `count` steps that were done to parameters and slots elsewhere."""
+        for node in dict.fromkeys(self._node[parameter] for parameter in parameters):
+            self._ran[node] += count
+        steps = [state["step"] for each in parameters if "step" in (state := self._state_of(each))]
+        if steps:
+            torch._foreach_add_(steps, count)
 
     @torch.no_grad()
     def stats(self) -> tuple[Tensor, Tensor]:
@@ -240,7 +204,7 @@ class GroupOptimizer:
         for node, state in resumed.items():
             for name, slots in state.slots.items():
                 self._fill(optimizer, self.members[node][name], state.step, slots)
-        if self._recipe.own is None and self._recipe.settings.get("momentum", 0) > 0:
+        if self.recipe.own is None and self.recipe.settings.get("momentum", 0) > 0:
             # torch's fused SGD wants all velocities or none, and a parameter may get its first gradient later
             for parameter in self.parameters:
                 zeros = torch.zeros_like(parameter, requires_grad=False)
@@ -253,8 +217,8 @@ class GroupOptimizer:
         for slot, value in slots.items():
             state[self._names.get(slot, slot)] = value.detach().to(parameter.device, copy=True)
         if "velocity" not in slots:
-            where = _where("step", optimizer.param_groups[0], parameter)
-            state["step"] = torch.tensor(float(step), dtype=torch.float32, device=where)
+            device = where("step", optimizer.param_groups[0], parameter)
+            state["step"] = torch.full((), float(step), dtype=torch.float32, device=device)
 
     def states(self, *, copies: bool) -> dict[str, NodeState]:
         """State by node: steps over its whole life, and slots by parameter; copies, or the very tensors."""
@@ -284,6 +248,7 @@ class GroupOptimizer:
 
     def restore(self, kept: Kept) -> None:
         """Go back to a copy, which stays as it is."""
+        self.acts += 1
         self._ran = dict(kept.ran)
         if self._optimizer is None:
             return

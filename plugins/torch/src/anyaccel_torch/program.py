@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from anyaccel.backend import Stepping
+from anyaccel.backend import Offer
 from anyaccel.device import Device
-from anyaccel.errors import PhaseError
+from anyaccel.errors import CompileError
 from anyaccel.segment import LossTerm, NodeState, Segment
 from anyaccel_torch.contents import parameters, parts, seeds
 from anyaccel_torch.custody import Buffers, Gradients, Lent, Modes, RandomState, seed
 from anyaccel_torch.faults import telling
+from anyaccel_torch.loop import PlainSteps, blocks
 from anyaccel_torch.losses import BoundLoss, bind
 from anyaccel_torch.optimizers import GroupOptimizer, Kept
+from anyaccel_torch.single import OneByOne
 from anyaccel_torch.wiring import Wiring, for_all, members_of, modules_of, states_of
 
-Losses = dict[str, tuple[Tensor, Tensor]]
+if TYPE_CHECKING:
+    from anyaccel_torch.compiling import Compiled, Work
+    from anyaccel_torch.compiling.work import Whole
 
 # Rows are gathered for many steps at once, so that a step pays for no gather; this bounds what that holds.
 BLOCK_BYTES = 64 * 2**20
@@ -37,7 +41,7 @@ class Snapshot:
     random: RandomState
 
 
-class TorchProgram(Stepping):
+class TorchProgram(OneByOne):
     """Works on the user's own modules in place; their modes and `requires_grad` flags are as before after `release`.
 
     Parameters of the groups' nodes (and of own losses on them) are trained, but for those whose `requires_grad` the
@@ -53,6 +57,8 @@ class TorchProgram(Stepping):
         RecipeError: an optimizer or loss that torch lacks.
     """
 
+    in_parts = True
+
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.segment = segment
         self._wiring = Wiring(segment, torch_device)
@@ -61,6 +67,7 @@ class TorchProgram(Stepping):
         self._pulled = [list(segment.inputs).index(name) for name in segment.needs_pullback]
         self._rest = [None] * (self._wiring.size - len(segment.inputs))
         self._devices = {torch_device(operation.device) for operation in segment.operations}
+        self._places = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
         self._modules = modules_of(segment, self._losses)
         self._seeds = [each for module in self._modules for each in seeds(module)]
         self._modes, self._random = Modes(self._modules), RandomState(self._devices, self._seeds)
@@ -70,7 +77,12 @@ class TorchProgram(Stepping):
         self._flags = Gradients(held) if self._groups else None
         if self._flags is not None:  # where nothing is trained, another program may have set the flags: leave them
             self._flags.only(self._trained)
-        self._steppers = [group.stepper(clip=True) for group in self._groups]
+        steppers = [group.stepper(clip=True) for group in self._groups]
+        self._plain = PlainSteps(segment.label, self._wiring.runs, self._losses, steppers, self._trained)
+        self._compiled: dict[tuple[int, int], Compiled] = {}
+        self._whole: Whole | None = None
+        self._seen: tuple[float, int] | None = None
+        self._refused = False
         self._lent = Lent(segment)
         self._final: dict[str, NodeState] | None = None
 
@@ -92,56 +104,115 @@ class TorchProgram(Stepping):
 
     # -- whole steps -----------------------------------------------------------------------------------------------
 
-    def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
-        """As `Stepping.steps`; the same numbers, to the bit, as a loop by hand over the same rows."""
+    def steps(
+        self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int, parts: int = 1
+    ) -> Any:
+        """As `Stepping.steps`; plain ones give the same numbers, to the bit, as a loop by hand over the same rows.
+
+        Compiled ones do to rounding; dropout is the same on the CPU. Parts that cannot be equal are as equal as can be.
+        """
         self._enter(training=True)
         with telling(f"a training step of {batch} rows in segment {self.segment.label!r}"):
-            found = self._stepped(self._batches(columns, orders, start, count, batch))
-            return self._stacked(found)
+            done, table = self._compiled_steps(columns, orders, start, count, batch, parts)
+            if done == count and table:
+                return torch.cat(table) if len(table) > 1 else table[0]
+            begun = time.perf_counter()
+            values = self._batches(columns, orders, start + done * batch, count - done, batch)
+            found = self._plain.whole(values) if parts == 1 else self._plain.in_parts(values, parts)
+            self._note((time.perf_counter() - begun) / max(1, count - done), batch)
+            stacked = self._stacked(found)
+            return torch.cat([*table, stacked]) if table else stacked
 
-    def _stepped(self, batches: Iterator[list[Any]]) -> list[Tensor]:
-        runs, steppers, trained = self._wiring.runs, self._steppers, self._trained
-        means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
-        kept: list[Tensor] = []
-        roots: list[int] | None = None
-        for values in batches:
-            for run in runs:
-                run(values)
-            found: list[Tensor] = []
-            for mean in means:  # a comprehension would be kept by an error, and with it all values
-                found.append(mean(values))
-            if roots is None:
-                roots, weights = self._roots(found)
-            backward([found[i] for i in roots], weights)
-            for step in steppers:
-                step()
-            for parameter in trained:
-                parameter.grad = None
-            kept += [value.detach() for value in found]
-        return kept
-
-    def _roots(self, found: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """Which losses reach a parameter, and the weight of each as the gradient that its pullback starts from."""
-        roots = [i for i, value in enumerate(found) if value.requires_grad]
-        if not roots or not self._trained:
-            raise PhaseError(
-                f"no loss of segment {self.segment.label!r} reaches a parameter that is to be trained",
-                there=f"losses: {', '.join(loss.label for loss in self._losses) or 'none'}; "
-                f"parameters to train: {len(self._trained)}",
-                remedy="unfreeze a node before the loss, set requires_grad on its parameters, or add a loss after it",
-            )
-        return roots, [torch.full_like(found[i], self._losses[i].weight, requires_grad=False) for i in roots]
+    def _note(self, seconds: float, batch: int) -> None:
+        """What a plain step takes: the least that was seen, as anything else may have run beside it."""
+        if self._seen is None or batch > self._seen[1] or (batch == self._seen[1] and seconds < self._seen[0]):
+            self._seen = seconds, batch
 
     def _batches(
         self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, count: int, batch: int
     ) -> Iterator[list[Any]]:
-        row = sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
-        stop, rows_held = start + count * batch, batch * max(1, BLOCK_BYTES // max(1, row * batch))
-        for begin in range(start, stop, rows_held):
-            end = min(begin + rows_held, stop)
-            gathered = [column.index_select(0, order[begin:end]) for column, order in zip(columns, orders, strict=True)]
-            for rows in zip(*[torch.split(block, batch) for block in gathered], strict=True):
+        for block in blocks(columns, orders, start, start + count * batch, batch, BLOCK_BYTES):
+            for rows in zip(*[torch.split(column, batch) for column in block], strict=True):
                 yield [*rows, *self._rest]
+
+    def _compiled_steps(
+        self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, count: int, batch: int, parts: int
+    ) -> tuple[int, list[Tensor]]:
+        """As many steps as the compiled way takes, from the first; how many, and tables of their losses."""
+        compiled = self._compiled.get((batch, parts))
+        if compiled is None or count == 0 or not compiled.fits():
+            return 0, []
+        found = compiled.steps(blocks(columns, orders, start, start + count * batch, batch, BLOCK_BYTES))
+        tables = [torch.stack(losses, dim=1) for losses in found]
+        return sum(map(len, tables)), tables
+
+    def offer(self, most: int) -> Offer | None:
+        """As `Stepping.offer`: from the time of the plain steps that there were, and from compilations before."""
+        device = self._one_device()
+        if self.segment.compile == "off" or most < 2 or self._compiled or self._refused or device is None:
+            return None
+        from anyaccel_torch.compiling import offers
+
+        work = self._work(device)
+        return offers.offer(work, offers.kind_of(work, self._seen[1] if self._seen is not None else 0))
+
+    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch: int, parts: int = 1) -> None:
+        """As `Stepping.compile`; `compiled_as` says then in which way. An interrupt leaves all as it was.
+
+        A smaller batch than one that is compiled already (the last of an epoch) stays plain: it would not pay.
+
+        Raises:
+            CompileError: it cannot be, or brings nothing; says why.
+        """
+        found = self._compiled.get((batch, parts))
+        if any(size > batch and pieces == parts for size, pieces in self._compiled) or (found and found.fits()):
+            return
+        device = self._one_device()
+        if self.segment.compile == "off" or device is None:
+            asked = f"steps of segment {self.segment.label!r} cannot be compiled"
+            there = f"compile={self.segment.compile!r}; devices: {', '.join(sorted(map(str, self._places)))}"
+            raise CompileError(asked, there=there, remedy="only steps on one CPU or CUDA device can be")
+        from anyaccel_torch.compiling import compiled, offers
+
+        self._enter(training=True)
+        self.discard()
+        rows = self._one_batch(columns, orders, batch)
+        work = self._work(device)
+        try:
+            with telling(f"compiled steps of {batch} rows in segment {self.segment.label!r}"):
+                made = compiled(work, rows, parts)
+        except CompileError:
+            self._refused = True  # what failed once is not offered again
+            raise
+        self._compiled[batch, parts] = made
+        offers.remember(offers.kind_of(work, batch), made.seconds)
+
+    @property
+    def compiled_as(self) -> str:
+        """How the steps compiled last are run, in words; `""` where none are."""
+        return next((made.text for made in reversed(self._compiled.values())), "")
+
+    def _one_device(self) -> torch.device | None:
+        """The segment's only device, if it is one that steps are compiled for."""
+        if len(self._places) != 1 or not self._losses or not self._trained:
+            return None
+        (device,) = self._places
+        return device if device.type in ("cpu", "cuda") else None
+
+    def _one_batch(self, columns: Sequence[Tensor], orders: Sequence[Tensor], batch: int) -> list[Tensor]:
+        rows = next(blocks(columns, orders, 0, batch, batch, BLOCK_BYTES))
+        if any(len(row) < batch for row in rows):
+            there = f"the shortest order has {min(map(len, rows))}"
+            raise CompileError(f"steps of {batch} rows cannot be compiled: there is no whole batch", there=there)
+        return rows
+
+    def _work(self, device: torch.device) -> Work:
+        from anyaccel_torch.compiling.work import Whole, Work
+
+        if self._whole is None:
+            self._whole = Whole(list(self._modules), self._wiring.runs, self._losses)
+        plain = self._seen[0] if self._seen is not None else 0.0
+        return Work(self.segment, self._whole, self._losses, self._groups, device, len(self._rest), plain)
 
     def _stacked(self, found: list[Tensor]) -> Tensor:
         width = len(self._losses)
@@ -150,105 +221,7 @@ class TorchProgram(Stepping):
         columns = [torch.stack(found[i::width]) for i in range(width)]
         return torch.stack([column.to(columns[0].device) for column in columns], dim=1)
 
-    # -- one by one ------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
-        """As `Program.forward`; an input that a module writes to is copied before."""
-        self._enter(training=False)
-        with telling(f"a batch of segment {self.segment.label!r}"):
-            values = self._computed(inputs, training=False)
-            return tuple(values[i] for i in self._outputs), self._judged(values)
-
-    def _judged(self, values: Sequence[Any]) -> Losses:
-        """The losses whose inputs there are."""
-        found: Losses = {}
-        for loss in self._losses:
-            if not any(values[i] is None for i in loss.slots):
-                found[loss.label] = loss.parts(values)
-        return found
-
-    def forward_pullback(
-        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
-    ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """As `Program.forward_pullback`; the pullback is one backward pass over total loss and outputs."""
-        self._enter(training=True)
-        leaves = {i: inputs[i].detach().requires_grad_() for i in self._pulled if inputs[i] is not None}
-        with telling(f"a batch of segment {self.segment.label!r}"):
-            # torch forbids a module to write into a leaf, as an in-place activation would: it gets a copy
-            given = [leaves[i].clone() if i in leaves else tensor for i, tensor in enumerate(inputs)]
-            values = self._computed(given, training=True)
-            losses = self._judged(values)
-            there = [loss for loss in self._losses if loss.label in losses]
-            terms = [losses[loss.label][0] * self._factor(loss.label, loss.weight, losses, scale) for loss in there]
-        outputs = [values[i] for i in self._outputs]
-
-        def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            seeds = [(term, None) for term in terms]
-            seeds += [pair for pair in zip(outputs, cotangents, strict=True) if pair[1] is not None]
-            seeds = [pair for pair in seeds if pair[0] is not None and pair[0].requires_grad]
-            try:
-                with telling(f"the pullback of segment {self.segment.label!r}"):
-                    if seeds:
-                        torch.autograd.backward([root for root, _ in seeds], [start for _, start in seeds])
-                    return tuple(_cotangent(leaves.get(i)) for i in self._pulled)
-            finally:  # an error keeps this function, and with it the graph, though its frame is cleared
-                for held in (terms, outputs, leaves):
-                    held.clear()
-
-        detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
-        return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
-
-    def _factor(self, label: str, weight: float, losses: Losses, scale: Mapping[str, Any] | None) -> Any:
-        return weight / losses[label][1] if scale is None else scale[label]
-
-    def _computed(self, inputs: Sequence[Any], *, training: bool) -> list[Any]:
-        """All values. An input that a module writes to is copied before: it belongs to somebody else."""
-        with self._lent.given(inputs, training=training) as given:
-            values = [*given, *self._rest]
-            if any(tensor is None for tensor in inputs):
-                self._wiring.partly(values)
-            else:
-                for run in self._wiring.runs:
-                    run(values)
-        return values
-
-    def _enter(self, *, training: bool) -> None:
-        """Set modes where they differ: another program over the same modules may have set them meanwhile."""
-        for module, trained in self._modules.items():
-            self._modes.enter(module, training=training and trained)
-
-    # -- gradients and state ---------------------------------------------------------------------------------------
-
-    def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """As `Program.grad_stats`; each on the device of the group's first parameter."""
-        return {group.name: group.stats() for group in self._groups}
-
-    @torch.no_grad()
-    def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        """As `Program.clip_factor`; nothing is waited for."""
-        total = squares[0]
-        for square in squares[1:]:
-            total = total + square.to(total.dtype)
-        return torch.clamp(limit / (total.sqrt() + 1e-6), max=1.0)
-
-    def reduce(self, fn: Callable[[Any], Any]) -> None:
-        """As `Program.reduce`; a parameter that no loss reached has no gradient, and `fn` is not called for it."""
-        for parameter in self._trained:
-            if parameter.grad is not None:
-                parameter.grad = fn(parameter.grad)
-
-    def apply(self, scale: Mapping[str, Any] | None = None) -> None:
-        """As `Program.apply`; does not clip, which whoever gives `scale` has done."""
-        with telling(f"an optimizer step of segment {self.segment.label!r}"):
-            for group in self._groups:
-                group.apply(None if scale is None else scale.get(group.name))
-        self.discard()
-
-    def discard(self) -> None:
-        """As `Program.discard`."""
-        for parameter in self._trained:
-            parameter.grad = None
+    # -- state -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         """As `Program.snapshot`; copies on the devices where things are."""
@@ -290,8 +263,3 @@ class TorchProgram(Stepping):
         for group in self._groups:
             found |= group.states(copies=copies)
         return for_all(self.segment, found)
-
-
-def _cotangent(leaf: Tensor | None) -> Tensor | None:
-    """What came back to an input: zeros where nothing did, None where there was no input."""
-    return torch.zeros_like(leaf) if leaf is not None and leaf.grad is None else getattr(leaf, "grad", None)

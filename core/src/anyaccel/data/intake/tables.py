@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anyaccel.data.intake.inner import has_table, table_of
 from anyaccel.data.intake.lists import with_shapes
 from anyaccel.data.intake.values import number_column, tag_column
 from anyaccel.data.roles import NamesOrRest, assign_roles, check_rest, chosen_roles, listed, open_roles, stamp
@@ -127,6 +128,8 @@ class _Stream:
 def _imported(label: str, source: Any) -> Any:
     if type(source).__name__ == "PyCapsule":
         source = _Stream(source)
+    if has_table(source):
+        return table_of(label, source)
     is_offered = hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")
     if hasattr(source, "iloc") or not (is_offered or isinstance(source, _ARROW)):
         raise DataError(

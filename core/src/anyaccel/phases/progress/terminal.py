@@ -1,86 +1,138 @@
-"""Progress on a terminal, by rich: one live region with a bar for the phase and one for the epoch."""
+"""Progress on a terminal, by rich: the phase, the epoch, and what goes on now, in one live region."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from anyaccel.markup import text
+from anyaccel.phases.events import Event
 from anyaccel.phases.progress.drawn import DrawnProgress
+from anyaccel.phases.progress.standing import duration, share
 
-_LONGEST = 40  # characters of a label: more would leave no room for the bars
+if TYPE_CHECKING:
+    from anyaccel.phases.progress.region import Line, Piece, Region
+
+_LONGEST, _EVENT = 40, 500  # characters of a label, as more would leave no room for the bars, and of an event
+_STEPS = "  steps"
+_TURNS, _PLAIN_TURNS = "⠋⠙⠸⠴⠦⠇", "-\\|/"
 
 
 class RichProgress(DrawnProgress):
-    """A bar of the epochs and one of the steps of an epoch, with rate and figures, on standard error.
+    """A line for the phase, one for the steps of its epoch, and one for what goes on beside steps, on standard error.
 
-    rich honours `NO_COLOR`, `TERM=dumb` and what is no terminal: there it shows the end alone, without colour.
+    Runs at the same time share the region; a run that has ended leaves a line. rich honours `NO_COLOR`, `TERM=dumb` and
+    what is no terminal: there it shows the end alone, without colour.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._bar: Any = None
-        self._phase: Any = None
-        self._epoch: Any = None
-
-    def draw_loading(self, text: str) -> None:
-        """A line above the bars to come."""
-        from rich.console import Console
-
-        Console(stderr=True).print(_text(text), highlight=False)
+    def clear(self) -> None:
+        """Forget the run before."""
+        super().clear()
+        self.lines: Sequence[Line] = ()
+        self._region: Region | None = None
+        self._drawn = 0
 
     def open(self) -> None:
-        """Show the bars."""
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        label, rate, told = (TextColumn(f"{{task.{name}}}") for name in ("description", "fields[rate]", "fields[told]"))
-        self._bar = Bar(label, BarColumn(), rate, told, console=Console(stderr=True), auto_refresh=False)
-        self._phase = self._bar.add_task("", total=self.standing.total, rate="", told="")
-        self._epoch = self._bar.add_task("", total=self.standing.steps, rate="", told="")
-        self._bar.start()
-        self.draw()
+        """Take a place in the region."""
+        self._region = _region()
+        self._region.join(self)
 
     def draw(self) -> None:
-        """Move the bars."""
-        at = self.standing
-        self._bar.update(
-            self._phase,
-            description=_text(text(at.label, _LONGEST)),
-            completed=at.done,
-            rate=f"epoch {at.epoch}/{at.epochs}",
-            told=_text(at.shown_figures),
-        )
-        self._bar.update(
-            self._epoch,
-            description="  steps",
-            completed=at.in_epoch,
-            rate=f"{at.in_epoch:,}/{at.steps:,}",
-            told=f"{at.rate:,.0f} steps/s  {at.shown_left}",
-        )
-        self._bar.refresh()
+        """The lines as they are now."""
+        assert self._region is not None
+        self._drawn += 1
+        self.lines = self._loop_lines() if self.standing.looping else [self._now_line(self._name())]
+        self._region.refresh()
+
+    def draw_event(self, event: Event) -> None:
+        """A line above the region."""
+        label = self._name()
+        region = self._region or _region()
+        region.write([[(f"{label} " if label else "", ""), (_printable(text(event, _EVENT)), _event_style(event))]])
 
     def close(self) -> None:
-        """Leave the bar of the phase as it is, and take that of the epoch away."""
-        self.draw()
-        at = self.standing
-        self._bar.update(self._epoch, visible=False)
-        self._bar.update(self._phase, rate=f"epoch {at.epochs_done}/{at.epochs}  {at.rate:,.0f} steps/s")
-        self._bar.stop()
+        """One line stays of a loop, and nothing of what had none."""
+        if self._region is not None:
+            self._region.leave(self, [self._last_line()] if self.standing.looping else [])
+        self._region = None
 
     def give_up(self) -> None:
         """The terminal gets its cursor back, if it can be had."""
-        if self._bar is not None:
-            self._bar.stop()
+        region, self._region = self._region, None
+        if region is not None:
+            region.give_up(self)
+
+    def _name(self) -> str:
+        return _printable(text(self.standing.label, _LONGEST))
+
+    def _loop_lines(self) -> list[Line]:
+        at, label = self.standing, self._name()
+        room = max(_cells(label), len(_STEPS))
+        times = ", ".join(filter(None, [duration(at.elapsed), at.shown_left]))
+        phase = [*self._phase(label, room, at.epoch), (f"  {times}", "progress.remaining")]
+        inside = self._turn() if at.steps is None else self._bar(share(at.in_epoch, at.steps))
+        rate = (f"  {at.pace:,.0f} steps/s", "progress.data.speed")
+        steps = [(_STEPS.ljust(room + 1), ""), *inside, (f" {at.shown_steps}", "progress.download"), rate]
+        return [*self._with_figures(phase), steps, *([self._now_line(" ")] if at.shown_now else [])]
+
+    def _with_figures(self, phase: list[Piece]) -> list[Line]:
+        """The figures behind the phase, or in a line of their own where they find no room."""
+        assert self._region is not None
+        figures = self._figures()
+        fits = sum(_cells(shown) for shown, _ in (*phase, figures)) <= self._region.console.width
+        return [[*phase, figures]] if fits else [phase, [figures]]
+
+    def _last_line(self) -> Line:
+        at, label = self.standing, self._name()
+        rate = (f"  {at.rate:,.0f} steps/s  {duration(at.elapsed)}", "progress.data.speed")
+        return [*self._phase(label, _cells(label), at.epochs_done), rate, self._figures()]
+
+    def _phase(self, label: str, room: int, epoch: int) -> list[Piece]:
+        at, pad = self.standing, " " * (room - _cells(label) + 1)
+        told = (f" epoch {epoch}/{at.epochs}", "progress.percentage")
+        return [(label + pad, "progress.description"), *self._bar(at.share), told]
+
+    def _figures(self) -> Piece:
+        figures = _printable(self.standing.shown_figures)
+        return (f"  {figures}" if figures else "", "")
+
+    def _now_line(self, before: str) -> Line:
+        at = self.standing
+        bar = [*self._bar(share(at.loaded, at.nbytes)), (" ", "")] if at.loading and not at.doing else []
+        return [(f"{before} ", "progress.description"), *bar, (_printable(text(at.shown_now, 200)), "")]
+
+    def _bar(self, part: float) -> list[Piece]:
+        assert self._region is not None
+        room = 30 if self._region.console.width >= 100 else 12
+        full = int(part * room)
+        one, rest = ("#", "-") if self._region.is_plain else ("━", "━")
+        if not self._region.has_colours and rest == one:
+            rest = " "
+        return [(one * full, "bar.finished" if part >= 1.0 else "bar.complete"), (rest * (room - full), "bar.back")]
+
+    def _turn(self) -> list[Piece]:
+        """What turns where nobody knows how much there is to do."""
+        assert self._region is not None
+        turns = _PLAIN_TURNS if self._region.is_plain else _TURNS
+        return [(turns[self._drawn % len(turns)], "progress.spinner")]
 
 
-def _text(text: str) -> str:
-    """Names that users gave, as they stand: neither markup nor commands to the terminal."""
-    from rich.markup import escape
+def _region() -> Region:
+    from anyaccel.phases.progress.region import region  # rich is imported when it is needed
 
-    return escape(_printable(text))
+    return region()
 
 
-def _printable(text: str) -> str:
+def _cells(label: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(label)
+
+
+def _event_style(event: Event) -> str:
+    return "logging.level.warning" if event.what == "memory" else "dim"
+
+
+def _printable(shown: str) -> str:
     """Text without what would steer a terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)

@@ -105,6 +105,12 @@ class MlxBackend(MlxPlacement, Exchange, Compute):
         """`x[0] = 1` makes new memory for one array object, and `mx.compile` hands objects of its own to the model."""
         return False
 
+    def mixes(self, model: Any) -> str:
+        """BatchNorm, wherever it is."""
+        import mlx.nn as nn
+
+        return "BatchNorm" if any(isinstance(one, nn.BatchNorm) for one in model.modules()) else ""
+
     def build(self, segment: Segment) -> Program:
         """The adapter's program, compiled by MLX."""
         from anyaccel_mlx.ops import MlxProgram

@@ -1,0 +1,96 @@
+"""Workers: how many of them feed a device, and which kind may stand beside the frameworks at work."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from anyaccel.errors import SourceError
+from anyaccel.registry import registry
+
+MOST = 8
+"""Workers for one device that are advised at most: more of them seldom read faster, and each takes memory."""
+_FOUND_IN = ("", "sampler", "batch_sampler", "dataset")
+
+
+def advised_workers(devices: int = 1, cores: int | None = None) -> int:
+    """How many workers should read for each device: one core is left to the loop, the others are shared out evenly.
+
+    `max(1, min((cores - 1) // devices, 8))`; on one core 0, which reads in the loop itself.
+
+    Args:
+        devices: that are fed at the same time, each by workers of its own.
+        cores: that this process may use; counted if None.
+
+    Raises:
+        SourceError: fewer than one device or core.
+    """
+    cores = usable_cores() if cores is None else cores
+    for name, count in (("devices", devices), ("cores", cores)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise SourceError(f"advised_workers({name}={count!r})", there="both are whole numbers of 1 or more")
+    return 0 if cores == 1 else max(1, min((cores - 1) // devices, MOST))
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; a limit of a container on its time, which is no number of cores, is not seen."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def workers_of(source: Any) -> int:
+    """Worker processes of a loader, 0 for what has none."""
+    count = getattr(source, "num_workers", 0)
+    return count if isinstance(count, int) and not isinstance(count, bool) else 0
+
+
+def worker_notes(label: str, source: Any) -> tuple[str, ...]:
+    """What a user should know of the workers of a loader."""
+    count, cores = workers_of(source), usable_cores()
+    if count <= cores:
+        return ()
+    return (f"source {label!r} has {count} workers on {cores} cores; {advised_workers()} are advised for each device",)
+
+
+def check_fork(label: str, source: Any) -> None:
+    """Make sure that the workers of a loader are no forks of a process whose frameworks keep threads.
+
+    Raises:
+        SourceError: they are to be forked, and a framework whose backend says `forks = False` is imported.
+    """
+    if not workers_of(source) or _start_method(source) != "fork":
+        return
+    threaded = sorted(_threaded())
+    if threaded:
+        raise SourceError(
+            f"the {workers_of(source)} workers of source {label!r} would be forked beside {' and '.join(threaded)}",
+            there="their threads are not copied into a fork, which may wait forever for a lock that one of them held",
+            remedy="make the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0",
+        )
+
+
+def set_epoch(source: Any, epoch: int) -> None:
+    """Tell a loader, its samplers and its data set the number of the epoch, if they want to know."""
+    for name in _FOUND_IN:
+        part = getattr(source, name, None) if name else source
+        if callable(getattr(part, "set_epoch", None)):
+            part.set_epoch(epoch)  # type: ignore[union-attr]
+
+
+def _start_method(source: Any) -> str:
+    import multiprocessing  # only those who have workers have it loaded
+
+    context = getattr(source, "multiprocessing_context", None)
+    if context is None:
+        # Asking without allow_none would settle the method for the rest of the process.
+        return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return str(context if isinstance(context, str) else context.get_start_method())
+
+
+def _threaded() -> Iterator[str]:
+    for backend in registry().backends:
+        if not backend.forks and any(root in sys.modules for root in backend.roots[:1]):
+            yield backend.framework

@@ -1,0 +1,50 @@
+"""Events: what was decided while a phase ran, and what happened to it that did not end it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+_LOG = logging.getLogger("anyaccel")
+_LOG.addHandler(logging.NullHandler())  # who set up no log is told by the progress and the results
+
+KINDS = ("compile", "residency", "memory", "source")
+"""What an event can be of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One decision or happening of a run.
+
+    `what` is `"compile"` (how steps are computed), `"residency"` (where the data are), `"memory"` (it was short, and
+    what was done) or `"source"` (of data that come while they are used). `epoch` and `step` count within the run from
+    0, both -1 before the loop.
+    """
+
+    epoch: int
+    step: int
+    what: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.what not in KINDS:
+            raise ValueError(f"an event of {self.what!r}; there is: {', '.join(KINDS)}")
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.text}" if self.epoch < 0 else f"{self.what}: {self.text} ({self.where})"
+
+    @property
+    def where(self) -> str:
+        """When it was, in words, counted from 1 as people count."""
+        return "before the loop" if self.epoch < 0 else f"epoch {self.epoch + 1}, step {self.step + 1}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data, ready for JSON."""
+        return {"epoch": self.epoch, "step": self.step, "what": self.what, "text": self.text}
+
+
+def log(event: Event, label: str) -> None:
+    """Write an event of a phase to the log `anyaccel`: as a warning if memory was short, else as information."""
+    level = logging.WARNING if event.what == "memory" else logging.INFO
+    _LOG.log(level, "%s: %s", label, event)

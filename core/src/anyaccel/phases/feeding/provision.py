@@ -1,0 +1,169 @@
+"""Provisions: the rows of a phase in host memory, and the supplies that can be made of them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from anyaccel.backend import Memory
+from anyaccel.data import BatchSource, Items, Source
+from anyaccel.device import Device
+from anyaccel.graph import Column, Plan
+from anyaccel.phases import loading
+from anyaccel.phases.feeding.courses import Schedule
+from anyaccel.phases.feeding.sourced import ItemsStreamed, Sourced
+from anyaccel.phases.feeding.streamed import BLOCKS, Streamed
+from anyaccel.phases.feeding.supply import Resident, Supply
+from anyaccel.registry import registry
+
+BLOCK_BYTES = 32 * 2**20
+"""Bytes of one block of streamed rows, where there is room for that."""
+_PART = 4
+"""Blocks take at most one part in so many of the memory that is free."""
+
+Place = tuple[str, Device]
+"""A framework and a device."""
+
+
+class Provision(ABC):
+    """The rows of one phase, or of its validation.
+
+    Attributes:
+        plan: which columns go where.
+        batch: the most rows of one feature set in a step, 0 where that is not known.
+        arrays: the columns in host memory, by value name; empty where they are not, or were given away.
+    """
+
+    plan: Plan
+    batch: int
+    arrays: Mapping[str, np.ndarray]
+
+    @abstractmethod
+    def nbytes(self) -> dict[Place, int]:
+        """Bytes that the columns take by framework and device, if they are resident."""
+
+    @abstractmethod
+    def resident(self, loaded: Callable[[int], None] | None = None) -> Supply:
+        """Put everything on its device; `loaded` is told the bytes of each column when it is there.
+
+        Raises:
+            OutOfMemoryError: no room.
+        """
+
+    @abstractmethod
+    def streamed(self) -> Supply:
+        """Keep everything where it is, and send it in blocks."""
+
+
+class RowsProvision(Provision):
+    """Rows in host memory.
+
+    Args:
+        plan: which columns go where.
+        arrays: the columns, by value name.
+        again: makes them anew.
+        schedule: how the epochs go.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        arrays: Mapping[str, np.ndarray],
+        again: Callable[[], Mapping[str, np.ndarray]],
+        schedule: Schedule,
+    ) -> None:
+        self.plan, self.arrays = plan, arrays
+        self.batch = schedule.batch
+        self._again, self._schedule = again, schedule
+
+    def nbytes(self) -> dict[Place, int]:
+        """As of `Provision`."""
+        arrays, found = self._ready(), dict[Place, int]()
+        for column in self._distinct(arrays):
+            place = (column.framework, column.device)
+            found[place] = found.get(place, 0) + arrays[column.name].nbytes
+        return found
+
+    def resident(self, loaded: Callable[[int], None] | None = None) -> Supply:
+        """As of `Provision`."""
+        arrays, self.arrays = self._ready(), {}
+        return Resident(loading.load(self.plan, arrays, loaded), self._schedule.course, self._schedule.steps)
+
+    def streamed(self) -> Supply:
+        """As of `Provision`."""
+        arrays = self._ready()
+        row = sum(arrays[one.name].nbytes / max(len(arrays[one.name]), 1) for one in self._distinct(arrays))
+        schedule = self._schedule
+        most = steps_of_block(self.plan.columns, row * schedule.batch, schedule.steps)
+        return Streamed(self.plan.columns, arrays, schedule.course, schedule.steps, most, schedule.whole)
+
+    def _ready(self) -> Mapping[str, np.ndarray]:
+        if not self.arrays:
+            self.arrays = self._again()
+        return self.arrays
+
+    def _distinct(self, arrays: Mapping[str, np.ndarray]) -> list[Column]:
+        """Columns without those that are the same array in the same place."""
+        found = {(id(arrays[one.name]), one.framework, one.device): one for one in self.plan.columns}
+        return list(found.values())
+
+
+class SourceProvision(Provision):
+    """Rows that a source gives as they are needed.
+
+    Args:
+        plan: which columns go where.
+        source: gives batches, or items.
+        classes: for columns of class indices, the number of classes, by value name.
+        accumulate: batches for one step, of a source that gives batches.
+        schedule: how the epochs go, of a source that gives items.
+    """
+
+    def __init__(
+        self, plan: Plan, source: Source, classes: Mapping[str, int], accumulate: int, schedule: Schedule | None
+    ) -> None:
+        self.plan, self.arrays = plan, {}
+        self.batch = schedule.batch if schedule is not None else 0
+        self._source, self._classes = source, classes
+        self._accumulate, self._schedule = accumulate, schedule
+
+    def nbytes(self) -> dict[Place, int]:
+        """None: they are never all there."""
+        return {}
+
+    def resident(self, loaded: Callable[[int], None] | None = None) -> Supply:
+        """Streamed: nobody knows how much a source gives."""
+        return self.streamed()
+
+    def streamed(self) -> Supply:
+        """As of `Provision`."""
+        columns, schedule = self.plan.columns, self._schedule
+        if isinstance(self._source, BatchSource):
+            return Sourced(columns, self._source, self._classes, self._accumulate, int(_room(columns)))
+        assert isinstance(self._source, Items) and schedule is not None
+        row = sum(column.spec.nbytes for column in columns)
+        most = steps_of_block(columns, row * schedule.batch, schedule.steps)
+        return ItemsStreamed(columns, self._source, self._classes, schedule.course, schedule.steps, most)
+
+
+def steps_of_block(columns: Sequence[Column], nbytes: float, steps: int) -> int:
+    """Steps of so many bytes that are streamed together, at least one."""
+    return max(1, min(int(_room(columns) / max(nbytes, 1.0)), steps))
+
+
+def _room(columns: Sequence[Column]) -> float:
+    """Bytes for one block."""
+    places = {(one.framework, one.device) for one in columns}
+    free = [free for place in places if (free := free_memory(place)) is not None]
+    return min(BLOCK_BYTES, min(free, default=math.inf) / (_PART * BLOCKS))
+
+
+def free_memory(place: Place) -> int | None:
+    """Bytes that are free on a device; None where its backend does not say."""
+    framework, device = place
+    backend = registry().computing(framework, device.kind)
+    free = backend.memory(device).free if isinstance(backend, Memory) else 0
+    return free or None

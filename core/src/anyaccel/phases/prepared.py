@@ -1,0 +1,133 @@
+"""What is known of a phase, or of its validation, before anything moves: its rows, its epochs, its data in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from anyaccel.data import BatchSource, FeatureSet, Rows, Source
+from anyaccel.errors import PhaseError
+from anyaccel.graph import ModelGraph, Plan, Resolution, wiring
+from anyaccel.phases import loading
+from anyaccel.phases.drawing import Drawing
+from anyaccel.phases.evaluating import Judgement
+from anyaccel.phases.feeding import Provision, RowsProvision, Schedule, SourceProvision, of_drawing, of_sight
+from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
+from anyaccel.phases.learners import learning
+from anyaccel.phases.parts import judgements_of, parts_of, sets_of
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.sight import Sight
+from anyaccel.phases.sourcing import rows_given
+from anyaccel.phases.taking import drawn, rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One part of a phase.
+
+    Attributes:
+        part: the phase, or its validation.
+        rows: its data by feature set, as they were given; of a source an example.
+        draw: what its samplers take of them; None where a source decides.
+        judgements: its metrics, bound.
+        provision: its columns in host memory, or behind a source, and how its epochs go.
+    """
+
+    part: Phase
+    rows: Mapping[str, Rows]
+    draw: Drawing | Sight | None
+    judgements: Sequence[Judgement]
+    provision: Provision
+
+    @property
+    def sight(self) -> Sight:
+        """What an evaluation, or a fit, looks at."""
+        assert isinstance(self.draw, Sight)
+        return self.draw
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns that are in host memory."""
+        return sum(self.provision.nbytes().values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What is taken of the data of one part, without a look at their values."""
+
+    part: Phase
+    rows: Mapping[str, Rows]
+    draw: Drawing | Sight | None
+    judgements: Sequence[Judgement]
+    schedule: Schedule | None
+    source: Source | None
+
+
+def prepare(phase: Phase, resolution: Resolution, graph: ModelGraph, done: Collection[str] = ()) -> list[Prepared]:
+    """All parts of a phase, itself first.
+
+    Raises:
+        AnyaccelError: data, samplers, metrics or columns that do not fit.
+    """
+    plan = resolution.plan
+    classes, known = loading.class_counts(resolution), wiring.feature_sets(graph.nodes.values())
+    found = [_taken(phase, part, plan, graph, done, read=True) for part in parts_of(phase)]
+    return [
+        Prepared(one.part, one.rows, one.draw, one.judgements, _provision(plan, one, classes, known)) for one in found
+    ]
+
+
+def check(phase: Phase, plan: Plan, graph: ModelGraph) -> None:
+    """Make sure of all that can be known without the data's values.
+
+    Raises:
+        AnyaccelError: data, samplers or metrics that do not fit.
+    """
+    for part in parts_of(phase):
+        _taken(phase, part, plan, graph, (), read=False)
+
+
+def _taken(phase: Phase, part: Phase, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool) -> _Taken:
+    judgements = judgements_of(phase, part, graph)
+    sets = sets_of(phase, plan, judgements, graph, done)
+    data, source = rows_given(part, sets, read=read)
+    rows = rows_of(part, sets, data)
+    if source is not None:
+        _check_source(phase, source, graph)
+    if isinstance(source, BatchSource):
+        return _Taken(part, rows, None, judgements, None, source)
+    draw = drawn(phase, part, rows, judgements, plan, graph)
+    return _Taken(part, rows, draw, judgements, _schedule(part, draw), source)
+
+
+def _check_source(phase: Phase, source: Source, graph: ModelGraph) -> None:
+    if learning(phase, graph):
+        raise PhaseError(
+            f"phase {phase.label!r} streams the source {source.label!r}, from which estimators cannot learn",
+            there=f"nodes that learn by partial_fit: {', '.join(learning(phase, graph))}",
+            remedy="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
+        )
+    if phase.residency == "resident":
+        raise PhaseError(
+            f"phase {phase.label!r}: residency='resident', and its data are the source {source.label!r}",
+            there="a source is streamed",
+            remedy="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
+        )
+
+
+def _schedule(part: Phase, draw: Drawing | Sight) -> Schedule:
+    if isinstance(draw, Drawing):
+        assert isinstance(part, TrainPhase)
+        return of_drawing(part.label, draw, part.accumulate)
+    assert isinstance(part, (EvalPhase, FitPhase))
+    return of_sight(draw, part.batch_size if isinstance(part, EvalPhase) else part.sampler.batch_size)
+
+
+def _provision(plan: Plan, taken: _Taken, classes: Mapping[str, int], known: Mapping[str, FeatureSet]) -> Provision:
+    if taken.source is not None:
+        assert isinstance(taken.part, TrainPhase)
+        return SourceProvision(plan, taken.source, classes, taken.part.accumulate, taken.schedule)
+    assert taken.schedule is not None
+    again = partial(loading.prepare, plan, taken.rows, classes, known)
+    return RowsProvision(plan, again(), again, taken.schedule)

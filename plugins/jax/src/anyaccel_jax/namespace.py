@@ -1,0 +1,22 @@
+"""What the adapter asks of `jax.numpy`: that, and zeros for which nothing is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Namespace:
+    """`jax.numpy` by its own names."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jnp, name)
+
+    def zeros_like(self, array: Any) -> Any:
+        """As `jnp.zeros_like`, on the array's device."""
+        if isinstance(array, jax.core.Tracer):
+            return jnp.zeros_like(array)
+        return jax.device_put(np.zeros(array.shape, array.dtype), array.sharding)

@@ -1,0 +1,258 @@
+"""Compiled steps: left plain, kept from phase to phase, computed in parts, and without a transfer."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.backend import Offer
+from anyaccel.device import Device
+from anyaccel.errors import CompileError
+from anyaccel.recipes import Optimizer, Schedule
+from anyaccel.segment import TensorSpec
+from anyaccel_jax import Function, JaxBackend, SequentialMLP
+
+CPU = Device("cpu")
+ADAM = Optimizer("adam", lr=0.01, schedule=Schedule("cosine", steps=40), clip_norm=0.5)
+Data = tuple[np.ndarray, np.ndarray, np.ndarray]
+Make = Callable[..., Any]
+
+
+def asking(parameters: Any, x: Any) -> Any:
+    """Cannot be traced: it asks for a value."""
+    return x @ parameters["w"] if float(x.sum()) < 1e9 else x[:, :1]
+
+
+def linear(parameters: Any, x: Any) -> Any:
+    return x @ parameters["w"]
+
+
+def function(backend: JaxBackend, apply: Any) -> Any:
+    return backend.place(Function(apply, {"w": jnp.ones((3, 1))}), CPU)
+
+
+def mlp(backend: JaxBackend, **settings: Any) -> Any:
+    model = SequentialMLP(**settings)
+    backend.infer(model, [TensorSpec((3,), "float32")], 0)
+    return backend.place(model, CPU)
+
+
+def resident(backend: JaxBackend, data: Data) -> tuple[list[Any], list[Any]]:
+    x, y, order = (backend.from_host(one, CPU) for one in data)
+    return [x, y], [order, order]
+
+
+def trained(backend: JaxBackend, segment: Any, data: Data, parts: int = 1, compiled: bool = False) -> np.ndarray:
+    columns, orders = resident(backend, data)
+    program = backend.build(segment)
+    program.seed(9)
+    if compiled:
+        program.compile(columns, orders, 4, parts)
+    found = np.asarray(program.steps(columns, orders, 0, 5, 4, parts))
+    program.release()
+    return found
+
+
+# -- ways --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_all_modes_draw_the_same_and_give_the_same(
+    backend: JaxBackend, segment_of: Make, data: Data, parts: int
+) -> None:
+    found = [
+        trained(backend, segment_of(mlp(backend, dropout=0.4), optimizer=ADAM, compile=mode), data, parts, compiled)
+        for mode, compiled in (("off", False), ("auto", False), ("steps", True))
+    ]
+    np.testing.assert_allclose(found[1], found[0], rtol=2e-6)
+    np.testing.assert_array_equal(found[2], found[1])
+
+
+def test_off_calls_the_model_in_each_step_with_values(backend: JaxBackend, segment_of: Make, data: Data) -> None:
+    calls: list[float] = []
+
+    def watched(parameters: Any, x: Any) -> Any:
+        calls.append(float(x[0, 0]))
+        return linear(parameters, x)
+
+    model = function(backend, watched)
+    found = trained(backend, segment_of(model, compile="off"), data)
+    assert calls == [float(data[0][data[2][i], 0]) for i in range(0, 20, 4)]
+    np.testing.assert_allclose(found, trained(backend, segment_of(function(backend, linear)), data), rtol=1e-6)
+
+
+def test_off_offers_nothing_and_compiles_nothing(backend: JaxBackend, segment_of: Make, data: Data) -> None:
+    columns, orders = resident(backend, data)
+    program = backend.build(segment_of(function(backend, linear), compile="off"))
+    assert program.offer(100) is None
+    with pytest.raises(CompileError, match=r"steps of segment 's' cannot be compiled\. .*built with compile='off'"):
+        program.compile(columns, orders, 4)
+
+
+def test_without_a_word_steps_are_compiled_at_once(backend: JaxBackend, segment_of: Make, data: Data) -> None:
+    assert backend.build(segment_of(function(backend, linear))).offer(1) == Offer(0.0, 0.0)
+
+
+def test_a_model_that_cannot_be_traced_goes_on_untraced(backend: JaxBackend, segment_of: Make, data: Data) -> None:
+    columns, orders = resident(backend, data)
+    program = backend.build(segment_of(function(backend, asking), optimizer=ADAM))
+    with pytest.raises(CompileError, match="cannot be compiled: ConcretizationTypeError: Abstract tracer") as caught:
+        program.compile(columns, orders, 4)
+    assert isinstance(caught.value.__cause__, jax.errors.ConcretizationTypeError)
+    found = np.asarray(program.steps(columns, orders, 0, 5, 4))
+    assert program.untraced.startswith("ConcretizationTypeError") and program.offer(100) is None
+    with pytest.raises(CompileError, match="ConcretizationTypeError"):
+        program.compile(columns, orders, 4)
+    other = trained(backend, segment_of(function(backend, linear), optimizer=ADAM), data)
+    np.testing.assert_allclose(found, other, rtol=2e-6)
+
+
+def test_single_acts_of_a_model_that_cannot_be_traced(backend: JaxBackend, segment_of: Make, data: Data) -> None:
+    inputs, results = resident(backend, data)[0], []
+    for apply in (asking, linear):
+        program = backend.build(segment_of(function(backend, apply), optimizer=ADAM, needs_pullback=("x",)))
+        if apply is linear:
+            _, losses = program.forward(inputs)
+        else:  # the gradient of x is wanted: JAX gives no value of it then
+            _, losses = program.forward(inputs)
+            assert "ConcretizationTypeError" in program.untraced
+            with pytest.raises(jax.errors.ConcretizationTypeError):
+                program.forward_pullback(inputs)
+        results.append(float(losses["l"][0]))
+    assert results[0] == pytest.approx(results[1])
+
+
+def test_an_error_of_the_models_own_is_told_as_it_is(backend: JaxBackend, segment_of: Make, data: Data) -> None:
+    def broken(parameters: Any, x: Any) -> Any:
+        raise ZeroDivisionError("of the user's")
+
+    columns, orders = resident(backend, data)
+    program = backend.build(segment_of(function(backend, broken)))
+    with pytest.raises(ZeroDivisionError, match="of the user's") as caught:
+        program.steps(columns, orders, 0, 1, 4)
+    assert caught.value.__context__ is None and program.untraced == ""
+
+
+# -- from phase to phase -----------------------------------------------------------------------------------------------
+
+
+def counted(calls: list[int]) -> Any:
+    def apply(parameters: Any, x: Any) -> Any:
+        calls.append(1)
+        return linear(parameters, x)
+
+    return apply
+
+
+def test_what_was_compiled_serves_the_next_phase_with_the_values_of_now(
+    backend: JaxBackend, segment_of: Make, data: Data
+) -> None:
+    calls: list[int] = []
+    model, plain = function(backend, counted(calls)), function(backend, linear)
+    first = trained(backend, segment_of(model, optimizer=ADAM), data)
+    traces = len(calls)
+    again = trained(backend, segment_of(model, optimizer=Optimizer("adam", lr=0.5, clip_norm=0.5)), data)
+    assert traces and len(calls) == traces, "another rate is no other program"
+    trained(backend, segment_of(model, optimizer=Optimizer("sgd", lr=0.5)), data)
+    assert len(calls) > traces, "another optimizer is one"
+    np.testing.assert_array_equal(trained(backend, segment_of(plain, optimizer=ADAM), data), first)
+    fast = Optimizer("adam", lr=0.5, clip_norm=0.5)
+    np.testing.assert_array_equal(trained(backend, segment_of(plain, optimizer=fast), data), again)
+
+
+def test_a_module_that_was_changed_is_compiled_anew(
+    backend: JaxBackend, segment_of: Make, data: Data, nnx: ModuleType
+) -> None:
+    module = nnx.Sequential(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), nnx.Dropout(0.0, rngs=nnx.Rngs(0)))
+    backend.place(module, CPU)
+    state, found = nnx.to_pure_dict(nnx.state(module)), []
+    for rate in (0.0, 0.9, 0.0):
+        nnx.update(module, nnx.state(module))
+        nnx.replace_by_pure_dict(fresh := nnx.state(module), state)
+        nnx.update(module, fresh)
+        module.layers[1].rate = rate
+        found.append(trained(backend, segment_of(module), data))
+    assert (found[0] != found[1]).any()
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("kind", ["function", "nnx", "keras"])
+def test_models_and_what_was_compiled_of_them_can_go(
+    backend: JaxBackend, segment_of: Make, data: Data, request: pytest.FixtureRequest, kind: str
+) -> None:
+    from anyaccel.adapter import compiled
+
+    if kind == "function":
+        model = function(backend, linear)
+    elif kind == "nnx":
+        nnx = request.getfixturevalue("nnx")
+        model = backend.place(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), CPU)
+    else:
+        keras = request.getfixturevalue("keras")
+        model = keras.Sequential([keras.layers.Dense(1)])
+        backend.infer(model, [TensorSpec((3,), "float32")], 0)
+    gc.collect()
+    gone, before = weakref.ref(model), len(compiled.KEPT)
+    trained(backend, segment_of(model, optimizer=ADAM), data, compiled=True)
+    assert len(compiled.KEPT) == before + 1
+    del model
+    gc.collect()
+    assert gone() is None and len(compiled.KEPT) == before
+
+
+# -- transfers ---------------------------------------------------------------------------------------------------------
+
+
+def test_steps_that_follow_each_other_send_nothing(backend: JaxBackend, segment_of: Make, data: Data) -> None:
+    """By JAX's own guard, which counts arguments of NumPy and of Python among transfers."""
+    columns, orders = resident(backend, data)
+    program = backend.build(segment_of(mlp(backend, dropout=0.2), optimizer=ADAM))
+    program.seed(1)
+    for start, count in ((0, 1), (4, 2), (0, 1)):  # of what is compiled here, and constants in it, nothing is counted
+        program.steps(columns, orders, start, count, 4)
+    kept = []
+    with jax.transfer_guard("disallow_explicit"):
+        for start, count in ((4, 1), (8, 2), (16, 1), (20, 1)):
+            kept.append(program.steps(columns, orders, start, count, 4))
+        with pytest.raises(Exception, match=r"(?i)disallowed host-to-device transfer"):
+            program.steps(columns, orders, 0, 1, 4)  # an epoch begins: five whole numbers are sent
+    with jax.transfer_guard("disallow"):
+        kept.append(program.steps(columns, orders, 0, 1, 4))
+    assert np.isfinite(np.concatenate(kept)).all()
+
+
+def test_a_phase_sends_little_for_an_epoch(monkeypatch: pytest.MonkeyPatch, data: Data) -> None:
+    """The order; at its beginning, the numbers of the first step, a table of rates, and a key: each planned."""
+    from anyaccel_jax import looping
+
+    sent: list[int] = []
+    put = looping._put  # noqa: SLF001
+    monkeypatch.setattr(looping, "_put", lambda device, array: sent.append(array.nbytes) or put(device, array))
+    source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(), source.reference())], ADAM)
+    ends: list[int] = []
+
+    class Ends(aa.Callback):
+        def epoch_end(self, run: Any) -> None:
+            ends.append(len(sent))
+
+    phase = aa.TrainPhase(
+        "t", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=4, n_epochs=6, callbacks=[Ends()]
+    )
+    aa.Experiment("e", graph, progress="none").run_phase(phase)
+    assert all(after - before <= 6 for before, after in itertools.pairwise(ends[2:])), ends
+
+
+def test_processes_with_it_are_not_forked() -> None:
+    """JAX keeps threads of its own."""
+    assert JaxBackend.forks is False

@@ -1,0 +1,219 @@
+"""Compiled steps at work: chosen, compiled by a call that changes nothing, tried, and then run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyaccel.errors import CompileError
+from anyaccel_torch import keras
+from anyaccel_torch.compiling import ready, ways
+from anyaccel_torch.compiling.graphs import Graph
+from anyaccel_torch.compiling.held import Held
+from anyaccel_torch.compiling.probe import Facts, probe, unchanged
+from anyaccel_torch.compiling.ways import Way
+from anyaccel_torch.compiling.work import Work
+
+FLAT_UP_TO = 2**17
+"""Parameters (numbers, not tensors) up to which a step is more overhead than arithmetic."""
+
+UNROLLED = 4
+"""Steps in a call where there is no scan operator."""
+
+_TRIED = 3
+"""Steps that a compilation is made and tried with: no extent of a user's tensors is likely to equal it."""
+
+_TRIALS = 3
+
+_SLOWER = 1.1
+"""Compiled steps that take longer than this, plain ones being 1, are not used: clocks are not better than that."""
+
+Step = Callable[[Any, list[Tensor]], Any]
+
+
+class Compiled:
+    """Compiled steps of a program for batches of one size.
+
+    `text` says in which way it is done; `seconds` is what the compilation took, `per_step` what a step takes now.
+    """
+
+    def __init__(self, work: Work, held: Held, way: Way, function: Step, batch: int) -> None:
+        self.text, self._batch = way.text, batch
+        self.seconds = self.per_step = 0.0
+        self._stale = False
+        self._work, self._held, self._way, self._function = work, held, way, function
+
+    def fits(self) -> bool:
+        """Whether nothing has happened since that makes these steps differ from what was compiled."""
+        return not self._stale and self._held.fits()
+
+    def steps(self, blocks: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
+        """Train on blocks of rows [steps * batch, ...] of each input, as many whole calls as they hold.
+
+        Returns:
+            for each loss the means [steps], one tensor for each call; their lengths say how many steps were done.
+        """
+        found: list[list[Tensor]] = []
+        for block in blocks:
+            rows = [column.view(-1, self._batch, *column.shape[1:]) for column in block]
+            before = len(found)
+            try:
+                found.extend(self._calls(rows))
+            except ways.Stale:
+                self._stale, self.text = True, f"{self.text}, until a module was changed"
+            if self._stale or sum(len(losses[0]) for losses in found[before:]) < len(rows[0]):
+                break
+        return found
+
+    def _calls(self, rows: list[Tensor]) -> Iterator[list[Tensor]]:
+        count, length = len(rows[0]), self._way.length
+        numbers = self._held.numbers(count, self._work.device)
+        if length == 0:
+            if count > 1:
+                yield self._looped([*rows, numbers])
+            return
+        for i in range(0, count - length + 1, length):
+            yield self._written([x[i : i + length] for x in (*rows, numbers)])
+
+    def _looped(self, xs: list[Tensor]) -> list[Tensor]:
+        with ways.as_compiled():
+            state, losses = self._function(self._held.read(), xs)
+        self._held.write(state)
+        self._held.advance(len(xs[0]))
+        return list(losses)
+
+    def _written(self, xs: list[Tensor]) -> list[Tensor]:
+        state = self._held.read()
+        with ways.as_compiled():
+            losses = self._function(state, xs)
+        self._held.advance(len(xs[0]))
+        return list(losses)
+
+
+def compiled(work: Work, rows: Sequence[Tensor], parts: int) -> Compiled:
+    """Steps of a program, compiled by a call that changes nothing, and tried.
+
+    Args:
+        work: the program.
+        rows: the inputs of one batch.
+        parts: in how many parts a step is computed.
+
+    Raises:
+        CompileError: it cannot be, or brings nothing; says why.
+    """
+    _refuse(work, len(rows[0]), parts)
+    begun = time.perf_counter()
+    try:
+        with unchanged(work):
+            facts = probe(work, [row[: len(row) // parts] for row in rows])
+        with unchanged(work):
+            found = _in_some_way(work, facts, list(rows), parts)
+    except (CompileError, MemoryError):
+        raise
+    except Exception as error:
+        raise ready.told(error, work.segment.label) from error
+    found.seconds = time.perf_counter() - begun
+    _weigh(work, found)
+    return found
+
+
+def _refuse(work: Work, batch: int, parts: int) -> None:
+    own = [group.recipe.name for group in work.groups if group.recipe.own is not None]
+    if own:
+        asked = f"steps with {own[0]} cannot be compiled: only named optimizers can"
+        raise CompileError(asked, there="sgd, momentum, adam, adamw", remedy="name one of these, or set compile='off'")
+    if keras.outermost(work.whole) or any(keras.is_loss(term.loss.own) for term in work.segment.losses):
+        raise CompileError("steps with layers or losses of Keras on torch cannot be compiled", remedy="use torch's own")
+    if batch % parts:
+        asked = f"steps of {batch} rows in {parts} parts cannot be compiled: the parts are not equal"
+        raise CompileError(asked, remedy=f"let the batch size be a multiple of {parts}")
+
+
+def _in_some_way(work: Work, facts: Facts, rows: list[Tensor], parts: int) -> Compiled:
+    """By the best way that works."""
+    if work.device.type == "cuda":
+        return _captured(work, facts, rows, parts)
+    ready.check()
+    small = sum(each.numel() for group in work.groups for each in group.parameters) <= FLAT_UP_TO
+    loop = ready.scan() if small else None
+    if loop is None:
+        return _made(work, facts, rows, parts, ways.unrolled(UNROLLED if small else 1), None)
+    try:
+        return _made(work, facts, rows, parts, ways.looping(), loop)
+    except (CompileError, MemoryError):
+        raise
+    except Exception as error:
+        try:
+            found = _made(work, facts, rows, parts, ways.unrolled(UNROLLED), None)
+        except CompileError:
+            raise
+        except Exception as other:
+            raise other from error
+        found.text += f", as the scan operator failed: {type(error).__name__}"
+        return found
+
+
+def _captured(work: Work, facts: Facts, rows: list[Tensor], parts: int) -> Compiled:
+    way = ways.captured(UNROLLED)
+    held = Held(work, facts, parts, flat=way.flat)
+    graph = Graph(work.whole, held, way.length, rows)
+    return Compiled(work, held, way, graph.replay, len(rows[0]))
+
+
+def _made(
+    work: Work, facts: Facts, rows: list[Tensor], parts: int, way: Way, loop: Callable[..., Any] | None
+) -> Compiled:
+    held = Held(work, facts, parts, flat=way.flat)
+    function = ways.function_of(way, held.plan, loop)
+    with ways.compiling():
+        function(work.whole, held.copies(), _repeated(work, held, rows, way.length or _TRIED, marked=not way.length))
+    ways.keep(way, held.plan, function)
+    found = Compiled(work, held, way, partial(function, work.whole), len(rows[0]))
+    torch.set_rng_state(facts.random)
+    xs = _repeated(work, held, rows, way.length or 4 * _TRIED, marked=False)
+    seconds = []
+    for attempt in range(_TRIALS):
+        state = held.copies()
+        begun = time.perf_counter()
+        with ways.as_compiled():
+            result = function(work.whole, state, xs)
+        seconds.append((time.perf_counter() - begun) / len(xs[0]))
+        if attempt == 0 and parts == 1:
+            _compare(work, facts, result if way.in_place else result[1])
+    found.per_step = min(seconds)
+    return found
+
+
+def _repeated(work: Work, held: Held, rows: list[Tensor], count: int, *, marked: bool) -> list[Tensor]:
+    """The same batch many times; `marked` where their number may change from call to call."""
+    xs = [*[row.expand(count, *row.shape).contiguous() for row in rows], held.numbers(count, work.device)]
+    if marked:
+        ways.any_length(xs)
+    return xs
+
+
+def _compare(work: Work, facts: Facts, losses: Sequence[Tensor]) -> None:
+    """The first losses must be those of the plain step: what was compiled may be wrong."""
+    for term, plain, found in zip(work.segment.losses, facts.losses, losses, strict=True):
+        rough = 0.1 if plain.itemsize < 4 else 0.01
+        if not torch.allclose(found[0].double(), plain.double(), rtol=rough, atol=rough, equal_nan=True):
+            asked = (
+                f"compiled steps of segment {work.segment.label!r} do not give the loss {term.label!r} of plain ones"
+            )
+            remedy = "set compile='off'; random numbers of a module's own may be the reason"
+            raise CompileError(asked, there=f"{float(found[0]):.6g} instead of {float(plain):.6g}", remedy=remedy)
+
+
+def _weigh(work: Work, found: Compiled) -> None:
+    """Compiled steps that are slower than plain ones are not used."""
+    if work.plain and found.per_step > _SLOWER * work.plain:
+        raise CompileError(
+            f"compiled steps of segment {work.segment.label!r} are slower than plain ones",
+            there=f"{found.per_step * 1e6:.0f} us a step instead of {work.plain * 1e6:.0f} us",
+            remedy="set compile='off' or 'auto'",
+        )

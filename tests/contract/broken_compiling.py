@@ -1,0 +1,125 @@
+"""Wrong backends: compiled steps, offers, and steps in parts."""
+
+from __future__ import annotations
+
+from broken import fault
+from broken_stepping import SwitchedOps
+
+from anyaccel.adapter import ArrayProgram
+from anyaccel.backend import Offer
+from anyaccel.reference import ReferenceBackend
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+@fault("stepping", "test_steps_in_parts_are_whole_steps[sgd]")
+class PartsAreAddedUp(ArrayProgram):
+    def __init__(self, segment, ops):
+        super().__init__(segment, ops)
+        self._learning.average = lambda parts: None
+
+
+@fault("stepping", "test_steps_in_parts_are_whole_steps[adam, clipped]")
+class PartsAreStepsOfTheirOwn(ArrayProgram):
+    def steps(self, columns, orders, start, count, batch, parts=1):
+        found = super().steps(columns, orders, start, count * parts, batch // parts)
+        return found.reshape(count, parts, -1).mean(axis=1)
+
+
+class FirstPartOnly(ArrayProgram):
+    """Its buffers change with the first part of a step."""
+
+    parts = 1
+
+    def __init__(self, segment, ops):
+        super().__init__(segment, ops)
+        self.switch = ops
+
+    def steps(self, columns, orders, start, count, batch, parts=1):
+        self.parts = parts
+        found = super().steps(columns, orders, start, count, batch, parts)
+        self.parts = 1
+        return found
+
+    def forward_pullback(self, inputs, scale=None):
+        found = super().forward_pullback(inputs, scale)
+        self.switch.off = self.parts > 1
+        return found
+
+    def apply(self, scale=None):
+        self.switch.off = False
+        super().apply(scale)
+
+
+@fault("stepping", "test_buffers_go_from_part_to_part")
+class BuffersOfTheFirstPart(ReferenceBackend):
+    def build(self, segment):
+        return FirstPartOnly(segment, SwitchedOps())
+
+
+@fault("stepping", "test_each_part_draws_its_own_random_numbers")
+class PartsDrawTheSame(ArrayProgram):
+    """Each part of a step is random as the first one is."""
+
+    first = None
+
+    def steps(self, columns, orders, start, count, batch, parts=1):
+        self.first = [] if parts > 1 else None
+        return super().steps(columns, orders, start, count, batch, parts)
+
+    def forward_pullback(self, inputs, scale=None):
+        if self.first is not None:
+            self.first.append(self._draws)
+            self._draws = self.first[0]
+        return super().forward_pullback(inputs, scale)
+
+    def apply(self, scale=None):
+        super().apply(scale)
+        self.first = None if self.first is None else []
+
+
+# -- compiling ---------------------------------------------------------------------------------------------------------
+
+
+@fault("stepping", "test_compiled_steps_are_plain_steps")
+class CompilingIsAStep(ArrayProgram):
+    def compile(self, columns, orders, batch, parts=1):
+        self.steps(columns, orders, 0, 1, batch)
+
+
+@fault("stepping", "test_compiled_steps_are_plain_steps")
+class CompiledStepsLackTheLastBatch(ArrayProgram):
+    batch = None
+
+    def compile(self, columns, orders, batch, parts=1):
+        self.batch = batch
+
+    def steps(self, columns, orders, start, count, batch, parts=1):
+        before = self.snapshot()
+        found = super().steps(columns, orders, start, count, batch, parts)
+        if self.batch not in (None, batch):
+            self.restore(before)
+        return found
+
+
+class LosesBuffersCompiled(ArrayProgram):
+    """Once it is compiled its steps change no buffers."""
+
+    def __init__(self, segment, ops):
+        super().__init__(segment, ops)
+        self.switch = ops
+
+    def compile(self, columns, orders, batch, parts=1):
+        self.switch.off = True
+
+
+@fault("stepping", "test_compiled_steps_in_parts_carry_buffers")
+class CompiledStepsKeepBuffers(ReferenceBackend):
+    def build(self, segment):
+        return LosesBuffersCompiled(segment, SwitchedOps())
+
+
+@fault("stepping", "test_off_is_never_compiled")
+class OffersAllTheSame(ArrayProgram):
+    def offer(self, most):
+        return Offer(1.0, 0.5)

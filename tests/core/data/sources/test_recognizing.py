@@ -1,0 +1,123 @@
+"""Recognizing: raw objects as the data of a phase, with the roles of the feature set that the graph knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from anyaccel.data import Batches, FeatureSet, Items, as_source
+from anyaccel.errors import DataError, SourceError
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+Y = np.array([0, 1, 2])
+LIKE = FeatureSet.from_dict("s", {"x": X, "y": Y, "t": list("abc")}, "x", "y", "t")
+
+
+def pairs() -> Iterator[Any]:
+    yield X, Y
+
+
+class Rows:
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index], Y[index]
+
+
+@pytest.mark.parametrize("given", [pairs, pairs(), [(X, Y)], ({"x": X, "y": Y},), lambda: pairs()])
+def test_what_gives_batches(given: Any) -> None:
+    found = as_source("s", given, LIKE)
+    assert isinstance(found, Batches) and found.columns == ("x", "y")
+    (batch,) = found.batches(0)
+    assert np.array_equal(batch["y"], Y)
+
+
+def test_what_gives_rows() -> None:
+    found = as_source("s", Rows(), LIKE.view())
+    assert isinstance(found, Items) and found.rows == 3
+    assert np.array_equal(found.gather([2])["x"], X[[2]])
+    assert as_source("s", found, LIKE) is found
+
+
+@pytest.mark.parametrize(
+    "given", [None, "train", LIKE, LIKE.view(), {"s": "train"}, {"s": LIKE}, {"s": [(X, Y)]}, {"s": pairs}, {}, 3]
+)
+def test_what_a_phase_takes_anyway(given: Any) -> None:
+    assert as_source("s", given, LIKE) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"x": X, "y": Y}, r"a dict was given as the data of 's'.*FeatureSet\.from_dict"),
+        ({"x": [1, 2]}, r"FeatureSet\.from_dict"),
+        ({"x": pa.array([1])}, r"FeatureSet\.from_dict"),
+        (X, r"a ndarray was given .*FeatureSet\.from_dict"),
+        (pa.table({"x": [1]}), r"FeatureSet\.from_arrow"),
+        (b"text", r"FeatureSet\.from_parquet"),
+    ],
+)
+def test_data_in_memory(given: Any, remedy: str) -> None:
+    with pytest.raises(SourceError, match=remedy):
+        as_source("s", given, LIKE)
+
+
+class Inner:
+    """What a data set of Hugging Face looks like from outside; the real one is in tests/integration."""
+
+    column_names = ("x", "y")
+    features: Any = None
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def with_format(self, form: str) -> Inner:
+        assert form == "arrow"
+        return self
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, rows: slice) -> Any:
+        if isinstance(self.table, Exception):
+            raise self.table
+        return self.table
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("read row by row")
+
+
+class Own(pa.ExtensionType):
+    def __init__(self) -> None:
+        super().__init__(pa.list_(pa.float32()), "anyaccel.test.own")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: Any, serialized: bytes) -> Own:
+        return cls()
+
+
+def test_an_arrow_table_inside_is_a_feature_set() -> None:
+    x = pa.array(X.tolist(), pa.list_(pa.float32()))
+    for column in (x, pa.ExtensionArray.from_storage(Own(), x)):
+        dataset = Inner(pa.table({"x": column, "y": Y, "z": Y}))
+        found = as_source("s", dataset, LIKE)
+        assert isinstance(found, FeatureSet) and found.columns == ("x", "y")
+        assert np.array_equal(found.array("x"), X)
+        assert len(FeatureSet.from_arrow("s", dataset, "x").split_random({"a": 0.5, "b": 0.5})) == 2
+    with pytest.raises(SourceError, match=r"the Inner given as source 's' is data.*from_arrow"):
+        Batches("s", dataset, features="x")
+
+
+def test_an_inner_table_that_is_not_given() -> None:
+    with pytest.raises(DataError, match=r"the Inner of 's' does not give its Arrow table: gone.*Items"):
+        FeatureSet.from_arrow("s", Inner(ValueError("gone")), "x")
+    with pytest.raises(DataError, match=r"the Inner of 's' gave a dict for its Arrow table"):
+        FeatureSet.from_arrow("s", Inner({}), "x")

@@ -1,0 +1,507 @@
+"""Compiling is chosen by what it costs and brings: never much worse than the better choice, whatever the speeds are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anyaccel import SimpleSampler
+from anyaccel.adapter import ArrayProgram
+from anyaccel.backend import Offer
+from anyaccel.data import FeatureSet
+from anyaccel.errors import CompileError, CompileWarning, OutOfMemoryError
+from anyaccel.experiment import Experiment
+from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.phases import Callback, EarlyStopping, EvalPhase, TrainPhase, compiling, pace, recovery, training
+from anyaccel.phases.feeding import provision
+from anyaccel.recipes import AppliedLoss
+from anyaccel.reference import Dense, ReferenceBackend, SequentialMLP
+
+MSE = AppliedLoss("mse", on="net")
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Fake(ArrayProgram):
+    """A program whose speeds are set; it writes down what it is asked, and computes only where it is told to."""
+
+    speeds: SimpleNamespace
+
+    def steps(self, columns: Any, orders: Any, start: int, count: int, batch: int, parts: int = 1) -> Any:
+        speeds = self.speeds
+        compiled = (batch, parts, len(orders[0])) in speeds.compiled
+        speeds.calls.append(("compiled" if compiled else "plain", count, batch, parts))
+        speeds.clock.now += speeds.call + count * speeds.each * (speeds.ratio if compiled else 1.0)
+        if speeds.computes:
+            return super().steps(columns, orders, start, count, batch, parts)
+        return np.broadcast_to(np.zeros((1, 1)), (count, 1))
+
+    def offer(self, most: int) -> Offer | None:
+        self.speeds.offers.append(most)
+        return self.speeds.offered
+
+    def compile(self, columns: Any, orders: Any, batch: int, parts: int = 1) -> None:
+        self.speeds.asked.append((batch, parts, len(orders[0])))
+        self.speeds.clock.now += self.speeds.seconds
+        if self.speeds.fails is not None:
+            raise self.speeds.fails
+        self.speeds.compiled.add((batch, parts, len(orders[0])))
+
+
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    clock = Clock()
+    for module in (compiling, pace, recovery, training):
+        if hasattr(module, "time"):
+            monkeypatch.setattr(module, "time", clock)
+
+    def make(**given: Any) -> SimpleNamespace:
+        found = SimpleNamespace(
+            **{
+                "each": 1e-3,
+                "ratio": 0.1,
+                "seconds": 5.0,
+                "call": 0.0,
+                "fails": None,
+                "computes": False,
+                "clock": clock,
+                "calls": [],
+                "offers": [],
+                "asked": [],
+                "compiled": set(),
+                **given,
+            }
+        )
+        if "offered" not in given:
+            found.offered = Offer(found.seconds, found.ratio)
+        monkeypatch.setattr(Fake, "speeds", found, raising=False)
+        monkeypatch.setattr(ReferenceBackend, "build", lambda self, segment: Fake(segment, _ops()))
+        clock.now = 0.0
+        return found
+
+    return make
+
+
+def _ops() -> Any:
+    from anyaccel.reference.operations import ReferenceOps
+
+    return ReferenceOps()
+
+
+@pytest.fixture
+def speeds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """`speeds(each=, ratio=, seconds=, ...)`: plain steps take `each`, compiled ones a `ratio` of it, and so on."""
+    return made(monkeypatch)
+
+
+def numbers(n: int) -> FeatureSet:
+    draw = np.random.default_rng(0)
+    return FeatureSet.from_dict("data", {"x": draw.normal(size=(n, 3)), "y": draw.normal(size=(n, 1))}, ["x"], ["y"])
+
+
+def line(n: int) -> ModelGraph:
+    return ModelGraph([ModelNode("net", Dense(1, dtype="float64"), numbers(n).reference())], "adam")
+
+
+def train(steps: int, epochs: int = 1, *, rest: int = 0, batch: int = 4, **settings: Any) -> Any:
+    """A phase of so many steps in each epoch, of four rows, and a last one of `rest` rows."""
+    graph = line(steps * batch + rest)
+    phase = TrainPhase("t", **{"data": "all", "losses": MSE, "sampler": batch, "n_epochs": epochs, **settings})
+    return Experiment("e", graph, progress="none").run_phase(phase)
+
+
+def told(result: Any) -> list[str]:
+    return [event.text for event in result.events if event.what == "compile"]
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+EARLY = EarlyStopping("loss", patience=10**6)
+FACTORS = [0.01, 0.1, 1 / 3, 0.5, 0.9, 1.1, 1.5, 2, 3, 10, 100]
+
+
+def compared(found: SimpleNamespace, steps: int) -> float:
+    """The time it took as a part of that of the better choice."""
+    plain = steps * found.each
+    return found.clock.now / min(plain, found.seconds + plain * found.ratio)
+
+
+def break_even(found: SimpleNamespace) -> float:
+    return found.seconds / (found.each * (1 - found.ratio))
+
+
+@pytest.mark.parametrize("seconds", [0.3, 4.0, 20.0])
+@pytest.mark.parametrize("ratio", [0.03, 0.5, 0.9])
+@pytest.mark.parametrize("each", [3e-5, 3e-4, 5e-2])
+def test_compiled_exactly_when_the_steps_to_come_pay(
+    each: float, ratio: float, seconds: float, speeds: Callable[..., SimpleNamespace]
+) -> None:
+    for factor in FACTORS:
+        found = speeds(each=each, ratio=ratio, seconds=seconds)
+        steps = max(1, round(factor * break_even(found)))
+        if steps > 600_000:
+            continue
+        epochs = min(10, steps)
+        result = train(steps // epochs, epochs, batch=1)
+        steps = steps // epochs * epochs
+        factor = steps / break_even(found)
+        if abs(factor - 1) > 0.2 + 3 / steps:  # two or three steps are gone before it is decided
+            assert bool(found.asked) == (factor > 1), (factor, steps)
+        assert len(found.asked) <= 1 and len(told(result)) == len(found.asked)
+        limit = 1.05 if factor <= 1 / 3 or factor >= 3 else 2.0
+        assert compared(found, steps) <= limit + 4 * each / seconds, (factor, compared(found, steps))
+
+
+@settings(max_examples=60)
+@given(
+    st.floats(1e-5, 0.5),
+    st.floats(0.01, 0.99),
+    st.floats(0.05, 60.0),
+    st.floats(0.02, 50.0),
+    st.integers(1, 40),
+    st.booleans(),
+    st.floats(0.0, 2e-3),
+)
+def test_never_more_than_twice_the_better_choice(
+    each: float, ratio: float, seconds: float, factor: float, epochs: int, early: bool, call: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        found = made(patch)(each=each, ratio=ratio, seconds=seconds)
+        steps = max(1, round(min(factor * break_even(found), 200_000) / epochs))
+        train(steps, epochs, batch=1, callbacks=[EARLY] if early else [])
+        assert compared(found, steps * epochs) <= 2.0 + 4 * each / seconds
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 3, 5, 8, 13, 40, 99, 100])
+@pytest.mark.parametrize("seconds", [0.5, 3.0, 10.0])
+def test_where_a_phase_may_end_early_it_waits_as_long_as_compiling_takes(
+    seconds: float, stopped: int, speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
+) -> None:
+    """Of a hundred epochs of a second each, so many come to pass."""
+    found = speeds(seconds=seconds)
+    stop = at("epoch_end", lambda run: run.stop("enough") if run.epoch + 1 == stopped else None)
+    train(1000, 100, batch=1, callbacks=[stop])
+    assert bool(found.asked) == (stopped > seconds or stopped == 1 > seconds)
+    if found.asked:
+        plain = sum(count for kind, count, _, _ in found.calls if kind == "plain") * found.each
+        assert plain == pytest.approx(seconds, rel=0.02, abs=2e-3)
+    assert compared(found, 1000 * stopped) <= 2.01
+
+
+def test_callbacks_of_the_experiment_may_end_a_phase_too(speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds(seconds=3.0)
+    ours = Experiment("e", line(1000), progress="none", callbacks=[EARLY])
+    ours.run_phase(TrainPhase("t", data="all", losses=MSE, sampler=1, n_epochs=100))
+    assert sum(count for kind, count, _, _ in found.calls if kind == "plain") == pytest.approx(3000, rel=0.02)
+
+
+def test_near_the_end_nothing_is_compiled_though_it_was_waited_for(speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds(seconds=9.5)
+    result = train(1000, 10, batch=1, callbacks=[EARLY])
+    assert found.asked == [] and told(result) == [] and compared(found, 10_000) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("epochs", [1, 5])
+def test_epochs_of_one_step_are_compiled(epochs: int, speeds: Callable[..., SimpleNamespace]) -> None:
+    """A whole epoch is one batch, and each call one step."""
+    found = speeds(each=1.0)
+    train(1, 100 * epochs, batch=64)
+    assert found.asked == [(64, 1, 64)] and compared(found, 100 * epochs) < 1.3
+    found = speeds()
+    train(1, epochs, batch=64, compile="steps")
+    assert found.asked == [(64, 1, 64)]
+
+
+def test_epochs_that_one_call_takes_are_timed(speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds(each=1e-2, seconds=1.0)
+    train(1, 1000, batch=8)
+    assert found.asked and compared(found, 1000) < 1.05
+
+
+def test_what_costs_nothing_is_compiled_at_once(speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds(offered=Offer(0.0, 0.5), seconds=0.0)
+    result = train(10)
+    assert [kind for kind, *_ in found.calls] == ["compiled"] * len(found.calls)
+    assert told(result) == ["steps compiled in 0.0 s: that takes no longer than plain steps do"]
+
+
+@pytest.mark.parametrize("offered", [None, Offer(0.0, 2.0), Offer(3.0, 1.0), Offer(0.5, 1.5)])
+def test_what_brings_nothing_is_not_compiled(offered: Offer | None, speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds(offered=offered)
+    for callbacks in ([], [EARLY]):
+        result = train(1000, 20, batch=1, callbacks=callbacks)
+        assert found.asked == [] and told(result) == [] and found.offers
+
+
+def test_an_offer_may_come_later(speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds(offered=None)
+
+    class Later(Callback):
+        def epoch_start(self, run: Any) -> None:
+            found.offered = Offer(1.0, 0.1) if run.epoch == 3 else found.offered
+
+    train(1000, 100, batch=1, callbacks=[Later()])
+    assert found.asked and 2900 < sum(count for kind, count, _, _ in found.calls if kind == "plain") < 3100
+
+
+def test_the_choice_says_why(speeds: Callable[..., SimpleNamespace]) -> None:
+    speeds(each=1e-3, ratio=0.1, seconds=2.0)
+    (text,) = told(train(5000, 2, batch=1))
+    assert text.startswith("steps compiled in 2.0 s: 9,9") and text.endswith(
+        " steps are to come, of which each saves about 900 us; 2.0 s were expected for it"
+    )
+    speeds(each=1e-3, ratio=0.1, seconds=2.0)
+    (text,) = told(train(5000, 2, batch=1, callbacks=[EARLY]))
+    assert text == "steps compiled in 2.0 s: plain steps have taken 2.0 s; 2.0 s were expected for it"
+    speeds(each=1e-3, ratio=0.1, seconds=2.0)
+    assert told(train(5, compile="steps")) == ["steps compiled in 2.0 s: as the phase asks"]
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+
+def test_off_asks_for_nothing(speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds(each=1.0)
+    result = train(100, 20, compile="off")
+    assert found.offers == found.asked == told(result) == [] and found.calls
+
+
+@pytest.mark.parametrize("mode", ["auto", "off", "steps"])
+def test_a_segment_knows_the_mode(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    build = ReferenceBackend.build
+
+    def watch(self: ReferenceBackend, segment: Any) -> Any:
+        seen.append(segment.compile)
+        return build(self, segment)
+
+    monkeypatch.setattr(ReferenceBackend, "build", watch)
+    train(3, compile=mode)
+    Experiment("e", line(8), progress="none").run_phase(EvalPhase("e", data="all", compile=mode))
+    assert seen == [mode, mode]
+
+
+def test_steps_compiles_before_the_first_and_asks_for_no_offer(speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds()
+    train(20, 3, compile="steps")
+    assert found.offers == [] and found.asked == [(4, 1, 80)]
+    assert {kind for kind, *_ in found.calls} == {"compiled"}
+
+
+@pytest.mark.parametrize("mode", ["auto", "steps"])
+def test_a_last_partial_batch_goes_the_plain_way(mode: str, speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds(each=0.5)
+    train(20, 30, rest=3, compile=mode)
+    assert found.asked == [(4, 1, 83)]
+    assert {batch for kind, _, batch, _ in found.calls if kind == "compiled"} == {4}
+    assert len([1 for kind, count, batch, _ in found.calls if (kind, count, batch) == ("plain", 1, 3)]) == 30
+
+
+def test_a_program_may_take_the_last_partial_batch_compiled_too(speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds()
+    found.compiled.add((3, 1, 83))
+    train(20, 2, rest=3, compile="steps")
+    assert {kind for kind, *_ in found.calls} == {"compiled"}
+
+
+def test_accumulated_steps_are_compiled_in_parts(speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds()
+    result = train(20, 2, compile="steps", accumulate=5)
+    assert found.asked == [(20, 5, 80)] and {call[2:] for call in found.calls} == {(20, 5)}
+    assert [epoch.steps for epoch in result.epochs] == [4, 4]
+
+
+def test_parts_that_a_program_does_not_take_run_one_by_one(
+    speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fake, "in_parts", False)
+    found = speeds()
+    result = train(20, 2, compile="steps", accumulate=5)
+    assert found.asked == found.calls == []
+    assert told(result) == ["steps of 20 rows in pieces of 4 run one by one, uncompiled"]
+
+
+def test_streamed_blocks_are_compiled_once(
+    speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
+    found = speeds()
+    train(23, 3, rest=2, compile="steps", residency="streamed")
+    assert found.asked == [(4, 1, 20)]
+    assert {call[0] for call in found.calls if call[2] == 4} == {"compiled"}
+
+
+def test_a_listener_sees_every_step(speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]) -> None:
+    found = speeds(computes=True, each=1e-2)
+    train(50, 2, callbacks=[at("step_end", lambda run: None)])
+    assert {count for _, count, *_ in found.calls} == {1} and set(found.offers) == {1}
+
+
+def test_several_programs_say_that_steps_are_not_compiled() -> None:
+    data = numbers(12)
+    nodes = [
+        ModelNode("a", Dense(2, dtype="float64"), data.reference()),
+        ModelNode("net", Dense(1, dtype="float64"), "a"),
+    ]
+    graph = ModelGraph(nodes, "adam")
+
+    class Est:
+        def partial_fit(self, features: Any, targets: Any) -> None:
+            self.mean_ = targets.mean()
+
+        def predict(self, features: Any) -> Any:
+            return np.full(len(features), self.mean_)
+
+    graph.add_node(ModelNode("est", Est(), "a"))
+    for mode, expected in (
+        ("steps", ["steps run one by one, uncompiled: no single program takes them whole"]),
+        ("auto", []),
+        ("off", []),
+    ):
+        phase = TrainPhase("t", data="all", losses=MSE, sampler=4, n_epochs=2, compile=mode)
+        assert told(Experiment("e", graph, progress="none").run_phase(phase)) == expected
+
+
+def test_all_modes_give_the_same_numbers(speeds: Callable[..., SimpleNamespace]) -> None:
+    states = []
+    for mode in ("off", "auto", "steps"):
+        speeds(computes=True, each=0.1)
+        graph = ModelGraph([ModelNode("net", SequentialMLP((1,), 2, 4, "tanh"), _float32().reference())], "adam")
+        sampler = SimpleSampler(4, shuffle=True)
+        phase = TrainPhase("t", data="all", losses=MSE, sampler=sampler, n_epochs=20, compile=mode)
+        Experiment("e", graph, progress="none").run_phase(phase)
+        states.append(graph.state())
+    for name, array in states[0].items():
+        assert all(np.array_equal(array, state[name]) for state in states[1:])
+
+
+def _float32() -> FeatureSet:
+    draw = np.random.default_rng(0)
+    columns = {name: draw.normal(size=(30, k)).astype("float32") for name, k in (("x", 3), ("y", 1))}
+    return FeatureSet.from_dict("data", columns, ["x"], ["y"])
+
+
+# -- what fails --------------------------------------------------------------------------------------------------------
+
+NO = CompileError("steps of segment 'x' cannot be compiled", there="no C++ compiler", remedy="install one")
+SAID = "steps run uncompiled: steps of segment 'x' cannot be compiled. There is: no C++ compiler. To do: install one."
+
+
+def test_what_cannot_be_compiled_runs_plain_with_a_warning_where_it_was_asked_for(
+    speeds: Callable[..., SimpleNamespace],
+) -> None:
+    found = speeds(fails=NO)
+    with pytest.warns(CompileWarning) as caught:
+        result = train(20, 3, compile="steps")
+    assert [str(one.message) for one in caught] == [SAID]
+    assert told(result) == [SAID] and len(found.asked) == 1
+    assert sum(count for kind, count, *_ in found.calls if kind == "plain") == 60
+
+
+def test_what_cannot_be_compiled_runs_plain_without_a_warning_where_nobody_asked(
+    speeds: Callable[..., SimpleNamespace],
+) -> None:
+    found = speeds(fails=NO, each=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = train(200, 3)
+    assert told(result) == [SAID] and len(found.asked) == 1 and result.events[0].epoch == 0
+
+
+def test_compiling_for_which_there_is_no_room_leaves_steps_plain(speeds: Callable[..., SimpleNamespace]) -> None:
+    found = speeds(fails=OutOfMemoryError("no room for a graph"))
+    with pytest.warns(CompileWarning, match="steps run uncompiled: no room for a graph"):
+        result = train(20, 3, compile="steps")
+    assert [event.what for event in result.events] == ["compile"] and len(found.asked) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("now"), ZeroDivisionError("a bug")])
+def test_an_interrupt_while_compiling_ends_the_phase(
+    error: BaseException, speeds: Callable[..., SimpleNamespace]
+) -> None:
+    found = speeds(fails=error, computes=True)
+    graph = line(80)
+    ours = Experiment("e", graph, progress="none")
+    phase = TrainPhase("t", data="all", losses=MSE, sampler=4, compile="steps")
+    with pytest.raises(type(error)) as caught:
+        ours.run_phase(phase)
+    assert caught.value is error and ours.last_run.error is error and found.calls == []
+    found.fails = None
+    assert len(ours.run_phase(phase).epochs) == 1
+
+
+def test_steps_that_are_done_again_are_not_counted_twice(
+    speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps that are to come are known after memory ran out, too."""
+    seen: list[int | None] = []
+    took = compiling.Compiling.took
+
+    def watch(self: Any, *args: Any, **more: Any) -> None:
+        took(self, *args, **more)
+        seen.append(self._left)
+
+    monkeypatch.setattr(compiling.Compiling, "took", watch)
+    found = speeds(computes=True)
+    steps, left = Fake.steps, [3]
+
+    def full(self: Fake, *args: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise OutOfMemoryError("full")
+        return steps(self, *args)
+
+    monkeypatch.setattr(Fake, "steps", full)
+    train(50, 4)
+    assert seen[-1] == 0 and found.calls
+
+
+def test_other_blocks_are_compiled_anew(
+    speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are streamed because memory ran out come in columns of another length."""
+    found = speeds(computes=True)
+    steps, left = Fake.steps, [2]
+
+    def full(self: Fake, *args: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise OutOfMemoryError("full")
+        return steps(self, *args)
+
+    monkeypatch.setattr(Fake, "steps", full)
+    monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
+    result = train(20, 2, compile="steps")
+    assert found.asked == [(4, 1, 80), (4, 1, 20)]
+    assert [event.what for event in result.events] == ["compile", "memory", "compile"]
+
+
+# -- pace --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_was_cut_short_does_not_slow_the_next() -> None:
+    one = pace.Pace()
+    for _ in range(10):
+        one.took(one.next(), 1e-5 * one.next())
+    assert one.next() == 1024
+    one.took(3, 3e-5)
+    assert one.next() == 1024
+    one.took(3, 0.9)
+    assert one.next() == 1

@@ -1,0 +1,111 @@
+"""Events: what they are, how they are logged, and how results show them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from anyaccel.phases import Epoch
+from anyaccel.phases.events import KINDS, Event, log
+from anyaccel.results import EvalResults, FitResults, TrainResults, eval_results
+
+EPOCH = Epoch(0, 0.5, {"net": 0.5}, 4, 0.1)
+
+
+def results_of(*events):
+    """The three kinds of results of a run with these events."""
+    return [
+        TrainResults("t", (EPOCH,), None, events=events),
+        eval_results("e", None, None, {}, None, events=events),
+        FitResults("f", (), None, events=events),
+    ]
+
+
+def test_an_event_is_a_value_that_says_when_it_was():
+    event = Event(2, 4, "memory", "split in two")
+    assert str(event) == "memory: split in two (epoch 3, step 5)"
+    assert str(Event(-1, -1, "compile", "off")) == "compile: off"
+    assert Event(-1, -1, "compile", "off").where == "before the loop"
+    assert event == Event(2, 4, "memory", "split in two") and hash(event)
+    assert json.loads(json.dumps(event.to_dict())) == {"epoch": 2, "step": 4, "what": "memory", "text": "split in two"}
+    with pytest.raises(FrozenInstanceError):
+        event.text = "other"
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_every_kind_can_be_made(what):
+    assert Event(0, 0, what, "x").what == what
+
+
+@pytest.mark.parametrize("what", ["", "Memory", "other", None])
+def test_other_kinds_are_refused(what):
+    with pytest.raises(ValueError) as caught:
+        Event(0, 0, what, "x")
+    assert str(caught.value) == f"an event of {what!r}; there is: compile, residency, memory, source"
+
+
+@pytest.mark.parametrize(("what", "level"), [(one, logging.INFO) for one in KINDS if one != "memory"])
+def test_decisions_are_logged_as_information(what, level, caplog):
+    with caplog.at_level(logging.INFO, "anyaccel"):
+        log(Event(-1, -1, what, "100 % sure"), "train %s")
+    assert [(one.name, one.levelno, one.getMessage()) for one in caplog.records] == [
+        ("anyaccel", level, f"train %s: {what}: 100 % sure")
+    ]
+
+
+def test_memory_is_logged_as_a_warning(caplog):
+    log(Event(0, 0, "memory", "short"), "train")
+    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [
+        (logging.WARNING, "train: memory: short (epoch 1, step 1)")
+    ]
+
+
+def test_without_a_log_nothing_is_written_to_standard_error():
+    code = "from anyaccel.phases.events import Event, log; log(Event(0, 0, 'memory', 'short'), 'train')"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "", "")
+
+
+def test_results_without_events_have_none():
+    for one in results_of():
+        assert one.events == () and one.to_dict()["events"] == []
+        assert "memory" not in repr(one)
+
+
+def test_results_keep_their_events_as_plain_data_too():
+    event = Event(0, 3, "residency", "streamed")
+    for one in results_of(event):
+        assert one.events == (event,)
+        assert json.loads(json.dumps(one.to_dict()["events"])) == [event.to_dict()]
+
+
+def test_a_line_of_text_tells_of_memory_alone():
+    decided, short = Event(-1, -1, "compile", "unrolled"), Event(0, 3, "memory", "split")
+    assert all("compile" not in repr(one) and "memory" not in repr(one) for one in results_of(decided))
+    assert repr(results_of(decided, short)[0]) == "TrainResults('t', 1 epochs, loss 0.5, once short of memory)"
+    assert repr(results_of(short)[1]) == "EvalResults('e', once short of memory)"
+    assert repr(results_of(short, short)[2]) == "FitResults('f', fitted nothing, 2 times short of memory)"
+    ended = TrainResults("t", (EPOCH,), None, error=ValueError("no"), events=(short,))
+    assert repr(ended) == "TrainResults('t', 1 epochs, loss 0.5, once short of memory, ended by ValueError)"
+
+
+@pytest.mark.parametrize("cls", [TrainResults, EvalResults, FitResults])
+def test_a_notebook_shows_events_as_text(cls):
+    (shown,) = [
+        one._repr_html_() for one in results_of(Event(0, 3, "source", "<script>x</script>")) if type(one) is cls
+    ]
+    assert "source: &lt;script&gt;x&lt;/script&gt; (epoch 1, step 4)" in shown
+    assert "<script" not in shown and "cannot be shown" not in shown
+
+
+def test_a_notebook_shows_the_first_and_the_last_of_many_events():
+    events = [Event(0, number, "memory", f"number {number};") for number in range(100)]
+    for one in results_of(*events):
+        shown = one._repr_html_()
+        assert [number for number in range(100) if f"number {number};" in shown] == [0, 1, 2, 3, 4, 97, 98, 99]
+        assert "and 92 more events" in shown

@@ -1,0 +1,714 @@
+"""Out of memory is an event: a phase goes on with fewer rows at once, to the same numbers, or it says why not."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyaccel import PairSampler, Same, SimpleSampler
+from anyaccel.adapter import ArrayProgram
+from anyaccel.data import FeatureSet
+from anyaccel.errors import OutOfMemoryError
+from anyaccel.experiment import Experiment
+from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.metrics import Metric
+from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, Run, TrainPhase, execute, recovery
+from anyaccel.phases.feeding import provision
+from anyaccel.phases.progress import Progress
+from anyaccel.phases.relief import smaller
+from anyaccel.recipes import AppliedLoss, Optimizer
+from anyaccel.reference import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SequentialMLP, simulate
+
+MSE = AppliedLoss("mse", on="net")
+ROWS, BATCH = 90, 16  # five full batches, and ten rows
+
+
+def numbers(label: str = "data") -> FeatureSet:
+    draw = np.random.default_rng(0)
+    columns = {"x": draw.normal(size=(ROWS, 3)), "y": draw.normal(size=(ROWS, 1)), "k": np.arange(ROWS) % 2}
+    made = FeatureSet.from_dict(label, columns, ["x"], ["y"], ["k"])
+    made.add_splits({"train": np.arange(ROWS), "val": np.arange(40)})
+    return made
+
+
+def line(model: Any = None, **settings: Any) -> ModelGraph:
+    node = ModelNode(
+        "net", model or SequentialMLP((1,), 2, 5, "tanh", dtype="float64"), numbers().reference(["x"], ["y"])
+    )
+    return ModelGraph([node], Optimizer("adam", lr=0.02, **settings), seed=3)
+
+
+def train(**settings: Any) -> TrainPhase:
+    drawn = SimpleSampler(BATCH, shuffle=True, seed=1)
+    return TrainPhase("t", **{"data": "train", "losses": MSE, "sampler": drawn, "n_epochs": 3, **settings})
+
+
+def run(graph: ModelGraph, phase: Phase) -> Any:
+    return Experiment("e", graph, progress="none").run_phase(phase)
+
+
+def told(result: Any) -> list[tuple[int, int, str]]:
+    """Where each measure was taken, and what it was."""
+    return [
+        (event.epoch, event.step, event.text.rpartition("; ")[2]) for event in result.events if event.what == "memory"
+    ]
+
+
+STREAMED = "rows are streamed from now on"
+FULL = OutOfMemoryError("the device has no room", there="0 bytes free")
+
+
+class Device:
+    """How many rows programs can compute at once, and since which step; counts how often they were asked.
+
+    Args:
+        most: rows that fit.
+        after: steps that all fit.
+        times: how often it fails at most.
+        training: whether evaluations always fit.
+    """
+
+    def __init__(self, most: int, after: int = 0, times: int = 10**9, training: bool = True) -> None:
+        self.most, self.after, self.times, self.training = most, after, times, training
+        self.asked: list[int] = []
+
+    def take(self, inputs: Any, training: bool) -> None:
+        rows = max(len(one) for one in inputs if one is not None)
+        if training == self.training:
+            self.asked.append(rows)
+            if rows > self.most and len(self.asked) > self.after and self.times:
+                self.times -= 1
+                raise OutOfMemoryError(FULL.asked, there=FULL.there)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Device]:
+    """`device(5)`: programs compute no more than five rows at once; see `Device`."""
+    methods = {"forward": ArrayProgram.forward, "forward_pullback": ArrayProgram.forward_pullback}
+
+    def make(*args: Any, **settings: Any) -> Device:
+        made = Device(*args, **settings)
+
+        def limited(name: str) -> Callable[..., Any]:
+            def compute(self: ArrayProgram, inputs: Any, *more: Any) -> Any:
+                made.take(inputs, name == "forward_pullback")
+                return methods[name](self, inputs, *more)
+
+            return compute
+
+        for name in methods:
+            monkeypatch.setattr(ArrayProgram, name, limited(name))
+        return made
+
+    return make
+
+
+def same(graph: ModelGraph, other: ModelGraph, within: float) -> None:
+    one, two = graph.state(), other.state()
+    assert sorted(one) == sorted(two)
+    for name, array in one.items():
+        np.testing.assert_allclose(array, two[name], rtol=within, atol=within, err_msg=name)
+
+
+def history(result: Any) -> np.ndarray:
+    return np.array([[epoch.number, epoch.steps, epoch.loss, *epoch.validation.values()] for epoch in result.epochs])
+
+
+# -- the same numbers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("callbacks", [False, True], ids=["whole calls", "step by step"])
+@pytest.mark.parametrize("after", [0, 1, 3, 5, 6, 8, 12, 17])
+def test_once_short_of_memory_is_streamed_from_then_on(
+    after: int, callbacks: bool, device: Callable[..., Device], at: Callable[..., Callback]
+) -> None:
+    """At the first step, in the middle, in the last partial batch, and at the first and middle of later epochs."""
+    graph, plain = line(), line()
+    expected = run(plain, train())
+    device(0, after=after, times=1)
+    heard: list[Any] = []
+    listen = [at("step_end", lambda run: heard.append((run.epoch, run.step)))] if callbacks else []
+    result = run(graph, train(callbacks=listen))
+    same(graph, plain, within=0.0)
+    np.testing.assert_allclose(history(result), history(expected), rtol=1e-14)  # added up in other calls
+    assert [text for _, _, text in told(result)] == [STREAMED]
+    epoch, step, _ = told(result)[0]
+    assert epoch == after // 6 and 0 <= step <= after % 6
+    if callbacks:
+        assert step == after % 6 and (epoch, step) in heard
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize(("most", "after"), [(15, 0), (9, 0), (5, 0), (1, 0), (5, 9), (3, 50)])
+def test_steps_are_split_where_nothing_mixes_rows(
+    most: int, after: int, clip: float | None, device: Callable[..., Device]
+) -> None:
+    """The same losses and parameters after 102 steps."""
+    graph, plain = line(clip_norm=clip), line(clip_norm=clip)
+    expected = run(plain, train(n_epochs=17))
+    seen = device(most, after=after)
+    result = run(graph, train(n_epochs=17))
+    same(graph, plain, within=1e-6)
+    np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
+    assert graph.optimizer_states["net"].step == 17 * 6
+    texts = [text for _, _, text in told(result)]
+    sizes = {15: [8], 9: [8], 5: [8, 4], 3: [8, 4, 2], 1: [8, 4, 2, 1]}[most]
+    assert texts == [STREAMED, *(f"{size} rows of {size * 2} at once now" for size in sizes)]
+    assert len([rows for rows in seen.asked if rows > most]) <= len(texts) + after
+
+
+@pytest.mark.parametrize("after", [0, 4, 9])
+def test_steps_that_are_accumulated_are_split(after: int, device: Callable[..., Device]) -> None:
+    graph, plain = line(), line()
+    expected = run(plain, train(accumulate=3))
+    device(5, after=after)
+    result = run(graph, train(accumulate=3))
+    same(graph, plain, within=1e-6)
+    np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
+    assert [text for _, _, text in told(result)] == [STREAMED, "8 rows of 16 at once now", "4 rows of 8 at once now"]
+
+
+def test_buffers_and_random_numbers_go_back_too(device: Callable[..., Device]) -> None:
+    def graph() -> ModelGraph:
+        return line(
+            Sequential(Dense(4, dtype="float64"), BatchNorm(dtype="float64"), Dropout(0.4), Dense(1, dtype="float64"))
+        )
+
+    one, plain = graph(), graph()
+    expected = run(plain, train())
+    device(0, after=9, times=1)
+    result = run(one, train())
+    same(one, plain, within=0.0)
+    np.testing.assert_array_equal(history(result), history(expected))
+
+
+@pytest.mark.parametrize("size", [1, 3000, 2**20])
+@pytest.mark.parametrize("after", [0, 1, 3, 4, 5, 6, 8])
+def test_rows_that_are_streamed_are_streamed_in_smaller_blocks(
+    after: int, size: int, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken up again at any step: blocks lie otherwise then, and the last partial batch goes with another."""
+    monkeypatch.setattr(provision, "BLOCK_BYTES", size)
+    graph, plain = line(), line()
+    expected = run(plain, train())
+    device(8, after=after)
+    result = run(graph, train(residency="streamed"))
+    same(graph, plain, within=1e-6)
+    np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
+    now = "5 rows of 10 at once now" if after == 5 else "8 rows of 16 at once now"
+    assert [text for _, _, text in told(result)] == [now]
+
+
+def test_single_rows_are_streamed_in_smaller_blocks(
+    device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, plain = line(), line()
+    run(plain, train(sampler=1, n_epochs=1))
+    device(0, after=20, times=1)
+    result = run(graph, train(sampler=1, n_epochs=1, residency="streamed"))
+    same(graph, plain, within=0.0)
+    assert [text for _, _, text in told(result)] == ["rows are streamed in smaller blocks now"]
+
+
+@pytest.mark.parametrize("after", [0, 3, 7])
+def test_a_block_that_cannot_be_sent(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provision, "BLOCK_BYTES", 2000)
+    graph, plain = line(), line()
+    run(plain, train())
+    send, count = ReferenceBackend.send, itertools.count()
+
+    def full(self: ReferenceBackend, array: Any, place: Any) -> Any:
+        if next(count) == after:
+            raise FULL
+        return send(self, array, place)
+
+    monkeypatch.setattr(ReferenceBackend, "send", full)
+    result = run(graph, train(residency="streamed"))
+    same(graph, plain, within=1e-6)
+    assert len(told(result)) == 1
+
+
+def test_pieces_of_a_last_partial_batch_do_not_rule_the_others(
+    device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails between epochs is no step of ten rows."""
+    graph = line()
+    from_host, count = ReferenceBackend.from_host, itertools.count()
+
+    def full(self: ReferenceBackend, array: Any, place: Any, **more: Any) -> Any:
+        if array.dtype == np.int64 and next(count) in (1, 2):
+            raise OutOfMemoryError(FULL.asked)
+        return from_host(self, array, place, **more)
+
+    monkeypatch.setattr(ReferenceBackend, "from_host", full)
+    result = run(graph, train())
+    assert told(result) == [(1, 0, STREAMED), (1, 0, "8 rows of 16 at once now")]
+
+
+def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, plain = line(), line()
+    expected = run(plain, train(validation="val"))
+    from_host, left = ReferenceBackend.from_host, [1]
+
+    def full(self: ReferenceBackend, array: Any, place: Any, **more: Any) -> Any:
+        if left[0] and len(array) == ROWS:
+            left[0] -= 1
+            raise FULL
+        return from_host(self, array, place, **more)
+
+    monkeypatch.setattr(ReferenceBackend, "from_host", full)
+    result = run(graph, train(validation="val"))
+    same(graph, plain, within=0.0)
+    np.testing.assert_array_equal(history(result), history(expected))
+    assert [(event.epoch, event.step, event.text) for event in result.events] == [
+        (-1, -1, "the data of t: streamed, as there was no room for them: the device has no room")
+    ]
+
+
+# -- what a phase can have ---------------------------------------------------------------------------------------------
+
+
+def test_streams_are_split(device: Callable[..., Device]) -> None:
+    def graph() -> ModelGraph:
+        model, source = SequentialMLP((1,), 2, 4, "tanh", dtype="float64"), numbers()
+        nodes = [
+            ModelNode(n, model, source.reference(["x"], ["y"], stream=s)) for n, s in (("net", None), ("b", "pair"))
+        ]
+        return ModelGraph(nodes, "adam", seed=1)
+
+    one, plain = graph(), graph()
+    of = {"losses": [AppliedLoss("mse", on="net", inputs=["outputs", "b"])], "sampler": PairSampler(8, Same("k"))}
+    expected = run(plain, train(**of))
+    device(3, after=5)
+    result = run(one, train(**of))
+    same(one, plain, within=1e-6)
+    np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["zip_cycle", "alternate_cycle"])
+def test_turns_are_split_where_sets_give_equally_many(schedule: str, device: Callable[..., Device]) -> None:
+    def graph() -> ModelGraph:
+        nodes = [
+            ModelNode(name, Dense(1, dtype="float64"), numbers(f"d{name}").reference(["x"], ["y"])) for name in "ab"
+        ]
+        return ModelGraph(nodes, "adam", seed=1)
+
+    of = {
+        "losses": [AppliedLoss("mse", on="a"), AppliedLoss("mae", on="b")],
+        "sampler": {"da": SimpleSampler(8, shuffle=True), "db": SimpleSampler(8)},
+        "schedule": schedule,
+    }
+    one, plain = graph(), graph()
+    expected = run(plain, train(**of))
+    device(4, after=5)
+    result = run(one, train(**of))
+    same(one, plain, within=1e-6)
+    np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
+    assert [text for _, _, text in told(result)] == [STREAMED, "4 rows of 8 at once now"]
+
+
+class Steps:
+    """Least squares by gradient steps, and a diary."""
+
+    def __init__(self) -> None:
+        self.diary: list[Any] = []
+
+    def partial_fit(self, features: Any, targets: Any) -> None:
+        self.diary.append(features.tolist())
+        if not hasattr(self, "coef_"):
+            self.coef_ = np.zeros(features.shape[1])
+        self.coef_ -= 0.01 * features.T @ (features @ self.coef_ - targets)
+
+    def predict(self, features: Any) -> Any:
+        return features @ self.coef_
+
+
+def test_estimators_go_back_too(device: Callable[..., Device]) -> None:
+    def graph() -> ModelGraph:
+        made = line()
+        made.add_node(ModelNode("est", Steps(), made["net"].upstreams[0]))
+        return made
+
+    one, plain = graph(), graph()
+    run(plain, train())
+    device(0, after=9, times=1)
+    result = run(one, train())
+    same(one, plain, within=0.0)
+    assert one["est"].model.estimator.diary == plain["est"].model.estimator.diary
+    assert len(told(result)) == 1
+
+
+def test_estimators_that_cannot_be_copied_train_as_long_as_there_is_room(device: Callable[..., Device]) -> None:
+    class Stuck(Steps):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("a lock")
+
+    graph = line()
+    graph.add_node(ModelNode("est", Stuck(), graph["net"].upstreams[0]))
+    run(graph, train())
+    assert len(graph["est"].model.estimator.diary) == 18
+    device(0, after=4, times=1)
+    with pytest.raises(
+        OutOfMemoryError, match="phase 't': no room to train 16 rows at once, which are not computed in"
+    ):
+        run(graph, train())
+
+
+def test_listeners_hear_steps_that_are_done_again(
+    device: Callable[..., Device], at: Callable[..., Callback], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_SHARE", 1e-12)  # one snapshot, at the start of the epoch
+    device(0, after=9, times=1)
+    heard: list[Any] = []
+    run(line(), train(n_epochs=2, callbacks=[at("step_end", lambda run: heard.append((run.epoch, run.step)))]))
+    assert heard == [(0, i) for i in range(6)] + [(1, i) for i in range(3)] + [(1, i) for i in range(6)]
+
+
+class Counted(Progress):
+    """Adds up steps."""
+
+    def __init__(self) -> None:
+        self.steps, self.most, self.epochs = 0, 0, 0
+
+    def advance(self, steps: int) -> None:
+        self.steps += steps
+        self.most = max(self.most, self.steps - 6 * self.epochs)
+
+    def epoch(self, figures: Mapping[str, float]) -> None:
+        self.epochs += 1
+        assert self.steps == 6 * self.epochs
+
+
+@pytest.mark.parametrize("after", [0, 3, 5, 9, 17])
+def test_progress_never_goes_beyond_the_end(after: int, device: Callable[..., Device]) -> None:
+    device(5, after=after)
+    progress = Counted()
+    execute(Run(train(), line()), progress=progress)
+    assert (progress.steps, progress.most) == (18, 6)
+
+
+# -- validation, evaluation, fitting -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [39, 16, 1])
+def test_a_validation_is_computed_in_smaller_parts(most: int, device: Callable[..., Device]) -> None:
+    validation = EvalPhase("check", data="val", metrics=["mae", Metric("r2", on="net")])
+    graph, plain = line(), line()
+    expected = run(plain, train(validation=validation))
+    device(most, training=False)
+    result = run(graph, train(validation=validation))
+    same(graph, plain, within=0.0)
+    np.testing.assert_allclose(history(result), history(expected), rtol=1e-12)
+    texts = [text for _, _, text in told(result)]
+    assert texts[:2] == [STREAMED, "20 rows of 40 at once now"]
+    assert all(
+        event.text.startswith("the data of check: memory ran out (the device has no room)") for event in result.events
+    )
+    assert {(event.epoch, event.step) for event in result.events} == {(0, 6)}
+
+
+@pytest.mark.parametrize("kind", ["eval", "fit"])
+def test_evaluations_and_fits_are_computed_in_smaller_parts(kind: str, device: Callable[..., Device]) -> None:
+    class Kept:
+        def fit(self, features: Any) -> None:
+            self.seen_ = features
+
+        def predict(self, features: Any) -> Any:
+            return features
+
+    found = []
+    for most in (10**6, 7):
+        graph = line()
+        graph.add_node(ModelNode("est", Kept(), "net"))
+        device(most, training=False)
+        if kind == "eval":
+            result = run(graph, EvalPhase("p", data="train", losses=MSE, outputs="net", batch_size=30))
+            found.append((result.prediction("net"), result.losses["net"]))
+        else:
+            result = run(graph, FitPhase("p", data="train", batch_size=30))
+            found.append((graph["est"].model.estimator.seen_, 0.0))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-12)
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-12)
+    assert [text for _, _, text in told(result)] == [STREAMED, "15 rows of 30 at once now", "6 rows of 30 at once now"]
+
+
+def test_a_validation_on_a_device_that_is_too_small_for_one_of_its_batches() -> None:
+    """Blocks of streamed rows are parts of batches then."""
+    with simulate(1, capacity=4000) as sims:
+        graph = line()
+        result = run(graph, train(accelerator="sim:0", sampler=4, validation="train"))
+        assert sims[0].peak <= 4000
+    plain = line()
+    expected = run(plain, train(sampler=4, validation="train"))
+    same(graph, plain, within=1e-6)
+    np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
+
+
+def test_an_evaluation_that_does_not_fit_says_what_would(device: Callable[..., Device]) -> None:
+    def own(outputs: Any, targets: Any) -> Any:
+        return np.zeros(()), len(outputs), (None, None)
+
+    device(11, training=False)
+    graph = line()
+    phase = EvalPhase("p", data="train", losses=AppliedLoss(own, on="net"), batch_size=30)
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(graph, phase)
+    assert str(caught.value).startswith(
+        "phase 'p': no room for 30 rows at once, which are not computed in parts because of the loss 'net', which is "
+        "your own: the device has no room. There is: cpu:0 (numpy): parameters "
+    )
+    assert str(caught.value).endswith("; 11 rows would fit. To do: batches of at most 11, or a smaller model.")
+
+
+# -- what stops --------------------------------------------------------------------------------------------------------
+
+
+def mixed() -> ModelGraph:
+    model = Sequential(Dense(4, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64"))
+    return line(model)
+
+
+@pytest.mark.parametrize("most", [15, 11, 2, 1, 0])
+@pytest.mark.parametrize("after", [0, 7])
+def test_batch_normalization_stops_with_the_figures(most: int, after: int, device: Callable[..., Device]) -> None:
+    graph = mixed()
+    device(most, after=after)
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(graph, train())
+    fits = {0: "not even one row fits", 1: "1 row would fit"}.get(most, f"{most} rows would fit")
+    remedy = f"batches of at most {most}, or a smaller model" if most else "a smaller model"
+    text = str(caught.value)
+    assert text.startswith(
+        "phase 't': no room to train 16 rows at once, which are not computed in parts because of BatchNorm in node "
+        "'net': the device has no room. There is: cpu:0 (numpy): parameters 232 B, gradients 232 B, optimizer "
+        "state 464 B, data (streamed) 2.8 KiB; activations and the rest: what is left of "
+    ), text
+    assert text.endswith(
+        f"; {fits}. To do: {remedy}, or split='approximate', to compute batches in parts all the same."
+    )
+
+
+def test_the_largest_batch_is_measured_with_the_update() -> None:
+    """On a device that counts: a batch of that size trains, and one more row does not."""
+    with simulate(1, capacity=9000):
+        with pytest.raises(OutOfMemoryError) as caught:
+            run(mixed(), train(accelerator="sim:0", sampler=90, n_epochs=1))
+        fits = int(str(caught.value).partition(" rows would fit")[0].rpartition(" ")[2])
+        assert 2 < fits < 90
+    for size in (fits, fits + 4):
+        graph = mixed()
+        with simulate(1, capacity=9000):
+            phase = train(accelerator="sim:0", sampler=size, n_epochs=1)
+            if size == fits:
+                run(graph, phase)
+            else:
+                with pytest.raises(OutOfMemoryError):
+                    run(graph, phase)
+
+
+def test_what_was_asked_to_be_split_approximately_is(device: Callable[..., Device]) -> None:
+    graph = mixed()
+    device(5)
+    result = run(graph, train(split="approximate"))
+    assert [text for _, _, text in told(result)] == [STREAMED, "8 rows of 16 at once now", "4 rows of 8 at once now"]
+    assert np.isfinite(result.loss).all() and len(result.epochs) == 3
+
+
+def test_own_losses_are_not_split_unless_asked(device: Callable[..., Device]) -> None:
+    def own(outputs: Any, targets: Any) -> Any:
+        error = outputs - targets
+        return (error**2).sum(), len(error), (2 * error, None)
+
+    device(5)
+    with pytest.raises(OutOfMemoryError, match=r"in parts because of the loss 'net', which is your own: the device"):
+        run(line(), train(losses=AppliedLoss(own, on="net")))
+    result = run(line(), train(losses=AppliedLoss(own, on="net"), split="approximate"))
+    assert len(result.epochs) == 3
+
+
+def test_rows_that_are_to_be_resident_stay_so(device: Callable[..., Device]) -> None:
+    device(5)
+    result = run(line(), train(residency="resident"))
+    assert [text for _, _, text in told(result)] == ["8 rows of 16 at once now", "4 rows of 8 at once now"]
+    device(5)
+    with pytest.raises(
+        OutOfMemoryError, match=r"To do: batches of at most 5, or a smaller model, or residency='auto', to"
+    ):
+        run(mixed(), train(residency="resident"))
+
+
+@pytest.mark.parametrize("after", [0, 8])
+def test_nothing_is_tried_again_without_a_snapshot(
+    after: int, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: ArrayProgram) -> Any:
+        raise OutOfMemoryError("no room for a copy")
+
+    monkeypatch.setattr(ArrayProgram, "snapshot", full)
+    seen = device(0, after=after, times=1)
+    graph = line()
+    ours = Experiment("e", graph, progress="none")
+    with pytest.raises(OutOfMemoryError) as caught:
+        ours.run_phase(train())
+    assert str(caught.value).startswith(
+        "phase 't': no room to train 16 rows at once: the device has no room. There is:"
+    )
+    assert len(seen.asked) == after + 1 and ours.last_run.events == ()
+    assert len(ours.last_run.epochs) == after // 6
+
+
+def test_a_phase_for_which_there_is_no_room_at_all_ends(device: Callable[..., Device]) -> None:
+    seen = device(0)
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(line(), train())
+    assert len(seen.asked) <= 2 * 16
+    assert str(caught.value).startswith("phase 't': no room to train 1 row at once: the device has no room. There is: ")
+    assert str(caught.value).endswith("; not even one row fits. To do: a smaller model.")
+
+
+@pytest.mark.parametrize("name", ["send", "from_host", "take"])
+def test_a_device_that_takes_nothing_ends_the_phase(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [0]
+
+    def full(self: ReferenceBackend, *args: Any, **settings: Any) -> Any:
+        asked[0] += 1
+        raise OutOfMemoryError(FULL.asked)
+
+    monkeypatch.setattr(ReferenceBackend, name, full)
+    if name == "take":
+        assert len(run(line(), train()).epochs) == 3  # they are streamed
+        return
+    with pytest.raises(OutOfMemoryError, match="phase 't': no room to train 1 row at once: the device has no room"):
+        run(line(), train(residency="streamed"))
+    assert asked[0] <= 40
+
+
+def test_a_phase_that_fails_for_good_keeps_its_epochs_and_goes_on_later(device: Callable[..., Device]) -> None:
+    graph = mixed()
+    ours = Experiment("e", graph, progress="none")
+    made = device(8, after=15)
+    with pytest.raises(OutOfMemoryError):
+        ours.run_phase(train())
+    assert [epoch.number for epoch in ours.last_run.epochs] == [0, 1] and graph.progress == {"t": 2}
+    assert [event.text.rpartition("; ")[2] for event in ours.last_run.events][:1] == [STREAMED]
+    made.most = 100
+    assert [epoch.number for epoch in ours.run_phase(train(n_epochs=1)).epochs] == [2]
+
+
+# -- real memory, as far as it is counted ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def expected() -> ModelGraph:
+    graph = line()
+    run(graph, train(n_epochs=4, sampler=30, validation="val"))
+    return graph
+
+
+@pytest.mark.parametrize("capacity", [60_000, 12_000, 9_000, 7_000])
+def test_a_device_of_any_size_gives_the_same_numbers(capacity: int, expected: ModelGraph) -> None:
+    with simulate(1, capacity=capacity) as sims:
+        graph = line()
+        result = run(graph, train(n_epochs=4, sampler=30, validation="val", accelerator="sim:0"))
+        assert sims[0].peak <= capacity
+        assert bool(result.events) == (capacity < 60_000)
+        same(graph, expected, within=1e-6)
+
+
+def test_nothing_is_left_on_a_device_that_was_full(owned: Callable[..., int]) -> None:
+    graph = line()
+    ours = Experiment("e", graph, progress="none")
+    gc.collect()
+    gc.disable()
+    try:
+        with simulate(1, capacity=7_000) as sims:
+            ours.run_phase(train(n_epochs=2, sampler=30, accelerator="sim:0"))
+            assert ours.last_run.events and sims[0].used == owned(graph, "sim:0")
+        with simulate(1, capacity=4_000) as sims:
+            with pytest.raises(OutOfMemoryError):
+                ours.run_phase(train(n_epochs=2, sampler=30, accelerator="sim:0"))
+            assert sims[0].used == owned(graph, "sim:0")
+    finally:
+        gc.enable()
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    made = Clock()
+    monkeypatch.setattr(recovery, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    yield made
+
+
+@pytest.mark.parametrize(("cost", "step"), [(1.0, 0.1), (1.0, 1.0), (0.01, 1.0), (5.0, 7.0), (0.0, 1.0)])
+def test_snapshots_take_at_most_a_hundredth_of_the_time(cost: float, step: float, clock: Clock) -> None:
+    class Chain:
+        taken = 0
+
+        def snapshot(self) -> int:
+            self.taken += 1
+            clock.now += cost
+            return self.taken
+
+        def restore(self, snapshot: int) -> None:
+            assert snapshot == self.taken
+
+    chain, tally = Chain(), SimpleNamespace(__len__=lambda: 0)
+    marks = recovery.Marks(chain, within=True)  # type: ignore[arg-type]
+    marks.begin()
+    for done in range(1, 5001):
+        clock.now += step
+        marks.pass_by(done, [None] * done)  # type: ignore[arg-type]
+    assert chain.taken >= 1 and (chain.taken - 1) * cost <= 0.01 * clock.now
+    if cost and step * 5000 > 300 * cost:
+        assert (chain.taken - 1) * cost >= 0.005 * clock.now - cost, "nor much less"
+    del tally
+
+
+def test_what_cannot_be_had_again_is_remembered_from_its_start_only(clock: Clock) -> None:
+    taken = []
+    chain = SimpleNamespace(snapshot=lambda: taken.append(clock.now), restore=lambda snapshot: None)
+    marks = recovery.Marks(chain, within=False)  # type: ignore[arg-type]
+    marks.begin()
+    for done in range(100):
+        clock.now += 1.0
+        marks.pass_by(done, [])  # type: ignore[arg-type]
+    assert taken == [0.0]
+    cut: list[int] = []
+    assert marks.go_back(SimpleNamespace(cut=cut.append)) == 0 and cut == [0]  # type: ignore[arg-type]
+    marks.end()
+    assert marks.go_back(SimpleNamespace(cut=cut.append)) is None  # type: ignore[arg-type]
+
+
+# -- sizes of parts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", range(2, 130))
+def test_parts_become_smaller_and_are_equal_where_they_can_be(batch: int) -> None:
+    piece, sizes = batch, []
+    while piece > 1:
+        now = smaller(batch, piece)
+        assert piece // 4 <= now <= -(-piece // 2)
+        divides = [size for size in range(max(piece // 4, 1), -(-piece // 2) + 1) if batch % size == 0]
+        assert now == (max(divides) if divides else -(-piece // 2))
+        piece = now
+        sizes.append(piece)
+    assert sizes[-1] == 1 and len(sizes) <= 8
