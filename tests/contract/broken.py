@@ -35,7 +35,19 @@ class Fault:
 
 FAULTS: dict[str, Fault] = {}
 PARTS = (
-    *("backends", "exchange", "giving", "memory", "models", "custody", "programs", "partial", "training", "stepping", "compiling"),
+    *(
+        "backends",
+        "exchange",
+        "giving",
+        "memory",
+        "models",
+        "custody",
+        "programs",
+        "partial",
+        "training",
+        "stepping",
+        "compiling",
+    ),
 )
 
 

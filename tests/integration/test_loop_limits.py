@@ -236,5 +236,5 @@ def test_batch_normalization_in_torch(full: Callable[..., None]) -> None:
     assert (
         "There is: cpu:0 (torch): parameters " in text and "; 11 rows would fit. To do: batches of at most 11" in text
     )
-    result = trained(made(), split="approximate")
+    result = trained(made(), splitting="approximate")
     assert len(result.epochs) == 4 and events(result)[-1] == "8 rows of 16 at once now"

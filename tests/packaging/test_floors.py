@@ -36,7 +36,19 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # These stand high but may use little: what a third party's backend could use, and no more.
 ONLY: dict[str, set[str]] = {
-    "reference": {"errors", "hostmemory", "install_hints", "device", "rng", "recipes", "models", "segment", "program", "backend", "adapter"},
+    "reference": {
+        "errors",
+        "hostmemory",
+        "install_hints",
+        "device",
+        "rng",
+        "recipes",
+        "models",
+        "segment",
+        "program",
+        "backend",
+        "adapter",
+    },
 }
 
 # Imports inside functions that go up all the same, each with its reason.

@@ -59,7 +59,10 @@ def epoch_start(run: Any) -> None:
 
 @hookspec
 def step_end(run: Any) -> None:
-    """A training step is done; `run.step` counts from 0 within the epoch. Costs nothing where nobody implements it."""
+    """A training step is done; `run.step` counts from 0 within the epoch. Costs nothing where nobody implements it.
+
+    Steps that are done once more after memory ran out are told once more.
+    """
 
 
 @hookspec

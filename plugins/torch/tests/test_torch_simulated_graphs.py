@@ -415,8 +415,10 @@ def test_no_room_for_what_a_phase_needs_is_told_with_figures(room: int, asked: s
     made = aa.ModelGraph([aa.ModelNode("head", SequentialMLP(1, 2, 64), data().reference(features=["x"]))], "adam")
     run(made, training(1, accelerator=ONE))
     DEVICES[0].capacity = DEVICES[0].used + room
-    with pytest.raises(OutOfMemoryError, match=rf"{asked}\. There is: .* sim:0 has a capacity of \d+ bytes, of"):
-        run(made, training(1, accelerator=ONE))
+    with pytest.raises(
+        OutOfMemoryError, match=rf"{asked}\. There is: .*sim:0 (has a capacity of \d+ bytes, of|\(torch\))"
+    ):
+        run(made, training(1, accelerator=ONE, residency="resident"))
     DEVICES[0].capacity = None
     assert run(made, training(1, accelerator=ONE)).loss.shape == (1,)
 
@@ -469,7 +471,7 @@ def test_memory_may_run_out_anywhere_and_is_given_back_at_once(where: tuple[str,
             try:
                 run(made, training(1))
             except OutOfMemoryError as error:
-                told.add(error.asked.partition(" of ")[0])
+                told.add(error.asked)
             DEVICES[1].capacity = None
             for node in ("encoder", "head"):
                 made[node].accelerator = aa.Accelerator("cpu")
@@ -484,4 +486,4 @@ def test_memory_may_run_out_anywhere_and_is_given_back_at_once(where: tuple[str,
             "no room for the pullback",
         }
     )
-    assert told >= expected
+    assert all(any(words in asked for asked in told) for words in expected), told

@@ -490,18 +490,21 @@ def test_batch_normalization_stops_with_the_figures(most: int, after: int, devic
         "state 464 B, data (streamed) 2.8 KiB; activations and the rest: what is left of "
     ), text
     assert text.endswith(
-        f"; {fits}. To do: {remedy}, or split='approximate', to compute batches in parts all the same."
+        f"; {fits}. To do: {remedy}, or splitting='approximate', to compute batches in parts all the same."
     )
 
 
 def test_the_largest_batch_is_measured_with_the_update() -> None:
-    """On a device that counts: a batch of that size trains, and one more row does not."""
+    """On a device that counts: a batch of that size trains, and one of twice as many rows does not.
+
+    Some between do: the rows of the batch that failed lie there while the size is looked for.
+    """
     with simulate(1, capacity=9000):
         with pytest.raises(OutOfMemoryError) as caught:
             run(mixed(), train(accelerator="sim:0", sampler=90, n_epochs=1))
         fits = int(str(caught.value).partition(" rows would fit")[0].rpartition(" ")[2])
         assert 2 < fits < 90
-    for size in (fits, fits + 4):
+    for size in (fits, 2 * fits):
         graph = mixed()
         with simulate(1, capacity=9000):
             phase = train(accelerator="sim:0", sampler=size, n_epochs=1)
@@ -515,7 +518,7 @@ def test_the_largest_batch_is_measured_with_the_update() -> None:
 def test_what_was_asked_to_be_split_approximately_is(device: Callable[..., Device]) -> None:
     graph = mixed()
     device(5)
-    result = run(graph, train(split="approximate"))
+    result = run(graph, train(splitting="approximate"))
     assert [text for _, _, text in told(result)] == [STREAMED, "8 rows of 16 at once now", "4 rows of 8 at once now"]
     assert np.isfinite(result.loss).all() and len(result.epochs) == 3
 
@@ -528,7 +531,7 @@ def test_own_losses_are_not_split_unless_asked(device: Callable[..., Device]) ->
     device(5)
     with pytest.raises(OutOfMemoryError, match=r"in parts because of the loss 'net', which is your own: the device"):
         run(line(), train(losses=AppliedLoss(own, on="net")))
-    result = run(line(), train(losses=AppliedLoss(own, on="net"), split="approximate"))
+    result = run(line(), train(losses=AppliedLoss(own, on="net"), splitting="approximate"))
     assert len(result.epochs) == 3
 
 
@@ -630,12 +633,33 @@ def test_nothing_is_left_on_a_device_that_was_full(owned: Callable[..., int]) ->
         with simulate(1, capacity=7_000) as sims:
             ours.run_phase(train(n_epochs=2, sampler=30, accelerator="sim:0"))
             assert ours.last_run.events and sims[0].used == owned(graph, "sim:0")
-        with simulate(1, capacity=4_000) as sims:
+        with simulate(1, capacity=2_000) as sims:
             with pytest.raises(OutOfMemoryError):
                 ours.run_phase(train(n_epochs=2, sampler=30, accelerator="sim:0"))
             assert sims[0].used == owned(graph, "sim:0")
     finally:
         gc.enable()
+
+
+def test_snapshots_never_keep_a_phase_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need room themselves: with none, a device that is large enough without them is large enough."""
+
+    def made() -> ModelGraph:
+        return line(Sequential(Dense(90, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64")))
+
+    def fits(capacity: int) -> Any:
+        with simulate(1, capacity=capacity):
+            try:
+                return run(made(), train(accelerator="sim:0", sampler=4, n_epochs=2))
+            except OutOfMemoryError:
+                return None
+
+    capacities = range(30_000, 70_000, 1_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recovery.Marks, "_take", lambda self, done, losses: None)
+        least = next(capacity for capacity in capacities if fits(capacity) is not None)
+    result = fits(least)
+    assert result is not None and told(result)[-1][2] == "snapshots, which need room, are not taken any more"
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------------------

@@ -13,12 +13,13 @@ from anyaccel.adapter.ops import Applied, ArrayOps, Function, Judged, LossFuncti
 from anyaccel.adapter.optimizers import ElementwiseRule, Rule, rule
 from anyaccel.adapter.program import ArrayProgram
 from anyaccel.adapter.traced import TracedProgram
-from anyaccel.adapter.tracing import Repeated, TracedOps
+from anyaccel.adapter.tracing import Body, Repeated, TracedOps
 
 __all__ = [
     "Applied",
     "ArrayOps",
     "ArrayProgram",
+    "Body",
     "Course",
     "ElementwiseRule",
     "Function",

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from anyaccel.adapter.compiled import compiled
+from anyaccel.adapter.layout import devices_of
 from anyaccel.adapter.ops import Applied, factor_on
 from anyaccel.adapter.program import ArrayProgram
 from anyaccel.adapter.reach import Reach
 from anyaccel.adapter.tracing import TracedOps, is_floating
 from anyaccel.adapter.updates import Acts
-from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError
 from anyaccel.segment import Operation, Segment
 
@@ -204,9 +204,3 @@ def reason_of(error: Exception) -> str:
     """The first line that says something."""
     lines = [line.strip() for line in str(error).splitlines()]
     return f"{type(error).__name__}: {next((line for line in lines if line), '')}"
-
-
-def devices_of(segment: Segment) -> set[Device]:
-    """Every device that a value of the segment is on."""
-    used = {op.device for op in segment.operations} | {term.device for term in segment.losses}
-    return used | {device for _, device in segment.inputs.values()}

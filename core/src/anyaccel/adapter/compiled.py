@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from anyaccel.adapter.functions import SegmentFunctions
+from anyaccel.adapter.functions import SegmentFunctions, Step
 from anyaccel.adapter.layout import Layout
 from anyaccel.adapter.ops import Function
 from anyaccel.adapter.reach import Reach
@@ -51,7 +51,7 @@ class Compiled:
         """Whole steps of so many rows and parts."""
         key = (batch, parts, quick)
         if key not in self._repeated:
-            self._repeated[key] = self._ops.repeated(partial(self.functions.step, batch, parts), quick=quick)
+            self._repeated[key] = self._ops.repeated(Step(self.functions, batch, parts), quick=quick)
         return self._repeated[key]
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from anyaccel.adapter.ops import Judged, cast, joined, scaled
+from anyaccel.adapter.layout import devices_of
+from anyaccel.adapter.ops import Function, Judged, cast, joined, scaled
+from anyaccel.adapter.packing import Packing, packing
 from anyaccel.adapter.reach import Reach
 from anyaccel.adapter.tracing import TracedOps, is_floating
 from anyaccel.adapter.updates import Updates, by_node
@@ -126,7 +128,15 @@ class SegmentFunctions:
 
     # -- a whole step ----------------------------------------------------------------------------------------------
 
-    def step(self, batch: int, parts: int, state: Any, rest: Any, row: Any) -> tuple[Any, Any]:
+    def packing(self, state: Any) -> Packing:
+        """Which models of a state of `step` are packed: none where there are several devices."""
+        rules = {owner: self._updates.rules[group] for group, owners in self.reached.items() for owner in owners}
+        learned = state["parameters"] if len(devices_of(self._segment)) == 1 else {}
+        return packing(self._ops, rules, learned, state["slots"])
+
+    def step(
+        self, batch: int, parts: int, state: Any, rest: Any, row: Any, packing: Packing | None = None
+    ) -> tuple[Any, Any]:
         """One training step: the state afterwards, and the mean losses.
 
         Args:
@@ -135,8 +145,10 @@ class SegmentFunctions:
             state: what changes: `parameters`, `slots`, `buffers`.
             rest: what does not: `columns`, `orders`, `key`, and the parameters that are `constant` or `idle`.
             row: the numbers of this step: `start`, `draw`, `coefficients`.
+            packing: how the state is packed, if it is.
         """
-        part = partial(self._part, batch // parts, state, rest, row)
+        packing = Packing(self._ops, {}) if packing is None else packing
+        part = partial(self._part, batch // parts, packing, packing.unpacked(state["parameters"]), rest, row)
         if parts == 1:
             buffers, found = part(state["buffers"], 0)
         else:
@@ -151,14 +163,16 @@ class SegmentFunctions:
         after = {"parameters": parameters, "slots": slots, "buffers": buffers}
         return after, self._ops.xp.stack(list(self._means(found["losses"])))
 
-    def _part(self, size: int, state: Any, rest: Any, row: Any, buffers: Any, i: Any) -> tuple[Any, Any]:
-        """Buffers after the i-th part of a step, and its gradients and losses."""
+    def _part(
+        self, size: int, packing: Packing, learned: Any, rest: Any, row: Any, buffers: Any, i: Any
+    ) -> tuple[Any, Any]:
+        """Buffers after the i-th part of a step, and its gradients, packed, and losses."""
         columns = zip(self._segment.inputs, rest["columns"], rest["orders"], strict=True)
         start, draw = (row["start"], row["draw"]) if _is_zero(i) else (row["start"] + i * size, row["draw"] + i)
         inputs = {name: self._ops.gather(column, order, start, size) for name, column, order in columns}
-        primals = {"parameters": {**state["parameters"], **rest["idle"]}, "inputs": {}}
+        primals = {"parameters": {**learned, **rest["idle"]}, "inputs": {}}
         others = {
-            "parameters": {**rest["constant"], **state["parameters"]},
+            "parameters": {**rest["constant"], **learned},
             "buffers": buffers,
             "inputs": inputs,
             "key": rest["key"],
@@ -166,7 +180,7 @@ class SegmentFunctions:
             "scale": {},
         }
         _, found, pull = self._ops.pulled(self.run, primals, others)
-        gradients = pull(found["seeds"])["parameters"]
+        gradients = packing.packed(pull(found["seeds"])["parameters"])
         return {**buffers, **found["buffers"]}, {"gradients": gradients, "losses": found["losses"]}
 
     def _updated(self, group: str, gradients: Any, state: Any, coefficients: Any) -> Iterator[tuple[Any, Any]]:
@@ -196,6 +210,42 @@ class SegmentFunctions:
     def _hop(self, array: Any, home: Device, device: Device) -> Any:
         """An array on another device; the framework is not asked where it is, as it may be traced."""
         return array if home == device else self._ops.move(array, device)
+
+
+class Step:
+    """`SegmentFunctions.step` of some rows.
+
+    Args:
+        functions: of a segment.
+        batch: number of rows.
+        parts: in how many parts they are computed.
+
+    Attributes:
+        batch: number of rows.
+    """
+
+    def __init__(self, functions: SegmentFunctions, batch: int, parts: int) -> None:
+        self.batch = batch
+        self._functions, self._parts = functions, parts
+
+    def __call__(self, state: Any, rest: Any, row: Any) -> tuple[Any, Any]:
+        """The state afterwards, and the mean losses."""
+        return self._functions.step(self.batch, self._parts, state, rest, row)
+
+    def packed(self, state: Any) -> tuple[Any, Function, Function]:
+        """For many steps: the state with small models packed, the step of such a state, and the way to unpack it."""
+        found, step = self._functions.packing(state), self._functions.step
+        inside = {
+            **state,
+            "parameters": found.packed(state["parameters"]),
+            "slots": found.packed_slots(state["slots"]),
+        }
+        return inside, partial(step, self.batch, self._parts, packing=found), partial(_unpacked, found)
+
+
+def _unpacked(packing: Packing, state: Any) -> Any:
+    parameters, slots = packing.unpacked(state["parameters"]), packing.unpacked_slots(state["slots"])
+    return {**state, "parameters": parameters, "slots": slots}
 
 
 def _shared(gradients: Mapping[str, Any], parts: int) -> dict[str, Any]:

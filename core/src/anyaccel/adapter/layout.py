@@ -7,6 +7,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from anyaccel.adapter.ops import ArrayOps
+from anyaccel.device import Device
 from anyaccel.errors import GraphError
 from anyaccel.segment import Segment
 
@@ -71,3 +72,9 @@ def _refuse_ties(parameters: Mapping[str, Mapping[str, Any]], learning: Set[str]
                     f"nodes {holder!r} and {label!r} have different models that share the parameter {name!r}",
                     remedy="give both nodes the same model object, or each its own parameters",
                 )
+
+
+def devices_of(segment: Segment) -> set[Device]:
+    """Every device that a value of the segment is on."""
+    used = {op.device for op in segment.operations} | {term.device for term in segment.losses}
+    return used | {device for _, device in segment.inputs.values()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,6 +57,8 @@ class Rule(ABC):
 class ElementwiseRule(Rule):
     """A rule that treats each parameter by itself."""
 
+    pointwise: ClassVar[bool] = False
+    """Whether it treats each number of a parameter by itself, too, so that several may be updated as one vector."""
     names: tuple[str, ...]
     """Names of the arrays that are kept for each parameter; all start as zeros of its shape."""
 
@@ -116,6 +118,8 @@ def rule(recipe: Optimizer) -> Rule:
 class Descent(ElementwiseRule):
     """Gradient descent, with momentum where it is asked for."""
 
+    pointwise = True
+
     def __init__(self, recipe: Optimizer) -> None:
         super().__init__(recipe)
         self.momentum = float(recipe.settings["momentum"])
@@ -142,6 +146,7 @@ class Descent(ElementwiseRule):
 class Adam(ElementwiseRule):
     """Adam; with `decoupled`, AdamW."""
 
+    pointwise = True
     names = ("m", "v")
     decoupled = False
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from anyaccel.adapter.acts import TracedActs, devices_of, reason_of
+from anyaccel.adapter.acts import TracedActs, reason_of
 from anyaccel.adapter.course import Course, Shelf
 from anyaccel.adapter.guessing import Guess
+from anyaccel.adapter.layout import devices_of
 from anyaccel.adapter.tracing import TracedOps
 from anyaccel.adapter.updates import by_node
 from anyaccel.backend import Offer

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.course import Course
 from anyaccel.adapter.ops import Applied, ArrayOps, Function, Judged, LossFunction
 from anyaccel.errors import RecipeError
 from anyaccel.recipes import Loss
+
+
+class Body(Protocol):
+    """What `TracedOps.repeated` does many times: `body(state, rest, row)` to (state, result)."""
+
+    batch: int
+    """Rows that it takes of each column, from `row["start"]` on."""
+
+    def __call__(self, state: Any, rest: Any, row: Any) -> tuple[Any, Any]:
+        """The state afterwards, and a result."""
+
+    def packed(self, state: Any) -> tuple[Any, Function, Function]:
+        """For a loop, while that is traced: a state of fewer arrays, the body for it, and the way back from it.
+
+        It asks `xp` for `reshape`.
+        """
+
 
 Pulled = tuple[Any, Any, Callable[[Any], Any]]
 Repeated = Callable[[Any, Any, Course, int], tuple[Any, Any]]
@@ -70,18 +87,22 @@ class TracedOps(ArrayOps):
 
     @abstractmethod
     def gather(self, column: Any, order: Any, start: Any, size: int) -> Any:
-        """As `rows(column, start, start + size, order)`, where `start` may be a `scalar` of an int."""
+        """As `rows(column, start, start + size, order)`, where `start` may be a `scalar` of an int.
+
+        An order is None where `repeated` has replaced it by None.
+        """
 
     def linear(self, function: Function) -> Callable[[Any, Any], Pulled]:
         """`pulled` of a function for many calls, compiled; the default pulls back through the compiled function."""
         compiled = self.compiled(function)
         return lambda primals, rest: self.pulled(compiled, primals, rest)
 
-    def repeated(self, body: Function, *, quick: bool = False) -> Repeated:
+    def repeated(self, body: Body, *, quick: bool = False) -> Repeated:
         """`body(state, rest, row)` to (state, result), called `count` times in one go.
 
         Args:
-            body: `row` is as of `Course.row`, with each number as a `scalar`.
+            body: `row` is as of `Course.row`, with each number as a `scalar`. `rest` has `columns` and `orders`, one
+                for each column, which may be replaced by others in which the same rows stand.
             quick: whether to compile soon is worth more than to compute fast: a few calls are to come.
 
         Returns:

@@ -120,8 +120,8 @@ class Chain:
         """A function that trains one step on rows of some feature sets, at most so many at once."""
         return partial(self._wires.turn, self._wires.fed(feed, orders))
 
-    def trier(self, feed: Feed, orders: Orders) -> Callable[[int], None]:
-        """A function that computes a step of so many rows, and back, and forgets its gradients."""
+    def trier(self, feed: Feed, orders: Orders) -> Callable[[Turn], None]:
+        """A function that trains one step on rows of some feature sets and shows nobody; go back to a snapshot."""
         return partial(self._wires.attempt, self._wires.fed(feed, orders))
 
     def stepper(self, feed: Feed, orders: Orders) -> Stepper:

@@ -108,6 +108,11 @@ class Drawing:
         full, _, last = self.uniform
         return full + (last > 0)
 
+    @property
+    def changing(self) -> int:
+        """Rows that are drawn anew for every epoch; 0 where all epochs take the same."""
+        return 0 if self._fixed else sum(source.draws.n * source.times for source in self._sources.values())
+
     def _repeated(self, label: str, schedule: str) -> dict[str, list[Span]]:
         """As many batches of every sampler: those that have fewer begin again, or are refused."""
         spans = {name: source.spans() for name, source in self._sources.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -13,8 +13,7 @@ from anyaccel.errors import ColumnError, OutOfMemoryError, RecipeError
 from anyaccel.graph import ModelGraph, columns, wiring
 from anyaccel.metrics import Metric
 from anyaccel.phases.chain import Chain
-from anyaccel.phases.drawing import Turn
-from anyaccel.phases.feeding import Stretch
+from anyaccel.phases.feeding import Portion, Stretch, parts_of
 from anyaccel.phases.kinds import EvalPhase
 from anyaccel.phases.relief import Relief
 from anyaccel.phases.sight import Sight
@@ -137,32 +136,26 @@ def _tried(
     try:
         with closing(relief.supply.portions(0, 0, chain.order)) as portions:
             for portion in portions:
-                pending: list[tuple[str, object]] = []
-                step = chain.evaluator(portion.feed, portion.orders)
-                for turn in portion.works:
-                    assert not isinstance(turn, Stretch)
-                    for piece in _pieces(turn, relief.piece):
-                        values, found = step(piece)
-                        tally.add(found)
-                        pending += [(name, values[name]) for name in parts if values[name] is not None]
-                for name, value in pending:
-                    parts[name].append(np.array(chain.to_host(name, value)))
+                _add(chain, portion, relief.piece, tally, parts)
+                del portion  # its rows must not outlive the next
     except OutOfMemoryError as error:
         return error
     return None
 
 
-def _pieces(turn: Turn, most: int | None) -> Iterator[Turn]:
-    """A step in parts of at most so many rows of each feature set that has some left."""
-    if most is None:
-        yield turn
-        return
-    for low in range(0, max(stop - start for start, stop in turn.values()), most):
-        yield {
-            name: (start + low, min(start + low + most, stop))
-            for name, (start, stop) in turn.items()
-            if start + low < stop
-        }
+def _add(
+    chain: Chain, portion: Portion, piece: int | None, tally: Tally, parts: Mapping[str, list[np.ndarray]]
+) -> None:
+    pending: list[tuple[str, object]] = []
+    step = chain.evaluator(portion.feed, portion.orders)
+    for work in portion.works:
+        for turn in [work] if piece is None else parts_of(work, piece):
+            assert not isinstance(turn, Stretch)
+            values, found = step(turn)
+            tally.add(found)
+            pending += [(name, values[name]) for name in parts if values[name] is not None]
+    for name, value in pending:
+        parts[name].append(np.array(chain.to_host(name, value)))
 
 
 def measured(one: Judgement, outputs: np.ndarray, sight: Sight, others: Sequence[Judgement] = ()) -> float:

@@ -19,7 +19,7 @@ from anyaccel.phases.samplers import (
 )
 from anyaccel.recipes import AppliedLoss
 
-SPLITS = ("exact", "approximate")
+SPLITTINGS = ("exact", "approximate")
 
 
 class EvalPhase(Phase):
@@ -109,9 +109,9 @@ class TrainPhase(Phase):
         accumulate: batches for one update: their gradients are added up, each weighted by its rows, so that an update
             is that of one batch of all these rows, but for what mixes the rows of a batch. A step is an update. The
             batches that are left at the end of an epoch make one, too.
-        split: what to do when memory runs out and rows are streamed already: `"exact"` computes a step in parts only
-            where that gives the same numbers, `"approximate"` also where the rows of a batch depend on each other (as
-            in batch normalization) or nobody knows (losses of your own).
+        splitting: what to do when memory runs out and rows are streamed already: `"exact"` computes a step in parts
+            only where that gives the same numbers, `"approximate"` also where the rows of a batch depend on each other
+            (as in batch normalization) or nobody knows (losses of your own).
         label, data, losses, accelerator, strict, policy, callbacks, after: see Phase.
     """
 
@@ -134,7 +134,7 @@ class TrainPhase(Phase):
         validation: EvalPhase | str | None = None,
         validate_every: int = 1,
         accumulate: int = 1,
-        split: str = "exact",
+        splitting: str = "exact",
         **settings: Any,
     ) -> None:
         self.sampler: Samplers = samplers_of(sampler)
@@ -143,7 +143,7 @@ class TrainPhase(Phase):
         self.validation = _validation_of(validation, self.sampler) if isinstance(validation, str) else validation
         self.validate_every = _count(label, "validate_every", validate_every, 1)
         self.accumulate = _count(label, "accumulate", accumulate, 1)
-        self.split = one_of(label, "split", split, SPLITS)
+        self.splitting = one_of(label, "splitting", splitting, SPLITTINGS)
         super().__init__(label, data=data, losses=losses, **settings)
 
     def _check(self) -> None:
@@ -181,7 +181,7 @@ class TrainPhase(Phase):
             "validation": self.validation.get_config() if self.validation else None,
             "validate_every": self.validate_every,
             "accumulate": self.accumulate,
-            "split": self.split,
+            "splitting": self.splitting,
         }
 
     @classmethod

@@ -102,6 +102,7 @@ class _Execution:
         self._progress = progress
         self._chain: Chain | None = None
         self._learners: Learners | None = None
+        self._reliefs: list[Relief] = []
         self._afterwards: dict[str, Device] = {}
 
     def run(self) -> Figures | None:
@@ -139,7 +140,7 @@ class _Execution:
         self._chain = _build(resolution, graph, phase.compile)
         run.attach(self._chain)
         graph.refresh = partial(self._chain.publish, graph.optimizer_states)
-        reliefs = relieved(phase, ready, rows, self._chain, self._learners, run.tell)
+        reliefs = self._reliefs = relieved(phase, ready, rows, self._chain, self._learners, run.tell)
         del rows
         self._moments.call("after_loading", phase=phase, plan=plan, run=run)
         return self._loop(resolution, ready, reliefs)
@@ -211,9 +212,14 @@ class _Execution:
 
     def _let_go(self) -> None:
         chain, self._chain = self._chain, None
+        reliefs, self._reliefs = self._reliefs, []
         self._graph.refresh = None
-        if chain is not None:
-            chain.release(self._graph.optimizer_states)
+        try:
+            for relief in reliefs:
+                relief.supply.close()
+        finally:
+            if chain is not None:
+                chain.release(self._graph.optimizer_states)
 
     def _release(self) -> None:
         self._let_go()

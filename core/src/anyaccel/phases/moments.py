@@ -21,6 +21,11 @@ class Moments:
         self.step_listeners: tuple[Callable[..., Any], ...] = self._listening("step_end")
         """What wants to see every step; the loop asks once."""
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether a callback hears of epochs or steps, and so may end the run before its last epoch."""
+        return any(self._methods(moment) for moment in ("epoch_start", "step_end", "epoch_end"))
+
     def call(self, moment: str, **arguments: Any) -> None:
         """Call one moment; the first exception ends it and propagates."""
         getattr(self._hooks.hook, moment)(**arguments)
@@ -52,10 +57,13 @@ class Moments:
             yield partial(_tell, callback.phase_end)
 
     def _listening(self, moment: str) -> tuple[Callable[..., Any], ...]:
-        base, hook = getattr(Callback, moment), getattr(self._hooks.hook, moment)
-        methods = [getattr(callback, moment) for callback in self._callbacks]
-        listeners = [method for method in methods if getattr(method, "__func__", None) is not base]
-        return ((hook,) if hook.get_hookimpls() else ()) + tuple(listeners)
+        hook = getattr(self._hooks.hook, moment)
+        return ((hook,) if hook.get_hookimpls() else ()) + self._methods(moment)
+
+    def _methods(self, moment: str) -> tuple[Callable[..., Any], ...]:
+        """Those of the callbacks that are written."""
+        base, methods = getattr(Callback, moment), [getattr(callback, moment) for callback in self._callbacks]
+        return tuple(method for method in methods if getattr(method, "__func__", None) is not base)
 
 
 def _tell(method: Callable[..., Any], **arguments: Any) -> None:

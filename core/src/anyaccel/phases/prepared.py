@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from anyaccel.data import BatchSource, FeatureSet, Rows, Source
+from anyaccel.data import BatchSource, FeatureSet, Rows, SimpleSampler, Source
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, Resolution, wiring
 from anyaccel.phases import loading
@@ -64,15 +64,26 @@ class _Taken:
     source: Source | None
 
 
-def prepare(phase: Phase, resolution: Resolution, graph: ModelGraph, done: Collection[str] = ()) -> list[Prepared]:
+def prepare(
+    phase: Phase,
+    resolution: Resolution,
+    graph: ModelGraph,
+    done: Collection[str] = (),
+    kept: MutableMapping[tuple[str, str], FeatureSet] | None = None,
+) -> list[Prepared]:
     """All parts of a phase, itself first.
+
+    Args:
+        phase, resolution, graph: what is prepared.
+        done: labels of the nodes that a FitPhase has fitted.
+        kept: what was read of sources for this phase before, which need not give it again.
 
     Raises:
         AnyaccelError: data, samplers, metrics or columns that do not fit.
     """
     plan = resolution.plan
     classes, known = loading.class_counts(resolution), wiring.feature_sets(graph.nodes.values())
-    found = [_taken(phase, part, plan, graph, done, read=True) for part in parts_of(phase)]
+    found = [_taken(phase, part, plan, graph, done, read=True, kept=kept) for part in parts_of(phase)]
     return [
         Prepared(one.part, one.rows, one.draw, one.judgements, _provision(plan, one, classes, known)) for one in found
     ]
@@ -88,20 +99,29 @@ def check(phase: Phase, plan: Plan, graph: ModelGraph) -> None:
         _taken(phase, part, plan, graph, (), read=False)
 
 
-def _taken(phase: Phase, part: Phase, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool) -> _Taken:
+def _taken(
+    phase: Phase,
+    part: Phase,
+    plan: Plan,
+    graph: ModelGraph,
+    done: Collection[str],
+    *,
+    read: bool,
+    kept: MutableMapping[tuple[str, str], FeatureSet] | None = None,
+) -> _Taken:
     judgements = judgements_of(phase, part, graph)
     sets = sets_of(phase, plan, judgements, graph, done)
-    data, source = rows_given(part, sets, read=read)
+    data, source = rows_given(part, sets, read=read, kept=kept)
     rows = rows_of(part, sets, data)
     if source is not None:
-        _check_source(phase, source, graph)
+        _check_source(phase, part, source, graph)
     if isinstance(source, BatchSource):
         return _Taken(part, rows, None, judgements, None, source)
     draw = drawn(phase, part, rows, judgements, plan, graph)
     return _Taken(part, rows, draw, judgements, _schedule(part, draw), source)
 
 
-def _check_source(phase: Phase, source: Source, graph: ModelGraph) -> None:
+def _check_source(phase: Phase, part: Phase, source: Source, graph: ModelGraph) -> None:
     if learning(phase, graph):
         raise PhaseError(
             f"phase {phase.label!r} streams the source {source.label!r}, from which estimators cannot learn",
@@ -113,6 +133,21 @@ def _check_source(phase: Phase, source: Source, graph: ModelGraph) -> None:
             f"phase {phase.label!r}: residency='resident', and its data are the source {source.label!r}",
             there="a source is streamed",
             remedy="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
+        )
+    if isinstance(source, BatchSource):
+        _check_sampler(part, source)
+
+
+def _check_sampler(part: Phase, source: Source) -> None:
+    """A batch size may be the default; whoever gives another sampler means it."""
+    assert isinstance(part, TrainPhase)
+    samplers = part.sampler.values() if isinstance(part.sampler, Mapping) else [part.sampler]
+    strange = [type(one).__name__ for one in samplers if type(one) is not SimpleSampler]
+    if strange:
+        raise PhaseError(
+            f"phase {part.label!r} has a {strange[0]}, and its data are the source {source.label!r}",
+            there="a source of batches decides itself which rows make a batch",
+            remedy="leave the sampler out, give Items(...), or read the source into memory: FeatureSet.from_dict(...)",
         )
 
 
@@ -127,6 +162,8 @@ def _schedule(part: Phase, draw: Drawing | Sight) -> Schedule:
 def _provision(plan: Plan, taken: _Taken, classes: Mapping[str, int], known: Mapping[str, FeatureSet]) -> Provision:
     if taken.source is not None:
         assert isinstance(taken.part, TrainPhase)
+        example = dict.fromkeys(taken.rows, taken.source.example)
+        loading.prepare(plan, example, classes, known)  # made sure of before anything moves
         return SourceProvision(plan, taken.source, classes, taken.part.accumulate, taken.schedule)
     assert taken.schedule is not None
     again = partial(loading.prepare, plan, taken.rows, classes, known)

@@ -36,6 +36,7 @@ class Marks:
         self._chain, self._within = chain, within
         self._mark: _Mark | None = None
         self._cost, self._taken = 0.0, 0.0
+        self._refrained = False
 
     def begin(self) -> None:
         """An epoch begins."""
@@ -47,6 +48,8 @@ class Marks:
             self._take(done, len(tally))
 
     def _take(self, done: int, losses: int) -> None:
+        if self._refrained:
+            return
         began = time.perf_counter()
         self._mark = None  # the old one makes room
         try:
@@ -63,6 +66,11 @@ class Marks:
         self._chain.restore(self._mark.snapshot)
         tally.cut(self._mark.losses)
         return self._mark.done
+
+    def refrain(self) -> bool:
+        """Take no more snapshots, which need room themselves; False if that is so already."""
+        had, self._refrained, self._mark = not self._refrained, True, None
+        return had
 
     def end(self) -> None:
         """Forget the snapshot."""

@@ -27,6 +27,8 @@ class Relief:
     Attributes:
         supply: as it is now.
         piece: rows that are computed at once now, at most; None for whole steps.
+        spare: lets go of what is kept in case that memory runs out again, when nothing else is left; False if there is
+            nothing. Who keeps snapshots sets it.
         batch: as given.
     """
 
@@ -43,6 +45,7 @@ class Relief:
         self.supply = supply
         self.batch = batch
         self.piece: int | None = None
+        self.spare: Callable[[], bool] = _nothing
         self._name, self._streamed, self._mixing = name, streamed, mixing
         self._tell, self._refused = tell, refused
 
@@ -52,7 +55,7 @@ class Relief:
         Raises:
             OutOfMemoryError: nothing is left to be done; says what fills the memory, and what would fit.
         """
-        forget(error)
+        _strip(error)
         if self._streamed is not None and self.supply.residency == "resident":
             self.supply.close()
             self.supply = self._streamed()
@@ -69,6 +72,12 @@ class Relief:
                 "memory", f"{self._name}: memory ran out ({error.asked}); rows are streamed in smaller blocks now"
             )
             return
+        if whole and self.spare():
+            self._tell(
+                "memory",
+                f"{self._name}: memory ran out ({error.asked}); snapshots, which need room, are not taken any more",
+            )
+            return
         if whole:
             raise self.refusal(error, now) from None
         self.piece = smaller(batch, now)
@@ -77,8 +86,19 @@ class Relief:
 
     def refusal(self, error: OutOfMemoryError, batch: int) -> OutOfMemoryError:
         """The error that ends all, after a step has failed that computed `batch` rows at once."""
-        forget(error)
-        return error if self._refused is None else self._refused(error, batch or self.batch, self._mixing, self.supply)
+        _strip(error)
+        rows = min(self.piece or batch or self.batch, batch or self.batch)
+        return error if self._refused is None else self._refused(error, rows, self._mixing, self.supply)
+
+
+def _nothing() -> bool:
+    return False
+
+
+def _strip(error: OutOfMemoryError) -> None:
+    """Let go of all that an error holds. Its frames keep what inner functions see, even when they are cleared."""
+    forget(error)
+    error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def smaller(batch: int, piece: int) -> int:

@@ -54,7 +54,7 @@ def relieved(
 
 def _training(phase: TrainPhase, chain: Chain, learners: Learners) -> list[str]:
     """What forbids training in smaller parts."""
-    if phase.split == "approximate":
+    if phase.splitting == "approximate":
         return []
     return mixing(chain.links) + [f"the estimator {label!r}, which learns from each batch" for label in learners.labels]
 
@@ -103,7 +103,7 @@ class _Refusal:
         if self.phase.residency == "resident":
             yield "residency='auto', to stream rows that leave no room"
         if training and mixed:
-            yield "split='approximate', to compute batches in parts all the same"
+            yield "splitting='approximate', to compute batches in parts all the same"
 
 
 def _rows(count: int) -> str:
@@ -176,7 +176,7 @@ def _search(trial: Callable[[Turn], object], turn: Callable[[int], Turn], batch:
 def _fits(trial: Callable[[Turn], object], turn: Turn) -> bool:
     try:
         trial(turn)
-    except OutOfMemoryError as error:
+    except Exception as error:  # some models take no single row, say: that is no size that fits
         forget(error)
         return False
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import closing
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, Items, Rows, Source, as_source
+from anyaccel.data.roles import listed
+from anyaccel.data.transforming.transforms import concerned
 from anyaccel.errors import PhaseError
 from anyaccel.phases.kinds import TrainPhase
 from anyaccel.phases.phase import Data, Phase
@@ -67,14 +69,27 @@ def collected(source: Source) -> FeatureSet:
     return FeatureSet.from_dict(source.label, columns, source.features, source.targets, source.tags)
 
 
-def rows_given(part: Phase, sets: Mapping[str, FeatureSet], *, read: bool) -> tuple[Data, Source | None]:
+def rows_given(
+    part: Phase,
+    sets: Mapping[str, FeatureSet],
+    *,
+    read: bool,
+    kept: MutableMapping[tuple[str, str], FeatureSet] | None = None,
+) -> tuple[Data, Source | None]:
     """The data of a phase as rows, and the source that is to be streamed, if there is one.
 
     A TrainPhase streams a source: its rows are an example then. Other phases need all rows in host memory and read
-    it whole, if `read`.
+    it whole, if `read`. If not, nothing is read of a loader or generator as it is, which would lose its first batch:
+    the rows of the graph's feature set stand for it.
+
+    Args:
+        part: the phase, or its validation.
+        sets: the feature sets that it needs data of.
+        read: whether rows are needed.
+        kept: what was read whole, by label of the part and of the feature set; read once by whoever keeps it.
 
     Raises:
-        PhaseError: a source beside other feature sets, or several.
+        PhaseError: a source beside other feature sets, several, or one for a graph whose data were transformed.
         SourceError: what is neither rows nor a source, or a source that cannot be read.
     """
     given = part.data if isinstance(part.data, Mapping) else None
@@ -83,30 +98,49 @@ def rows_given(part: Phase, sets: Mapping[str, FeatureSet], *, read: bool) -> tu
         return part.data, None
     mapping = dict(given) if given is not None else {_label(part.data, sets): part.data}
     _check_labels(part, mapping, sets)
-    found = {name: as_source(name, one, sets[name]) if name in sets else None for name, one in mapping.items()}
-    if not any(one is not None for one in found.values()):
-        return part.data, None
-    streamed: Source | None = None
-    training = isinstance(part, TrainPhase)
+    found = {name: as_source(name, one, sets[name]) for name, one in mapping.items() if name in sets}
+    sources = {name: one for name, one in found.items() if one is not None}
+    streamed = _streamed(part, sets, sources)
+    for name, one in sources.items():
+        if isinstance(one, FeatureSet):
+            mapping[name] = one
+        elif not read and isinstance(one, BatchSource) and one is not mapping[name]:
+            mapping[name] = sets[name]
+        elif one is streamed or not read:
+            mapping[name] = ItemRows(one) if isinstance(one, Items) else one.example
+        else:
+            memory = {} if kept is None else kept
+            mapping[name] = memory.get((part.label, name)) or memory.setdefault((part.label, name), collected(one))
+    return (mapping, streamed) if sources else (part.data, None)
+
+
+def _streamed(part: Phase, sets: Mapping[str, FeatureSet], found: Mapping[str, Source | FeatureSet]) -> Source | None:
+    """The source that a TrainPhase streams."""
+    sources = [one for one in found.values() if isinstance(one, Source)]
     for name, one in found.items():
-        if one is not None:
-            mapping[name] = _as_rows(one, training=training, read=read)
-            streamed = one if training and isinstance(one, Source) else streamed
-    if streamed is not None and len(sets) > 1:
+        if isinstance(one, Source):
+            _check_transforms(part, one, sets[name])
+    if not sources or not isinstance(part, TrainPhase):
+        return None
+    if len(sets) > 1:
         raise PhaseError(
             f"phase {part.label!r} trains on {', '.join(sets)} and has a source among their data",
             there="a source is streamed, and feeds a graph with one feature set",
             remedy="bring all columns by one source, or read it into memory: FeatureSet.from_dict(...)",
         )
-    return mapping, streamed
+    return sources[0]
 
 
-def _as_rows(one: Source | FeatureSet, *, training: bool, read: bool) -> Rows:
-    if isinstance(one, FeatureSet):
-        return one
-    if training:
-        return ItemRows(one) if isinstance(one, Items) else one.example
-    return collected(one) if read else one.example
+def _check_transforms(part: Phase, source: Source, known: FeatureSet) -> None:
+    """Rows of a source come as they are, and would give wrong numbers where the graph's were transformed."""
+    made = concerned(known.transforms, known.features)
+    if made:
+        raise PhaseError(
+            f"phase {part.label!r} was given the source {source.label!r}, whose rows come as they are",
+            there=f"the features of the graph's data were transformed: {listed(made[::-1])}",
+            remedy=f"read it into memory, FeatureSet.from_dict(...).transform_like({known.label}), "
+            "or wire a graph to the source: source.reference()",
+        )
 
 
 def _label(data: Any, sets: Mapping[str, FeatureSet]) -> str:

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from anyaccel import rng
 from anyaccel.errors import OutOfMemoryError
-from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.chain import Chain
 from anyaccel.phases.compiling import Compiling
 from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.failure import forget
 from anyaccel.phases.feeding import Portion, Stretch
 from anyaccel.phases.kinds import TrainPhase
 from anyaccel.phases.links import Losses
@@ -61,12 +61,13 @@ class Training:
         self._compiling = self._choice()
         self._flight = Flight()
         self._marks = Marks(chain, relief.supply.repeats)
-        self._batch = 0
+        relief.spare = self._marks.refrain
+        self._batch, self._widest = 0, relief.batch
 
     def _choice(self) -> Compiling:
         phase, each = self._phase, self._relief.supply.steps
         steps = None if each is None else each * phase.n_epochs
-        early = any(type(one).epoch_end is not Callback.epoch_end for one in phase.callbacks)
+        early = self._moments.may_stop
         return Compiling(phase.compile, steps, self._pace.most, early, self._run.tell, self._progress.doing)
 
     def run(self, validate: Validate | None) -> None:
@@ -82,6 +83,7 @@ class Training:
             self._run.finish()
         finally:
             self._marks.end()
+            self._relief.supply.foresee(None)
             self._progress.stop()
 
     def _epoch(self, epoch: int, validate: Validate | None) -> None:
@@ -112,25 +114,32 @@ class Training:
         """One epoch; where memory runs out it is taken up again where the last snapshot was taken."""
         tally, run = Tally(), self._run
         self._marks.begin()
+        last = run.epoch + 1 == self._phase.n_epochs
         while True:
-            failure = self._tried(number, tally)
+            failure = self._tried(number, tally, last=last)
             if failure is None:
                 break
+            forget(failure)  # what it holds would be in the way
             done = self._marks.go_back(tally)
             if done is None:
-                raise failure
+                raise self._relief.refusal(failure, self._batch) from None
             self._relief.give(failure, self._batch)
             self._flight.forget()
             self._compiling.again(run.step - done)
             self._progress.advance(done - run.step)
             run.step = done
+        self._marks.end()  # a validation may need the room
         means = tally.means()
         return {label: means[label] for label in self._weights if label in means}, run.step
 
-    def _tried(self, number: int, tally: Tally) -> OutOfMemoryError | None:
+    def _tried(self, number: int, tally: Tally, *, last: bool) -> OutOfMemoryError | None:
+        self._batch = 0
         try:
             with closing(self._relief.supply.portions(number, self._run.step, self._chain.order)) as portions:
                 for portion in portions:
+                    if not last:  # once this epoch has its own
+                        self._relief.supply.foresee(number + 1)
+                        last = True
                     self._portion(tally, portion)
                     if self._run.stopped:
                         break
@@ -158,8 +167,9 @@ class Training:
         """As many steps in one call as the pace allows."""
         done, piece = 0, smallest(self._relief.piece, work.piece)
         self._batch = min(piece or work.size, work.size)
+        self._widest = max(self._widest, work.size)
         while done < work.count and not self._run.stopped:
-            if work.count > 1:
+            if work.size == self._widest:  # no last partial batch
                 self._compiling.before(step, work.size, piece)
             count = min(self._pace.next(), work.count - done, self._compiling.limit)
             began = time.perf_counter()

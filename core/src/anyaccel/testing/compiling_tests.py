@@ -55,13 +55,14 @@ def stepped(bench: Bench, program: Stepping, calls: list[Call]) -> Array:
 
 
 def by_hand(bench: Bench, program: Stepping, steps: list[list[Array]], optimizer: Optimizer) -> list[list[float]]:
-    """The mean losses of steps done one by one, each from the summed gradients of some pieces of equal size."""
+    """The mean losses of steps done one by one, each from the mean gradients of some pieces of equal size."""
     losses = []
     for pieces in steps:
         found = [bench.pull(program, bench.inputs(COLUMNS.rows(which))) for which in pieces]
         losses.append([float(np.mean([bench.loss(one[LOSS]) for one in found]))])
         clip = optimizer.clip_norm
-        program.apply({} if clip is None else {GROUP: oracle.clip_scale(bench.gradients(program), clip)})
+        share = 1 / len(pieces)
+        program.apply({GROUP: share if clip is None else share * oracle.clip_scale(bench.gradients(program), clip)})
     return losses
 
 

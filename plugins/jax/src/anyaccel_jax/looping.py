@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -10,37 +11,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anyaccel.adapter import Course, Repeated
+from anyaccel.adapter import Body, Course, Repeated
 from anyaccel_jax.moving import only_device
+from anyaccel_jax.singly import Calling, further, row_of, single
 
 CHUNK = 1024  # steps that one call of a compiled loop can do
 
-Compiled = Callable[..., Any]
+# Rows are gathered for up to so many steps at once, in up to so many bytes: XLA has several threads gather from a large
+# column, which costs more than the gathering of a small batch.
+AHEAD = 32
+AHEAD_BYTES = 2**20
 
 
-def repeated(body: Callable[..., Any], compiled: Callable[[Callable[..., Any]], Compiled]) -> Repeated:
+def repeated(
+    body: Body, compiled: Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]], *, donates: bool
+) -> Repeated:
     """As `TracedOps.repeated`: a loop of up to `CHUNK` steps, compiled once for any number of them.
 
-    What it is told in numbers is on the device, where the call before left it.
+    What it is told in numbers is on the device, where the call before left it. On a CPU, steps with convolutions are
+    called one by one where that is faster.
 
     Args:
         body: one step.
-        compiled: compiles a function whose first argument is the state.
+        compiled: compiles a function that may destroy some of its arguments, given by their numbers.
+        donates: whether the state is destroyed.
     """
+    seen: list[bool] = []
 
     def training_steps(state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
-        return _looped(body, state, rest, table, numbers, count)
+        return _looped(body, seen, state, rest, table, numbers, count)
 
-    loop = compiled(training_steps)
+    def training_step(state: Any, rest: Any, table: Any, numbers: Any, first: Any, results: Any) -> Any:
+        return single(body, state, rest, table, numbers, first, results)
+
+    loop, step = compiled(training_steps, (0,) if donates else ()), compiled(training_step, (0, 5) if donates else (5,))
+    calls = Calling(loop, step, lambda: any(seen), keeps=not donates)
 
     def run(state: Any, rest: Any, course: Course, count: int) -> tuple[Any, Any]:
         put, results = partial(_put, only_device(rest["orders"][0])), []
         rest = {**rest, "key": course.shelf.key(rest["key"], put)}
         for size in _sizes(count):
             numbers, table, number = course.shelf.ready(course, size, put)
-            state, found, numbers = loop(state, rest, table, numbers, number)
+            state, found, numbers = calls(state, rest, table, numbers, number, size)
             course.shelf.went(course, size, numbers)
-            results.append(found if size == CHUNK else _first(found, size))
+            results.append(found if size in (0, CHUNK) else _first(found, size))
         return state, results[0] if len(results) == 1 else jnp.concatenate(results)
 
     return run
@@ -65,21 +79,45 @@ def _put(device: Any, array: np.ndarray) -> Any:
     return jax.device_put(array.astype(held), device)
 
 
-def _looped(body: Callable[..., Any], state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
-    """`body` over the next `count` rows; results beyond them are zeros."""
-    start, draw, begin, batch, parts = numbers
+def _looped(body: Body, seen: list[bool], state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
+    """`body` over the next `count` rows of the table; results beyond them are zeros.
 
-    def row(i: Any) -> dict[str, Any]:
-        scalars = jax.tree.map(lambda column: column[begin + i], table)
-        return {"start": start + i * batch, "draw": draw + i * parts, "coefficients": scalars}
+    `seen` is told whether there are convolutions.
+    """
+    batch, many = numbers[3], _ahead(body.batch, rest["columns"])
+    state, step, unpacked = body.packed(state)
+    jaxpr, (_, result) = jax.make_jaxpr(partial(step, state, rest), return_shape=True)(row_of(table, numbers, 0))
+    seen.append("conv_general_dilated" in str(jaxpr))
 
-    def step(i: Any, carried: Any) -> Any:
-        state, results = carried
-        state, found = body(state, rest, row(i))
-        return state, results.at[i].set(found)
+    def block(carried: Any) -> Any:
+        done, state, results = carried
+        begin = numbers[0] + done * batch
+        inside, zero = (rest, begin) if many == 1 else (_gathered(rest, begin, many * body.batch), 0 * begin)
 
-    _, result = jax.eval_shape(lambda: body(state, rest, row(jnp.int32(0))))
-    empty = jnp.zeros((CHUNK, *result.shape), result.dtype)
-    state, results = jax.lax.fori_loop(0, count, step, (state, empty))
-    ahead = jnp.stack([count * batch, count * parts, count, 0 * count, 0 * count])
-    return state, results, numbers + ahead
+        def once(i: Any, carried: Any) -> Any:
+            state, results = carried
+            state, found = step(state, inside, {**row_of(table, numbers, done + i), "start": zero + i * batch})
+            return state, results.at[done + i].set(found)
+
+        size = jnp.minimum(many, count - done)
+        return (done + size, *jax.lax.fori_loop(0, size, once, (state, results)))
+
+    first = (0 * count, state, jnp.zeros((CHUNK, *result.shape), result.dtype))
+    _, state, results = jax.lax.while_loop(lambda carried: carried[0] < count, block, first)
+    return unpacked(state), results, further(numbers, count)
+
+
+def _gathered(rest: Any, begin: Any, size: int) -> Any:
+    """With the next rows of each column instead of the column and its order."""
+    places = begin + jnp.arange(size, dtype=begin.dtype)
+    columns = tuple(
+        column.at[order.at[places].get(mode="clip")].get(mode="clip")
+        for column, order in zip(rest["columns"], rest["orders"], strict=True)
+    )
+    return {**rest, "columns": columns, "orders": (None,) * len(columns)}
+
+
+def _ahead(batch: int, columns: Any) -> int:
+    """For how many steps rows are gathered at once."""
+    each = batch * sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in columns)
+    return max(1, min(AHEAD, AHEAD_BYTES // max(each, 1)))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anyaccel.adapter import LossFunction, Repeated, Rule, TracedOps
+from anyaccel.adapter import Body, LossFunction, Repeated, Rule, TracedOps
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.recipes import Loss, Optimizer
@@ -150,9 +150,13 @@ class JaxOps(TracedOps):
 
         return run
 
-    def repeated(self, body: Callable[..., Any], *, quick: bool = False) -> Repeated:
-        """A loop on the device, compiled once for any number of steps."""
-        return repeated(body, lambda loop: told(jax.jit(loop, donate_argnums=0 if self.donates else ()), _STEP))
+    def repeated(self, body: Body, *, quick: bool = False) -> Repeated:
+        """A loop on the device, compiled once for any number of steps, or single steps."""
+
+        def compiled(function: Callable[..., Any], donated: tuple[int, ...]) -> Callable[..., Any]:
+            return told(jax.jit(function, donate_argnums=donated), _STEP)
+
+        return repeated(body, compiled, donates=self.donates)
 
     def summed(self, body: Callable[..., Any], carried: Any, count: int) -> tuple[Any, Any]:
         """`jax.lax.fori_loop`."""
@@ -184,7 +188,7 @@ class JaxOps(TracedOps):
 
     def gather(self, column: Any, order: Any, start: Any, size: int) -> Any:
         """As `rows`, in a traced function."""
-        return gathered(column, order, start, size)
+        return sliced(column, start, size) if order is None else gathered(column, order, start, size)
 
     def copied(self, array: Any) -> Any:
         """`jnp.copy`."""

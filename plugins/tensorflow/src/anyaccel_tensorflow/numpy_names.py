@@ -21,6 +21,7 @@ float32 = tf.float32
 isfinite = tf.math.is_finite
 log = tf.math.log
 log1p = tf.math.log1p
+reshape = tf.reshape
 sign = tf.sign
 sqrt = tf.sqrt
 tanh = tf.tanh

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import tensorflow as tf
 
-from anyaccel.adapter import Function, LossFunction, Repeated, Same, TracedOps, nature
+from anyaccel.adapter import Body, Function, LossFunction, Repeated, Same, TracedOps, nature
 from anyaccel.device import Device
 from anyaccel.recipes import Loss
 from anyaccel.segment import Segment
@@ -147,7 +147,7 @@ class TensorFlowOps(TracedOps):
         whole = compiled(function)
         return settled(whole, self.home) if self.several else whole
 
-    def repeated(self, body: Function, *, quick: bool = False) -> Repeated:
+    def repeated(self, body: Body, *, quick: bool = False) -> Repeated:
         """As one tf.function with a loop in it, which is traced once for any count."""
         return looped(body, self.home, quick=quick)
 
@@ -188,6 +188,8 @@ class TensorFlowOps(TracedOps):
 
     def gather(self, column: Any, order: Any, start: Any, size: int) -> Any:
         """The rows that a part of the order names; a slice would be compiled by XLA for each `start` anew."""
+        if order is None:  # the column has the rows of one step
+            return column if column.shape[0] == size else tf.gather(column, start + tf.range(size, dtype=tf.int64))
         return tf.gather(column, tf.gather(order, start + tf.range(size, dtype=tf.int64)))
 
     # -- randomness and losses -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -10,17 +11,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anyaccel.adapter import Course, Function, Repeated
+from anyaccel.adapter import Body, Course, Repeated
 from anyaccel_tensorflow.alone import compiled
 from anyaccel_tensorflow.trees import parsed
 
 MOST = 1024  # steps in one call of the function, which is traced once for any number of them up to this
 
+# Rows are gathered for up to so many steps at once, in up to so many bytes: XLA has several threads gather from a large
+# column, which costs more than the gathering of a small batch.
+AHEAD = 32
+AHEAD_BYTES = 2**20
+
 _TRIALS = (1, 8, 64, 512)  # steps, of which as many are tried as it takes to tell
 _SURE = 0.03  # seconds, beside which what a call itself takes does not count
 
 
-def looped(body: Function, home: str, *, quick: bool) -> Repeated:
+def looped(body: Body, home: str, *, quick: bool) -> Repeated:
     """As `TracedOps.repeated`.
 
     Args:
@@ -100,21 +106,52 @@ def _cut() -> Any:
     return compiled(lambda results, count: results[:count], reduce_retracing=True)
 
 
-def _steps(body: Function, state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
-    """`body` over the next `count` rows; results beyond them are zeros."""
+def _steps(body: Body, state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
+    """`body` over the next `count` rows of the table, in blocks of steps; results beyond them are zeros."""
     start, draw, begin, batch, parts = tf.unstack(numbers)
-    dtypes: list[Any] = []
+    state, once, unpacked = body.packed(state)
+    many, dtypes = _ahead(body.batch, rest["columns"]), [tf.float32]
 
-    def step(i: Any, now: Any, found: Any) -> tuple[Any, Any, Any]:
+    def step(inside: Any, first: Any, i: Any, now: Any, found: Any) -> tuple[Any, Any, Any]:
         scalars = tf.nest.map_structure(
             lambda column: tf.gather(column, begin + i), table
         )  # a slice would be compiled for each row
         row = {"start": start + i * batch, "draw": draw + i * parts, "coefficients": scalars}
-        after, result = body(tf.nest.pack_sequence_as(state, now), rest, row)
-        dtypes.append(result.dtype)
+        here, own = (rest, row) if many == 1 else (_alone(inside, i - first), {**row, "start": tf.zeros_like(start)})
+        after, result = once(tf.nest.pack_sequence_as(state, now), here, own)
+        dtypes[0] = result.dtype
         return i + 1, tf.nest.flatten(after), found.write(tf.cast(i, tf.int32), tf.cast(result, tf.float64))
 
+    def block(first: Any, now: Any, found: Any) -> Any:
+        inside = _gathered(rest, start + first * batch, many, body.batch)
+        last = tf.minimum(first + many, count)
+        act = partial(step, inside, first)
+        return tf.while_loop(lambda i, *_: i < last, act, (first, now, found), parallel_iterations=1)
+
+    act = block if many > 1 else partial(step, rest, tf.zeros_like(count))
     first = (tf.zeros_like(count), tf.nest.flatten(state), tf.TensorArray(tf.float64, MOST))
-    _, last, found = tf.while_loop(lambda i, *_: i < count, step, first, parallel_iterations=1)
+    _, last, found = tf.while_loop(lambda i, *_: i < count, act, first, parallel_iterations=1)
     ahead = tf.stack([count * batch, count * parts, count, 0 * count, 0 * count])
-    return tf.nest.pack_sequence_as(state, last), tf.cast(found.stack(), dtypes[0]), numbers + ahead
+    return unpacked(tf.nest.pack_sequence_as(state, last)), tf.cast(found.stack(), dtypes[0]), numbers + ahead
+
+
+def _gathered(rest: Any, begin: Any, many: int, batch: int) -> Any:
+    """The rows of the next steps, [steps, batch, ...] of each column, instead of the column and its order."""
+
+    def taken(column: Any, order: Any) -> Any:
+        places = tf.minimum(begin + tf.range(many * batch, dtype=tf.int64), tf.shape(order, tf.int64)[0] - 1)
+        return tf.reshape(tf.gather(column, tf.gather(order, places)), (many, batch, *column.shape[1:]))
+
+    pairs = zip(rest["columns"], rest["orders"], strict=True)
+    return {**rest, "columns": tuple(taken(*pair) for pair in pairs), "orders": (None,) * len(rest["orders"])}
+
+
+def _alone(inside: Any, i: Any) -> Any:
+    """The rows of one of these steps."""
+    return {**inside, "columns": tuple(tf.gather(column, i) for column in inside["columns"])}
+
+
+def _ahead(batch: int, columns: Any) -> int:
+    """For how many steps rows are gathered at once."""
+    each = batch * sum(math.prod(column.shape[1:]) * column.dtype.size for column in columns)
+    return max(1, min(AHEAD, AHEAD_BYTES // max(each, 1)))

@@ -225,23 +225,25 @@ class TorchProgram(OneByOne):
 
     def snapshot(self) -> Snapshot:
         """As `Program.snapshot`; copies on the devices where things are."""
-        return Snapshot(
-            [parameter.detach().clone() for parameter in self._trained],
-            Buffers(self._modules),
-            [group.snapshot() for group in self._groups],
-            RandomState(self._devices),
-        )
+        with telling(f"a snapshot of segment {self.segment.label!r}"):
+            return Snapshot(
+                [parameter.detach().clone() for parameter in self._trained],
+                Buffers(self._modules),
+                [group.snapshot() for group in self._groups],
+                RandomState(self._devices),
+            )
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
         """As `Program.restore`; gradients are forgotten."""
         self.discard()
-        for parameter, kept in zip(self._trained, snapshot.parameters, strict=True):
-            parameter.copy_(kept)
-        snapshot.buffers.restore()
-        for group, was in zip(self._groups, snapshot.groups, strict=True):
-            group.restore(was)
-        snapshot.random.restore()
+        with telling(f"going back to a snapshot of segment {self.segment.label!r}"):
+            for parameter, kept in zip(self._trained, snapshot.parameters, strict=True):
+                parameter.copy_(kept)
+            snapshot.buffers.restore()
+            for group, was in zip(self._groups, snapshot.groups, strict=True):
+                group.restore(was)
+            snapshot.random.restore()
 
     def states(self) -> dict[str, NodeState]:
         """As `Program.states`; copies, until `release` has handed out the tensors themselves."""

@@ -114,9 +114,10 @@ class OneByOne(Stepping):
 
     def reduce(self, fn: Callable[[Any], Any]) -> None:
         """As `Program.reduce`; a parameter that no loss reached has no gradient, and `fn` is not called for it."""
-        for parameter in self._trained:
-            if parameter.grad is not None:
-                parameter.grad = fn(parameter.grad)
+        with telling(f"the gradients of segment {self.segment.label!r}"):
+            for parameter in self._trained:
+                if parameter.grad is not None:
+                    parameter.grad = fn(parameter.grad)
 
     def apply(self, scale: Mapping[str, Any] | None = None) -> None:
         """As `Program.apply`; does not clip, which whoever gives `scale` has done."""

@@ -94,6 +94,35 @@ def test_an_error_of_the_maker_leaves_nothing_in_a_circle() -> None:
         gc.enable()
 
 
+def test_an_error_that_comes_when_the_loop_has_ended_is_dropped() -> None:
+    """Together with what its frames hold, and though it is put beside others at the last moment."""
+
+    class Held:
+        pass
+
+    refs, go = [], threading.Event()
+
+    def make() -> Generator[int]:
+        held = Held()
+        refs.append(weakref.ref(held))
+        yield 0
+        go.wait(10)
+        raise Oops(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        for wait in (0.0, 0.0002, 0.002, 0.02) * 3:
+            with closing(ahead(make)) as made:
+                next(made)
+                go.set()
+                time.sleep(wait)
+            go.clear()
+        assert all(ref() is None for ref in refs)
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Oops, GeneratorExit])
 def test_the_thread_ends_and_the_maker_is_closed_when_the_loop_fails(error: type[BaseException]) -> None:
     closed = []

@@ -31,7 +31,7 @@ NBYTES = ROWS * (WIDTH + 1) * 4
 
 
 def table() -> FeatureSet:
-    """124,000 bytes of features and targets; splits `train` (all) and `val` (the first 100 rows)."""
+    """124,000 bytes of features and targets; the split `train` is all."""
     draw = np.random.default_rng(0)
     columns = {name: draw.normal(size=(ROWS, k)).astype("float32") for name, k in (("x", WIDTH), ("y", 1))}
     made = FeatureSet.from_dict("data", columns, ["x"], ["y"])
@@ -396,27 +396,29 @@ def test_words_that_do_not_exist_are_refused(kind: str, name: str, given: Any, r
     assert str(caught.value) == (text if text.endswith("?") else f"{text}.")
 
 
-def test_a_split_that_does_not_exist_is_refused() -> None:
+def test_a_splitting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(PhaseError) as caught:
-        KINDS["train"](split="maybe")
-    assert str(caught.value) == ("phase 'p': split='maybe'. There is: 'exact', 'approximate'. To do: use one of these.")
+        KINDS["train"](splitting="maybe")
+    assert str(caught.value) == (
+        "phase 'p': splitting='maybe'. There is: 'exact', 'approximate'. To do: use one of these."
+    )
     for kind in ("eval", "fit"):
-        with pytest.raises(PhaseError, match=r"Phase has no setting 'split'\. There is: "):
-            KINDS[kind](split="exact")
+        with pytest.raises(PhaseError, match=r"Phase has no setting 'splitting'\. There is: "):
+            KINDS[kind](splitting="exact")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_settings_go_into_a_configuration_and_back(kind: str) -> None:
     given = {"compile": "steps", "residency": "streamed"}
     if kind == "train":
-        given |= {"accumulate": 3, "split": "approximate"}  # type: ignore[dict-item]
+        given |= {"accumulate": 3, "splitting": "approximate"}  # type: ignore[dict-item]
     config = KINDS[kind](**given).get_config()
     again = Phase.from_config(config)
     assert {name: config[name] for name in given} == {name: getattr(again, name) for name in given} == given
     plain = KINDS[kind]().get_config()
     assert (plain["compile"], plain["residency"]) == ("auto", "auto")
     older = {
-        name: value for name, value in plain.items() if name not in ("compile", "residency", "accumulate", "split")
+        name: value for name, value in plain.items() if name not in ("compile", "residency", "accumulate", "splitting")
     }
     assert Phase.from_config(older).get_config() == plain
 

@@ -45,11 +45,16 @@ def ahead(make: Callable[[], Generator[T]], depth: int = 1, name: str = "anyacce
             del one  # a block on a device must not outlive the next
     finally:
         stop.set()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.get_nowait()
+        _drain(found)
         if thread.is_alive():  # it is not, where an interrupt came before it was started
             thread.join(PATIENCE)
+        _drain(found)  # what was put there in between: an error there, and its frames, would keep each other
+
+
+def _drain(found: queue.Queue[T]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            found.get_nowait()
 
 
 def _next(found: queue.Queue[T]) -> T:

@@ -8,6 +8,7 @@ from functools import partial
 from anyaccel.errors import PhaseError
 from anyaccel.phases.drawing import Drawing
 from anyaccel.phases.feeding.course import Course, Stretch, Work
+from anyaccel.phases.feeding.foreseen import Foreseen
 from anyaccel.phases.feeding.supply import Courses
 from anyaccel.phases.sight import Sight
 
@@ -36,7 +37,7 @@ def of_drawing(label: str, drawing: Drawing, accumulate: int) -> Schedule:
         PhaseError: batches of several feature sets that differ in size cannot be put together.
     """
     works = _works(label, drawing, accumulate)
-    course = partial(_drawn, drawing, tuple(drawing.labels), works)
+    course = Foreseen(partial(_drawn, drawing, tuple(drawing.labels), works), drawing.changing)
     batch = max(work.size if isinstance(work, Stretch) else _widest(work) for work in works)
     steps = sum(work.count if isinstance(work, Stretch) else 1 for work in works)
     return Schedule(course, steps, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,7 +15,7 @@ from anyaccel.device import Device
 from anyaccel.graph import Column, Plan
 from anyaccel.phases import loading
 from anyaccel.phases.feeding.courses import Schedule
-from anyaccel.phases.feeding.sourced import ItemsStreamed, Sourced
+from anyaccel.phases.feeding.sourced import BLOCK_SECONDS, ItemsStreamed, Repeated, Sourced
 from anyaccel.phases.feeding.streamed import BLOCKS, Streamed
 from anyaccel.phases.feeding.supply import Resident, Supply
 from anyaccel.registry import registry
@@ -23,6 +24,8 @@ BLOCK_BYTES = 32 * 2**20
 """Bytes of one block of streamed rows, where there is room for that."""
 _PART = 4
 """Blocks take at most one part in so many of the memory that is free."""
+_TRIED = 4
+"""Items that are read to learn how long that takes."""
 
 Place = tuple[str, Device]
 """A framework and a device."""
@@ -33,7 +36,7 @@ class Provision(ABC):
 
     Attributes:
         plan: which columns go where.
-        batch: the most rows of one feature set in a step, 0 where that is not known.
+        batch: the most rows of one feature set in a step, 1 where that is not known.
         arrays: the columns in host memory, by value name; empty where they are not, or were given away.
     """
 
@@ -126,7 +129,7 @@ class SourceProvision(Provision):
         self, plan: Plan, source: Source, classes: Mapping[str, int], accumulate: int, schedule: Schedule | None
     ) -> None:
         self.plan, self.arrays = plan, {}
-        self.batch = schedule.batch if schedule is not None else 0
+        self.batch = schedule.batch if schedule is not None else 1
         self._source, self._classes = source, classes
         self._accumulate, self._schedule = accumulate, schedule
 
@@ -142,16 +145,28 @@ class SourceProvision(Provision):
         """As of `Provision`."""
         columns, schedule = self.plan.columns, self._schedule
         if isinstance(self._source, BatchSource):
-            return Sourced(columns, self._source, self._classes, self._accumulate, int(_room(columns)))
+            supply = Repeated if self._source.repeats else Sourced
+            return supply(columns, self._source, self._classes, self._accumulate, int(_room(columns)))
         assert isinstance(self._source, Items) and schedule is not None
         row = sum(column.spec.nbytes for column in columns)
-        most = steps_of_block(columns, row * schedule.batch, schedule.steps)
+        most = min(
+            steps_of_block(columns, row * schedule.batch, schedule.steps), _steps_in_time(self._source, schedule.batch)
+        )
         return ItemsStreamed(columns, self._source, self._classes, schedule.course, schedule.steps, most)
 
 
 def steps_of_block(columns: Sequence[Column], nbytes: float, steps: int) -> int:
     """Steps of so many bytes that are streamed together, at least one."""
     return max(1, min(int(_room(columns) / max(nbytes, 1.0)), steps))
+
+
+def _steps_in_time(source: Items, batch: int) -> int:
+    """Steps of so many items that are read before the device has waited for long, at least one."""
+    few = np.arange(min(source.rows, _TRIED))
+    began = time.perf_counter()
+    source.gather(few)
+    each = (time.perf_counter() - began) / len(few)
+    return max(1, int(BLOCK_SECONDS / (each * batch)))
 
 
 def _room(columns: Sequence[Column]) -> float:

@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle, islice
 from typing import Any, ClassVar
 
 import numpy as np
 
 from anyaccel.backend import ComputingBackend, Sent
 from anyaccel.data import BatchSource, Items
+from anyaccel.data.sources.faults import Place, told_of
+from anyaccel.errors import SourceError
 from anyaccel.graph import Column
-from anyaccel.phases import loading
 from anyaccel.phases.feeding.ahead import ahead
 from anyaccel.phases.feeding.course import Cut, Stretch
-from anyaccel.phases.feeding.streamed import SLOTS, Streamed
+from anyaccel.phases.feeding.forming import Batch, formed
+from anyaccel.phases.feeding.streamed import SLOTS, Streamed, arrived
 from anyaccel.phases.feeding.supply import Courses, Order, Portion, Supply
 from anyaccel.phases.loading import Feed
 from anyaccel.registry import registry
 
-Batch = Mapping[str, np.ndarray]
-"""Arrays in host memory by name of column."""
-
-
-def formed(column: Column, batch: Batch, out: np.ndarray, classes: int | None) -> None:
-    """Put the rows of a batch into memory as the plan loads them: joined, cast and shaped.
-
-    Raises:
-        ColumnError: class indices out of range.
-    """
-    start = 0
-    for name in column.columns:
-        part = batch[name]
-        if len(column.columns) == 1:
-            np.copyto(out, part.reshape(out.shape), casting="same_kind")
-            break
-        part = part[:, None] if part.ndim == 1 else part
-        np.copyto(out[..., start : start + part.shape[-1]], part, casting="same_kind")
-        start += part.shape[-1]
-    if classes is not None:
-        loading.check_classes(column, out, classes)
+BLOCK_SECONDS = 0.05
+"""A block is handed over after so long, however little it holds: the device must not wait for a slow source."""
 
 
 @dataclass(slots=True)
-class _Buffers:
+class _Slot:
     """Host memory for one block, and what was sent from it and may still be being read."""
 
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)
+    capacity: int = 0
     sent: list[Sent] = field(default_factory=list)
 
     def free(self) -> None:
@@ -59,17 +45,19 @@ class _Buffers:
 
 @dataclass(slots=True)
 class _Block:
-    """Batches that are together: how many rows each, and all."""
+    """Batches that are together on their devices: how many rows each has, and how many all columns have."""
 
-    sizes: list[int] = field(default_factory=list)
-
-    @property
-    def rows(self) -> int:
-        return sum(self.sizes)
+    sizes: list[int]
+    rows: int
+    sent: dict[str, Sent]
 
 
 class Sourced(Supply):
-    """The batches of a source, several in one block while they are of one size.
+    """The batches of a source, several in one block.
+
+    A block holds whole steps: as many as come within `BLOCK_SECONDS` and fit into its bytes, at least one; the first
+    holds one, so that something is computed while the pace of the source is learnt. Columns have as many rows as the
+    largest block had so far, so that few shapes are ever compiled.
 
     Args:
         columns: what is loaded, all of the source.
@@ -98,110 +86,142 @@ class Sourced(Supply):
         self._block_bytes = block_bytes
         self._lanes = {one.name: (one.feature_set, one.stream) for one in columns}
         self._backends = {one.name: _backend(one) for one in columns}
-        self._rows, self._orders = 0, None
+        self._capacity = 0
+        self._slots: list[_Slot] = []
+        self._orders: Any = None
+        self._ordered = 0
+        self._begun: int | None = None
+        self._first = True
 
     def portions(self, number: int, done: int, order: Order) -> Generator[Portion]:
         """Blocks of batches, made ahead; steps that are done are read once more, and left out."""
-        with closing(ahead(partial(self._blocks, number, done))) as blocks:
-            for works, sent in blocks:
-                for one in sent.values():
-                    one.arrive()
-                feed = Feed({name: one.tensor for name, one in sent.items()}, self._lanes)
-                rows = max(work.stop for work in works)
-                del sent, one
+        slots, self._slots = self._slots or [_Slot() for _ in range(SLOTS)], []  # of this thread alone, as of Streamed
+        again, self._begun = self._begun == number, number
+        with closing(ahead(partial(self._blocks, number, done, slots, again))) as blocks:
+            for block in blocks:
+                feed = Feed(arrived(block.sent), self._lanes)
+                works, rows = tuple(_works(block.sizes, self._accumulate)), block.rows
+                del block
                 yield Portion(feed, self._straight(feed, rows, order), works, {})
                 del feed
 
     def shrink(self) -> bool:
         """Blocks of one step."""
         had, self._block_bytes = self._block_bytes, 0
+        self._capacity, self._slots, self._orders = 0, [], None
         return had > 0
 
     def close(self) -> None:
         """As of `Supply`."""
-        self._orders = None
+        self._slots, self._orders = [], None
         self._source.close()
 
     def _straight(self, feed: Feed, rows: int, order: Order) -> Any:
         """Rows of a block lie in the order in which they are taken."""
-        if self._orders is None or rows > self._rows:
-            self._rows = rows
+        if self._orders is None or rows != self._ordered:
+            self._ordered = rows
             self._orders = order(feed, dict.fromkeys(self._lanes.values(), np.arange(rows, dtype=np.int64)))
         return self._orders
 
-    def _blocks(self, number: int, done: int) -> Generator[tuple[tuple[Stretch, ...], dict[str, Sent]]]:
-        slots, turn = [_Buffers() for _ in range(SLOTS)], 0
+    def _blocks(self, number: int, done: int, slots: list[_Slot], again: bool) -> Generator[_Block]:
+        most = self._block_bytes
         try:
-            with closing(self._source.batches(number)) as batches:
-                for block in self._together(batches, done):
-                    slots[turn].free()
-                    works, sent = self._sent(block, slots[turn])
-                    slots[turn].sent = list(sent.values())
-                    turn = (turn + 1) % SLOTS
-                    yield works, sent
-                    del sent, block
+            with closing(self._opened(number, again)) as batches:
+                left = islice(enumerate(batches), done * self._accumulate, None)
+                for slot in cycle(slots):
+                    slot.free()
+                    sizes = self._filled(slot, left, number)
+                    if not sizes:
+                        break
+                    yield self._sent(slot, sizes)
+                    self._first = False
         finally:
             for slot in slots:
                 slot.free()
+            if most == self._block_bytes:  # they are used again
+                self._slots = slots
 
-    def _together(self, batches: Generator[Batch], done: int) -> Generator[list[Batch]]:
-        """Batches of one size, whole steps of them, as many as a block holds; others by themselves."""
-        block: list[Batch] = []
-        for position, batch in enumerate(batches):
-            if position < done * self._accumulate:
-                continue
-            if block and not self._fits(block, batch):
-                yield block
-                block = []
-            block.append({name: np.array(column) for name, column in batch.items()})  # a source may use it again
-        if block:
-            yield block
+    def _opened(self, number: int, again: bool) -> Generator[Batch]:
+        try:
+            return self._source.batches(number)
+        except SourceError as error:
+            if not again:
+                raise
+            raise SourceError(
+                f"epoch {number} was to begin again, as memory ran out, and {error.asked}",
+                there=error.there,
+                remedy=error.remedy,
+            ) from error
 
-    def _fits(self, block: list[Batch], batch: Batch) -> bool:
-        if len(block) % self._accumulate:  # in the middle of a step
+    def _filled(self, slot: _Slot, batches: Iterable[tuple[int, Batch]], number: int) -> list[int]:
+        """Put batches into a slot until it is full, or time is over; how many rows each has."""
+        sizes: list[int] = []
+        began = time.perf_counter()
+        for position, batch in batches:
+            start, size = sum(sizes), len(next(iter(batch.values())))
+            self._make_room(slot, start, size)
+            with told_of(Place(self._source.label, number, position)):
+                for column in self._columns:
+                    out = slot.buffers[column.name][start : start + size]
+                    formed(column, batch, out, self._classes.get(column.name))
+            sizes.append(size)
+            if not self._goes_on(sizes, slot.capacity, time.perf_counter() - began):
+                break
+        return sizes
+
+    def _goes_on(self, sizes: Sequence[int], capacity: int, seconds: float) -> bool:
+        """Whether a block takes another step, if that is like the last; what makes buffers grow has to come fast."""
+        if len(sizes) % self._accumulate:  # in the middle of a step
             return True
-        size, sizes = _size(batch), {_size(one) for one in block}
-        return sizes == {size} and (len(block) + self._accumulate) * size * self._row <= self._block_bytes
+        if self._first:
+            return False
+        rows = sum(sizes) + sum(sizes[-self._accumulate :])
+        if rows * self._row > self._block_bytes:
+            return False
+        return seconds < (BLOCK_SECONDS if rows <= capacity else BLOCK_SECONDS / 2)
 
-    def _sent(self, block: list[Batch], slot: _Buffers) -> tuple[tuple[Stretch, ...], dict[str, Sent]]:
-        sizes = [_size(batch) for batch in block]
-        self._fill(block, sum(sizes), slot)
-        found = {one.name: self._backends[one.name].send(slot.arrays[one.name], one.device) for one in self._columns}
-        return tuple(_works(sizes, self._accumulate)), found
+    def _make_room(self, slot: _Slot, filled: int, size: int) -> None:
+        """Buffers for some rows more, which take over those that are there; twice as large where they grow."""
+        if filled + size > self._capacity:
+            self._capacity = max(filled + size, min(2 * self._capacity, self._block_bytes // self._row))
+        if slot.capacity == self._capacity:
+            return
+        for one in self._columns:
+            shape = (self._capacity, *one.spec.shape)
+            buffer = self._backends[one.name].buffer(shape, one.spec.dtype, one.device)
+            if filled:
+                buffer[:filled] = slot.buffers[one.name][:filled]
+            slot.buffers[one.name] = buffer
+        slot.capacity = self._capacity
 
-    def _fill(self, block: list[Batch], rows: int, slot: _Buffers) -> None:
-        for column in self._columns:
-            buffer = slot.arrays.get(column.name)
-            if buffer is None or len(buffer) < rows:
-                shape = (rows, *column.spec.shape)
-                buffer = slot.arrays[column.name] = self._backends[column.name].buffer(
-                    shape, column.spec.dtype, column.device
-                )
-            start = 0
-            for batch in block:
-                stop = start + _size(batch)
-                formed(column, batch, buffer[start:stop], self._classes.get(column.name))
-                start = stop
+    def _sent(self, slot: _Slot, sizes: list[int]) -> _Block:
+        found: dict[str, Sent] = {}
+        for one in self._columns:
+            found[one.name] = self._backends[one.name].send(slot.buffers[one.name], one.device)
+            slot.sent.append(found[one.name])
+        return _Block(sizes, slot.capacity, found)
 
 
-def _works(sizes: Sequence[int], accumulate: int) -> list[Stretch]:
+class Repeated(Sourced):
+    """The batches of a source that gives the same ones whenever it is asked for an epoch."""
+
+    repeats = True
+
+
+def _works(sizes: Sequence[int], accumulate: int) -> Iterator[Stretch]:
     """Steps of so many batches; equal ones that follow each other are one stretch."""
-    works: list[Stretch] = []
-    start = 0
+    last: Stretch | None = None
     for first in range(0, len(sizes), accumulate):
         its = sizes[first : first + accumulate]
-        step = Stretch(start, 1, sum(its), max(its) if accumulate > 1 else None)
-        last = works[-1] if works else None
+        step = Stretch(0 if last is None else last.stop, 1, sum(its), max(its) if accumulate > 1 else None)
         if last is not None and (last.size, last.piece) == (step.size, step.piece):
-            works[-1] = Stretch(last.start, last.count + 1, last.size, last.piece)
-        else:
-            works.append(step)
-        start = step.stop
-    return works
-
-
-def _size(batch: Batch) -> int:
-    return len(next(iter(batch.values())))
+            last = last.first(last.count + 1)
+            continue
+        if last is not None:
+            yield last
+        last = step
+    if last is not None:
+        yield last
 
 
 def _backend(column: Column) -> ComputingBackend:
@@ -234,10 +254,11 @@ class ItemsStreamed(Streamed):
 
     def fill(self, cut: Cut, buffers: Mapping[str, np.ndarray]) -> None:
         """Read the rows of a block; what several streams draw is read for each."""
-        for stream in {column.stream for column in self._columns.values()}:
-            order = cut.orders[self._source.label, stream]
+        for lane in dict.fromkeys((column.feature_set, column.stream) for column in self._columns.values()):
+            order = cut.orders[lane]
             batch = self._source.gather(order)
             for name, buffer in buffers.items():
                 column = self._columns[name]
-                if column.stream == stream:
-                    formed(column, batch, buffer[: len(order)], self._classes.get(name))
+                if (column.feature_set, column.stream) == lane:
+                    with told_of(f"source {self._source.label!r}"):
+                        formed(column, batch, buffer[: len(order)], self._classes.get(name))

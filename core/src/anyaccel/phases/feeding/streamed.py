@@ -18,7 +18,7 @@ from anyaccel.graph import Column
 from anyaccel.phases.drawing import Lane, Span
 from anyaccel.phases.feeding.ahead import ahead
 from anyaccel.phases.feeding.course import Course, Cut
-from anyaccel.phases.feeding.supply import Courses, Order, Portion, Supply
+from anyaccel.phases.feeding.supply import Courses, Order, Portion, Supply, foresee
 from anyaccel.phases.loading import Feed
 from anyaccel.registry import registry
 
@@ -122,6 +122,10 @@ class Streamed(Supply):
         if not self._whole:
             self._part = most
             self.close()
+
+    def foresee(self, number: int | None) -> None:
+        """As of `Supply`."""
+        foresee(self._course, number)
 
     def close(self) -> None:
         """As of `Supply`."""

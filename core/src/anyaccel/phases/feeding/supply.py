@@ -11,6 +11,7 @@ import numpy as np
 
 from anyaccel.phases.drawing import Lane
 from anyaccel.phases.feeding.course import Course, Work
+from anyaccel.phases.feeding.foreseen import Foreseen
 from anyaccel.phases.loading import Feed
 
 Order = Callable[[Feed, Mapping[Lane, np.ndarray]], Any]
@@ -56,6 +57,9 @@ class Supply(ABC):
             order: puts orders on devices.
         """
 
+    def foresee(self, number: int | None) -> None:
+        """Begin to draw the order of an epoch that will be asked for; None lets go of what was begun."""
+
     def shrink(self) -> bool:
         """Hold less on the devices at once; False if that cannot be."""
         return False
@@ -92,6 +96,16 @@ class Resident(Supply):
             self._known = course.orders, order(self._feed, course.orders)
         yield Portion(self._feed, self._known[1], course.without(done).works, course.orders)
 
+    def foresee(self, number: int | None) -> None:
+        """As of `Supply`."""
+        foresee(self._course, number)
+
     def close(self) -> None:
         """As of `Supply`."""
         self._feed = self._known = None
+
+
+def foresee(course: Courses, number: int | None) -> None:
+    """Begin the course of an epoch, where courses can be begun."""
+    if isinstance(course, Foreseen):
+        course.begin(number)
