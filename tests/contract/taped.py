@@ -228,12 +228,17 @@ def _add(flow, pairs):
 
 
 class DonatingOps(TapedOps):
-    """Destroys the state that it is given, and compiles for one device only."""
+    """Destroys the state that it is given, compiles for one device only, and packs small models."""
 
     donates, spans = True, False
 
     def repeated(self, body, *, quick=False):
-        compiled = self.compiled(body)
+        def inside(state, rest, row):
+            state, step, unpacked = body.packed(state)
+            state, result = step(state, rest, row)
+            return unpacked(state), result
+
+        compiled = self.compiled(inside)
 
         def run(state, rest, course, count):
             results = []

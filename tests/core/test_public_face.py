@@ -44,7 +44,8 @@ SIGNATURES = {
     "Same": "column",
     "Within": "column distance",
     "Where": "column function",
-    "TrainPhase": "label * data losses sampler schedule n_epochs validation validate_every accumulate splitting settings",
+    "TrainPhase": "label * data losses sampler schedule n_epochs validation validate_every accumulate splitting "
+    "settings",
     "EvalPhase": "label * data metrics outputs batch_size sampler settings",
     "FitPhase": "label * data nodes batch_size settings",
     "Experiment": "label graph phases * callbacks progress",

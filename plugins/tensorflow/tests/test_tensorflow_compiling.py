@@ -6,6 +6,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -19,7 +20,7 @@ from anyaccel.backend import Offer
 from anyaccel.device import Device
 from anyaccel.errors import CompileError
 from anyaccel.segment import Segment, TensorSpec
-from anyaccel_tensorflow import SequentialMLP
+from anyaccel_tensorflow import SequentialMLP, stepping
 from anyaccel_tensorflow.backend import TensorFlowBackend
 from anyaccel_tensorflow.ops import TensorFlowOps
 
@@ -69,6 +70,39 @@ def trained(
 
 
 # -- ways ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ahead", "parts"), [(2, 1), (3, 2), (32, 1)])
+def test_rows_that_are_gathered_ahead_are_the_same(
+    backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, ahead: int, parts: int
+) -> None:
+    """Also where a block ends behind the last row, and where calls end within a block."""
+    found = []
+    for steps in (1, ahead):
+        monkeypatch.setattr(stepping, "AHEAD", steps)
+        columns, orders = resident(backend)
+        program = backend.build(segment_of(mlp(backend, dropout=0.4), optimizer=ADAM))
+        program.compile(columns, orders, 4, parts)
+        calls = [program.steps(columns, orders, start, count, 4, parts) for start, count in ((0, 5), (4, 4), (8, 1))]
+        found.append(np.concatenate([np.asarray(one) for one in calls]))
+        program.release()
+    np.testing.assert_allclose(found[1], found[0], rtol=2e-6)
+
+
+def test_large_batches_are_gathered_one_by_one() -> None:
+    column = tf.zeros((2, 1000))
+    assert [stepping._ahead(rows, [column, column]) for rows in (1, 10, 64, 10_000)] == [32, 13, 2, 1]  # noqa: SLF001
+
+
+def test_a_trial_takes_the_better_of_two_short_calls_and_one_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(*ticks: float) -> tuple[float, int]:
+        clock, calls = iter(ticks), []
+        monkeypatch.setattr(stepping, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+        return stepping._seconds(lambda: calls.append(1)), len(calls)  # noqa: SLF001
+
+    assert seconds(0.0, 0.25, 1.0, 1.125) == (0.125, 2)
+    assert seconds(0.0, 0.125, 1.0, 1.25) == (0.125, 2)
+    assert seconds(0.0, 4.0) == (4.0, 1)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

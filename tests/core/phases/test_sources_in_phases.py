@@ -1,4 +1,4 @@
-"""Phases take sources: the same numbers as from rows in memory, and whatever goes wrong in one is told and tidied up."""
+"""Phases take sources: the same numbers as from rows in memory; what goes wrong in one is told and tidied up."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet
 from anyaccel.errors import AnyaccelError, ColumnError, ConfigError, OutOfMemoryError, PhaseError, SourceError
 from anyaccel.experiment import Experiment
-from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
+from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.phases import EvalPhase, FitPhase, TrainPhase, recovery
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.feeding import provision, sourced
 from anyaccel.phases.feeding.sourced import Sourced
@@ -51,12 +51,17 @@ FEATURES, TARGETS = ("a", "b", "k"), ("y", "c")
 ROLES: dict[str, Any] = {"features": FEATURES, "targets": TARGETS, "tags": "id"}
 
 
+def ours() -> list[str]:
+    """Threads of anyaccel."""
+    return [one.name for one in threading.enumerate() if one.name.startswith("anyaccel")]
+
+
 @pytest.fixture(autouse=True)
 def tidy() -> Iterator[None]:
     """Whatever a test does: no thread is left."""
-    assert threading.active_count() == 1
+    assert ours() == []
     yield
-    assert [one.name for one in threading.enumerate() if one is not threading.main_thread()] == []
+    assert ours() == []
 
 
 def table(label: str = "data", **columns: Any) -> FeatureSet:
@@ -186,20 +191,13 @@ def test_pairs_of_items_are_those_of_rows() -> None:
     assert losses(items) == losses(data)
 
 
-def test_unequal_batches_are_weighted_by_their_rows() -> None:
-    losses, _ = trained(unequal(), n_epochs=1)
-
-    class Weighed(Callback):
-        seen: list[float] = []
-
-        def step_end(self, run: Any) -> None:
-            self.seen.append(run.step_losses()["net"])
-
-    weighed = Weighed()
-    again, _ = trained(unequal(), n_epochs=1, callbacks=[weighed])
-    assert losses == again
-    assert len(weighed.seen) == len(SIZES)
-    np.testing.assert_allclose(losses[0], np.average(weighed.seen, weights=SIZES), rtol=1e-6)
+def test_unequal_batches_are_weighted_by_their_rows(at: Any) -> None:
+    seen: list[float] = []
+    heard = at("step_end", lambda run: seen.append(run.step_losses()["net"]))
+    losses, _ = trained(unequal(), n_epochs=1, callbacks=[heard])
+    assert losses == trained(unequal(), n_epochs=1)[0]
+    assert len(seen) == len(SIZES)
+    np.testing.assert_allclose(losses[0], np.average(seen, weights=SIZES), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [list, lambda found: lambda: iter(found)])
@@ -324,8 +322,12 @@ def test_a_fit_over_a_source() -> None:
 
 def test_a_source_beside_another_feature_set_is_refused() -> None:
     other = FeatureSet.from_dict("other", {"z": COLUMNS["a"]}, ["z"])
-    nodes = [ModelNode("net", Dense(1), table().reference(["a"], ["y"])), ModelNode("two", Dense(1), other.reference())]
-    graph = ModelGraph([*nodes, ModelNode("sum", Dense(1), ["net", "two"])], Optimizer("sgd", lr=0.1))
+    nodes: list[Any] = [
+        ModelNode("net", Dense(1), table().reference(["a"], ["y"])),
+        ModelNode("two", Dense(1), other.reference()),
+    ]
+    nodes += [ConcatNode("both", ["net", "two"]), ModelNode("sum", Dense(1), "both")]
+    graph = ModelGraph(nodes, Optimizer("sgd", lr=0.1))
     given = {"data": batches(), "other": other}
     with pytest.raises(PhaseError, match="trains on data, other and has a source among their data"):
         run(graph, phase(given, losses=AppliedLoss("mse", on="sum", inputs=["outputs", "data.y"])))
@@ -340,11 +342,11 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     graph = graph_of(table())
     with pytest.raises(PhaseError, match="residency='resident', and its data are the source 'data'"):
         run(graph, phase(batches(), residency="resident"))
-    with pytest.raises(PhaseError, match="given the source 'elsewhere'.*the graph takes data.*say so"):
+    with pytest.raises(PhaseError, match=r"given the source 'elsewhere'.*the graph takes data.*say so"):
         run(graph, phase(source(batches(), "elsewhere")))
     with pytest.raises(PhaseError, match="has a PairSampler, and its data are the source 'data'"):
         run(graph, phase(batches(), sampler=PairSampler(8, Same("c"))))
-    with pytest.raises(SourceError, match="never ends.*steps=1000"):
+    with pytest.raises(SourceError, match=r"never ends.*steps=1000"):
         run(graph, phase(itertools.cycle(batches())))
 
 
@@ -359,7 +361,7 @@ class Learner:
 @pytest.mark.parametrize("data", [batches(), Numbered()], ids=["batches", "items"])
 def test_estimators_do_not_learn_from_a_source(data: Any) -> None:
     node = ModelNode("est", Learner(), table().reference(["a"], ["y"]))
-    with pytest.raises(PhaseError, match="from which estimators cannot learn.*partial_fit: est"):
+    with pytest.raises(PhaseError, match=r"from which estimators cannot learn.*partial_fit: est"):
         run(ModelGraph([node]), TrainPhase("t", data=data))
 
 
@@ -541,7 +543,7 @@ def test_a_fault_in_the_thread_is_told_and_tidied_up(fault: str, small_blocks: N
     assert [epoch.number for epoch in last.epochs] == [0] and isinstance(last.error, SourceError)
     assert list(last.loss) == trained(table(), n_epochs=1)[0]
     assert given.opened == given.closed == 2
-    assert threading.active_count() == 1
+    assert ours() == []
     assert len(experiment.run_phase(phase(batches())).epochs) == 3
 
 
@@ -582,7 +584,7 @@ def test_whoever_leaves_leaves_nothing(moment: str, how: str, at: Any, small_blo
         experiment.run_phase(phase(given, callbacks=[at(moment, leave)]))
     except (ValueError, KeyboardInterrupt):
         assert how != "stop"
-    assert threading.active_count() == 1
+    assert ours() == []
     gc.collect()
     assert given.opened == given.closed
     assert len(experiment.last_run.epochs) == 1 + (moment == "epoch_end" or (moment == "step_end" and how == "stop"))
@@ -654,6 +656,19 @@ def test_memory_that_runs_out_is_an_event(
     assert [epoch.steps for epoch in results.epochs] == [7, 7, 7]
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("kind", ["items", "parquet"])
+def test_what_repeats_goes_on_where_it_was(
+    kind: str, accumulate: int, failing: Any, tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = trained(table(), n_epochs=1, accumulate=accumulate)
+    monkeypatch.setattr(recovery, "_SHARE", float("inf"))  # a snapshot after every call
+    asked = failing(7, 5)
+    found = trained(KINDS[kind](tmp_path), n_epochs=1, accumulate=accumulate)
+    check_same(found, wanted, 1e-5)
+    assert asked[:6] == [8] * 6 and sum(asked[6:]) <= ROWS - 4 * 8, "what was done is not done again"
+
+
 def test_memory_runs_out_and_the_source_cannot_begin_again(failing: Any, small_blocks: None) -> None:
     failing(3, 4)
     experiment = Experiment("e", graph_of(table()), progress="none")
@@ -683,14 +698,15 @@ def test_memory_runs_out_while_a_block_is_sent() -> None:
 
 def test_blocks_have_few_shapes_and_slow_sources_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
-    plain = Sourced._sent
+    plain = Sourced.portions
 
-    def spied(self: Any, slot: Any, sizes: Any) -> Any:
-        block = plain(self, slot, sizes)
-        seen.append((block.rows, len(sizes)))
-        return block
+    def spied(self: Any, *args: Any) -> Iterator[Any]:
+        for portion in plain(self, *args):
+            rows = {len(column) for column in portion.feed.columns.values()}
+            seen.append((rows.pop(), sum(work.count for work in portion.works)))
+            yield portion
 
-    monkeypatch.setattr(Sourced, "_sent", spied)
+    monkeypatch.setattr(Sourced, "portions", spied)
     trained(batches())
     assert [count for _, count in seen] == [1, 6, 7, 7], "a fast source fills a block"
     assert len({rows for rows, _ in seen[1:]}) == 1, "of one shape"
@@ -715,10 +731,12 @@ def test_slow_items_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _SLOW = """
-import sys, threading, time
+import faulthandler, time
 import numpy as np
 import anyaccel as aa
 from anyaccel.reference import Dense
+
+faulthandler.dump_traceback_later(20)
 
 def slow():
     while True:

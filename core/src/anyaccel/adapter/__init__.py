@@ -6,7 +6,7 @@ losses and optimizers are computed here, by docs/reference/formulas.md. Arrays a
 whose arrays cannot be written to fits as well as one whose arrays can.
 """
 
-from anyaccel.adapter.course import Course
+from anyaccel.adapter.course import Course, Shelf
 from anyaccel.adapter.losses import loss_function
 from anyaccel.adapter.natures import Same, nature
 from anyaccel.adapter.ops import Applied, ArrayOps, Function, Judged, LossFunction, cast, factor_on, scaled
@@ -28,6 +28,7 @@ __all__ = [
     "Repeated",
     "Rule",
     "Same",
+    "Shelf",
     "TracedOps",
     "TracedProgram",
     "cast",

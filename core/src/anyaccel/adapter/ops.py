@@ -50,7 +50,7 @@ class ArrayOps(ABC):
 
     xp: Any
     """Namespace with NumPy's any, all, abs, concatenate, exp, full_like, isfinite, log, log1p, max, maximum, minimum,
-    sign, sqrt, stack, sum, tanh, where, zeros and zeros_like, and `float32`."""
+    sign, sqrt, stack, sum, tanh, where, zeros and zeros_like, and `float32`. Where steps are packed, reshape, too."""
 
     @abstractmethod
     def parameters(self, model: Any) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from anyaccel.backend import Program
+from anyaccel.data import FeatureSet
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, Resolution, resolve, sharing
@@ -103,6 +104,7 @@ class _Execution:
         self._chain: Chain | None = None
         self._learners: Learners | None = None
         self._reliefs: list[Relief] = []
+        self._read: dict[tuple[str, str], FeatureSet] = {}
         self._afterwards: dict[str, Device] = {}
 
     def run(self) -> Figures | None:
@@ -122,7 +124,7 @@ class _Execution:
         phase, graph, run = self._phase, self._graph, self._run
         resolution = resolve(graph, request_of(phase, graph, run.done))
         run.plan = fitting.noted(phase, resolution.plan, graph, run.done)
-        ready = prepare(phase, resolution, graph, run.done)
+        ready = prepare(phase, resolution, graph, run.done, self._read)
         own = ready[0]
         run.rows = own.draw.rows if isinstance(own.draw, Sight) else own.rows
         self._learners = Learners(phase, graph, own.rows, streams_of(phase, graph))
@@ -136,6 +138,8 @@ class _Execution:
         self._afterwards.update(later)
         place(graph, {one.node: one.device for one in plan.assignments})
         self._moments.call("after_placement", phase=phase, plan=plan, run=run)
+        for note in (note for one in ready for note in one.provision.notes()):
+            run.tell("source", note)
         rows = self._loaded(ready, resolution)
         self._chain = _build(resolution, graph, phase.compile)
         run.attach(self._chain)

@@ -66,7 +66,7 @@ class Relief:
         shrunk = self.supply.shrink()
         batch = batch or self.batch
         now = min(self.piece or batch, batch)
-        whole = now == 1 or bool(self._mixing)  # it can be computed in no smaller parts
+        whole = now <= 1 or bool(self._mixing)  # it can be computed in no smaller parts
         if shrunk and whole:
             self._tell(
                 "memory", f"{self._name}: memory ran out ({error.asked}); rows are streamed in smaller blocks now"

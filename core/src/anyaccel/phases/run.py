@@ -61,7 +61,7 @@ class Run:
         history: the epochs that are complete.
         evaluation: what an EvalPhase gave, from its end on; None before, and for other phases.
         fitted: what a FitPhase has fitted, in this order.
-        rows: the data of the phase by feature set, once they are known.
+        rows: the data of the phase by feature set, once they are known; of a source of batches some of its first.
         error: what ended the run, None if nothing did.
         stop_reason: why somebody asked the run to stop, `""` if nobody did.
         looping: whether the loop has begun.

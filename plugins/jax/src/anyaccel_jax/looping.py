@@ -119,5 +119,5 @@ def _gathered(rest: Any, begin: Any, size: int) -> Any:
 
 def _ahead(batch: int, columns: Any) -> int:
     """For how many steps rows are gathered at once."""
-    each = batch * sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in columns)
+    each: int = batch * sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in columns)
     return max(1, min(AHEAD, AHEAD_BYTES // max(each, 1)))

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 1.0
+PATIENCE = 0.7
 """Seconds for which the end of a loop waits for the thread: its maker may wait for a disk or a worker for long."""
 _POLL = 0.05
 _LISTEN = 0.2

@@ -44,6 +44,10 @@ class Provision(ABC):
     batch: int
     arrays: Mapping[str, np.ndarray]
 
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of where the rows come from."""
+        return ()
+
     @abstractmethod
     def nbytes(self) -> dict[Place, int]:
         """Bytes that the columns take by framework and device, if they are resident."""
@@ -132,6 +136,10 @@ class SourceProvision(Provision):
         self.batch = schedule.batch if schedule is not None else 1
         self._source, self._classes = source, classes
         self._accumulate, self._schedule = accumulate, schedule
+
+    def notes(self) -> tuple[str, ...]:
+        """As of `Provision`."""
+        return self._source.notes()
 
     def nbytes(self) -> dict[Place, int]:
         """None: they are never all there."""

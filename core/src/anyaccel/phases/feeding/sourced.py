@@ -31,9 +31,9 @@ BLOCK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class _Slot:
-    """Host memory for one block, and what was sent from it and may still be being read."""
+    """Host memory for one block, with the number of classes, and what was sent from it and may still be being read."""
 
-    buffers: dict[str, np.ndarray] = field(default_factory=dict)
+    columns: list[tuple[Column, np.ndarray, int | None]] = field(default_factory=list)
     capacity: int = 0
     sent: list[Sent] = field(default_factory=list)
 
@@ -156,27 +156,26 @@ class Sourced(Supply):
     def _filled(self, slot: _Slot, batches: Iterable[tuple[int, Batch]], number: int) -> list[int]:
         """Put batches into a slot until it is full, or time is over; how many rows each has."""
         sizes: list[int] = []
-        began = time.perf_counter()
+        start, began = 0, time.perf_counter()
         for position, batch in batches:
-            start, size = sum(sizes), len(next(iter(batch.values())))
-            self._make_room(slot, start, size)
+            size = len(next(iter(batch.values())))
+            if start + size > slot.capacity or slot.capacity < self._capacity:
+                self._make_room(slot, start, size)
             with told_of(Place(self._source.label, number, position)):
-                for column in self._columns:
-                    out = slot.buffers[column.name][start : start + size]
-                    formed(column, batch, out, self._classes.get(column.name))
+                for column, buffer, classes in slot.columns:
+                    formed(column, batch, buffer[start : start + size], classes)
             sizes.append(size)
-            if not self._goes_on(sizes, slot.capacity, time.perf_counter() - began):
+            start += size
+            if len(sizes) % self._accumulate:  # in the middle of a step
+                continue
+            if not self._goes_on(start, sum(sizes[-self._accumulate :]), slot.capacity, time.perf_counter() - began):
                 break
         return sizes
 
-    def _goes_on(self, sizes: Sequence[int], capacity: int, seconds: float) -> bool:
+    def _goes_on(self, filled: int, step: int, capacity: int, seconds: float) -> bool:
         """Whether a block takes another step, if that is like the last; what makes buffers grow has to come fast."""
-        if len(sizes) % self._accumulate:  # in the middle of a step
-            return True
-        if self._first:
-            return False
-        rows = sum(sizes) + sum(sizes[-self._accumulate :])
-        if rows * self._row > self._block_bytes:
+        rows = filled + step
+        if self._first or rows * self._row > self._block_bytes:
             return False
         return seconds < (BLOCK_SECONDS if rows <= capacity else BLOCK_SECONDS / 2)
 
@@ -184,20 +183,18 @@ class Sourced(Supply):
         """Buffers for some rows more, which take over those that are there; twice as large where they grow."""
         if filled + size > self._capacity:
             self._capacity = max(filled + size, min(2 * self._capacity, self._block_bytes // self._row))
-        if slot.capacity == self._capacity:
-            return
-        for one in self._columns:
+        old, slot.columns, slot.capacity = slot.columns, [], self._capacity
+        for number, one in enumerate(self._columns):
             shape = (self._capacity, *one.spec.shape)
             buffer = self._backends[one.name].buffer(shape, one.spec.dtype, one.device)
             if filled:
-                buffer[:filled] = slot.buffers[one.name][:filled]
-            slot.buffers[one.name] = buffer
-        slot.capacity = self._capacity
+                buffer[:filled] = old[number][1][:filled]
+            slot.columns.append((one, buffer, self._classes.get(one.name)))
 
     def _sent(self, slot: _Slot, sizes: list[int]) -> _Block:
         found: dict[str, Sent] = {}
-        for one in self._columns:
-            found[one.name] = self._backends[one.name].send(slot.buffers[one.name], one.device)
+        for one, buffer, _ in slot.columns:
+            found[one.name] = self._backends[one.name].send(buffer, one.device)
             slot.sent.append(found[one.name])
         return _Block(sizes, slot.capacity, found)
 

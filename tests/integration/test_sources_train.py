@@ -1,0 +1,212 @@
+"""Sources of real frameworks feed graphs of each: the same numbers as rows in memory, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.errors import SourceError
+from anyaccel.registry import registry
+
+ROWS, SIZE = 50, 8
+_DRAW = np.random.default_rng(0)
+X = _DRAW.normal(size=(ROWS, 3)).astype("float32")
+Y = X @ np.array([[1.0], [-2.0], [0.5]], "float32") + 0.3
+DATA = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, "x", "y")
+MSE = aa.AppliedLoss("mse", on="net")
+
+
+@pytest.fixture(autouse=True)
+def no_threads() -> Iterator[None]:
+    yield
+    assert "anyaccel-ahead" not in [one.name for one in threading.enumerate()]
+
+
+def dataset() -> Any:
+    torch = pytest.importorskip("torch")
+    return torch.utils.data.TensorDataset(torch.from_numpy(X.copy()), torch.from_numpy(Y.copy()))
+
+
+def loader(of: Any = None, **settings: Any) -> Any:
+    torch = pytest.importorskip("torch")
+    return torch.utils.data.DataLoader(of or dataset(), **{"batch_size": SIZE, **settings})
+
+
+def tf_data() -> Any:
+    tf = pytest.importorskip("tensorflow")
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(SIZE).prefetch(1)
+
+
+def jax_arrays() -> Any:
+    jnp = pytest.importorskip("jax.numpy")
+    return lambda: ((jnp.asarray(X[at : at + SIZE]), jnp.asarray(Y[at : at + SIZE])) for at in range(0, ROWS, SIZE))
+
+
+def hugging_face() -> Any:
+    return pytest.importorskip("datasets").Dataset.from_dict({"x": X, "y": Y}).with_format("numpy")
+
+
+def hugging_face_stream() -> Any:
+    return hugging_face().to_iterable_dataset().batch(SIZE)
+
+
+GIVEN: dict[str, Callable[[], Any]] = {
+    "torch DataLoader": loader,
+    "torch Dataset": dataset,
+    "tf.data": tf_data,
+    "JAX arrays": jax_arrays,
+    "Hugging Face, read by numbers": lambda: aa.Items("data", hugging_face(), features="x", targets="y"),
+    "Hugging Face, streamed": hugging_face_stream,
+    "generator": lambda: lambda: ((X[at : at + SIZE], Y[at : at + SIZE]) for at in range(0, ROWS, SIZE)),
+}
+
+
+def graph_of(framework: str, dtype: str = "float32") -> aa.ModelGraph:
+    model = registry().computing(framework).models()["SequentialMLP"]((1,), 2, 4, "tanh", dtype=dtype)
+    return aa.ModelGraph([aa.ModelNode("net", model, DATA.reference())], aa.Optimizer("adam", lr=0.05), seed=3)
+
+
+def trained(graph: aa.ModelGraph, data: Any, **settings: Any) -> Any:
+    drawn = aa.SimpleSampler(SIZE)
+    settings = {"sampler": drawn, "n_epochs": 3, "losses": MSE, **settings}
+    return aa.Experiment("e", graph, progress="none").run_phase(aa.TrainPhase("t", data=data, **settings))
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_any_source_trains_every_framework(framework: str, kind: str) -> None:
+    wanted = trained(graph_of(framework), DATA)
+    found = trained(graph_of(framework), GIVEN[kind]())
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
+    assert [one.steps for one in found.epochs] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 3}, {"compile": "steps"}, {"accumulate": 2, "compile": "steps"}])
+def test_settings_of_the_loop_hold_for_sources(framework: str, settings: dict[str, Any]) -> None:
+    wanted = trained(graph_of(framework), DATA, **settings)
+    made = [(X[at : at + SIZE], Y[at : at + SIZE]) for at in range(0, ROWS, SIZE)]
+    found = trained(graph_of(framework), made, **settings)
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
+    assert [one.steps for one in found.epochs] == [one.steps for one in wanted.epochs]
+
+
+def test_validation_and_evaluation(framework: str) -> None:
+    validation = aa.EvalPhase("v", data=loader(), metrics=["r2"])
+    graph = graph_of(framework)
+    found = trained(graph, loader(), validation=validation)
+    last = aa.Experiment("e", graph, progress="none").run_phase(
+        aa.EvalPhase("v", data=dataset(), losses=MSE, metrics=["r2"])
+    )
+    np.testing.assert_allclose(found.epochs[-1].validation["loss"], last.loss, rtol=1e-5)
+    np.testing.assert_allclose(found.epochs[-1].validation["r2"], last.metrics["r2"], rtol=1e-5)
+
+
+def test_one_source_feeds_two_frameworks(three: tuple[str, str, str]) -> None:
+    def losses(data: Any) -> dict[str, list[float]]:
+        nodes = [
+            aa.ModelNode(name, registry().computing(name).models()["SequentialMLP"]((1,), 1, 4), DATA.reference())
+            for name in three
+        ]
+        on = [aa.AppliedLoss("mse", on=name) for name in three]
+        graph = aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.05), seed=3)
+        results = trained(graph, data, losses=on)
+        return {name: list(results.losses(name)) for name in three}
+
+    wanted, found = losses(DATA), losses(loader())
+    for name in three:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
+
+
+def workers_end() -> bool:
+    gc.collect()
+    end = time.monotonic() + 30
+    while multiprocessing.active_children() and time.monotonic() < end:
+        time.sleep(0.05)
+    return not multiprocessing.active_children()
+
+
+class Failing:
+    """A data set one row of which cannot be read; at the top of a module, for the worker processes."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        if row == self.row:
+            raise ValueError("row of ill will")
+        return X[row], Y[row]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_loader_with_workers(method: str) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    wanted = trained(graph_of("torch"), DATA, n_epochs=2)
+    found = trained(graph_of("torch"), loader(num_workers=1, multiprocessing_context=method), n_epochs=2)
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-6)
+    assert workers_end()
+
+
+def test_a_fault_in_a_worker_is_told_and_workers_end() -> None:
+    given = loader(Failing(20), num_workers=1, multiprocessing_context="spawn")
+    experiment = aa.Experiment("e", graph_of("torch"), progress="none")
+    with pytest.raises(SourceError, match=r"batch 2 of source 'data' in epoch 0 .*ValueError: row of ill will"):
+        experiment.run_phase(aa.TrainPhase("t", data=given, losses=MSE))
+    assert workers_end()
+    assert len(trained(experiment.graph, loader(), n_epochs=1).epochs) == 1
+
+
+def test_workers_end_where_a_run_is_left() -> None:
+    class Leave(aa.Callback):
+        def step_end(self, run: Any) -> None:
+            raise KeyboardInterrupt
+
+    given = loader(num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(KeyboardInterrupt):
+        trained(graph_of("torch"), given, callbacks=[Leave()])
+    assert workers_end()
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
+def test_forks_beside_threads_are_refused() -> None:
+    pytest.importorskip("jax")
+    if registry().find("jax") is None or "jax" not in sys.modules:
+        pytest.skip("needs the plugin of JAX")
+    given = loader(num_workers=1, multiprocessing_context="fork")
+    for one in (
+        aa.TrainPhase("t", data=given, losses=MSE),
+        aa.TrainPhase("t", data=DATA, losses=MSE, validation=aa.EvalPhase("v", data=given)),
+    ):
+        with pytest.raises(SourceError, match=r"would be forked beside .*jax.*forkserver"):
+            aa.Experiment("e", graph_of("torch"), progress="none").run_phase(one)
+
+
+def test_a_shuffled_loader_restarts_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epoch begins again with an order of its own, and every row is taken once."""
+    from anyaccel.adapter import ArrayProgram
+    from anyaccel.errors import OutOfMemoryError
+
+    graph, failed, plain = graph_of("torch"), [0], ArrayProgram.forward_pullback
+
+    def guarded(self: Any, inputs: Any) -> Any:
+        failed[0] += 1
+        if failed[0] == 4:
+            raise OutOfMemoryError("no room")
+        return plain(self, inputs)
+
+    monkeypatch.setattr(ArrayProgram, "forward_pullback", guarded)
+    twin = aa.ModelNode("two", registry().computing("torch").models()["SequentialMLP"]((1,), 1, 4), DATA.reference())
+    graph.add_node(twin)
+    results = trained(graph, loader(shuffle=True), n_epochs=2)
+    assert [one.steps for one in results.epochs] == [7, 7]
