@@ -56,13 +56,14 @@ class Calling:
 
     def _choose(self, state: Any, rest: Any, table: Any, numbers: Any) -> Any:
         """The state, in other memory where the loop does not keep it."""
-        self._chosen, device = self._looped, only_device(numbers)
-        if device.platform != "cpu":
-            return state
-        state, results, _ = self._loop(state, rest, table, numbers, _number(device, 0))
-        singly = partial(self._singly, (results.shape, results.dtype))
-        if self._convolves() and not (self._keeps and self._is_faster(singly, (state, rest, table, numbers))):
-            self._chosen = singly
+        device = only_device(numbers)
+        chosen: Calls = self._looped
+        if device.platform == "cpu":
+            state, results, _ = self._loop(state, rest, table, numbers, _number(device, 0))
+            singly = partial(self._singly, (results.shape, results.dtype))
+            if self._convolves() and not (self._keeps and self._is_faster(singly, (state, rest, table, numbers))):
+                chosen = singly
+        self._chosen = chosen
         return state
 
     def _is_faster(self, singly: Calls, given: tuple[Any, ...]) -> bool:
