@@ -31,8 +31,11 @@ def bits(stream: int, n: int) -> np.ndarray:
 
 
 def permutation(stream: int, n: int) -> np.ndarray:
-    """A uniformly random order of `range(n)`, int64 [n]: the stable argsort of the stream's first n words."""
-    return np.argsort(bits(stream, n), kind="stable").astype(np.int64, copy=False)
+    """A uniformly random order of `range(n)`, int64 [n]: the argsort of the stream's first n words.
+
+    These are all distinct (each step of `bits` can be undone), so that every way to sort gives this order.
+    """
+    return np.argsort(bits(stream, n)).astype(np.int64, copy=False)
 
 
 def uniform(stream: int, shape: tuple[int, ...], low: float, high: float) -> np.ndarray:

@@ -63,6 +63,13 @@ def test_a_permutation_is_one(stream, n):
     assert sorted(order.tolist()) == list(range(n))
 
 
+@pytest.mark.parametrize("n", [1, 17, 4096, 100_000])
+def test_the_words_of_a_stream_are_distinct_so_that_no_sort_matters(n):
+    words = rng.bits(rng.key(3, "order", n), n)
+    assert len(np.unique(words)) == n
+    assert np.array_equal(rng.permutation(rng.key(3, "order", n), n), np.argsort(words, kind="stable"))
+
+
 def test_permutation_golden():
     assert rng.permutation(rng.key(0, "order", 0), 10).tolist() == PERMUTATION
     words = splitmix64(rng.key(0, "order", 0), 10)
