@@ -159,6 +159,12 @@ class Fails:
         return X[index], Y[index]
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that are no forks import this module by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+
+
 # How workers start that cannot be forks: these take seconds, because each imports torch.
 @pytest.mark.parametrize("settings", [{"num_workers": 0}, {"num_workers": 2, "multiprocessing_context": "forkserver"}])
 def test_an_error_in_a_worker(torch: Any, settings: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,15 @@ GIVEN: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that are no forks import this module by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+
+
 def graph_of(framework: str, dtype: str = "float32") -> aa.ModelGraph:
+    if framework not in registry().frameworks:
+        pytest.skip(f"needs the plugin of {framework}")
     model = registry().computing(framework).models()["SequentialMLP"]((1,), 2, 4, "tanh", dtype=dtype)
     return aa.ModelGraph([aa.ModelNode("net", model, DATA.reference())], aa.Optimizer("adam", lr=0.05), seed=3)
 

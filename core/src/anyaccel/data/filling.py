@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -117,11 +117,16 @@ def filled(sources: Sequence[Source], out: np.ndarray) -> np.ndarray:
         _fill(sources, places, out, *shares[0])
         return out
     with ThreadPoolExecutor(len(shares), "anyaccel-filling") as threads:
-        # np.errstate is a matter of the context, which a thread would not have.
-        done = [threads.submit(copy_context().run, _fill, sources, places, out, start, stop) for start, stop in shares]
+        told = np.geterr()  # a thread has its own, and what the caller set would not hold there
+        done = [threads.submit(_told, told, _fill, sources, places, out, start, stop) for start, stop in shares]
         for one in done:
             one.result()
     return out
+
+
+def _told(errors: Any, fill: Callable[..., None], *given: Any) -> None:
+    with np.errstate(**errors):
+        fill(*given)
 
 
 def _shares(out: np.ndarray) -> list[tuple[int, int]]:
