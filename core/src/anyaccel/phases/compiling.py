@@ -9,14 +9,13 @@ from collections.abc import Callable
 
 from anyaccel.backend import Offer
 from anyaccel.errors import CompileError, CompileWarning, OutOfMemoryError
+from anyaccel.phases.events import Tell
 from anyaccel.phases.failure import forget
 from anyaccel.phases.stepper import Stepper
 
 _SURE_SECONDS, _SURE_SHARE = 0.02, 0.02
 """Plain steps are timed for so long, or for such a part of the compilation, before they say anything."""
 
-Tell = Callable[[str, str], None]
-"""Takes the kind of a decision, and what was decided."""
 Key = tuple[int, int | None, int]
 """Steps that are compiled together: of so many rows, at most so many at once, from columns of so many rows."""
 

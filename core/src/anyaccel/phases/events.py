@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 _LOG = logging.getLogger("anyaccel")
 _LOG.addHandler(logging.NullHandler())  # who set up no log is told by the progress and the results
 
+Tell = Callable[[str, str], None]
+"""Notes what was decided or done: `Run.tell`, of an event's kind and text."""
 KINDS = ("compile", "residency", "memory", "source")
 """What an event can be of."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from anyaccel.errors import OutOfMemoryError
+from anyaccel.phases.events import Tell
 from anyaccel.phases.failure import forget
 from anyaccel.phases.feeding import Supply
-
-Tell = Callable[[str, str], None]
 
 
 class Relief:

@@ -12,6 +12,7 @@ from anyaccel.errors import AnyaccelError, OutOfMemoryError
 from anyaccel.markup import size
 from anyaccel.phases.chain import Chain
 from anyaccel.phases.drawing import Turn
+from anyaccel.phases.events import Tell
 from anyaccel.phases.failure import forget
 from anyaccel.phases.feeding import Place, Portion, Provision, Stretch, Supply, slots_of
 from anyaccel.phases.kinds import TrainPhase
@@ -23,8 +24,6 @@ from anyaccel.phases.separable import mixing
 from anyaccel.registry import registry
 
 _TRIALS = 10
-
-Tell = Callable[[str, str], None]
 
 
 def relieved(

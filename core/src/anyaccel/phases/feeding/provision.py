@@ -85,14 +85,14 @@ class RowsProvision(Provision):
         self.plan, self.arrays = plan, arrays
         self.batch = schedule.batch
         self._again, self._schedule = again, schedule
+        self._nbytes: dict[Place, int] = {}
+        for column in self._distinct(arrays):  # counted now: later they may have been given away
+            place = (column.framework, column.device)
+            self._nbytes[place] = self._nbytes.get(place, 0) + arrays[column.name].nbytes
 
     def nbytes(self) -> dict[Place, int]:
         """As of `Provision`."""
-        arrays, found = self._ready(), dict[Place, int]()
-        for column in self._distinct(arrays):
-            place = (column.framework, column.device)
-            found[place] = found.get(place, 0) + arrays[column.name].nbytes
-        return found
+        return self._nbytes
 
     def resident(self, loaded: Callable[[int], None] | None = None) -> Supply:
         """As of `Provision`."""

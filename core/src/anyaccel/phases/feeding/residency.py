@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.graph import Plan
 from anyaccel.markup import size
+from anyaccel.phases.events import Tell
 from anyaccel.phases.failure import forget
 from anyaccel.phases.feeding.provision import Place, Provision, free_memory
 from anyaccel.phases.feeding.supply import Supply
@@ -16,8 +17,6 @@ from anyaccel.segment import NodeState, Segment
 _FULL = 0.8
 """The part of the free memory that data and what training adds may fill; the rest is for activations."""
 _SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-
-Tell = Callable[[str, str], None]
 
 
 def supplies(
