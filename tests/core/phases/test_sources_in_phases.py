@@ -731,12 +731,13 @@ def test_slow_items_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _SLOW = """
-import faulthandler, time
+import faulthandler, signal, time
 import numpy as np
 import anyaccel as aa
 from anyaccel.reference import Dense
 
 faulthandler.dump_traceback_later(20)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
 
 def slow():
     while True:

@@ -7,13 +7,16 @@ import queue
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
+# Queues in C: Python's own locks can be lost where an interrupt falls within a wait ("release unlocked lock").
+_Found: TypeAlias = "tuple[T | None, BaseException | None, bool]"
+_Queue: TypeAlias = "queue.SimpleQueue[_Found[T]]"
+
 PATIENCE = 0.7
 """Seconds for which the end of a loop waits for the thread: its maker may wait for a disk or a worker for long."""
-_POLL = 0.05
 _LISTEN = 0.2
 """Where a wait cannot be interrupted, it ends so often, to let an interrupt through."""
 
@@ -30,13 +33,16 @@ def ahead(make: Callable[[], Generator[T]], depth: int = 1, name: str = "anyacce
         depth: how many may wait.
         name: of the thread.
     """
-    found: queue.Queue[tuple[T | None, BaseException | None, bool]] = queue.Queue(depth)
-    stop = threading.Event()
-    thread = threading.Thread(target=_work, args=(make, found, stop), name=name, daemon=True)
+    found: _Queue[T] = queue.SimpleQueue()
+    room: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    for _ in range(depth):
+        room.put(True)
+    thread = threading.Thread(target=_work, args=(make, found, room), name=name, daemon=True)
     try:
         thread.start()
         while True:
             one, error, last = _next(found)
+            room.put(True)
             if error is not None:
                 raise error
             if last:
@@ -44,42 +50,45 @@ def ahead(make: Callable[[], Generator[T]], depth: int = 1, name: str = "anyacce
             yield one  # type: ignore[misc]
             del one  # a block on a device must not outlive the next
     finally:
-        stop.set()
+        _drain(room)
+        room.put(False)
         _drain(found)
         if thread.is_alive():  # it is not, where an interrupt came before it was started
             thread.join(PATIENCE)
         _drain(found)  # what was put there in between: an error there, and its frames, would keep each other
 
 
-def _drain(found: queue.Queue[T]) -> None:
+def _drain(found: queue.SimpleQueue[Any]) -> None:
     with contextlib.suppress(queue.Empty):
         while True:
             found.get_nowait()
 
 
-def _next(found: queue.Queue[T]) -> T:
+def _next(found: _Queue[T]) -> _Found[T]:
     while True:
         with contextlib.suppress(queue.Empty):
             return found.get(timeout=_LISTEN)
 
 
-def _work(make: Callable[[], Generator[T]], found: queue.Queue[object], stop: threading.Event) -> None:
+def _work(make: Callable[[], Generator[T]], found: _Queue[T], room: queue.SimpleQueue[bool]) -> None:
     error: BaseException | None = None
     try:
         with closing(make()) as made:
             for one in made:
-                if not _put(found, (one, None, False), stop):
+                if not _has_room(room):
                     return
+                found.put((one, None, False))
                 del one
     except BaseException as failure:  # the thread that waits for it must hear of anything
         error = failure
-    _put(found, (None, error, True), stop)
+    if _has_room(room):
+        found.put((None, error, True))
     del error  # a circle
 
 
-def _put(found: queue.Queue[object], one: object, stop: threading.Event) -> bool:
-    while not stop.is_set():
-        with contextlib.suppress(queue.Full):
-            found.put(one, timeout=_POLL)
-            return not stop.is_set()
+def _has_room(room: queue.SimpleQueue[bool]) -> bool:
+    """Waits for it; False once the loop has ended, however often it is asked."""
+    if room.get():
+        return True
+    room.put(False)
     return False
