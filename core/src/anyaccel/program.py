@@ -161,7 +161,8 @@ class Stepping(Program):
             batch: rows in each step.
 
         Returns:
-            mean losses on the device, [count, len(segment.losses)], in the order of `segment.losses`.
+            mean losses on the device, [count or more, len(segment.losses)], in the order of `segment.losses`; rows
+            from `count` on say nothing.
         """
 
     def offer(self, most: int) -> Offer | None:

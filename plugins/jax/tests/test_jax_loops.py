@@ -43,7 +43,7 @@ def program(backend: JaxBackend, segment_of: Make, features: tuple[int, ...] = P
 def trained(made: tuple[Any, Any], calls: Calls, batch: int = 4, parts: int = 1) -> list[np.ndarray]:
     """Losses of all calls, and the parameters after them."""
     found, given = made
-    losses = [np.asarray(found.steps(*given, start, count, batch, parts)) for start, count in calls]
+    losses = [np.asarray(found.steps(*given, start, count, batch, parts))[:count] for start, count in calls]
     slots = [one for state in found.release().values() for there in state.slots.values() for one in there.values()]
     return [np.concatenate(losses), *map(np.asarray, slots)]
 
@@ -159,16 +159,21 @@ def test_steps_that_follow_each_other_send_nothing_either_way(
     assert np.isfinite(np.concatenate(kept)).all()
 
 
-def test_compiling_cuts_no_results(backend: JaxBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cut is compiled for each count, and there is none to come of 0."""
-    cut: list[int] = []
-    first = looping._first  # noqa: SLF001
-    monkeypatch.setattr(looping, "_first", lambda results, size: cut.append(size) or first(results, size))
+def test_another_number_of_steps_compiles_nothing(
+    backend: JaxBackend, segment_of: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is given back has rows for more steps than were done."""
     found, given = program(backend, segment_of, (3,))
     found.compile(*given, 4)
-    assert cut == []
     found.steps(*given, 0, 5, 4)
-    assert cut == [5]
+    with jax.log_compiles():
+        caplog.clear()
+        results = [found.steps(*given, 0, count, 4) for count in (1, 2, 4, 3)]
+    assert [record.message for record in caplog.records if "ompil" in record.message] == []
+    assert {one.shape for one in results} == {(looping.CHUNK, 1)}
+    with jax.log_compiles():
+        jax.jit(lambda x: x + 41)(np.float32(1))
+    assert any("ompil" in record.message for record in caplog.records)
 
 
 def test_a_gather_without_an_order_is_a_slice() -> None:

@@ -52,7 +52,7 @@ class Fake(ArrayProgram):
         speeds.clock.now += speeds.call + count * speeds.each * (speeds.ratio if compiled else 1.0)
         if speeds.computes:
             return super().steps(columns, orders, start, count, batch, parts)
-        return np.broadcast_to(np.zeros((1, 1)), (count, 1))
+        return np.broadcast_to(np.zeros((1, 1)), (count + 1, 1))  # more rows than steps are allowed
 
     def offer(self, most: int) -> Offer | None:
         self.speeds.offers.append(most)

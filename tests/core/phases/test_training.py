@@ -16,9 +16,10 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.phases import EvalPhase, TrainPhase, lifecycle, training
+from anyaccel.phases.links import Losses
 from anyaccel.phases.tally import Tally
 from anyaccel.recipes import AppliedLoss, Optimizer, Schedule
-from anyaccel.reference import BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
+from anyaccel.reference import BatchNorm, Dense, Dropout, Module, ReferenceBackend, Sequential, SequentialMLP
 
 MSE = AppliedLoss("mse", on="net")
 
@@ -663,3 +664,12 @@ def test_a_thousand_steps_need_no_more_memory_than_ten(table, line, experiment, 
         peaks.append(sims[0].peak - n * (3 + 1) * 4 - n * 8)
         experiment(graph).run_phase(train(data=many, sampler=1))
     assert peaks[1] - peaks[0] <= 1000 * 2 * 4, "a step leaves its loss behind, which is stacked, and nothing else"
+
+
+def test_rows_beyond_the_steps_of_a_call_do_not_count() -> None:
+    tally = Tally()
+    means = np.array([[1.0, 10.0], [3.0, 20.0], [100.0, 100.0]])
+    tally.add(
+        [Losses(ReferenceBackend(), 4, ("a", "b"), means, 2), Losses(ReferenceBackend(), 8, ("a", "b"), means[1:], 1)]
+    )
+    assert tally.means() == {"a": (4 * (1 + 3) + 8 * 3) / 16, "b": (4 * (10 + 20) + 8 * 20) / 16}

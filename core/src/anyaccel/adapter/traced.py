@@ -41,7 +41,7 @@ class TracedProgram(TracedActs):
     def steps(
         self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int, parts: int = 1
     ) -> Any:
-        """`count` training steps in one call; mean losses [count, losses] on the device of the first loss.
+        """`count` training steps in one call; mean losses [count or more, losses] on the device of the first loss.
 
         Compiled if it was asked for, or is never worse; then a batch of another size is done one by one until that has
         taken as long as to compile it.

@@ -107,7 +107,8 @@ class TracedOps(ArrayOps):
 
         Returns:
             a function of (state, rest, course, count). It gives the last state, and the results (one array each)
-            stacked, and leaves the course behind the last step. With a count of 0 it is only compiled: the state
+            stacked, with more rows than steps where that saves compiling, and leaves the course behind the last step.
+            With a count of 0 it is only compiled: the state
             is as it was, the result is none.
         """
         compiled = self.compiled(body)

@@ -34,12 +34,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Losses still on their devices: means [count, labels] of steps of one size, or pairs of one step."""
+    """Losses still on their devices: means [count or more, labels] of `count` steps of one size, or pairs of one step."""
 
     backend: ComputingBackend
     batch: int
     labels: tuple[str, ...]
     means: Any = None
+    count: int = 0
     pairs: Pairs | None = None
 
     def is_ready(self) -> bool:

@@ -39,7 +39,7 @@ class Stepper:
             return self.plain(start, count, batch, piece)
         more = () if parts == 1 else (parts,)
         means = self.program.steps(self.columns, self.orders, start, count, batch, *more)
-        return [Losses(self.link.backend, batch, self.labels, means)]
+        return [Losses(self.link.backend, batch, self.labels, means, count)]
 
     @property
     def rows(self) -> int:

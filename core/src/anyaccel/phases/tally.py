@@ -40,7 +40,7 @@ class Tally:
         """Label, sum and weight for each call of many steps, in which a mean weighs as much as its batch."""
         for losses in self._kept:
             if losses.pairs is None:
-                means = np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)
+                means = np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)[: losses.count]
                 for label, column in zip(losses.labels, means.T, strict=True):
                     yield label, float(column.sum()) * losses.batch, float(len(column) * losses.batch)
 

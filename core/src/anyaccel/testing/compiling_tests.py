@@ -51,7 +51,7 @@ def given(bench: Bench) -> tuple[Any, Any]:
 def stepped(bench: Bench, program: Stepping, calls: list[Call]) -> Array:
     """The mean losses of some calls of (start, count, batch) or (start, count, batch, parts)."""
     columns, orders = given(bench)
-    return np.concatenate([bench.read(program.steps(columns, orders, *call)) for call in calls])
+    return np.concatenate([bench.read(program.steps(columns, orders, *call))[: call[1]] for call in calls])
 
 
 def by_hand(bench: Bench, program: Stepping, steps: list[list[Array]], optimizer: Optimizer) -> list[list[float]]:
@@ -115,7 +115,7 @@ class PartsTests(Subject):
             program.seed(3)
             columns = bench.inputs(COLUMNS)
             steps: Callable[..., Any] = program.steps
-            means = [bench.read(steps(columns, [bench.order(same)] * 2, *call)) for call in calls]
+            means = [bench.read(steps(columns, [bench.order(same)] * 2, *call))[: call[1]] for call in calls]
             results.append(np.concatenate(means)[:, 0])
         close(results[0], results[1])
         first, second = results[2]

@@ -31,6 +31,9 @@ def repeated(
     What it is told in numbers is on the device, where the call before left it. On a CPU, steps with convolutions are
     called one by one where that is faster.
 
+    Results have rows for whole calls of the loop: cut to the steps that were done, they would be compiled anew for
+    every number of steps.
+
     Args:
         body: one step.
         compiled: compiles a function that may destroy some of its arguments, given by their numbers.
@@ -54,16 +57,10 @@ def repeated(
             numbers, table, number = course.shelf.ready(course, size, put)
             state, found, numbers = calls(state, rest, table, numbers, number, size)
             course.shelf.went(course, size, numbers)
-            results.append(found if size in (0, CHUNK) else _first(found, size))
+            results.append(found)
         return state, results[0] if len(results) == 1 else jnp.concatenate(results)
 
     return run
-
-
-@partial(jax.jit, static_argnums=1)
-def _first(results: Any, size: int) -> Any:
-    """So many results; a slice by itself would send its bounds."""
-    return results[:size]
 
 
 def _sizes(count: int) -> Iterator[int]:
