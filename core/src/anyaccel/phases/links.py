@@ -34,7 +34,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Losses still on their devices: means [count or more, labels] of `count` steps of one size, or pairs of one step."""
+    """Losses still on their devices: means [count or more, labels] of `count` equal steps, or pairs of one step."""
 
     backend: ComputingBackend
     batch: int
