@@ -16,14 +16,17 @@ from harness import Contestant, Table, fresh_contest, options, report
 from harness.options import Options
 
 MODES = ("off", "steps", "auto")
-EPOCH = 1000
-EPOCHS = {"torch": (3, 30, 300), "jax": (1, 10, 100), "tensorflow": (1, 10, 100)}
-"""Epochs of 1,000 steps: about a tenth of what pays for the compiler, that, and ten times as much."""
+PHASES = {
+    "torch": ((3, 1000), (30, 1000), (400, 1000)),
+    "jax": ((1, 40), (1, 400), (10, 400)),
+    "tensorflow": ((1, 200), (1, 2000), (20, 1000)),
+}
+"""Epochs, and steps of each: far fewer than what pays for the compiler, about that or less, and far more."""
 
 
-def phases(framework: str, epochs: int, caches: Path) -> Iterator[Contestant]:
+def phases(framework: str, epochs: int, steps: int, caches: Path) -> Iterator[Contestant]:
     """A phase in each mode."""
-    settings: dict[str, Any] = {"name": "tiny", "frameworks": [framework], "epochs": epochs, "steps": EPOCH}
+    settings: dict[str, Any] = {"name": "tiny", "frameworks": [framework], "epochs": epochs, "steps": steps}
     where = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "torch"), "JAX_COMPILATION_CACHE_DIR": str(caches / "jax")}
     for mode in MODES:
         yield Contestant(mode, "", "loops.ours:whole_phase", {**settings, "compile": mode}, where)
@@ -31,26 +34,26 @@ def phases(framework: str, epochs: int, caches: Path) -> Iterator[Contestant]:
 
 def tables(given: Options) -> Iterator[Table]:
     """One for each framework, number of steps, and state of the caches."""
-    for framework, counts in EPOCHS.items():
+    for framework, lengths in PHASES.items():
         if not given.wants(framework):
             continue
-        for epochs in counts[:1] if given.quick else counts:
+        for epochs, steps in lengths[:1] if given.quick else lengths:
             for state in ("cold", "warm"):
-                yield table(framework, epochs, state, given)
+                yield table(framework, epochs, steps, state, given)
 
 
-def table(framework: str, epochs: int, state: str, given: Options) -> Table:
+def table(framework: str, epochs: int, steps: int, state: str, given: Options) -> Table:
     """Seconds of whole phases, beside `off`."""
     caches = Path(tempfile.mkdtemp())
     try:
-        taking_part = given.chosen(phases(framework, epochs, caches))
+        taking_part = given.chosen(phases(framework, epochs, steps, caches))
         if state == "warm":
             fresh_contest([one for one in taking_part if one.name == "steps"], 1, given.threads)
         empty = caches if state == "cold" else None
         figures = fresh_contest(taking_part, given.rounds(3), given.threads, emptied=empty)
     finally:
         shutil.rmtree(caches, ignore_errors=True)
-    return Table(f"{framework}, {epochs * EPOCH} steps, {state} caches", figures, "s", 1.0, "off")
+    return Table(f"{framework}, {epochs * steps:,} steps, {state} caches", figures, "s", 1.0, "off")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def trained(
     program.seed(9)
     if compiled:
         program.compile(columns, orders, 4, parts)
-    found = np.asarray(program.steps(columns, orders, 0, 5, 4, parts))
+    found = np.asarray(program.steps(columns, orders, 0, 5, 4, parts))[:5]
     program.release()
     return found
 
@@ -83,7 +83,8 @@ def test_rows_that_are_gathered_ahead_are_the_same(
         columns, orders = resident(backend)
         program = backend.build(segment_of(mlp(backend, dropout=0.4), optimizer=ADAM))
         program.compile(columns, orders, 4, parts)
-        calls = [program.steps(columns, orders, start, count, 4, parts) for start, count in ((0, 5), (4, 4), (8, 1))]
+        cuts = ((0, 5), (4, 4), (8, 1))
+        calls = [program.steps(columns, orders, start, count, 4, parts)[:count] for start, count in cuts]
         found.append(np.concatenate([np.asarray(one) for one in calls]))
         program.release()
     np.testing.assert_allclose(found[1], found[0], rtol=2e-6)
@@ -165,7 +166,8 @@ def test_small_last_batches_are_compiled_when_they_have_taken_long_enough(
         program = backend.build(segment_of(mlp(backend), compile="auto" if compiled else "off"))
         if compiled:
             program.compile(columns, orders, 4)
-        tables = [program.steps(columns, orders, *call) for call in ((0, 5, 4), (20, 1, 3), (0, 5, 4), (20, 1, 3))]
+        calls = ((0, 5, 4), (20, 1, 3), (0, 5, 4), (20, 1, 3))
+        tables = [program.steps(columns, orders, *call)[: call[1]] for call in calls]
         program.release()
         found.append(np.concatenate(tables))
     np.testing.assert_allclose(found[0], found[1], rtol=2e-6)
@@ -226,11 +228,11 @@ def test_a_model_that_cannot_be_traced_goes_on_untraced(
     assert "SymbolicTensor" in program.untraced and program.offer(100) is None
     program.forward_pullback(inputs)[2]([None])
     program.discard()
-    found = np.asarray(program.steps(columns, orders, 0, 5, 4))
+    found = np.asarray(program.steps(columns, orders, 0, 5, 4))[:5]
     program.release()
     other = backend.build(segment_of(Linear(), optimizer=ADAM))
     np.testing.assert_allclose(losses["l"][0], other.forward(inputs)[1]["l"][0], rtol=1e-6)
-    np.testing.assert_allclose(found, np.asarray(other.steps(columns, orders, 0, 5, 4)), rtol=1e-6)
+    np.testing.assert_allclose(found, np.asarray(other.steps(columns, orders, 0, 5, 4))[:5], rtol=1e-6)
     other.release()
 
 

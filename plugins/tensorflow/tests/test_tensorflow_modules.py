@@ -131,7 +131,7 @@ def test_training_is_that_of_a_loop_by_hand(
     program.release()
     batches = [slice(i, i + 8) for i in range(0, 24, 8)]
     expected = by_hand(other, batches, backend.device_string(device))
-    np.testing.assert_allclose(np.asarray(found)[:, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(found)[:3, 0], expected, rtol=1e-5)
     for (name, mine), (_, his) in zip(_named(model), _named(other), strict=True):
         np.testing.assert_allclose(np.asarray(mine.read_value()), np.asarray(his.read_value()), rtol=1e-4, err_msg=name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ _LONG = 0.5  # seconds, which tell enough without a second call
 
 
 def looped(body: Body, home: str, *, quick: bool) -> Repeated:
-    """As `TracedOps.repeated`.
+    """As `TracedOps.repeated`; results have rows for whole calls of the function.
 
     Args:
         body: one step.
@@ -45,7 +45,7 @@ def looped(body: Body, home: str, *, quick: bool) -> Repeated:
             numbers, table, number = course.shelf.ready(course, size, put)
             state, found, numbers = whole(state, rest, table, numbers, number)
             course.shelf.went(course, size, numbers)
-            results.append(found if size == MOST else _cut()(found, number))
+            results.append(found)
         return state, results[0] if len(results) == 1 else tf.concat(results, 0)
 
     return run
@@ -109,12 +109,6 @@ def _sizes(count: int) -> Iterator[int]:
 def _put(home: str, array: np.ndarray) -> Any:
     with tf.device(home):
         return tf.constant(array)
-
-
-@cache
-def _cut() -> Any:
-    """Gives the first results; how many is a number that the device has."""
-    return compiled(lambda results, count: results[:count], reduce_retracing=True)
 
 
 def _steps(body: Body, state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
