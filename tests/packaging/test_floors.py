@@ -11,7 +11,7 @@ import pytest
 
 # Lowest first; the modules (or packages) of one line do not import each other. "" is anyaccel/__init__.py.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "install_hints", "markup", "hostmemory"),
+    ("errors", "spelling", "install_hints", "markup", "hostmemory"),
     ("device", "rng"),
     ("recipes", "models", "metrics"),
     ("segment",),
@@ -38,6 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 ONLY: dict[str, set[str]] = {
     "reference": {
         "errors",
+        "spelling",
         "hostmemory",
         "install_hints",
         "device",

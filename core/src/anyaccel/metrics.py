@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.errors import ConfigError, RecipeError
+from anyaccel.spelling import did_you_mean
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
 
@@ -84,11 +84,10 @@ class Metric:
 
     def __init__(self, measure: Any, on: str | None = None, targets: str = "targets", label: str | None = None) -> None:
         if isinstance(measure, str) and measure not in METRICS:
-            close = difflib.get_close_matches(measure.lower(), METRICS, n=1)
             raise RecipeError(
                 f"no metric is called {measure!r}",
                 there=", ".join(METRICS),
-                remedy=f"did you mean {close[0]!r}?" if close else "use one of these, or give a function",
+                remedy=did_you_mean(measure.lower(), METRICS, "use one of these, or give a function"),
             )
         if not isinstance(measure, str) and not callable(measure):
             raise RecipeError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anyaccel.errors import AnyaccelError, ConfigError, RecipeError
+from anyaccel.spelling import did_you_mean
 
 # Every setting a named optimizer knows, with its default. The formulas stand in docs/reference/formulas.md.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -340,12 +340,11 @@ def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(what: str, name: object, known: Any) -> RecipeError:
-    close = difflib.get_close_matches(str(name).lower(), known, n=1)
     own = "" if what == "schedule" else f", or the node's own framework's {what}"
     return RecipeError(
         f"no {what} is called {name!r}",
         there=", ".join(known),
-        remedy=f"did you mean {close[0]!r}?" if close else f"use one of these names{own}",
+        remedy=did_you_mean(str(name).lower(), known, f"use one of these names{own}"),
     )
 
 
@@ -354,11 +353,10 @@ def _check_settings(what: str, given: Mapping[str, Any], known: Any, also: tuple
     if strange:
         every = [*also, *known]
         short = "lr" if strange[0] in ("learning_rate", "learningrate", "step_size") else strange[0]
-        close = difflib.get_close_matches(short, every, n=1)
         raise RecipeError(
             f"{what} has no setting {', '.join(strange)}",
             there=", ".join(every) or "none",
-            remedy=f"did you mean {close[0]!r}?" if close else "",
+            remedy=did_you_mean(short, every, ""),
         )
 
 

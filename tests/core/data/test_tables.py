@@ -155,6 +155,27 @@ def test_nulls_of_later_chunks_are_counted_from_the_start() -> None:
         FeatureSet.from_arrow("fs", pa.table({"x": pa.chunked_array([[1, 2], [3, None]])}), "x")
 
 
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([[[1], [2]], [[3], None]], r"'x' has nulls in 1 of 4 rows, the first in row 3"),
+        ([[[1], [2]], [[3, 4]]], r"'x' is ragged: .*lists of 1 to 2 entries"),
+        ([[[[1]]], [[[2, 3]]]], r"'x' is ragged: .*lists of 1 to 2 entries"),
+    ],
+)
+def test_lists_of_several_chunks_are_judged_together(chunks: list[Any], message: str) -> None:
+    with pytest.raises(ColumnError, match=message):
+        FeatureSet.from_arrow("fs", pa.table({"x": pa.chunked_array(chunks)}), "x")
+
+
+def test_lists_stay_in_their_chunks() -> None:
+    nested = pa.chunked_array([[[[1, 2]], [[3, 4]]], [], [[[5, 6]]]], pa.large_list(pa.list_(pa.int8())))
+    fs = FeatureSet.from_arrow("fs", pa.table({"x": nested}), "x")
+    assert [len(chunk) for chunk in fs.column("x").chunks] == [2, 1]
+    assert fs.spec("x") == TensorSpec((1, 2), "int8")
+    assert fs.array("x").tolist() == [[[1, 2]], [[3, 4]], [[5, 6]]]
+
+
 @pytest.mark.parametrize("column", [pa.array(["a"]), pa.array([["a"]]), pa.array([1]).cast(pa.timestamp("s"))])
 def test_arrow_types_that_are_not_numbers(column: Any) -> None:
     with pytest.raises(ColumnError, match=r"column 'x' cannot be read as numbers: it is of type"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from anyaccel import SimpleSampler
 from anyaccel.adapter import ArrayProgram
-from anyaccel.backend import Offer
+from anyaccel.backend import Offer, Stepping
 from anyaccel.data import FeatureSet
 from anyaccel.errors import CompileError, CompileWarning, OutOfMemoryError
 from anyaccel.experiment import Experiment
@@ -111,9 +111,9 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
     return made(monkeypatch)
 
 
-def numbers(n: int) -> FeatureSet:
+def numbers(n: int, label: str = "data") -> FeatureSet:
     draw = np.random.default_rng(0)
-    return FeatureSet.from_dict("data", {"x": draw.normal(size=(n, 3)), "y": draw.normal(size=(n, 1))}, ["x"], ["y"])
+    return FeatureSet.from_dict(label, {"x": draw.normal(size=(n, 3)), "y": draw.normal(size=(n, 1))}, ["x"], ["y"])
 
 
 def line(n: int) -> ModelGraph:
@@ -128,7 +128,13 @@ def train(steps: int, epochs: int = 1, *, rest: int = 0, batch: int = 4, **setti
 
 
 def told(result: Any) -> list[str]:
-    return [event.text for event in result.events if event.what == "compile"]
+    """What was said of compiling, but for what is routine."""
+    return [event.text for event in result.events if event.what == "compile" and not event.routine]
+
+
+def why_not(result: Any) -> list[str]:
+    """What was said where steps are not compiled."""
+    return [event.text for event in result.events if event.what == "compile" and event.routine]
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------
@@ -164,7 +170,7 @@ def test_compiled_exactly_when_the_steps_to_come_pay(
         factor = steps / break_even(found)
         if abs(factor - 1) > 0.2 + 3 / steps:  # two or three steps are gone before it is decided
             assert bool(found.asked) == (factor > 1), (factor, steps)
-        assert len(found.asked) <= 1 and len(told(result)) == len(found.asked)
+        assert len(found.asked) <= 1 and len(told(result)) == len(found.asked) == 1 - len(why_not(result))
         limit = 1.05 if factor <= 1 / 3 or factor >= 3 else 2.0
         assert compared(found, steps) <= limit + 4 * each / seconds, (factor, compared(found, steps))
 
@@ -216,6 +222,9 @@ def test_near_the_end_nothing_is_compiled_though_it_was_waited_for(speeds: Calla
     found = speeds(seconds=9.5)
     result = train(1000, 10, batch=1, callbacks=[EARLY])
     assert found.asked == [] and told(result) == [] and compared(found, 10_000) == pytest.approx(1.0)
+    assert why_not(result) == [
+        "steps are not compiled: compiling would take about 9.5 s and save 9.0 s in 9,999 steps of 1.0 ms"
+    ]
 
 
 @pytest.mark.parametrize("epochs", [1, 5])
@@ -248,6 +257,9 @@ def test_what_brings_nothing_is_not_compiled(offered: Offer | None, speeds: Call
     for callbacks in ([], [EARLY]):
         result = train(1000, 20, batch=1, callbacks=callbacks)
         assert found.asked == [] and told(result) == [] and found.offers
+        given = "the backend offers none, as they cannot be or would gain little; compile='steps' tries it"
+        slower = "compiled ones would take no less time"
+        assert why_not(result) == [f"steps are not compiled: {given if offered is None else slower}"]
 
 
 def test_an_offer_may_come_later(speeds: Callable[..., SimpleNamespace]) -> None:
@@ -272,6 +284,116 @@ def test_the_choice_says_why(speeds: Callable[..., SimpleNamespace]) -> None:
     assert text == "steps compiled in 2.0 s: plain steps have taken 2.0 s; 2.0 s were expected for it"
     speeds(each=1e-3, ratio=0.1, seconds=2.0)
     assert told(train(5, compile="steps")) == ["steps compiled in 2.0 s: as the phase asks"]
+
+
+def test_why_nothing_is_compiled_is_said_once_and_with_what_plain_steps_took(
+    speeds: Callable[..., SimpleNamespace],
+) -> None:
+    speeds(each=2e-4, ratio=0.5, seconds=14.0)
+    result = train(200, 10)
+    (event,) = [one for one in result.events if one.what == "compile"]
+    assert (event.epoch, event.step, event.routine) == (9, 200, True)
+    assert event.text == (
+        "steps are not compiled: compiling would take about 14.0 s and save 0.2 s in 1,999 steps of 0.2 ms"
+    )
+    speeds(each=2e-5, ratio=0.5, seconds=0.05)
+    assert why_not(train(200)) == [
+        "steps are not compiled: compiling would take about 50.0 ms and save 2.0 ms in 199 steps of 20 us"
+    ]
+
+
+def test_a_choice_that_turns_out_otherwise_is_said_once(speeds: Callable[..., SimpleNamespace]) -> None:
+    """At first nothing seems to pay; then steps become slower, and it does."""
+    found = speeds(each=1e-4, seconds=5.0)
+
+    class Slower(Callback):
+        def epoch_start(self, run: Any) -> None:
+            found.each = 1e-4 if run.epoch < 3 else 1e-2
+
+    result = train(1000, 40, batch=1, callbacks=[Slower()])
+    assert found.asked and len(told(result)) == 1 and why_not(result) == []
+
+
+def test_a_phase_that_is_over_too_soon_says_so(
+    speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
+) -> None:
+    """No plain step was timed, somebody stopped it, or it might have been stopped until too few steps were left."""
+    takes = "steps are not compiled: compiling would take about"
+    speeds()
+    assert why_not(train(1)) == [f"{takes} 5.0 s, and the phase was over before plain ones were timed"]
+    speeds()
+    assert why_not(train(2)) == [f"{takes} 5.0 s and save 0.9 ms in 1 step of 1.0 ms"]
+    speeds()
+    stop = at("epoch_end", lambda run: run.stop("enough") if run.epoch == 2 else None)
+    result = train(1000, 100, batch=1, callbacks=[stop])
+    assert why_not(result) == [f"{takes} 5.0 s and save 2.7 s in 2,999 steps of 1.0 ms"] and told(result) == []
+    speeds(seconds=8.0)
+    result = train(1000, 10, batch=1, callbacks=[EARLY])
+    assert why_not(result) == [f"{takes} 8.0 s and save 9.0 s in 9,999 steps of 1.0 ms, as was known too late"]
+
+
+def test_steps_that_are_listened_to_say_that_none_are_offered(
+    speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
+) -> None:
+    speeds(offered=None, computes=True)
+    assert why_not(train(5, 2, callbacks=[at("step_end", lambda run: None)])) == [
+        "steps are not compiled: each is a call of its own, as somebody listens to step_end, and for such none are "
+        "offered"
+    ]
+
+
+def test_nothing_is_said_where_there_is_no_compiler() -> None:
+    """NumPy has none, whatever is asked of it."""
+    for mode in ("auto", "off"):
+        assert [event.what for event in train(20, 2, compile=mode).events] == ["residency"]
+
+
+def test_nothing_is_said_where_no_step_was_taken(
+    speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
+) -> None:
+    speeds()
+    result = train(20, 2, callbacks=[at("epoch_start", lambda run: run.stop("no"))])
+    assert result.epochs == () and why_not(result) == told(result) == []
+
+
+def test_nothing_is_said_of_steps_after_others_were_compiled(
+    speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are streamed from the middle of a phase on come in other columns, for which it does not pay again."""
+    found = speeds(computes=True, each=0.1, seconds=4.0)
+    steps, left = Fake.steps, [9]
+
+    def full(self: Fake, *args: Any) -> Any:
+        left[0] -= bool(found.compiled)
+        if left[0] == 0:
+            raise OutOfMemoryError("full")
+        return steps(self, *args)
+
+    monkeypatch.setattr(Fake, "steps", full)
+    monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
+    result = train(20, 4)
+    assert found.asked == [(4, 1, 80)] and [call[0] for call in found.calls][-1] == "plain"
+    assert len(told(result)) == 1 and why_not(result) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "routine"),
+    [
+        ("auto", [], ["steps are not compiled: batches differ from each other"]),
+        ("steps", ["steps run one by one, uncompiled: batches differ from each other"], []),
+        ("off", [], []),
+    ],
+)
+def test_batches_that_differ_from_each_other_say_so(
+    mode: str, asked: list[str], routine: list[str], speeds: Callable[..., SimpleNamespace]
+) -> None:
+    found = speeds()
+    nodes = [ModelNode(name, Dense(1, dtype="float64"), numbers(12, f"of {name}").reference()) for name in "ab"]
+    losses = [AppliedLoss("mse", on=name) for name in "ab"]
+    samplers = {f"of {name}": SimpleSampler(size) for name, size in (("a", 4), ("b", 3))}
+    phase = TrainPhase("t", data="all", losses=losses, sampler=samplers, schedule="zip_cycle", compile=mode)
+    result = Experiment("e", ModelGraph(nodes, "adam"), progress="none").run_phase(phase)
+    assert (told(result), why_not(result)) == (asked, routine) and found.offers == found.asked == []
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------
@@ -354,6 +476,16 @@ def test_a_listener_sees_every_step(speeds: Callable[..., SimpleNamespace], at: 
     assert {count for _, count, *_ in found.calls} == {1} and set(found.offers) == {1}
 
 
+class Mean:
+    """An estimator that learns from every batch."""
+
+    def partial_fit(self, features: Any, targets: Any) -> None:
+        self.mean_ = targets.mean()
+
+    def predict(self, features: Any) -> Any:
+        return np.full(len(features), self.mean_)
+
+
 def test_several_programs_say_that_steps_are_not_compiled() -> None:
     data = numbers(12)
     nodes = [
@@ -362,21 +494,31 @@ def test_several_programs_say_that_steps_are_not_compiled() -> None:
     ]
     graph = ModelGraph(nodes, "adam")
 
-    class Est:
-        def partial_fit(self, features: Any, targets: Any) -> None:
-            self.mean_ = targets.mean()
-
-        def predict(self, features: Any) -> Any:
-            return np.full(len(features), self.mean_)
-
-    graph.add_node(ModelNode("est", Est(), "a"))
+    graph.add_node(ModelNode("est", Mean(), "a"))
     for mode, expected in (
         ("steps", ["steps run one by one, uncompiled: no single program takes them whole"]),
         ("auto", []),
         ("off", []),
     ):
         phase = TrainPhase("t", data="all", losses=MSE, sampler=4, n_epochs=2, compile=mode)
-        assert told(Experiment("e", graph, progress="none").run_phase(phase)) == expected
+        result = Experiment("e", graph, progress="none").run_phase(phase)
+        assert told(result) == expected and why_not(result) == []
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_auto_says_that_no_single_program_takes_steps_whole_where_one_could_compile(
+    able: bool, speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds(computes=True)
+    if not able:
+        monkeypatch.setattr(Fake, "offer", Stepping.offer)
+    data = numbers(12)
+    graph = ModelGraph([ModelNode("net", Dense(1, dtype="float64"), data.reference())], "adam")
+    graph.add_node(ModelNode("est", Mean(), "net"))
+    phase = TrainPhase("t", data="all", losses=MSE, sampler=4, n_epochs=2)
+    result = Experiment("e", graph, progress="none").run_phase(phase)
+    assert told(result) == []
+    assert why_not(result) == ["steps are not compiled: no single program takes them whole"] * able
 
 
 def test_all_modes_give_the_same_numbers(speeds: Callable[..., SimpleNamespace]) -> None:
@@ -422,14 +564,14 @@ def test_what_cannot_be_compiled_runs_plain_without_a_warning_where_nobody_asked
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = train(200, 3)
-    assert told(result) == [SAID] and len(found.asked) == 1 and result.events[0].epoch == 0
+    assert told(result) == [SAID] and len(found.asked) == 1 and result.events[-1].epoch == 0 and not why_not(result)
 
 
 def test_compiling_for_which_there_is_no_room_leaves_steps_plain(speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds(fails=OutOfMemoryError("no room for a graph"))
     with pytest.warns(CompileWarning, match="steps run uncompiled: no room for a graph"):
         result = train(20, 3, compile="steps")
-    assert [event.what for event in result.events] == ["compile"] and len(found.asked) == 1
+    assert [event.what for event in result.events] == ["residency", "compile"] and len(found.asked) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("now"), ZeroDivisionError("a bug")])
@@ -490,7 +632,7 @@ def test_other_blocks_are_compiled_anew(
     monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     result = train(20, 2, compile="steps")
     assert found.asked == [(4, 1, 80), (4, 1, 20)]
-    assert [event.what for event in result.events] == ["compile", "memory", "compile"]
+    assert [event.what for event in result.events] == ["residency", "compile", "memory", "compile"]
 
 
 # -- pace --------------------------------------------------------------------------------------------------------------

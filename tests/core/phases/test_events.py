@@ -10,7 +10,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from anyaccel.phases import Epoch
+from anyaccel.phases import Epoch, Progress
 from anyaccel.phases.events import KINDS, Event, log
 from anyaccel.results import EvalResults, FitResults, TrainResults, eval_results
 
@@ -32,7 +32,9 @@ def test_an_event_is_a_value_that_says_when_it_was():
     assert str(Event(-1, -1, "compile", "off")) == "compile: off"
     assert Event(-1, -1, "compile", "off").where == "before the loop"
     assert event == Event(2, 4, "memory", "split in two") and hash(event)
-    assert json.loads(json.dumps(event.to_dict())) == {"epoch": 2, "step": 4, "what": "memory", "text": "split in two"}
+    plain = {"epoch": 2, "step": 4, "what": "memory", "text": "split in two", "routine": False}
+    assert json.loads(json.dumps(event.to_dict())) == plain
+    assert Event(2, 4, "compile", "not", routine=True).to_dict()["routine"] is True
     with pytest.raises(FrozenInstanceError):
         event.text = "other"
 
@@ -55,6 +57,14 @@ def test_decisions_are_logged_as_information(what, level, caplog):
         log(Event(-1, -1, what, "100 % sure"), "train %s")
     assert [(one.name, one.levelno, one.getMessage()) for one in caplog.records] == [
         ("anyaccel", level, f"train %s: {what}: 100 % sure")
+    ]
+
+
+def test_what_is_routine_is_logged_for_debugging(caplog):
+    with caplog.at_level(logging.DEBUG, "anyaccel"):
+        log(Event(-1, -1, "residency", "resident", routine=True), "train")
+    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [
+        (logging.DEBUG, "train: residency: resident")
     ]
 
 
@@ -101,6 +111,37 @@ def test_a_notebook_shows_events_as_text(cls):
     ]
     assert "source: &lt;script&gt;x&lt;/script&gt; (epoch 1, step 4)" in shown
     assert "<script" not in shown and "cannot be shown" not in shown
+
+
+def test_what_is_routine_is_in_the_data_of_results_and_in_no_picture_of_them():
+    usual, other = Event(-1, -1, "residency", "resident;", routine=True), Event(0, 0, "compile", "compiled;")
+    for one in results_of(*[usual] * 20, other):
+        assert len(one.events) == 21 and one.to_dict()["events"][0] == usual.to_dict()
+        shown = one._repr_html_()
+        assert "compiled;" in shown and "resident;" not in shown and "more events" not in shown
+
+
+def test_progress_is_told_nothing_that_is_routine(line, experiment, train, caplog, at):
+    heard = []
+
+    class Hears(Progress):
+        def event(self, event):
+            heard.append(event)
+
+    def say(run):
+        run.tell("compile", "usual", routine=True)
+        run.tell("compile", "new")
+
+    with caplog.at_level(logging.INFO, "anyaccel"):
+        result = experiment(line(), progress=Hears()).run_phase(train(n_epochs=1, callbacks=[at("epoch_end", say)]))
+    (new,) = heard
+    assert (new.text, new.routine) == ("new", False)
+    assert [one.getMessage() for one in caplog.records] == [f"train: {new}"]
+    assert [(one.what, one.routine) for one in result.events] == [
+        ("residency", True),
+        ("compile", True),
+        ("compile", False),
+    ]
 
 
 def test_a_notebook_shows_the_first_and_the_last_of_many_events():

@@ -53,6 +53,11 @@ def run(graph: ModelGraph, phase: Phase) -> Any:
     return Experiment("e", graph, progress="none").run_phase(phase)
 
 
+def unusual(result: Any) -> list[Any]:
+    """The events that are not routine."""
+    return [event for event in result.events if not event.routine]
+
+
 def told(result: Any) -> list[tuple[int, int, str]]:
     """Where each measure was taken, and what it was."""
     return [
@@ -266,9 +271,11 @@ def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch
     result = run(graph, train(validation="val"))
     same(graph, plain, within=0.0)
     np.testing.assert_array_equal(history(result), history(expected))
-    assert [(event.epoch, event.step, event.text) for event in result.events] == [
+    assert [(event.epoch, event.step, event.text) for event in unusual(result)] == [
         (-1, -1, "the data of t: streamed, as there was no room for them: the device has no room")
     ]
+    (other,) = [event.text for event in result.events if event.routine]
+    assert other.startswith("the data of val: resident, as its rows take ")
 
 
 # -- what a phase can have ---------------------------------------------------------------------------------------------
@@ -408,9 +415,9 @@ def test_a_validation_is_computed_in_smaller_parts(most: int, device: Callable[.
     texts = [text for _, _, text in told(result)]
     assert texts[:2] == [STREAMED, "20 rows of 40 at once now"]
     assert all(
-        event.text.startswith("the data of check: memory ran out (the device has no room)") for event in result.events
+        event.text.startswith("the data of check: memory ran out (the device has no room)") for event in unusual(result)
     )
-    assert {(event.epoch, event.step) for event in result.events} == {(0, 6)}
+    assert {(event.epoch, event.step) for event in unusual(result)} == {(0, 6)}
 
 
 @pytest.mark.parametrize("kind", ["eval", "fit"])
@@ -562,7 +569,7 @@ def test_nothing_is_tried_again_without_a_snapshot(
     assert str(caught.value).startswith(
         "phase 't': no room to train 16 rows at once: the device has no room. There is:"
     )
-    assert len(seen.asked) == after + 1 and ours.last_run.events == ()
+    assert len(seen.asked) == after + 1 and unusual(ours.last_run) == []
     assert len(ours.last_run.epochs) == after // 6
 
 
@@ -599,7 +606,7 @@ def test_a_phase_that_fails_for_good_keeps_its_epochs_and_goes_on_later(device: 
     with pytest.raises(OutOfMemoryError):
         ours.run_phase(train())
     assert [epoch.number for epoch in ours.last_run.epochs] == [0, 1] and graph.progress == {"t": 2}
-    assert [event.text.rpartition("; ")[2] for event in ours.last_run.events][:1] == [STREAMED]
+    assert [event.text.rpartition("; ")[2] for event in unusual(ours.last_run)][:1] == [STREAMED]
     made.most = 100
     assert [epoch.number for epoch in ours.run_phase(train(n_epochs=1)).epochs] == [2]
 
@@ -620,7 +627,7 @@ def test_a_device_of_any_size_gives_the_same_numbers(capacity: int, expected: Mo
         graph = line()
         result = run(graph, train(n_epochs=4, sampler=30, validation="val", accelerator="sim:0"))
         assert sims[0].peak <= capacity
-        assert bool(result.events) == (capacity < 60_000)
+        assert bool(unusual(result)) == (capacity < 60_000)
         same(graph, expected, within=1e-6)
 
 
@@ -632,7 +639,7 @@ def test_nothing_is_left_on_a_device_that_was_full(owned: Callable[..., int]) ->
     try:
         with simulate(1, capacity=7_000) as sims:
             ours.run_phase(train(n_epochs=2, sampler=30, accelerator="sim:0"))
-            assert ours.last_run.events and sims[0].used == owned(graph, "sim:0")
+            assert unusual(ours.last_run) and sims[0].used == owned(graph, "sim:0")
         with simulate(1, capacity=2_000) as sims:
             with pytest.raises(OutOfMemoryError):
                 ours.run_phase(train(n_epochs=2, sampler=30, accelerator="sim:0"))

@@ -261,13 +261,16 @@ def test_an_evaluation_is_plain_data(experiment):
     losses = [AppliedLoss("mse", on="guess", weight=2.0)]
     result = experiment.run_phase(EvalPhase("w", data="all", losses=losses, metrics=["mae"]))
     told = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    (event,) = result.events
     assert told == {
         "label": "w",
         "loss": 2 * told["losses"]["guess"],
         "losses": {"guess": result.losses["guess"]},
         "metrics": {"mae": result.metrics["mae"]},
         "error": None,
-        "events": [],
+        "events": [
+            {"epoch": -1, "step": -1, "what": "residency", "text": event.text, "routine": True},
+        ],
         "number": 0,
         "started": result.started.isoformat(),
         "seconds": result.seconds,

@@ -13,13 +13,14 @@ from anyaccel.data.casting import cast_array
 from anyaccel.data.columns import check_complete, check_numbers, contiguous, to_arrow, to_numpy
 from anyaccel.data.intake.sources import Sources, check_label, check_table
 from anyaccel.data.reference import Reference
-from anyaccel.data.roles import Names, closest, listed, selected
+from anyaccel.data.roles import Names, listed, selected
 from anyaccel.data.splitting.groups import check_together
 from anyaccel.data.splitting.keys import keys_of
 from anyaccel.data.transforming.steps import Step
 from anyaccel.data.transforming.transforms import Transforming
 from anyaccel.data.view import FeatureSetView
 from anyaccel.errors import ColumnError, DataError, SplitError
+from anyaccel.spelling import did_you_mean
 
 ALL = "all"
 
@@ -122,7 +123,7 @@ class FeatureSet(Sources, Transforming):
             return self.view()
         if name not in self._splits:
             make = "make splits with split_random({'train': 0.8, ...})"
-            remedy = closest(name, self._splits) if self._splits else make
+            remedy = did_you_mean(name, self._splits) if self._splits else make
             raise SplitError(
                 f"{self._label!r} has no split {name!r}",
                 there=listed([*self._splits, ALL]),

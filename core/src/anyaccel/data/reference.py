@@ -11,11 +11,12 @@ import numpy as np
 from anyaccel.data.casting import first_without_place
 from anyaccel.data.columns import read_only
 from anyaccel.data.filling import Source, filled, sources_of
-from anyaccel.data.roles import Names, brief, closest, listed, names_of
+from anyaccel.data.roles import Names, brief, listed, names_of
 from anyaccel.data.rows import Rows
 from anyaccel.errors import ColumnError, ConfigError, SamplerError
 from anyaccel.hostmemory import aligned_empty
 from anyaccel.segment import TensorSpec
+from anyaccel.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from anyaccel.data.feature_set import FeatureSet
@@ -89,7 +90,7 @@ class Reference:
             raise ConfigError(
                 f"a reference names the feature set {label!r}, which was not given",
                 there=listed(feature_sets),
-                remedy=closest(label, feature_sets) if feature_sets else "give it in feature_sets",
+                remedy=did_you_mean(label, feature_sets) if feature_sets else "give it in feature_sets",
             )
         return cls(feature_sets[label], *(config.get(key) for key in _CONFIG[1:]))
 
@@ -233,7 +234,7 @@ def _chosen(feature_set: FeatureSet, role: str, there: tuple[str, ...], given: N
             raise ColumnError(
                 f"{feature_set.label!r} has no {role} {name!r}{is_else}",
                 there=f"{role}s: {listed(there)}",
-                remedy=closest(name, there) if there else f"name it in {role}_keys when the feature set is made",
+                remedy=did_you_mean(name, there) if there else f"name it in {role}_keys when the feature set is made",
             )
         if name in names[:position]:
             raise ColumnError(f"{role} {name!r} of {feature_set.label!r} was named twice", remedy="name it once")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
@@ -13,6 +12,7 @@ import pyarrow as pa
 from anyaccel.data.columns import is_numeric, not_numbers
 from anyaccel.data.intake.lists import leaf
 from anyaccel.errors import ColumnError
+from anyaccel.spelling import did_you_mean
 
 ROLES = ("feature", "target", "tag")
 Names = str | Iterable[str] | None
@@ -22,6 +22,49 @@ _KEY = b"anyaccel.role"
 _SHOWN = 20
 _REASONS = 5
 _JOINED = 4
+
+
+class WithRoles:
+    """What has a label and columns with roles: rows in memory, or a source of them.
+
+    Args:
+        label: of the feature set that it is, belongs to or stands for.
+        roles: role of each column, by name.
+    """
+
+    def __init__(self, label: str, roles: dict[str, str]) -> None:
+        self._label = label
+        self._roles = roles
+
+    @property
+    def label(self) -> str:
+        """Label of the feature set."""
+        return self._label
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of all columns."""
+        return tuple(self._roles)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the columns that go into models."""
+        return of_role(self._roles, "feature")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the columns that losses compare with."""
+        return of_role(self._roles, "target")
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Names of the columns that only describe the rows, of any Arrow type."""
+        return of_role(self._roles, "tag")
+
+
+def of_role(roles: Mapping[str, str], role: str) -> tuple[str, ...]:
+    """Names of the columns of a role, in their order."""
+    return tuple(name for name, its in roles.items() if its == role)
 
 
 def names_of(given: Names) -> tuple[str, ...]:
@@ -55,16 +98,10 @@ def brief(names: Sequence[str]) -> str:
     return "+".join(names[: _JOINED - 1] if more else names) + more
 
 
-def closest(name: object, there: Iterable[object]) -> str:
-    """The remedy for a name that is not there: the nearest one that is, or a word on the list."""
-    match = difflib.get_close_matches(str(name), [str(one) for one in there], n=1)
-    return f"did you mean {match[0]!r}?" if match else "use one of these names"
-
-
 def no_column(label: str, name: object, there: Iterable[object]) -> ColumnError:
     """The error for a column that a feature set does not have."""
     there = list(there)
-    return ColumnError(f"{label!r} has no column {name!r}", there=listed(there), remedy=closest(name, there))
+    return ColumnError(f"{label!r} has no column {name!r}", there=listed(there), remedy=did_you_mean(name, there))
 
 
 def assign_roles(
@@ -158,11 +195,11 @@ def selected(label: str, roles: Mapping[str, str], features: Names, targets: Nam
             if roles[name] != role:
                 raise ColumnError(
                     f"{label!r} has no {role} {name!r}, it is a {roles[name]}",
-                    there=f"{role}s: {listed(one for one, its in roles.items() if its == role)}",
+                    there=f"{role}s: {listed(of_role(roles, role))}",
                     remedy=f"name it in {roles[name]}s=",
                 )
     given = [
-        tuple(name for name, its in roles.items() if its == role) if names is None else names_of(names)
+        of_role(roles, role) if names is None else names_of(names)
         for role, names in zip(ROLES, (features, targets, tags), strict=True)
     ]
     return list(assign_roles(label, list(roles), *given))

@@ -12,7 +12,7 @@ from anyaccel.data.columns import column_spec, type_name
 from anyaccel.data.conditions import described, positions_where
 from anyaccel.data.frames import data_frame
 from anyaccel.data.html import rows_html
-from anyaccel.data.roles import Names, no_column, read_roles
+from anyaccel.data.roles import Names, WithRoles, no_column, read_roles
 from anyaccel.data.splitting.groups import check_together
 from anyaccel.data.splitting.keys import keys_of
 from anyaccel.data.splitting.splits import check_distinct, cut, where
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LISTED, _NAMED = 6, 4  # columns of a role that a text lists one by one; those that it names of more of one type
 
 
-class Rows(ABC):
+class Rows(WithRoles, ABC):
     """Rows of named columns, each with a role: feature, target or tag.
 
     Args:
@@ -33,42 +33,16 @@ class Rows(ABC):
     """
 
     def __init__(self, label: str, schema: Any) -> None:
-        self._label = label
+        super().__init__(label, read_roles(label, schema))
         self._schema = schema
-        self._roles = read_roles(label, schema)
 
     def _repr_html_(self) -> str:
         return rows_html(self)
 
     @property
-    def label(self) -> str:
-        """Label of the feature set."""
-        return self._label
-
-    @property
     def schema(self) -> Any:
         """The Arrow schema; each field has its role in its metadata as `anyaccel.role`."""
         return self._schema
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of all columns."""
-        return tuple(self._roles)
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the columns that go into models."""
-        return self._of_role("feature")
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Names of the columns that losses compare with."""
-        return self._of_role("target")
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Names of the columns that only describe the rows, of any Arrow type."""
-        return self._of_role("tag")
 
     def role(self, name: str) -> str:
         """`"feature"`, `"target"` or `"tag"`.
@@ -212,9 +186,6 @@ class Rows(ABC):
             DataError: pandas is not installed.
         """
         return data_frame(self, self.view().rows)
-
-    def _of_role(self, role: str) -> tuple[str, ...]:
-        return tuple(name for name, its in self._roles.items() if its == role)
 
     def _described(self) -> str:
         parts = []

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from anyaccel.data import FeatureSet, Reference, joined_changes, joined_spec
-from anyaccel.data.roles import brief, closest
+from anyaccel.data.roles import brief
 from anyaccel.errors import ColumnError, RecipeError, SamplerError, ShapeError
 from anyaccel.graph import wiring
 from anyaccel.graph.nodes import Node
@@ -17,6 +17,7 @@ from anyaccel.graph.plan import Assignment, Column
 from anyaccel.graph.shapes import Shapes, cast, is_floating, lifted
 from anyaccel.recipes import AppliedLoss
 from anyaccel.segment import TensorSpec
+from anyaccel.spelling import did_you_mean
 
 _ELEMENTWISE = ("mse", "mae", "binary_cross_entropy")
 
@@ -106,7 +107,7 @@ def check_stream(stream: str, label: str, there: Sequence[str]) -> None:
     raise SamplerError(
         f"the stream {stream!r} of {label!r} is read, and its sampler has no such stream",
         there=", ".join(there),
-        remedy=closest(stream, there) if len(there) > 1 else several,
+        remedy=did_you_mean(stream, there) if len(there) > 1 else several,
     )
 
 

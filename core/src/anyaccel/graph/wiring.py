@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import GraphError
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node
+from anyaccel.spelling import did_you_mean
 
 _RESERVED = "progress"  # a graph's state has an entry of this name beside those of its nodes
 
@@ -95,11 +95,10 @@ def parents(node: Node, nodes: Mapping[str, Node]) -> list[str]:
 def unknown_node(asked: str, label: object, nodes: Iterable[str]) -> GraphError:
     """The error for a node that is not in the graph, with the closest label."""
     names = list(nodes)
-    close = difflib.get_close_matches(str(label), names, n=1)
     return GraphError(
         asked,
         there=", ".join(names) or "no node",
-        remedy=f"did you mean {close[0]!r}?" if close else "use one of these labels",
+        remedy=did_you_mean(label, names, "use one of these labels"),
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from anyaccel.errors import PhaseError
+from anyaccel.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from anyaccel.graph.plan import Plan
@@ -110,8 +110,8 @@ class EarlyStopping(Callback):
             run.stop(f"{self.monitor} has not become better for {self.patience} epochs{now}")
 
     def _no_figure(self, run: Run, figures: Mapping[str, float]) -> PhaseError:
-        close = difflib.get_close_matches(self.monitor, figures, n=1, cutoff=0.75)
-        remedy = f"did you mean {close[0]!r}?" if close else "monitor one of these, or give the validation a metric"
+        otherwise = "monitor one of these, or give the validation a metric"
+        remedy = did_you_mean(self.monitor, figures, otherwise, cutoff=0.75)
         if self.monitor.startswith("val_") and run.phase.validation is None:
             remedy = "give the phase a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics"
         return PhaseError(

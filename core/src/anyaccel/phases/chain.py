@@ -42,6 +42,12 @@ class Chain:
         """Whether whole steps are one call."""
         return self._stepping is not None
 
+    @property
+    def compiles(self) -> bool:
+        """Whether any of the programs has something to compile its steps with."""
+        kinds = [type(link.program) for link in self._links]
+        return any(issubclass(kind, Stepping) and kind.offer is not Stepping.offer for kind in kinds)
+
     # -- the whole -------------------------------------------------------------------------------------------------
 
     def seed(self, key: int) -> None:

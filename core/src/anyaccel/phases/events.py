@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 _LOG = logging.getLogger("anyaccel")
 _LOG.addHandler(logging.NullHandler())  # who set up no log is told by the progress and the results
 
-Tell = Callable[[str, str], None]
-"""Notes what was decided or done: `Run.tell`, of an event's kind and text."""
 KINDS = ("compile", "residency", "memory", "source")
 """What an event can be of."""
+
+
+class Tell(Protocol):
+    """Notes what was decided or done: `Run.tell`."""
+
+    def __call__(self, what: str, text: str, *, routine: bool = False) -> None:
+        """Of an event's kind and text, and whether it is a matter of course."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +26,15 @@ class Event:
 
     `what` is `"compile"` (how steps are computed), `"residency"` (where the data are), `"memory"` (it was short, and
     what was done) or `"source"` (of data that come while they are used). `epoch` and `step` count within the run from
-    0, both -1 before the loop.
+    0, both -1 before the loop. `routine` is what needs nobody's attention: that rows which fit stay on their device, or
+    why steps are not compiled. It is in the results and, for debugging, in the log; nothing else shows it.
     """
 
     epoch: int
     step: int
     what: str
     text: str
+    routine: bool = False
 
     def __post_init__(self) -> None:
         if self.what not in KINDS:
@@ -44,10 +50,15 @@ class Event:
 
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data, ready for JSON."""
-        return {"epoch": self.epoch, "step": self.step, "what": self.what, "text": self.text}
+        when = {"epoch": self.epoch, "step": self.step}
+        return {**when, "what": self.what, "text": self.text, "routine": self.routine}
 
 
 def log(event: Event, label: str) -> None:
-    """Write an event of a phase to the log `anyaccel`: as a warning if memory was short, else as information."""
-    level = logging.WARNING if event.what == "memory" else logging.INFO
+    """Write an event of a phase to the log `anyaccel`.
+
+    As a warning if memory was short, for debugging if it is routine, else as information.
+    """
+    usual = logging.DEBUG if event.routine else logging.INFO
+    level = logging.WARNING if event.what == "memory" else usual
     _LOG.log(level, "%s: %s", label, event)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
@@ -12,6 +11,7 @@ from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases.callbacks import Callback
 from anyaccel.recipes import AppliedLoss
+from anyaccel.spelling import did_you_mean
 
 MODES = ("auto", "off", "steps")
 RESIDENCIES = ("auto", "resident", "streamed")
@@ -37,11 +37,12 @@ class Phase:
         policy: name of a placement policy of a plugin, for nodes without an accelerator of their own.
         callbacks: objects of Callback; their methods are the moments of the phase.
         after: device to which the nodes are moved when the phase has ended; by default they stay where they are.
-        compile: `"auto"` compiles what pays, and says so in `run.events`; `"off"` compiles nothing, and imports no
-            compiler; `"steps"` compiles whole training steps before the first of them. All give the same numbers but
-            for rounding.
+        compile: `"auto"` compiles what pays, and says why or why not in `run.events`; `"off"` compiles nothing, and
+            imports no compiler; `"steps"` compiles whole training steps before the first of them. All give the same
+            numbers but for rounding.
         residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and sends them
-            ahead of the compute; `"auto"` decides from free memory. All give the same numbers.
+            ahead of the compute; `"auto"` decides from free memory, and says so in `run.events`. All give the same
+            numbers.
     """
 
     kind: ClassVar[str]
@@ -167,11 +168,10 @@ def one_of(label: str, name: str, given: Any, words: tuple[str, ...]) -> str:
     """
     if given in words:
         return str(given)
-    close = difflib.get_close_matches(str(given), words, n=1)
     raise PhaseError(
         f"phase {label!r}: {name}={given!r}",
         there=", ".join(map(repr, words)),
-        remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
+        remedy=did_you_mean(given, words, "use one of these"),
     )
 
 
@@ -192,10 +192,9 @@ def _settings_of(cls: type) -> list[str]:
 def _unknown_setting(cls: type[Phase], name: str) -> PhaseError:
     """The error for a keyword that a kind of phase does not have, with the closest."""
     there = _settings_of(cls)
-    close = difflib.get_close_matches(name, there, n=1, cutoff=0.4)
     if name in cls.elsewhere:
         return PhaseError(f"{cls.__name__} has no setting {name!r}", remedy=cls.elsewhere[name])
-    remedy = f"did you mean {close[0]!r}?" if close else "use one of these"
+    remedy = did_you_mean(name, there, "use one of these", cutoff=0.4)
     return PhaseError(f"{cls.__name__} has no setting {name!r}", there=", ".join(there), remedy=remedy)
 
 

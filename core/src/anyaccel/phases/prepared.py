@@ -12,7 +12,7 @@ from anyaccel.graph import ModelGraph, Plan, Resolution, wiring
 from anyaccel.phases import loading
 from anyaccel.phases.drawing import Drawing
 from anyaccel.phases.evaluating import Judgement
-from anyaccel.phases.feeding import Provision, RowsProvision, Schedule, SourceProvision, of_drawing, of_sight
+from anyaccel.phases.feeding import Batching, Provision, RowsProvision, SourceProvision, of_drawing, of_sight
 from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
 from anyaccel.phases.learners import learning
 from anyaccel.phases.parts import judgements_of, parts_of, sets_of
@@ -60,7 +60,7 @@ class _Taken:
     rows: Mapping[str, Rows]
     draw: Drawing | Sight | None
     judgements: Sequence[Judgement]
-    schedule: Schedule | None
+    batching: Batching | None
     source: Source | None
 
 
@@ -118,7 +118,7 @@ def _taken(
     if isinstance(source, BatchSource):
         return _Taken(part, rows, None, judgements, None, source)
     draw = drawn(phase, part, rows, judgements, plan, graph)
-    return _Taken(part, rows, draw, judgements, _schedule(part, draw), source)
+    return _Taken(part, rows, draw, judgements, _batching(part, draw), source)
 
 
 def _check_source(phase: Phase, part: Phase, source: Source, graph: ModelGraph) -> None:
@@ -151,7 +151,7 @@ def _check_sampler(part: Phase, source: Source) -> None:
         )
 
 
-def _schedule(part: Phase, draw: Drawing | Sight) -> Schedule:
+def _batching(part: Phase, draw: Drawing | Sight) -> Batching:
     if isinstance(draw, Drawing):
         assert isinstance(part, TrainPhase)
         return of_drawing(part.label, draw, part.accumulate)
@@ -164,7 +164,7 @@ def _provision(plan: Plan, taken: _Taken, classes: Mapping[str, int], known: Map
         assert isinstance(taken.part, TrainPhase)
         example = dict.fromkeys(taken.rows, taken.source.example)
         loading.prepare(plan, example, classes, known)  # made sure of before anything moves
-        return SourceProvision(plan, taken.source, classes, taken.part.accumulate, taken.schedule)
-    assert taken.schedule is not None
+        return SourceProvision(plan, taken.source, classes, taken.part.accumulate, taken.batching)
+    assert taken.batching is not None
     again = partial(loading.prepare, plan, taken.rows, classes, known)
-    return RowsProvision(plan, again(), again, taken.schedule)
+    return RowsProvision(plan, again(), again, taken.batching)

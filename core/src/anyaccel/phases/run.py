@@ -66,7 +66,7 @@ class Run:
         stop_reason: why somebody asked the run to stop, `""` if nobody did.
         looping: whether the loop has begun.
         events: what was decided on the way: compiling, residency, what was done when memory ran out.
-        heard: is told every event; the progress of the run.
+        heard: is told every event that is not routine; the progress of the run.
     """
 
     def __init__(self, phase: Any, graph: ModelGraph, experiment: str = "") -> None:
@@ -110,17 +110,19 @@ class Run:
         """
         self.stop_reason = self.stop_reason or reason or "asked to stop"
 
-    def tell(self, what: str, text: str) -> None:
+    def tell(self, what: str, text: str, *, routine: bool = False) -> None:
         """Note something that was decided: it stands in the results, is logged, and shown by the progress.
 
         Args:
             what: its kind: compile, residency, memory or source.
             text: what, and why.
+            routine: whether it is a matter of course: then the progress does not show it.
         """
-        event = Event(self.epoch, self.step, what, text) if self.looping else Event(-1, -1, what, text)
+        epoch, step = (self.epoch, self.step) if self.looping else (-1, -1)
+        event = Event(epoch, step, what, text, routine)
         self.events.append(event)
         log(event, self.phase.label)
-        if self.heard is not None:
+        if self.heard is not None and not routine:
             self.heard(event)
 
     def step_losses(self) -> dict[str, float]:

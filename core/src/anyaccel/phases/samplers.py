@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from anyaccel.data import Sampler, SimpleSampler, sampler_from_config
 from anyaccel.errors import PhaseError
 from anyaccel.phases.drawing import SCHEDULES
+from anyaccel.spelling import did_you_mean
 
 Samplers = Sampler | Mapping[str, Sampler]
 """A sampler, or one for each feature set by its label."""
@@ -58,11 +58,10 @@ def check_schedule(label: str, schedule: str | None, samplers: Samplers) -> None
     if schedule is None:
         return
     if schedule not in SCHEDULES:
-        close = difflib.get_close_matches(str(schedule), SCHEDULES, n=1)
         raise PhaseError(
             f"phase {label!r}: schedule={schedule!r}",
             there=", ".join(SCHEDULES),
-            remedy=f"did you mean {close[0]!r}?" if close else "use one of these",
+            remedy=did_you_mean(schedule, SCHEDULES, "use one of these"),
         )
     if isinstance(samplers, Sampler) or len(samplers) < 2:
         raise PhaseError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.data import FeatureSet, Rows, Sampler, SimpleSampler
-from anyaccel.data.roles import closest
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, columns, wiring
 from anyaccel.phases import loading
@@ -17,6 +16,7 @@ from anyaccel.phases.phase import Data, Phase
 from anyaccel.phases.samplers import Samplers
 from anyaccel.phases.sight import Sight, sight_of
 from anyaccel.recipes import AppliedLoss
+from anyaccel.spelling import did_you_mean
 
 
 def streams_of(phase: Phase, graph: ModelGraph) -> dict[str, tuple[str, ...]]:
@@ -63,7 +63,7 @@ def _check_keys(part: Phase, samplers: Mapping[str, Sampler], sets: Mapping[str,
         raise PhaseError(
             f"phase {part.label!r} has a sampler for {strange!r}, which is no feature set that it takes",
             there=", ".join(sets),
-            remedy=closest(strange, sets),
+            remedy=did_you_mean(strange, sets),
         )
     if missing and isinstance(part, TrainPhase):
         raise PhaseError(

@@ -67,8 +67,8 @@ class Training:
     def _choice(self) -> Compiling:
         phase, each = self._phase, self._relief.supply.steps
         steps = None if each is None else each * phase.n_epochs
-        early = self._moments.may_stop
-        return Compiling(phase.compile, steps, self._pace.most, early, self._run.tell, self._progress.doing)
+        early, able = self._moments.may_stop, self._chain.compiles
+        return Compiling(phase.compile, steps, self._pace.most, early, able, self._run.tell, self._progress.doing)
 
     def run(self, validate: Validate | None) -> None:
         """All epochs, or as many as there are until somebody stops the run."""
@@ -79,6 +79,8 @@ class Training:
                 self._epoch(epoch, validate)
                 if self._run.stopped:
                     break
+            if self._run.history:
+                self._compiling.end()
             self._marks.end()
             self._run.finish()
         finally:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from anyaccel.errors import EstimatorError
+from anyaccel.spelling import did_you_mean
 
 OUTPUT_METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform", "score_samples")
 """What estimators of this style usually offer; any other method of features may be named, too."""
@@ -54,8 +54,7 @@ def check(obj: Any, method: Any, output_dtype: Any) -> None:
         )
     there = methods_of(obj)
     if not isinstance(method, str) or not _is_output(method) or not has(obj, method):
-        close = difflib.get_close_matches(str(method), there, n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else "name one of these as method="
+        remedy = did_you_mean(method, there, "name one of these as method=")
         raise EstimatorError(
             f"{type(obj).__name__} has no method {method!r} that could compute a node's output",
             there=", ".join(there) or "no usual one",

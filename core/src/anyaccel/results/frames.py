@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anyaccel.errors import ResultError
+from anyaccel.spelling import did_you_mean
 
 
 def to_pandas(table: Any) -> Any:
@@ -35,8 +35,7 @@ def _values(column: Any) -> Any:
 def absent(asked: str, name: Any, there: Iterable[str], remedy: str) -> ResultError:
     """The error for a name that is not among those that there are, with the closest if there is one."""
     names = list(there)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    return ResultError(asked, there=", ".join(names), remedy=f"did you mean {close[0]!r}?" if close else remedy)
+    return ResultError(asked, there=", ".join(names), remedy=did_you_mean(name, names, remedy))
 
 
 def is_part(figure: str) -> bool:

@@ -11,14 +11,14 @@ from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.phases import TrainPhase
 from anyaccel.phases.feeding import foreseen
-from anyaccel.phases.feeding.course import Course
 from anyaccel.phases.feeding.foreseen import Foreseen
+from anyaccel.phases.feeding.passes import Pass
 from anyaccel.recipes import AppliedLoss, Optimizer
 from anyaccel.reference import Dense
 
 
-def course(number):
-    return Course(("data",), (), {("data", ""): np.array([number])})
+def one_pass(number):
+    return Pass(("data",), (), {("data", ""): np.array([number])})
 
 
 def test_what_was_begun_is_taken_and_drawn_in_a_thread():
@@ -26,24 +26,24 @@ def test_what_was_begun_is_taken_and_drawn_in_a_thread():
 
     def draw(number):
         drawn.append((number, threading.current_thread() is threading.main_thread()))
-        return course(number)
+        return one_pass(number)
 
-    courses = Foreseen(draw, foreseen.WORTH_ROWS)
-    assert courses(0).orders["data", ""][0] == 0
-    courses.begin(1)
-    assert courses(1).orders["data", ""][0] == 1
-    courses.begin(2)
-    assert courses(7).orders["data", ""][0] == 7, "another epoch than was begun is drawn now"
-    courses.begin(8)
-    courses.begin(None)
+    passes = Foreseen(draw, foreseen.WORTH_ROWS)
+    assert passes(0).orders["data", ""][0] == 0
+    passes.begin(1)
+    assert passes(1).orders["data", ""][0] == 1
+    passes.begin(2)
+    assert passes(7).orders["data", ""][0] == 7, "another epoch than was begun is drawn now"
+    passes.begin(8)
+    passes.begin(None)
     assert drawn == [(0, True), (1, False), (2, False), (7, True), (8, False)]
     assert not [one for one in threading.enumerate() if one.name == "anyaccel-order"]
 
 
 def test_few_rows_are_not_worth_a_thread():
     drawn = []
-    courses = Foreseen(lambda number: drawn.append(number) or course(number), foreseen.WORTH_ROWS - 1)
-    courses.begin(1)
+    passes = Foreseen(lambda number: drawn.append(number) or one_pass(number), foreseen.WORTH_ROWS - 1)
+    passes.begin(1)
     assert drawn == []
 
 
@@ -51,10 +51,10 @@ def test_an_error_is_raised_where_the_epoch_is_asked_for():
     def draw(number):
         raise RuntimeError(f"no order for {number}")
 
-    courses = Foreseen(draw, foreseen.WORTH_ROWS)
-    courses.begin(3)
+    passes = Foreseen(draw, foreseen.WORTH_ROWS)
+    passes.begin(3)
     with pytest.raises(RuntimeError, match="no order for 3"):
-        courses(3)
+        passes(3)
 
 
 def test_epochs_are_the_same_and_no_thread_is_left(monkeypatch, experiment):

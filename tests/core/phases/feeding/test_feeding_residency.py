@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.data import FeatureSet
+from anyaccel.data import Batches, FeatureSet
 from anyaccel.errors import ConfigError, OutOfMemoryError, PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.phases import EvalPhase, FitPhase, Phase, TrainPhase
-from anyaccel.phases.feeding import Course, Streamed, Stretch
+from anyaccel.phases.feeding import Pass, Streamed, Stretch
 from anyaccel.recipes import AppliedLoss, Optimizer
 from anyaccel.reference import Dense, ReferenceBackend, SequentialMLP, simulate
 
@@ -85,30 +85,88 @@ def test_data_that_fit_stay_there(expected: dict[str, np.ndarray]) -> None:
     with simulate(1, capacity=NBYTES * 2) as sims:
         made = graph()
         result = run(made, phase())
-        assert result.events == () and sims[0].transfers.into.nbytes < NBYTES * 2
+        assert sims[0].transfers.into.nbytes < NBYTES * 2
         state = made.state()
+    (event,) = result.events
+    assert (event.what, event.epoch, event.routine) == ("residency", -1, True)
+    start, end = (
+        "the data of t: resident, as its rows take 121.1 KiB and training adds 3.0 KiB, and ",
+        " KiB are free on ",
+    )
+    assert event.text.startswith(start) and event.text.endswith(end + "sim:0 (numpy)")
+    assert 240 < float(event.text.removeprefix(start).partition(" KiB")[0]) <= 2 * NBYTES / 1024
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
 
 
 def test_a_device_that_does_not_say_how_full_it_is_is_tried() -> None:
     with simulate(1) as sims:
-        assert run(graph(), phase()).events == ()
+        (event,) = run(graph(), phase()).events
         assert sims[0].transfers.into.nbytes < NBYTES * 2
+    assert event.routine and event.text == (
+        "the data of t: resident, as its rows take 121.1 KiB and training adds 3.0 KiB on sim:0 (numpy), which does "
+        "not say what is free"
+    )
+
+
+def test_rows_in_several_places_are_told_together() -> None:
+    rows = table().reference(["x"], ["y"])
+    nodes = [
+        ModelNode(name, SequentialMLP((1,), 2, 8), rows, accelerator=f"sim:{index}")
+        for index, name in enumerate(("net", "other"))
+    ]
+    with simulate(2, capacity=NBYTES * 2):
+        (event,) = run(
+            ModelGraph(nodes, "sgd"), phase(accelerator=None, losses=[MSE, AppliedLoss("mse", "other")])
+        ).events
+    first, _, second = event.text.partition("; ")
+    assert first.startswith("the data of t: resident, as its rows take 121.1 KiB and training adds ")
+    assert first.endswith(" KiB are free on sim:0 (numpy)") and second.endswith(" KiB are free on sim:1 (numpy)")
+    assert second.startswith("121.1 KiB and training adds ")
+
+
+def test_what_is_free_is_told_without_what_came_before() -> None:
+    """The rows of a validation share the memory with those of the phase."""
+    with simulate(1, capacity=NBYTES * 10):
+        result = run(graph(), phase(validation=EvalPhase("check", data="train", batch_size=50)))
+    free = [float(event.text.rpartition(" and ")[2].split()[0]) for event in result.events]
+    units = [event.text.rpartition(" and ")[2].split()[1] for event in result.events]
+    assert [event.text.partition(",")[0] for event in result.events] == [
+        "the data of t: resident",
+        "the data of check: resident",
+    ]
+    assert units == ["MiB", "MiB"] and free[0] - free[1] == pytest.approx(NBYTES / 2**20, abs=0.11)
+
+
+def test_rows_that_are_not_in_memory_have_no_place_to_tell_of() -> None:
+    batch = {"x": np.zeros((4, WIDTH), "float32"), "y": np.zeros((4, 1), "float32")}
+    source = Batches("data", lambda: iter([batch]), features="x", targets="y")
+    with simulate(1, capacity=NBYTES * 10):
+        of = TrainPhase("t", data=source, losses=MSE, n_epochs=1, accelerator="sim:0")
+        result = run(graph(), of)
+    assert [event for event in result.events if event.what == "residency"] == []
+
+
+def test_rows_that_were_asked_to_stay_are_not_told_of() -> None:
+    with simulate(1, capacity=NBYTES * 10):
+        assert run(graph(), phase(residency="resident")).events == ()
 
 
 def test_what_training_adds_counts() -> None:
     """Room for the data, and not for two moments of each parameter besides."""
-    with simulate(1, capacity=int(NBYTES / 0.8) + 1000):
-        assert run(graph(), phase()).events[0].what == "residency"
-    with simulate(1, capacity=int(NBYTES / 0.8) + 8000):
-        assert run(graph(), phase()).events == ()
+    for more, residency in ((1000, "streamed"), (8000, "resident")):
+        with simulate(1, capacity=int(NBYTES / 0.8) + more):
+            (event,) = run(graph(), phase()).events
+        assert event.text.startswith(f"the data of t: {residency}, as ") and event.routine == (residency == "resident")
 
 
 def test_what_comes_first_is_resident_first() -> None:
     """The training data fit; those of the validation do not, besides."""
     with simulate(1, capacity=int(NBYTES * 1.6)):
         result = run(graph(), phase(validation=EvalPhase("train", data="train", batch_size=50)))
-    assert [event.text.partition(",")[0] for event in result.events] == ["the data of train: streamed"]
+    assert [event.text.partition(",")[0] for event in result.events] == [
+        "the data of t: resident",
+        "the data of train: streamed",
+    ]
 
 
 def test_data_that_are_to_be_resident_must_fit(owned: Callable[..., int]) -> None:
@@ -336,8 +394,8 @@ def test_a_thread_that_is_slow_to_end_writes_to_no_buffer_that_is_used_again(mon
                 go.wait(60)
             super().fill(cut, buffers)
 
-    course = Course(("data",), (Stretch(0, 10, 4),), {("data", ""): np.arange(40)[::-1]})
-    supply = Slow(columns, arrays, lambda number: course, 10, 2)
+    backwards = Pass(("data",), (Stretch(0, 10, 4),), {("data", ""): np.arange(40)[::-1]})
+    supply = Slow(columns, arrays, lambda number: backwards, 10, 2)
     with closing(supply.portions(0, 0, lambda feed, orders: orders)) as portions:
         next(portions)
     slow = next(thread for thread in threading.enumerate() if thread.name == "anyaccel-ahead")

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.columns import contiguous, empty_axis, is_numeric, missing_values, ragged
+from anyaccel.data.columns import empty_axis, is_numeric, missing_values, ragged
 
 
 def shaped(name: str, column: Any) -> Any:
     """A chunked column of lists of numbers as fixed-size lists on the same memory; any other column as it is.
 
-    Lists may be nested. A column of several chunks is combined.
+    Lists may be nested. Chunks stay as they are, but for those without rows.
 
     Raises:
         ColumnError: lists that are null or empty, or differ in length.
     """
     if not _is_list(column.type) or not is_numeric(leaf(column.type)) or not len(column):
         return column
-    return pa.chunked_array([_fixed(name, contiguous(column))])
+    return pa.chunked_array(_fixed(name, [chunk for chunk in column.chunks if len(chunk)]))
 
 
 def with_shapes(table: Any, roles: Mapping[str, str]) -> Any:
@@ -37,16 +37,17 @@ def with_shapes(table: Any, roles: Mapping[str, str]) -> Any:
     return table
 
 
-def _fixed(name: str, array: Any) -> Any:
-    if array.null_count:
-        raise missing_values(name, array.is_null().to_numpy(zero_copy_only=False))
-    lengths = np.diff(array.offsets.to_numpy())
+def _fixed(name: str, chunks: list[Any]) -> list[Any]:
+    if any(chunk.null_count for chunk in chunks):
+        raise missing_values(name, np.concatenate([chunk.is_null().to_numpy(zero_copy_only=False) for chunk in chunks]))
+    lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
     if lengths.min() != lengths.max():
         raise ragged(name, f"lists of {int(lengths.min())} to {int(lengths.max())} entries")
     if not lengths[0]:
         raise empty_axis(name, (0,))
-    values = array.flatten()
-    return pa.FixedSizeListArray.from_arrays(_fixed(name, values) if _is_list(values.type) else values, int(lengths[0]))
+    values = [chunk.flatten() for chunk in chunks]
+    values = _fixed(name, values) if _is_list(values[0].type) else values
+    return [pa.FixedSizeListArray.from_arrays(part, int(lengths[0])) for part in values]
 
 
 def _is_list(kind: Any) -> bool:

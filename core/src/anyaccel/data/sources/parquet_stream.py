@@ -12,7 +12,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.data.intake.parquet import chosen_files
 from anyaccel.data.intake.paths import Paths
-from anyaccel.data.roles import NamesOrRest
+from anyaccel.data.roles import ROLES, NamesOrRest, of_role
 from anyaccel.data.sampling.sampler import SimpleSampler, integer
 from anyaccel.data.sources.row_groups import PIECE_BYTES, Reading, pieces, row_groups
 from anyaccel.data.sources.source import EXAMPLE_ROWS, BatchSource, Columns
@@ -67,7 +67,7 @@ class ParquetStream(BatchSource):
     ) -> None:
         with _told(label):
             self._files = chosen_files(label, path, features, targets, tags)
-        super().__init__(label, *(_of_role(self._files.roles, role) for role in ("feature", "target", "tag")))
+        super().__init__(label, *(of_role(self._files.roles, role) for role in ROLES))
         self._sampler = _checked_sampler(label, sampler)
         self._groups = row_groups(label, self._files)
         self._rows = sum(group.rows for group in self._groups)
@@ -143,10 +143,6 @@ class ParquetStream(BatchSource):
                 remedy=f"write window={self._rows} to shuffle all rows together, or use FeatureSet.from_parquet",
             )
         return int(window)
-
-
-def _of_role(roles: dict[str, str], role: str) -> list[str]:
-    return [name for name, its in roles.items() if its == role]
 
 
 @contextmanager

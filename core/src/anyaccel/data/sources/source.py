@@ -11,7 +11,7 @@ import numpy as np
 from anyaccel.data.feature_set import FeatureSet
 from anyaccel.data.intake.sources import check_label
 from anyaccel.data.reference import Reference
-from anyaccel.data.roles import Names, assign_roles, listed, names_of
+from anyaccel.data.roles import Names, WithRoles, assign_roles, listed, names_of
 from anyaccel.data.sources.faults import told_of
 from anyaccel.errors import SourceError
 from anyaccel.segment import TensorSpec
@@ -22,7 +22,7 @@ Columns = Mapping[str, np.ndarray]
 """Arrays in host memory by column name, [rows, *shape]."""
 
 
-class Source(ABC):
+class Source(WithRoles, ABC):
     """Rows that come to a phase as it runs: `BatchSource` gives batches of its own, `Items` the rows it is asked for.
 
     Args:
@@ -40,8 +40,7 @@ class Source(ABC):
     def __init__(self, label: str, features: Names, targets: Names = (), tags: Names = ()) -> None:
         check_label(label)
         there = [name for names in (features, targets, tags) for name in names_of(names)]
-        self._label = label
-        self._roles = assign_roles(label, list(dict.fromkeys(there)), features, targets, tags)
+        super().__init__(label, assign_roles(label, list(dict.fromkeys(there)), features, targets, tags))
         self._example: FeatureSet | None = None
 
     def __repr__(self) -> str:
@@ -54,31 +53,6 @@ class Source(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    @property
-    def label(self) -> str:
-        """Label of the feature set that it stands for."""
-        return self._label
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of all columns: features, targets, tags."""
-        return tuple(self._roles)
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the columns that go into models."""
-        return self._of_role("feature")
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Names of the columns that losses compare with."""
-        return self._of_role("target")
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Names of the columns that only describe the rows."""
-        return self._of_role("tag")
 
     @property
     def rows(self) -> int | None:
@@ -142,9 +116,6 @@ class Source(ABC):
 
     def _nothing(self) -> SourceError:
         return SourceError(f"source {self._label!r} gives no rows at all", remedy="give data with at least one row")
-
-    def _of_role(self, role: str) -> tuple[str, ...]:
-        return tuple(name for name, its in self._roles.items() if its == role)
 
 
 class BatchSource(Source):

@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from anyaccel.data.roles import closest, listed
+from anyaccel.data.roles import listed
 from anyaccel.data.sources.host import is_tensor
 from anyaccel.errors import SourceError
+from anyaccel.spelling import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def _named(given: Any, names: Sequence[str]) -> tuple[list[str], Callable[[str],
 
 def _picked(place: object, name: str, keys: Iterable[str], read: Callable[[str], Any]) -> Any:
     if name not in keys:
-        raise SourceError(f"{place} has no column {name!r}", there=listed(keys), remedy=closest(name, keys))
+        raise SourceError(f"{place} has no column {name!r}", there=listed(keys), remedy=did_you_mean(name, keys))
     return read(name)
 
 

@@ -14,7 +14,7 @@ from anyaccel.data import BatchSource, Items, Source
 from anyaccel.device import Device
 from anyaccel.graph import Column, Plan
 from anyaccel.phases import loading
-from anyaccel.phases.feeding.courses import Schedule
+from anyaccel.phases.feeding.batching import Batching
 from anyaccel.phases.feeding.sourced import BLOCK_SECONDS, ItemsStreamed, Repeated, Sourced
 from anyaccel.phases.feeding.streamed import BLOCKS, Streamed
 from anyaccel.phases.feeding.supply import Resident, Supply
@@ -72,7 +72,7 @@ class RowsProvision(Provision):
         plan: which columns go where.
         arrays: the columns, by value name.
         again: makes them anew.
-        schedule: how the epochs go.
+        batching: how the rows are passed over.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class RowsProvision(Provision):
         plan: Plan,
         arrays: Mapping[str, np.ndarray],
         again: Callable[[], Mapping[str, np.ndarray]],
-        schedule: Schedule,
+        batching: Batching,
     ) -> None:
         self.plan, self.arrays = plan, arrays
-        self.batch = schedule.batch
-        self._again, self._schedule = again, schedule
+        self.batch = batching.batch
+        self._again, self._batching = again, batching
         self._nbytes: dict[Place, int] = {}
         for column in self._distinct(arrays):  # counted now: later they may have been given away
             place = (column.framework, column.device)
@@ -97,15 +97,15 @@ class RowsProvision(Provision):
     def resident(self, loaded: Callable[[int], None] | None = None) -> Supply:
         """As of `Provision`."""
         arrays, self.arrays = self._ready(), {}
-        return Resident(loading.load(self.plan, arrays, loaded), self._schedule.course, self._schedule.steps)
+        return Resident(loading.load(self.plan, arrays, loaded), self._batching.passes, self._batching.steps)
 
     def streamed(self) -> Supply:
         """As of `Provision`."""
         arrays = self._ready()
         row = sum(arrays[one.name].nbytes / max(len(arrays[one.name]), 1) for one in self._distinct(arrays))
-        schedule = self._schedule
-        most = steps_of_block(self.plan.columns, row * schedule.batch, schedule.steps)
-        return Streamed(self.plan.columns, arrays, schedule.course, schedule.steps, most, schedule.whole)
+        batching = self._batching
+        most = steps_of_block(self.plan.columns, row * batching.batch, batching.steps)
+        return Streamed(self.plan.columns, arrays, batching.passes, batching.steps, most, batching.whole)
 
     def _ready(self) -> Mapping[str, np.ndarray]:
         if not self.arrays:
@@ -126,16 +126,16 @@ class SourceProvision(Provision):
         source: gives batches, or items.
         classes: for columns of class indices, the number of classes, by value name.
         accumulate: batches for one step, of a source that gives batches.
-        schedule: how the epochs go, of a source that gives items.
+        batching: how the rows are passed over, of a source that gives items.
     """
 
     def __init__(
-        self, plan: Plan, source: Source, classes: Mapping[str, int], accumulate: int, schedule: Schedule | None
+        self, plan: Plan, source: Source, classes: Mapping[str, int], accumulate: int, batching: Batching | None
     ) -> None:
         self.plan, self.arrays = plan, {}
-        self.batch = schedule.batch if schedule is not None else 1
+        self.batch = batching.batch if batching is not None else 1
         self._source, self._classes = source, classes
-        self._accumulate, self._schedule = accumulate, schedule
+        self._accumulate, self._batching = accumulate, batching
 
     def notes(self) -> tuple[str, ...]:
         """As of `Provision`."""
@@ -151,16 +151,16 @@ class SourceProvision(Provision):
 
     def streamed(self) -> Supply:
         """As of `Provision`."""
-        columns, schedule = self.plan.columns, self._schedule
+        columns, batching = self.plan.columns, self._batching
         if isinstance(self._source, BatchSource):
             supply = Repeated if self._source.repeats else Sourced
             return supply(columns, self._source, self._classes, self._accumulate, int(_room(columns)))
-        assert isinstance(self._source, Items) and schedule is not None
+        assert isinstance(self._source, Items) and batching is not None
         row = sum(column.spec.nbytes for column in columns)
         most = min(
-            steps_of_block(columns, row * schedule.batch, schedule.steps), _steps_in_time(self._source, schedule.batch)
+            steps_of_block(columns, row * batching.batch, batching.steps), _steps_in_time(self._source, batching.batch)
         )
-        return ItemsStreamed(columns, self._source, self._classes, schedule.course, schedule.steps, most)
+        return ItemsStreamed(columns, self._source, self._classes, batching.passes, batching.steps, most)
 
 
 def steps_of_block(columns: Sequence[Column], nbytes: float, steps: int) -> int:

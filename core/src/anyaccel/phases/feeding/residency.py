@@ -29,6 +29,8 @@ def supplies(
 ) -> list[Supply]:
     """A supply for each provision, in their order; what comes first is resident first.
 
+    Where `auto` decides, it says what and why: routine if rows stay.
+
     Args:
         wish: one of `auto`, `resident` and `streamed`.
         provisions: the rows of a phase, and of its validation.
@@ -40,8 +42,9 @@ def supplies(
     Raises:
         OutOfMemoryError: no room for rows that are to be resident.
     """
-    left = {place: free_memory(place) for one in provisions for place in one.nbytes()}
-    room = {place: _FULL * free - growth.get(place, 0) for place, free in left.items() if free is not None}
+    places = {place for one in provisions for place in one.nbytes()}
+    left = {place: free for place in places if (free := free_memory(place)) is not None}
+    room = {place: _FULL * free - growth.get(place, 0) for place, free in left.items()}
     found: list[Supply] = []
     for provision, name in zip(provisions, names, strict=True):
         if wish == "streamed":
@@ -50,13 +53,17 @@ def supplies(
         needs = provision.nbytes()
         short = next((place for place, need in needs.items() if need > room.get(place, need)), None)
         if wish == "auto" and short is not None:
-            tell("residency", f"{name}: streamed, as {_short(short, needs[short], left[short], growth)}")
+            tell("residency", f"{name}: streamed, as its rows take {_weighed(short, needs[short], left, growth)}")
             found.append(provision.streamed())
             continue
+        found.append(_loaded(wish, provision, name, tell, loaded))
+        if wish == "auto" and any(needs.values()) and found[-1].residency == "resident":
+            weighed = "; ".join(_weighed(place, need, left, growth) for place, need in needs.items())
+            tell("residency", f"{name}: resident, as its rows take {weighed}", routine=True)
         for place, need in needs.items():
             if place in room:
                 room[place] -= need
-        found.append(_loaded(wish, provision, name, tell, loaded))
+                left[place] -= need
     return found
 
 
@@ -81,10 +88,12 @@ def _full(name: str, needs: Mapping[Place, int], error: OutOfMemoryError) -> Out
     )
 
 
-def _short(place: Place, need: int, free: int | None, growth: Mapping[Place, int]) -> str:
-    added = growth.get(place, 0)
-    and_more = f" and training adds {size(added)}" if added else ""
-    return f"its rows take {size(need)}{and_more}, and {size(free or 0)} are free on {place[1]} ({place[0]})"
+def _weighed(place: Place, need: int, left: Mapping[Place, int], growth: Mapping[Place, int]) -> str:
+    added, where = growth.get(place, 0), f"{place[1]} ({place[0]})"
+    whole = f"{size(need)} and training adds {size(added)}" if added else size(need)
+    if place in left:
+        return f"{whole}, and {size(left[place])} are free on {where}"
+    return f"{whole} on {where}, which does not say what is free"
 
 
 def growth(plan: Plan, segments: Sequence[Segment], states: Mapping[str, NodeState]) -> dict[Place, int]:

@@ -18,10 +18,10 @@ from anyaccel.data.sources.faults import Place, told_of
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
 from anyaccel.phases.feeding.ahead import ahead
-from anyaccel.phases.feeding.course import Cut, Stretch
 from anyaccel.phases.feeding.forming import Batch, formed
+from anyaccel.phases.feeding.passes import Cut, Stretch
 from anyaccel.phases.feeding.streamed import SLOTS, Streamed, arrived
-from anyaccel.phases.feeding.supply import Courses, Order, Portion, Supply
+from anyaccel.phases.feeding.supply import Order, Passes, Portion, Supply
 from anyaccel.phases.loading import Feed
 from anyaccel.registry import registry
 
@@ -232,7 +232,7 @@ class ItemsStreamed(Streamed):
         columns: what is loaded, all of the source.
         source: gives the items.
         classes: for columns of class indices, the number of classes, by value name.
-        course, steps, most: as of `Streamed`.
+        passes, steps, most: as of `Streamed`.
     """
 
     def __init__(
@@ -240,12 +240,12 @@ class ItemsStreamed(Streamed):
         columns: Sequence[Column],
         source: Items,
         classes: Mapping[str, int],
-        course: Courses,
+        passes: Passes,
         steps: int,
         most: int,
     ) -> None:
         shapes = {one.name: np.empty((0, *one.spec.shape), one.spec.dtype) for one in columns}
-        super().__init__(columns, shapes, course, steps, most)
+        super().__init__(columns, shapes, passes, steps, most)
         self._columns = {one.name: one for one in columns}
         self._source, self._classes = source, classes
 

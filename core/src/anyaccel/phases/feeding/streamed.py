@@ -17,8 +17,8 @@ from anyaccel.device import Device
 from anyaccel.graph import Column
 from anyaccel.phases.drawing import Lane, Span
 from anyaccel.phases.feeding.ahead import ahead
-from anyaccel.phases.feeding.course import Course, Cut
-from anyaccel.phases.feeding.supply import Courses, Order, Portion, Supply, foresee
+from anyaccel.phases.feeding.passes import Cut, Pass
+from anyaccel.phases.feeding.supply import Order, Passes, Portion, Supply, foresee
 from anyaccel.phases.loading import Feed
 from anyaccel.registry import registry
 
@@ -65,7 +65,7 @@ class Streamed(Supply):
     Args:
         columns: what is loaded.
         arrays: in host memory, by value name, in the form in which they are loaded.
-        course: what an epoch of a number takes.
+        passes: what an epoch of a number takes.
         steps: of an epoch.
         most: steps in one block.
         whole: whether steps must be taken as a whole; else a block may be a part of one.
@@ -77,13 +77,13 @@ class Streamed(Supply):
         self,
         columns: Sequence[Column],
         arrays: Mapping[str, np.ndarray],
-        course: Courses,
+        passes: Passes,
         steps: int,
         most: int,
         whole: bool = True,
     ) -> None:
         self.steps: int | None = steps
-        self._course = course
+        self._passes = passes
         self._most = most
         self._whole, self._part = whole, 0
         self._early = True
@@ -95,12 +95,12 @@ class Streamed(Supply):
 
     def portions(self, number: int, done: int, order: Order) -> Generator[Portion]:
         """Blocks of whole steps, made ahead."""
-        course = self._course(number).without(done)
+        left = self._passes(number).without(done)
         if self._part:
-            course = course.parted(self._part)
-        self._prepare(course, order)
+            left = left.parted(self._part)
+        self._prepare(left, order)
         slots, self._slots = self._slots, []  # of this thread alone: one that is slow to end may still write to its own
-        make = partial(self._blocks, course, slots)
+        make = partial(self._blocks, left, slots)
         with closing(ahead(make) if self._early else make()) as blocks:
             for cut, sent in blocks:
                 feed = Feed(arrived(sent), self._lanes)
@@ -125,15 +125,15 @@ class Streamed(Supply):
 
     def foresee(self, number: int | None) -> None:
         """As of `Supply`."""
-        foresee(self._course, number)
+        foresee(self._passes, number)
 
     def close(self) -> None:
         """As of `Supply`."""
         self._orders, self._rows, self._slots = None, 0, []
 
-    def _prepare(self, course: Course, order: Order) -> None:
+    def _prepare(self, left: Pass, order: Order) -> None:
         """Orders for the largest block, and buffers, once: rows of a block lie in the order in which they are taken."""
-        rows = max((stop - start for cut in course.cut(self._most) for start, stop in cut.spans.values()), default=0)
+        rows = max((stop - start for cut in left.cut(self._most) for start, stop in cut.spans.values()), default=0)
         if self._orders is None or rows > self._rows:
             self._rows, self._slots = rows, []
             straight = np.arange(rows, dtype=np.int64)
@@ -145,10 +145,10 @@ class Streamed(Supply):
     def _slot(self) -> _Slot:
         return _Slot({one.names[0]: one.buffer(self._rows) for one in self._carried})
 
-    def _blocks(self, course: Course, slots: list[_Slot]) -> Generator[tuple[Cut, dict[str, Sent]]]:
+    def _blocks(self, left: Pass, slots: list[_Slot]) -> Generator[tuple[Cut, dict[str, Sent]]]:
         rows = self._rows
         try:
-            for cut, slot in zip(course.cut(self._most), cycle(slots), strict=False):
+            for cut, slot in zip(left.cut(self._most), cycle(slots), strict=False):
                 slot.free()
                 sent = self._sent(cut, slot)
                 yield cut, sent

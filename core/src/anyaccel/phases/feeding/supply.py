@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel.phases.drawing import Lane
-from anyaccel.phases.feeding.course import Course, Work
 from anyaccel.phases.feeding.foreseen import Foreseen
+from anyaccel.phases.feeding.passes import Pass, Work
 from anyaccel.phases.loading import Feed
 
 Order = Callable[[Feed, Mapping[Lane, np.ndarray]], Any]
 """Puts orders on the devices that need them: `Chain.order`."""
-Courses = Callable[[int], Course]
+Passes = Callable[[int], Pass]
 """What the epoch of a number takes."""
 
 
@@ -76,36 +76,36 @@ class Resident(Supply):
 
     Args:
         feed: the columns.
-        course: what an epoch of a number takes.
+        passes: what an epoch of a number takes.
         steps: of an epoch.
     """
 
     residency = "resident"
 
-    def __init__(self, feed: Feed, course: Courses, steps: int) -> None:
+    def __init__(self, feed: Feed, passes: Passes, steps: int) -> None:
         self.steps: int | None = steps
         self._feed: Feed | None = feed
-        self._course = course
+        self._passes = passes
         self._known: tuple[Mapping[Lane, np.ndarray], Any] | None = None
 
     def portions(self, number: int, done: int, order: Order) -> Generator[Portion]:
         """One: everything. An order that is the same as before is there already."""
         assert self._feed is not None
-        course = self._course(number)
-        if self._known is None or self._known[0] is not course.orders:
-            self._known = course.orders, order(self._feed, course.orders)
-        yield Portion(self._feed, self._known[1], course.without(done).works, course.orders)
+        taken = self._passes(number)
+        if self._known is None or self._known[0] is not taken.orders:
+            self._known = taken.orders, order(self._feed, taken.orders)
+        yield Portion(self._feed, self._known[1], taken.without(done).works, taken.orders)
 
     def foresee(self, number: int | None) -> None:
         """As of `Supply`."""
-        foresee(self._course, number)
+        foresee(self._passes, number)
 
     def close(self) -> None:
         """As of `Supply`."""
         self._feed = self._known = None
 
 
-def foresee(course: Courses, number: int | None) -> None:
-    """Begin the course of an epoch, where courses can be begun."""
-    if isinstance(course, Foreseen):
-        course.begin(number)
+def foresee(passes: Passes, number: int | None) -> None:
+    """Begin the pass of an epoch, where passes can be begun."""
+    if isinstance(passes, Foreseen):
+        passes.begin(number)

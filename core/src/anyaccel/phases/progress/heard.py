@@ -36,7 +36,7 @@ class Progress:
         """An epoch is done, with these figures."""
 
     def event(self, event: Event) -> None:
-        """Something was decided, or happened, that is worth a line; `results.events` has it, too."""
+        """Something was decided, or happened, that is worth a line; `results.events` has it, and what is routine."""
 
     def stop(self) -> None:
         """The loop has ended, well or not."""

@@ -1,4 +1,4 @@
-"""The courses of a phase: from what samplers draw, or from what an evaluation looks at."""
+"""Batching: how a phase passes over its rows, from what samplers draw or from what an evaluation looks at."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from functools import partial
 
 from anyaccel.errors import PhaseError
 from anyaccel.phases.drawing import Drawing
-from anyaccel.phases.feeding.course import Course, Stretch, Work
 from anyaccel.phases.feeding.foreseen import Foreseen
-from anyaccel.phases.feeding.supply import Courses
+from anyaccel.phases.feeding.passes import Pass, Stretch, Work
+from anyaccel.phases.feeding.supply import Passes
 from anyaccel.phases.sight import Sight
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """How the epochs of a phase go.
+class Batching:
+    """How a phase passes over its rows, step by step.
 
     Attributes:
-        course: what the epoch of a number takes.
+        passes: what the epoch of a number takes.
         steps: of an epoch; updates, where several batches make one.
         batch: the most rows of one feature set in a step.
         whole: whether steps must be taken as a whole, as those of training.
     """
 
-    course: Courses
+    passes: Passes
     steps: int
     batch: int
     whole: bool = True
 
 
-def of_drawing(label: str, drawing: Drawing, accumulate: int) -> Schedule:
+def of_drawing(label: str, drawing: Drawing, accumulate: int) -> Batching:
     """The epochs of a TrainPhase: an update after `accumulate` batches, and one after those that are left.
 
     Raises:
         PhaseError: batches of several feature sets that differ in size cannot be put together.
     """
     works = _works(label, drawing, accumulate)
-    course = Foreseen(partial(_drawn, drawing, tuple(drawing.labels), works), drawing.changing)
+    passes = Foreseen(partial(_drawn, drawing, tuple(drawing.labels), works), drawing.changing)
     batch = max(work.size if isinstance(work, Stretch) else _widest(work) for work in works)
     steps = sum(work.count if isinstance(work, Stretch) else 1 for work in works)
-    return Schedule(course, steps, batch)
+    return Batching(passes, steps, batch)
 
 
-def of_sight(sight: Sight, batch: int) -> Schedule:
+def of_sight(sight: Sight, batch: int) -> Batching:
     """An evaluation in batches."""
     works = tuple(sight.turns(batch))
     sets = tuple(dict.fromkeys(name for turn in works for name in turn))
-    return Schedule(lambda _: Course(sets, works, sight.orders), len(works), max(map(_widest, works)), whole=False)
+    return Batching(lambda _: Pass(sets, works, sight.orders), len(works), max(map(_widest, works)), whole=False)
 
 
 def _works(label: str, drawing: Drawing, accumulate: int) -> tuple[Work, ...]:
@@ -66,8 +66,8 @@ def _works(label: str, drawing: Drawing, accumulate: int) -> tuple[Work, ...]:
     return tuple(work for work in works if work.count and work.size)
 
 
-def _drawn(drawing: Drawing, sets: tuple[str, ...], works: tuple[Work, ...], number: int) -> Course:
-    return Course(sets, works, drawing.orders(number))
+def _drawn(drawing: Drawing, sets: tuple[str, ...], works: tuple[Work, ...], number: int) -> Pass:
+    return Pass(sets, works, drawing.orders(number))
 
 
 def _widest(turn: Work) -> int:

@@ -1,4 +1,4 @@
-"""Courses: what the steps of one epoch take, in which order, and the same in pieces that follow each other."""
+"""Passes over the rows of a phase: what each step takes, in which order, and the same in pieces, one by one."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ Work = Stretch | Turn
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What an epoch, or an evaluation, takes.
+class Pass:
+    """One pass over the rows: what an epoch, or an evaluation, takes.
 
     Attributes:
         sets: labels of the feature sets.
@@ -59,11 +59,11 @@ class Course:
         """How many there are."""
         return sum(steps_of(work) for work in self.works)
 
-    def without(self, done: int) -> Course:
+    def without(self, done: int) -> Pass:
         """What is left without its first steps."""
         return replace(self, works=tuple(_without(self.works, done)))
 
-    def parted(self, most: int) -> Course:
+    def parted(self, most: int) -> Pass:
         """The same rows in more steps: those that are turns take at most so many rows of each feature set."""
         return replace(self, works=tuple(part for work in self.works for part in parts_of(work, most)))
 
@@ -86,7 +86,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Some steps of a course: `works` count from the first row of the piece, `spans` say which rows these are."""
+    """Some steps of a pass: `works` count from the first row of the piece, `spans` say which rows these are."""
 
     works: tuple[Work, ...]
     spans: Mapping[str, Span]

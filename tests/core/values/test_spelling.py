@@ -1,0 +1,23 @@
+"""Spelling: a word that is not there is answered with the closest, or with what to do instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from anyaccel.spelling import did_you_mean
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "text"),
+    [
+        ("trian", {}, "did you mean 'train'?"),
+        ("zzz", {}, "use one of these names"),
+        ("zzz", {"otherwise": "make one"}, "make one"),
+        (7, {}, "did you mean '77'?"),
+        ("trbbb", {}, "use one of these names"),
+        ("trbbb", {"cutoff": 0.3}, "did you mean 'train'?"),
+        ("trian", {"cutoff": 0.9}, "use one of these names"),
+    ],
+)
+def test_a_word_that_is_not_there_is_answered_with_the_closest(given, settings, text):
+    assert did_you_mean(given, ["train", "test", 77], **settings) == text
