@@ -247,3 +247,25 @@ print(sorted(after - before - {"anyaccel_torch.compute"}))
 def test_off_imports_no_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+EVALUATED = """
+import sys
+import numpy as np, torch
+import anyaccel as aa
+from anyaccel_torch import SequentialMLP
+
+x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+data = aa.FeatureSet.from_dict("d", {"x": x, "y": y}, ["x"], ["y"])
+graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(), data.reference())])
+found = aa.Experiment("e", graph, progress="none").run_phase(
+    aa.EvalPhase("p", data="all", losses=[aa.AppliedLoss("mse", on="net")])
+)
+print(bool(np.isfinite(found.loss)), "torch._dynamo" in sys.modules)
+"""
+
+
+def test_shapes_and_evaluations_import_no_compiler() -> None:
+    """Torch's optimizers do, by themselves."""
+    done = subprocess.run([sys.executable, "-c", EVALUATED], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "True False"

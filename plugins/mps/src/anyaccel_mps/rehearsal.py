@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyaccel.segment import Segment
+from anyaccel_torch.calling import as_written
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.trees import tensors_in
 
@@ -76,7 +77,7 @@ def _rehearse(segment: Segment, recorder: Recorder) -> None:
         for spec, _ in segment.inputs.values()
     ]
     try:
-        with recorder, torch.compiler.set_stance("force_eager"):
+        with recorder, as_written():
             recorder.stage = "losses"
             program.forward(inputs)
             if segment.groups or segment.needs_pullback:

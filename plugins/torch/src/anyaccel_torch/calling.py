@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -14,6 +16,14 @@ from anyaccel_torch import keras
 from anyaccel_torch.models import outputs_of
 
 Call = Callable[..., Any]
+
+
+def as_written() -> AbstractContextManager[Any]:
+    """Inside, what somebody has compiled runs as it was written.
+
+    Nobody has where torch's compiler is not there yet: importing it, which takes a second, is left to those who do.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def calling(model: Any, device: torch.device, count: int) -> Call:

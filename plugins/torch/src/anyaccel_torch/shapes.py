@@ -16,7 +16,7 @@ from anyaccel import rng
 from anyaccel.errors import AnyaccelError, ShapeError
 from anyaccel.segment import TensorSpec
 from anyaccel_torch import keras
-from anyaccel_torch.calling import calling
+from anyaccel_torch.calling import as_written, calling
 from anyaccel_torch.contents import parameters
 from anyaccel_torch.custody import seed as start_from
 from anyaccel_torch.custody import undisturbed
@@ -123,9 +123,8 @@ def _on_paper(model: nn.Module) -> nn.Module:
 def _run(model: nn.Module, inputs: Sequence[TensorSpec], batch: int, seed: int | None = None) -> tuple[Tensor, ...]:
     """Outputs for a batch of zeros, in evaluation mode; with a seed, random numbers come from it."""
     device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
-    eager = torch.compiler.set_stance("force_eager")  # two batches are no reason to compile
     scope = device if device.type == "meta" else nullcontext()
-    with undisturbed(model, [device]), torch.no_grad(), eager, scope:
+    with undisturbed(model, [device]), torch.no_grad(), as_written(), scope:  # two batches are no reason to compile
         if seed is not None:
             start_from([device], seed)
         try:
