@@ -53,7 +53,7 @@ def table(framework: str, epochs: int, steps: int, state: str, given: Options) -
         figures = fresh_contest(taking_part, given.rounds(3), given.threads, emptied=empty)
     finally:
         shutil.rmtree(caches, ignore_errors=True)
-    return Table(f"{framework}, {epochs * steps:,} steps, {state} caches", figures, "s", 1.0, "off")
+    return Table(f"{framework}, {epochs * steps} steps, {state} caches", figures, "s", 1.0, "off")
 
 
 if __name__ == "__main__":

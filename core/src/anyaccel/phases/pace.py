@@ -56,15 +56,21 @@ class Flight:
         """A call of `count` steps was asked for; gives the steps and seconds of each call that is done by now."""
         self._calls.append((losses, count, began))
         while self._calls:
-            first, steps, start = self._calls[0]
-            while not all(one.is_ready() for one in first):
+            while not all(one.is_ready() for one in self._calls[0][0]):
                 if len(self._calls) < 2:
                     return
                 time.sleep(_NAP_SECONDS)
-            self._calls.popleft()
-            now = time.perf_counter()
-            yield steps, now - max(start, self._landed)
-            self._landed = now
+            yield self._land()
+
+    def over(self) -> Iterator[tuple[int, float]]:
+        """As `launched`, of the calls that are left when all losses have been read: what comes then is not theirs."""
+        while self._calls:
+            yield self._land()
+
+    def _land(self) -> tuple[int, float]:
+        _, steps, start = self._calls.popleft()
+        before, self._landed = self._landed, time.perf_counter()
+        return steps, self._landed - max(start, before)
 
     def forget(self) -> None:
         """Calls that have failed."""

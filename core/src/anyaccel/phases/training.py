@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 
@@ -132,6 +132,7 @@ class Training:
             run.step = done
         self._marks.end()  # a validation may need the room
         means = tally.means()
+        self._learn(self._flight.over())
         return {label: means[label] for label in self._weights if label in means}, run.step
 
     def _tried(self, number: int, tally: Tally, *, last: bool) -> OutOfMemoryError | None:
@@ -177,10 +178,13 @@ class Training:
             began = time.perf_counter()
             losses = step(work.start + done * work.size, count, work.size, piece)
             self._took(tally, losses, count)
-            for its, seconds in self._flight.launched(losses, count, began):
-                self._pace.took(its, seconds)
-                self._compiling.took(its, seconds)
+            self._learn(self._flight.launched(losses, count, began))
             done += count
+
+    def _learn(self, calls: Iterable[tuple[int, float]]) -> None:
+        for count, seconds in calls:
+            self._pace.took(count, seconds)
+            self._compiling.took(count, seconds)
 
     def _took(self, tally: Tally, losses: list[Losses], count: int) -> None:
         tally.add(losses)
