@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections import OrderedDict
@@ -52,6 +53,7 @@ def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "compiler", lambda function, options: function)
     monkeypatch.setattr(ways, "_KEPT", OrderedDict())
     monkeypatch.setattr(ready, "scan", lambda: None)
+    monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)  # which uncompiled "compiled" steps are
 
 
 def counting(module: Function, x: Tensor) -> Tensor:
@@ -190,6 +192,11 @@ def test_compiled_steps_that_are_slower_or_wrong_are_not_used(
     monkeypatch.setattr(steps, "_SLOWER", 0.0)
     with pytest.raises(CompileError, match=r"are slower than plain ones\. There is: \d+ us a step instead of \d+ us"):
         program.compile([x, y], [order, order], 4)
+    unseen: Any = backend.build(segment_of(nn.Linear(3, 1)))
+    monkeypatch.setattr(steps, "_MUCH_SLOWER", 0.0)
+    with pytest.raises(CompileError, match=r"are slower than plain ones\. There is: \d+ us a step instead of \d+ us"):
+        unseen.compile([x, y], [order, order], 4)
+    monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)
     monkeypatch.setattr(ways, "compiler", lambda function, options: lambda *args: [one + 9 for one in function(*args)])
     monkeypatch.setattr(ways, "_KEPT", OrderedDict())
     with pytest.raises(CompileError, match=r"do not give the loss 'l' of plain ones\. There is: .* instead of"):

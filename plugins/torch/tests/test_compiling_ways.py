@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,7 @@ def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "_KEPT", OrderedDict())
     monkeypatch.setattr(ready, "scan", lambda: python_loop)
     monkeypatch.setattr(ready, "check", lambda: None)
+    monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)  # which uncompiled "compiled" steps are
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:

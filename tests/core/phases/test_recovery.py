@@ -690,7 +690,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 @pytest.mark.parametrize(("cost", "step"), [(1.0, 0.1), (1.0, 1.0), (0.01, 1.0), (5.0, 7.0), (0.0, 1.0)])
-def test_snapshots_take_at_most_a_hundredth_of_the_time(cost: float, step: float, clock: Clock) -> None:
+def test_snapshots_take_at_most_a_small_part_of_the_time(cost: float, step: float, clock: Clock) -> None:
     class Chain:
         taken = 0
 
@@ -708,9 +708,9 @@ def test_snapshots_take_at_most_a_hundredth_of_the_time(cost: float, step: float
     for done in range(1, 5001):
         clock.now += step
         marks.pass_by(done, [None] * done)  # type: ignore[arg-type]
-    assert chain.taken >= 1 and (chain.taken - 1) * cost <= 0.01 * clock.now
-    if cost and step * 5000 > 300 * cost:
-        assert (chain.taken - 1) * cost >= 0.005 * clock.now - cost, "nor much less"
+    assert chain.taken >= 1 and (chain.taken - 1) * cost <= 0.002 * clock.now
+    if cost and step * 5000 > 1500 * cost:
+        assert (chain.taken - 1) * cost >= 0.001 * clock.now - cost, "nor much less"
     del tally
 
 

@@ -11,8 +11,8 @@ from anyaccel.phases.chain import Chain
 from anyaccel.phases.failure import forget
 from anyaccel.phases.tally import Tally
 
-_SHARE = 0.01
-"""The part of a loop's time that snapshots may take."""
+_SHARE = 0.002
+"""The part of a loop's time that snapshots may take. They also drive what steps use out of the caches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ _NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
+_TIMED = 4
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -71,16 +73,10 @@ def probe(work: Work, values: Sequence[Tensor]) -> Facts:
     Raises:
         CompileError: something that only plain steps can do: sparse gradients, a buffer that is replaced.
     """
-    whole, trained = work.whole, [parameter for group in work.groups for parameter in group.parameters]
+    whole, trained = work.whole, _trained(work)
     before = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in whole.named_buffers()}  # noqa: SLF001
     given, random = [value.clone() for value in values], torch.get_rng_state()
-    with torch.enable_grad():
-        losses = whole([*given, *[None] * work.rest])
-        roots = tuple(i for i, loss in enumerate(losses) if loss.requires_grad and work.losses[i].weight)
-        if not roots or not trained:
-            raise CompileError("no loss reaches a parameter that is to be trained")
-        total = [losses[i] * work.losses[i].weight for i in roots]
-        grads = torch.autograd.grad(total, trained, allow_unused=True)
+    losses, roots, grads = _forward_and_back(work, given)
     if any(grad is not None and grad.is_sparse for grad in grads):
         raise CompileError("its gradients are sparse", remedy="make the embedding with sparse=False")
     return Facts(
@@ -91,6 +87,34 @@ def probe(work: Work, values: Sequence[Tensor]) -> Facts:
         tuple(loss.detach() for loss in losses),
         random,
     )
+
+
+def _trained(work: Work) -> list[nn.Parameter]:
+    return [parameter for group in work.groups for parameter in group.parameters]
+
+
+def _forward_and_back(
+    work: Work, values: Sequence[Tensor]
+) -> tuple[list[Tensor], tuple[int, ...], tuple[Tensor | None, ...]]:
+    """Losses, the indices of those that reach a parameter, and the gradients of the trained parameters."""
+    trained = _trained(work)
+    with torch.enable_grad():
+        losses = work.whole([*values, *[None] * work.rest])
+        roots = tuple(i for i, loss in enumerate(losses) if loss.requires_grad and work.losses[i].weight)
+        if not roots or not trained:
+            raise CompileError("no loss reaches a parameter that is to be trained")
+        total = [losses[i] * work.losses[i].weight for i in roots]
+        return losses, roots, torch.autograd.grad(total, trained, allow_unused=True)
+
+
+def least(work: Work, values: Sequence[Tensor]) -> float:
+    """Seconds that a plain step over these rows takes at least, its update aside: the best of some."""
+    found = []
+    for _ in range(_TIMED):
+        given, begun = [value.clone() for value in values], time.perf_counter()
+        _forward_and_back(work, given)
+        found.append(time.perf_counter() - begun)
+    return min(found)
 
 
 def _changed(whole: Whole, before: dict[str, tuple[Tensor, Tensor, int]]) -> tuple[str, ...]:

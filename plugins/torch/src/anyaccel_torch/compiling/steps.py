@@ -15,7 +15,7 @@ from anyaccel_torch import keras
 from anyaccel_torch.compiling import ready, ways
 from anyaccel_torch.compiling.graphs import Graph
 from anyaccel_torch.compiling.held import Held
-from anyaccel_torch.compiling.probe import Facts, probe, unchanged
+from anyaccel_torch.compiling.probe import Facts, least, probe, unchanged
 from anyaccel_torch.compiling.ways import Way
 from anyaccel_torch.compiling.work import Work
 
@@ -32,6 +32,9 @@ _TRIALS = 3
 
 _SLOWER = 1.1
 """Compiled steps that take longer than this, plain ones being 1, are not used: clocks are not better than that."""
+
+_MUCH_SLOWER = 1.25
+"""The same where what a plain step takes is known but for its update."""
 
 Step = Callable[[Any, list[Tensor]], Any]
 
@@ -118,7 +121,8 @@ def compiled(work: Work, rows: Sequence[Tensor], parts: int) -> Compiled:
     except Exception as error:
         raise ready.told(error, work.segment.label) from error
     found.seconds = time.perf_counter() - begun
-    _weigh(work, found)
+    if work.device.type == "cpu":  # elsewhere a clock does not tell what was computed
+        _weigh(work, found, *_plain(work, rows, parts))
     return found
 
 
@@ -209,11 +213,19 @@ def _compare(work: Work, facts: Facts, losses: Sequence[Tensor]) -> None:
             raise CompileError(asked, there=f"{float(found[0]):.6g} instead of {float(plain):.6g}", remedy=remedy)
 
 
-def _weigh(work: Work, found: Compiled) -> None:
+def _plain(work: Work, rows: Sequence[Tensor], parts: int) -> tuple[float, float]:
+    """Seconds of a plain step (all but its update where none was seen), and how much more a compiled one may take."""
+    if work.plain:
+        return work.plain, _SLOWER
+    with unchanged(work):
+        return parts * least(work, [row[: len(row) // parts] for row in rows]), _MUCH_SLOWER
+
+
+def _weigh(work: Work, found: Compiled, plain: float, most: float) -> None:
     """Compiled steps that are slower than plain ones are not used."""
-    if work.plain and found.per_step > _SLOWER * work.plain:
+    if found.per_step > most * plain:
         raise CompileError(
             f"compiled steps of segment {work.segment.label!r} are slower than plain ones",
-            there=f"{found.per_step * 1e6:.0f} us a step instead of {work.plain * 1e6:.0f} us",
+            there=f"{found.per_step * 1e6:.0f} us a step instead of {plain * 1e6:.0f} us",
             remedy="set compile='off' or 'auto'",
         )
