@@ -53,7 +53,7 @@ WORKLOADS = {
     "tiny": Workload((50,), 1, (16, 16), batch=64, steps=400),
     "medium": Workload((784,), 10, (1024, 1024), batch=256, steps=16, classes=True),
     "cnn": Workload((1, 28, 28), 10, (8, 16), batch=64, steps=64, classes=True),
-    "wide": Workload((784,), 10, (512, 512), batch=256, steps=120, classes=True),
+    "wide": Workload((784,), 10, (512, 512), batch=256, steps=240, classes=True),
 }
 TITLES = {
     "tiny": "MLP 50-16-16-1, batch 64",

@@ -89,11 +89,11 @@ def _looped(body: Body, seen: list[bool], state: Any, rest: Any, table: Any, num
     def block(carried: Any) -> Any:
         done, state, results = carried
         begin = numbers[0] + done * batch
-        inside, zero = (rest, begin) if many == 1 else (_gathered(rest, begin, many * body.batch), 0 * begin)
+        inside, place = (rest, begin) if many == 1 else _gathered(rest, begin, many * body.batch)
 
         def once(i: Any, carried: Any) -> Any:
             state, results = carried
-            state, found = step(state, inside, {**row_of(table, numbers, done + i), "start": zero + i * batch})
+            state, found = step(state, inside, {**row_of(table, numbers, done + i), "start": place + i * batch})
             return state, results.at[done + i].set(found)
 
         size = jnp.minimum(many, count - done)
@@ -104,14 +104,19 @@ def _looped(body: Body, seen: list[bool], state: Any, rest: Any, table: Any, num
     return unpacked(state), results, further(numbers, count)
 
 
-def _gathered(rest: Any, begin: Any, size: int) -> Any:
-    """With the next rows of each column instead of the column and its order."""
-    places = begin + jnp.arange(size, dtype=begin.dtype)
+def _gathered(rest: Any, begin: Any, size: int) -> tuple[Any, Any]:
+    """With the next rows of each column instead of the column and its order; and where the first of them stands.
+
+    That is not at the start where fewer are left than are gathered at once.
+    """
+    shortest = min(order.shape[0] for order in rest["orders"])
+    size = min(size, shortest)
+    first = jnp.minimum(begin, shortest - size)
     columns = tuple(
-        column.at[order.at[places].get(mode="clip")].get(mode="clip")
+        jnp.take(column, jax.lax.dynamic_slice_in_dim(order, first, size), axis=0, mode="clip")
         for column, order in zip(rest["columns"], rest["orders"], strict=True)
     )
-    return {**rest, "columns": columns, "orders": (None,) * len(columns)}
+    return {**rest, "columns": columns, "orders": (None,) * len(columns)}, begin - first
 
 
 def _ahead(batch: int, columns: Any) -> int:
