@@ -21,9 +21,9 @@ import numpy as np
 import anyaccel as aa
 from anyaccel.backend import Compute, ComputingBackend
 from anyaccel.graph import Request, resolve
-from anyaccel.phases.links import Link
-from anyaccel.phases.loading import Feed
-from anyaccel.phases.steps import Wires
+from anyaccel.phases.executor.cross_segment import Wires
+from anyaccel.phases.executor.links import Link
+from anyaccel.phases.loading.device_columns import Feed
 from anyaccel.registry import registry
 
 FEATURES, WIDTH, BATCH, STEPS = 50, 16, 64, 100

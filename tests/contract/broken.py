@@ -14,10 +14,10 @@ from writers import Guarded, writing_model
 from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import Program
 from anyaccel.device import Device
-from anyaccel.reference import ReferenceBackend, simulate, zeros
-from anyaccel.reference.layers import BatchNorm, Dense
-from anyaccel.reference.operations import ReferenceOps
-from anyaccel.reference.sequential import Sequential
+from anyaccel.numpy_backend import ReferenceBackend, simulate, zeros
+from anyaccel.numpy_backend.layers import BatchNorm, Dense
+from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.segment import Segment
 from anyaccel.testing import Subject
 

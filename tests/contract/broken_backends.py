@@ -10,8 +10,8 @@ from broken import SECOND, fault
 
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError
-from anyaccel.reference import ReferenceBackend, SimArray
-from anyaccel.reference.creation import scoped
+from anyaccel.numpy_backend import ReferenceBackend, SimArray
+from anyaccel.numpy_backend.array_creation import scoped
 
 CPU = Device("cpu")
 

@@ -7,7 +7,7 @@ from broken_stepping import SwitchedOps
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import Offer
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 

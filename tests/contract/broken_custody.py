@@ -10,9 +10,9 @@ from writers import Guarded, GuardedOps
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.device import Device
-from anyaccel.reference import Module, ReferenceBackend
-from anyaccel.reference.arrays import bare
-from anyaccel.reference.operations import ReferenceOps
+from anyaccel.numpy_backend import Module, ReferenceBackend
+from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend.sim_array import bare
 
 CPU = Device("cpu")
 

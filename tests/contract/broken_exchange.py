@@ -7,9 +7,9 @@ from broken import fault
 
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel.reference import ReferenceBackend, SimArray
-from anyaccel.reference.arrays import bare, put
-from anyaccel.reference.creation import handle
+from anyaccel.numpy_backend import ReferenceBackend, SimArray
+from anyaccel.numpy_backend.array_creation import handle
+from anyaccel.numpy_backend.sim_array import bare, put
 
 CPU = Device("cpu")
 

@@ -8,8 +8,8 @@ from broken import fault
 
 from anyaccel.backend import MemoryInfo
 from anyaccel.device import Device
-from anyaccel.reference import ReferenceBackend, SimArray
-from anyaccel.reference.arrays import bare
+from anyaccel.numpy_backend import ReferenceBackend, SimArray
+from anyaccel.numpy_backend.sim_array import bare
 
 CPU = Device("cpu")
 

@@ -9,9 +9,9 @@ from broken import SECOND, fault
 
 from anyaccel.device import Device
 from anyaccel.errors import StateError
-from anyaccel.reference import ReferenceBackend, SequentialMLP
-from anyaccel.reference.arrays import bare
-from anyaccel.reference.module import Module
+from anyaccel.numpy_backend import ReferenceBackend, SequentialMLP
+from anyaccel.numpy_backend.module import Module
+from anyaccel.numpy_backend.sim_array import bare
 
 CPU = Device("cpu")
 

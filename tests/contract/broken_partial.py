@@ -6,7 +6,7 @@ import numpy as np
 from broken import fault
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.reference.moving import moved
+from anyaccel.numpy_backend.transfers import moved
 from anyaccel.segment import NodeState
 
 

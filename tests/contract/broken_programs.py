@@ -10,9 +10,9 @@ from broken import fault
 
 from anyaccel.adapter import Applied, ArrayProgram
 from anyaccel.device import Device
-from anyaccel.recipes import Optimizer
-from anyaccel.reference import ReferenceBackend
-from anyaccel.reference.operations import ReferenceOps
+from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.specs import Optimizer
 
 CPU = Device("cpu")
 

@@ -6,9 +6,9 @@ import numpy as np
 from broken import fault
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.reference import ReferenceBackend
-from anyaccel.reference.arrays import put
-from anyaccel.reference.operations import ReferenceOps
+from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend.sim_array import put
 
 # -- whole steps -------------------------------------------------------------------------------------------------------
 

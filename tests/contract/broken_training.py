@@ -8,10 +8,10 @@ import numpy as np
 from broken import fault
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.recipes import Optimizer
-from anyaccel.reference.arrays import bare
-from anyaccel.reference.operations import ReferenceOps
+from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend.sim_array import bare
 from anyaccel.segment import NodeState
+from anyaccel.specs import Optimizer
 
 
 def reoptimized(segment, change):

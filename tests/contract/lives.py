@@ -6,9 +6,9 @@ import numpy as np
 from taped import DonatingBackend, TapedBackend
 
 from anyaccel.device import Device
-from anyaccel.recipes import Loss, Optimizer
-from anyaccel.reference import Dense, ReferenceBackend, SimArray
+from anyaccel.numpy_backend import Dense, ReferenceBackend, SimArray
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 
 CPU = Device("cpu")
 ROWS = 6

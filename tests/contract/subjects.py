@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from anyaccel.device import Device
-from anyaccel.reference import BatchNorm, Dense, ReferenceBackend, Sequential, simulate, zeros
+from anyaccel.numpy_backend import BatchNorm, Dense, ReferenceBackend, Sequential, simulate, zeros
 from anyaccel.testing import Subject
 
 

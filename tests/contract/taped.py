@@ -14,9 +14,9 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter import TracedOps, TracedProgram
-from anyaccel.reference import ReferenceBackend
-from anyaccel.reference.arrays import place_of
-from anyaccel.reference.moving import moved, rows
+from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend.sim_array import place_of
+from anyaccel.numpy_backend.transfers import moved, rows
 
 
 class Box:

@@ -53,7 +53,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     report = tmp_path_factory.mktemp("kit") / "report.xml"
     plugins = ["-p", "no:cacheprovider", "-p", "broken"]
     if not entry_points(group="pytest11", name="anyaccel"):
-        plugins += ["-p", "anyaccel.testing.plugin"]
+        plugins += ["-p", "anyaccel.testing.pytest_plugin"]
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-o", "addopts=", *plugins, f"--junitxml={report}"]
     # Unmeasured where coverage is: it would take twice as long, and all that it shows is shown by other tests, too.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}

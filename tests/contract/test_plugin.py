@@ -44,7 +44,7 @@ def run(tmp_path: Path):
             (tmp_path / name).write_text(text, "utf-8")
         plugins = ["-p", "no:cacheprovider"]
         if not entry_points(group="pytest11", name="anyaccel"):
-            plugins += ["-p", "anyaccel.testing.plugin"]
+            plugins += ["-p", "anyaccel.testing.pytest_plugin"]
         path = os.pathsep.join(str(Path(each).resolve()) for each in filter(None, sys.path))
         environment = {**os.environ, "PYTHONPATH": path, **environment}
         command = [sys.executable, "-m", "pytest", "-rsxXfE", *plugins, *arguments]

@@ -10,8 +10,8 @@ import pytest
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.errors import MoveError
-from anyaccel.reference import ReferenceBackend
-from anyaccel.reference.operations import ReferenceOps
+from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend.ops import ReferenceOps
 from anyaccel.testing import suite
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from anyaccel.device import Device
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Loss, Optimizer
-from anyaccel.reference import Activation, Applied, BatchNorm, Dense, Module, Sequential, simulate
-from anyaccel.reference.moving import moved
+from anyaccel.numpy_backend import Activation, Applied, BatchNorm, Dense, Module, Sequential, simulate
+from anyaccel.numpy_backend.transfers import moved
 from anyaccel.segment import ParameterGroup
+from anyaccel.specs import Loss, Optimizer
 from anyaccel.testing import suite
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one

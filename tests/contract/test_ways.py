@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from anyaccel.adapter import TracedProgram
-from anyaccel.adapter.compiled import KEPT, MOST
-from anyaccel.adapter.natures import Same, nature
+from anyaccel.adapter.cache_key import Same, nature
+from anyaccel.adapter.compile_cache import KEPT, MOST
 from anyaccel.backend import Offer
 from anyaccel.errors import CompileError, OutOfMemoryError
-from anyaccel.recipes import Loss, Optimizer
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.segment import ParameterGroup
+from anyaccel.specs import Loss, Optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from anyaccel.adapter import Applied, ArrayProgram
-from anyaccel.reference import Dense, Module, ReferenceBackend, Sequential
-from anyaccel.reference.operations import ReferenceOps
+from anyaccel.numpy_backend import Dense, Module, ReferenceBackend, Sequential
+from anyaccel.numpy_backend.ops import ReferenceOps
 
 
 class Halved(Module):

@@ -25,9 +25,9 @@ from anyaccel import (
 )
 from anyaccel import registry as registry_module
 from anyaccel.device import Device
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 EVIL = [

@@ -13,7 +13,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.graph import precedence
-from anyaccel.reference import SimArray
+from anyaccel.numpy_backend import SimArray
 
 N = 40
 

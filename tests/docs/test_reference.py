@@ -10,7 +10,7 @@ import click
 import pytest
 
 from anyaccel import errors, hookspecs
-from anyaccel.cli.command import group
+from anyaccel.cli.main import group
 
 COMMANDS = sorted(group.commands)
 OF_TESTS = "ANYACCEL_TEST_"  # of this repository's own tests, and of no interest to users

@@ -12,7 +12,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.backend import Stepping
 from anyaccel.errors import OutOfMemoryError
-from anyaccel.phases.feeding import provision
+from anyaccel.phases.loading import provision
 from anyaccel.registry import registry
 
 MSE = aa.AppliedLoss("mse", on="net")

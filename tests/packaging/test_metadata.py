@@ -27,7 +27,7 @@ def test_entry_points_load() -> None:
     command = entry_points(group="console_scripts", name="anyaccel")
     kit = entry_points(group="pytest11", name="anyaccel")
     assert [callable(each.load()) for each in command] == [True]
-    assert [each.load().__name__ for each in kit] == ["anyaccel.testing.plugin"]
+    assert [each.load().__name__ for each in kit] == ["anyaccel.testing.pytest_plugin"]
 
 
 def test_published_requirements_are_wide(root: Path) -> None:

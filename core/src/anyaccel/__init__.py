@@ -46,8 +46,12 @@ if TYPE_CHECKING:
     from anyaccel.graph import ModelGraph as ModelGraph
     from anyaccel.graph import ModelNode as ModelNode
     from anyaccel.graph import Plan as Plan
+    from anyaccel.graph.weights import copy_weights as copy_weights
     from anyaccel.hookspecs import hookimpl as hookimpl
-    from anyaccel.metrics import Metric as Metric
+    from anyaccel.numpy_backend import Estimator as Estimator
+    from anyaccel.numpy_backend import SequentialCNN as SequentialCNN
+    from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
+    from anyaccel.numpy_backend import simulate as simulate
     from anyaccel.phases import Callback as Callback
     from anyaccel.phases import EarlyStopping as EarlyStopping
     from anyaccel.phases import EvalPhase as EvalPhase
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from anyaccel.phases import FitPhase as FitPhase
     from anyaccel.phases import Progress as Progress
     from anyaccel.phases import TrainPhase as TrainPhase
+    from anyaccel.phases.metrics import Metric as Metric
     from anyaccel.placement import all_devices as all_devices
     from anyaccel.placement import best as best
     from anyaccel.placement import device_of as device_of
@@ -62,20 +67,15 @@ if TYPE_CHECKING:
     from anyaccel.placement import move as move
     from anyaccel.placement import place as place
     from anyaccel.placement import scope as scope
-    from anyaccel.recipes import AppliedLoss as AppliedLoss
-    from anyaccel.recipes import Loss as Loss
-    from anyaccel.recipes import Optimizer as Optimizer
-    from anyaccel.recipes import Schedule as Schedule
-    from anyaccel.reference import Estimator as Estimator
-    from anyaccel.reference import SequentialCNN as SequentialCNN
-    from anyaccel.reference import SequentialMLP as SequentialMLP
-    from anyaccel.reference import simulate as simulate
     from anyaccel.results import Comparison as Comparison
     from anyaccel.results import EvalResults as EvalResults
     from anyaccel.results import FitResults as FitResults
     from anyaccel.results import TrainResults as TrainResults
     from anyaccel.results import compare as compare
-    from anyaccel.weights import copy_weights as copy_weights
+    from anyaccel.specs import AppliedLoss as AppliedLoss
+    from anyaccel.specs import Loss as Loss
+    from anyaccel.specs import Optimizer as Optimizer
+    from anyaccel.specs import Schedule as Schedule
 
 __version__ = "0.1.0"
 

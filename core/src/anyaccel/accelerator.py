@@ -12,7 +12,7 @@ from typing import Any
 
 from anyaccel.device import Device, spelling, vendor_of
 from anyaccel.errors import ConfigError, DeviceUnavailableError, FrameworkError
-from anyaccel.markup import badge, faint, joined
+from anyaccel.html import badge, faint, joined
 from anyaccel.registry import registry
 
 

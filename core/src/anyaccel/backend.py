@@ -20,8 +20,8 @@ from anyaccel.device import Device
 from anyaccel.program import Offer as Offer
 from anyaccel.program import Program as Program
 from anyaccel.program import Stepping as Stepping
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Device:
         return f"{self.kind}:{self.index}"
 
     def _repr_html_(self) -> str:
-        from anyaccel.markup import badge  # a value that nobody looks at needs none
+        from anyaccel.html import badge  # a value that nobody looks at needs none
 
         return str(badge(str(self)))
 

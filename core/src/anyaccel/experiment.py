@@ -11,7 +11,7 @@ from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
-from anyaccel.phases.comparing import compared
+from anyaccel.phases.evaluation import compared
 from anyaccel.results import (
     Comparison,
     FitResults,
@@ -22,7 +22,7 @@ from anyaccel.results import (
     plots,
     runs_html,
 )
-from anyaccel.results.frames import absent
+from anyaccel.results.formatting import absent
 
 
 class Experiment:

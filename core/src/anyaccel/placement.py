@@ -14,7 +14,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.backend import Backend, Exchange
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, DeviceMismatchError, FrameworkError, MoveError
-from anyaccel.markup import Markup, badge, guarded, listing, page, row, table
+from anyaccel.html import Markup, badge, guarded, listing, page, row, table
 from anyaccel.registry import Registry, registry
 
 T = TypeVar("T")

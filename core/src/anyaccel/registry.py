@@ -20,7 +20,7 @@ from anyaccel.errors import (
     PluginError,
 )
 from anyaccel.install_hints import distribution_for, hint_of, install_line
-from anyaccel.plugin import (
+from anyaccel.plugin_loader import (
     SWITCH,
     Plugin,
     check_hooks,
@@ -380,7 +380,7 @@ def registry() -> Registry:
     """The registry of this process, made on first use."""
     with _lock:
         if not _registry:
-            from anyaccel.reference import ReferenceBackend  # needs NumPy, which looking up nothing does not
+            from anyaccel.numpy_backend import ReferenceBackend  # needs NumPy, which looking up nothing does not
 
             _registry.append(Registry(ReferenceBackend))
         return _registry[0]

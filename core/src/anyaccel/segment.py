@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anyaccel.device import Device
-from anyaccel.recipes import Loss, Optimizer
+from anyaccel.specs import Loss, Optimizer
 
 
 @dataclass(frozen=True, slots=True)

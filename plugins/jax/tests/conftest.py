@@ -13,8 +13,8 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.device import Device
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax.backend import JaxBackend
 
 # Read when JAX and Keras are imported, which is after this file and those like it: tests of other folders may run in

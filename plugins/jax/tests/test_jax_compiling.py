@@ -18,8 +18,8 @@ import anyaccel as aa
 from anyaccel.backend import Offer
 from anyaccel.device import Device
 from anyaccel.errors import CompileError
-from anyaccel.recipes import Optimizer, Schedule
 from anyaccel.segment import TensorSpec
+from anyaccel.specs import Optimizer, Schedule
 from anyaccel_jax import Function, JaxBackend, SequentialMLP
 
 CPU = Device("cpu")
@@ -71,7 +71,9 @@ def test_all_modes_draw_the_same_and_give_the_same(
     backend: JaxBackend, segment_of: Make, data: Data, parts: int
 ) -> None:
     found = [
-        trained(backend, segment_of(mlp(backend, dropout=0.4), optimizer=ADAM, compile=mode), data, parts, compiled)
+        trained(
+            backend, segment_of(mlp(backend, dropout=0.4), optimizer=ADAM, compile=mode), data, parts, compiled
+        )
         for mode, compiled in (("off", False), ("auto", False), ("steps", True))
     ]
     np.testing.assert_allclose(found[1], found[0], rtol=2e-6)
@@ -190,7 +192,7 @@ def test_a_module_that_was_changed_is_compiled_anew(
 def test_models_and_what_was_compiled_of_them_can_go(
     backend: JaxBackend, segment_of: Make, data: Data, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    from anyaccel.adapter import compiled
+    from anyaccel.adapter import compile_cache
 
     if kind == "function":
         model = function(backend, linear)
@@ -202,12 +204,12 @@ def test_models_and_what_was_compiled_of_them_can_go(
         model = keras.Sequential([keras.layers.Dense(1)])
         backend.infer(model, [TensorSpec((3,), "float32")], 0)
     gc.collect()
-    gone, before = weakref.ref(model), len(compiled.KEPT)
+    gone, before = weakref.ref(model), len(compile_cache.KEPT)
     trained(backend, segment_of(model, optimizer=ADAM), data, compiled=True)
-    assert len(compiled.KEPT) == before + 1
+    assert len(compile_cache.KEPT) == before + 1
     del model
     gc.collect()
-    assert gone() is None and len(compiled.KEPT) == before
+    assert gone() is None and len(compile_cache.KEPT) == before
 
 
 # -- transfers ---------------------------------------------------------------------------------------------------------
@@ -233,11 +235,11 @@ def test_steps_that_follow_each_other_send_nothing(backend: JaxBackend, segment_
 
 def test_a_phase_sends_little_for_an_epoch(monkeypatch: pytest.MonkeyPatch, data: Data) -> None:
     """The order; at its beginning, the numbers of the first step, a table of rates, and a key: each planned."""
-    from anyaccel_jax import looping
+    from anyaccel_jax import step_loop
 
     sent: list[int] = []
-    put = looping._put  # noqa: SLF001
-    monkeypatch.setattr(looping, "_put", lambda device, array: sent.append(array.nbytes) or put(device, array))
+    put = step_loop._put  # noqa: SLF001
+    monkeypatch.setattr(step_loop, "_put", lambda device, array: sent.append(array.nbytes) or put(device, array))
     source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(), source.reference())], ADAM)
     ends: list[int] = []

@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from anyaccel.device import Device
-from anyaccel_jax import JaxBackend, info, nvml, starting
+from anyaccel_jax import JaxBackend, device_info, nvml, runtime_config
 
 GPU = Device("gpu")
 MEMORY = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
@@ -34,7 +34,7 @@ def run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-STARTED = "from anyaccel_jax.starting import is_started; print(is_started())"
+STARTED = "from anyaccel_jax.runtime_config import is_started; print(is_started())"
 
 
 def test_devices_are_listed_without_starting_jax() -> None:
@@ -67,7 +67,7 @@ def test_a_broken_jax_breaks_no_listing(tmp_path: Path) -> None:
 
 def test_it_is_known_whether_jax_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.devices()
-    assert starting.is_started()
+    assert runtime_config.is_started()
     assert run(f"import jax; {STARTED}; jax.devices(); {STARTED}").split() == ["False", "True"]
     assert run(STARTED) == "False"
 
@@ -181,27 +181,27 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, cards
 @contextmanager
 def plugin(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(starting, "has_plugin", lambda name: name in names)
-        patch.setattr(info, "has_plugin", lambda name: name in names)
+        patch.setattr(runtime_config, "has_plugin", lambda name: name in names)
+        patch.setattr(device_info, "has_plugin", lambda name: name in names)
         yield
 
 
 def test_gpus_count_only_where_jax_can_use_them(cards: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     with plugin(monkeypatch):
-        assert starting.expected("gpu") == 0
-        assert "pip install 'jax[cuda13]'" in info.why_not(GPU, 0)
+        assert runtime_config.expected("gpu") == 0
+        assert "pip install 'jax[cuda13]'" in device_info.why_not(GPU, 0)
     with plugin(monkeypatch, "cuda"):
-        assert starting.expected("gpu") == 2
-        assert info.why_not(GPU, 0) == "JAX finds no driver, or the driver finds no device"
-        assert info.why_not(Device("gpu", 2), 2) == "JAX sees 2 of this kind"
-        assert info.why_not(GPU, 1) == ""
+        assert runtime_config.expected("gpu") == 2
+        assert device_info.why_not(GPU, 0) == "JAX finds no driver, or the driver finds no device"
+        assert device_info.why_not(Device("gpu", 2), 2) == "JAX sees 2 of this kind"
+        assert device_info.why_not(GPU, 1) == ""
 
 
 def test_a_gpu_of_nvidia_is_known_by_its_uuid_without_starting_jax(
     cards: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with plugin(monkeypatch, "cuda"):
-        found = info.describe(Device("gpu", 1), lambda device: pytest.fail("JAX was started"))
+        found = device_info.describe(Device("gpu", 1), lambda device: pytest.fail("JAX was started"))
     assert (found.name, found.vendor, found.identity, found.memory_space) == ("Card", "nvidia", B.uuid, B.uuid)
     assert found.total_memory == 8000
 
@@ -216,7 +216,7 @@ def test_other_accelerators_are_described_by_jax(monkeypatch: pytest.MonkeyPatch
         def __str__(self) -> str:
             return "TPU_0"
 
-    found = info.describe(Device("tpu"), lambda device: Chip())
+    found = device_info.describe(Device("tpu"), lambda device: Chip())
     assert (found.name, found.vendor, found.identity, found.total_memory) == ("TPU v9", "google", "", 5)
     backend = JaxBackend()
     monkeypatch.setattr(backend, "jax_device", lambda device: Chip())
@@ -230,9 +230,9 @@ def test_amd_gpus_are_nodes_that_compute(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for name, text in (("0", "cpu_cores_count 8\nsimd_count 0\n"), ("1", "simd_count 304\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "properties").write_text(text)
-    monkeypatch.setattr(starting, "AMD_NODES", tmp_path)
+    monkeypatch.setattr(runtime_config, "AMD_NODES", tmp_path)
     with plugin(monkeypatch, "rocm"):
-        assert starting.expected("gpu") == 1
+        assert runtime_config.expected("gpu") == 1
 
 
 def test_the_cpu_has_the_machines_memory(backend: JaxBackend) -> None:

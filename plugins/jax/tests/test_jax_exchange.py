@@ -13,9 +13,9 @@ import pytest
 
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel.hostmemory import aligned_empty
+from anyaccel.host_memory import aligned_empty
 from anyaccel_jax import JaxBackend, exchange
-from anyaccel_jax.host import check_dtype, copied
+from anyaccel_jax.host_transfer import check_dtype, copied
 
 CPU, SECOND = Device("cpu"), Device("cpu", 1)
 REMEDY = r'call jax.config.update\("jax_enable_x64", True\)'

@@ -12,8 +12,8 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.errors import RecipeError, ShapeError
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import TensorSpec
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax import JaxBackend
 
 Train = Callable[..., tuple[Any, np.ndarray]]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from anyaccel.device import Device
-from anyaccel.recipes import Optimizer
 from anyaccel.segment import TensorSpec
-from anyaccel_jax import JaxBackend, SequentialCNN, SequentialMLP, looping, ops, singly
+from anyaccel.specs import Optimizer
+from anyaccel_jax import JaxBackend, SequentialCNN, SequentialMLP, ops, single_steps, step_loop
 
 CPU = Device("cpu")
 ADAM = Optimizer("adam", lr=0.01, clip_norm=0.5)
@@ -60,7 +60,7 @@ def test_rows_that_are_gathered_ahead_are_the_same(
     calls: Calls = [(0, 5), (0, 1), (4, 4), (8, 2)]
     found = []
     for steps in (1, ahead):
-        monkeypatch.setattr(looping, "AHEAD", steps)
+        monkeypatch.setattr(step_loop, "AHEAD", steps)
         found.append(trained(program(backend, segment_of, (3,)), calls, parts=parts))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
@@ -68,7 +68,7 @@ def test_rows_that_are_gathered_ahead_are_the_same(
 
 def test_large_batches_are_gathered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     column = np.zeros((2, 1000), np.float32)
-    assert [looping._ahead(rows, [column, column]) for rows in (1, 10, 64, 10_000)] == [32, 13, 2, 1]  # noqa: SLF001
+    assert [step_loop._ahead(rows, [column, column]) for rows in (1, 10, 64, 10_000)] == [32, 13, 2, 1]  # noqa: SLF001
 
 
 # -- convolutions ------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_large_batches_are_gathered_one_by_one(monkeypatch: pytest.MonkeyPatch) 
 def way(monkeypatch: pytest.MonkeyPatch, *, loop: bool) -> list[bool]:
     """Which way is the faster one; the list has an entry for each trial."""
     tried: list[bool] = []
-    monkeypatch.setattr(singly.Calling, "_is_faster", lambda *_: tried.append(loop) or loop)
+    monkeypatch.setattr(single_steps.Calling, "_is_faster", lambda *_: tried.append(loop) or loop)
     return tried
 
 
@@ -105,10 +105,10 @@ def test_a_trial_changes_nothing(backend: JaxBackend, segment_of: Make, monkeypa
 
 def test_the_faster_way_is_taken(backend: JaxBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[float] = []
-    monkeypatch.setattr(singly, "_seconds", lambda _: taken.pop(0))
+    monkeypatch.setattr(single_steps, "_seconds", lambda _: taken.pop(0))
     steps: list[int] = []
-    single = singly.Calling._singly  # noqa: SLF001
-    monkeypatch.setattr(singly.Calling, "_singly", lambda *given: steps.append(given[-1]) or single(*given))
+    single = single_steps.Calling._singly  # noqa: SLF001
+    monkeypatch.setattr(single_steps.Calling, "_singly", lambda *given: steps.append(given[-1]) or single(*given))
     for times, ways in (([0.01, 0.02, 1.0, 2.0], [1]), ([0.02, 0.01, 2.0, 1.0], [1, 5])):
         taken[:], steps[:] = times, []
         trained(program(backend, segment_of), [(0, 5)])
@@ -118,8 +118,8 @@ def test_the_faster_way_is_taken(backend: JaxBackend, segment_of: Make, monkeypa
 def test_a_trial_takes_the_better_of_two_short_calls_and_one_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(*ticks: float) -> tuple[float, int]:
         clock, calls = iter(ticks), []
-        monkeypatch.setattr(singly, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-        return singly._seconds(lambda: calls.append(1)), len(calls)  # noqa: SLF001
+        monkeypatch.setattr(single_steps, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+        return single_steps._seconds(lambda: calls.append(1)), len(calls)  # noqa: SLF001
 
     assert seconds(0.0, 0.25, 1.0, 1.125) == (0.125, 2)
     assert seconds(0.0, 0.125, 1.0, 1.25) == (0.125, 2)
@@ -170,7 +170,7 @@ def test_another_number_of_steps_compiles_nothing(
         caplog.clear()
         results = [found.steps(*given, 0, count, 4) for count in (1, 2, 4, 3)]
     assert [record.message for record in caplog.records if "ompil" in record.message] == []
-    assert {one.shape for one in results} == {(looping.CHUNK, 1)}
+    assert {one.shape for one in results} == {(step_loop.CHUNK, 1)}
     with jax.log_compiles():
         jax.jit(lambda x: x + 41)(np.float32(1))
     assert any("ompil" in record.message for record in caplog.records)

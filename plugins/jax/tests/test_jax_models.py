@@ -239,7 +239,7 @@ def test_an_nnx_module_that_asks_for_streams_and_mode(backend: JaxBackend, train
 
 
 def test_streams_of_several_keys_keep_their_shape(nnx: ModuleType) -> None:
-    from anyaccel_jax.nnx import NnxView
+    from anyaccel_jax.models.nnx import NnxView
 
     class Net(nnx.Module):  # type: ignore[name-defined,misc]
         def __init__(self) -> None:
@@ -350,8 +350,8 @@ def test_equinox_layouts(backend: JaxBackend, eqx: ModuleType) -> None:
 def test_the_cnn_is_that_of_the_reference(
     backend: JaxBackend, activation: str, kernel: int, pool: int, size: tuple[int, int]
 ) -> None:
-    from anyaccel.reference import ReferenceBackend
-    from anyaccel.reference import SequentialCNN as Reference
+    from anyaccel.numpy_backend import ReferenceBackend
+    from anyaccel.numpy_backend import SequentialCNN as Reference
 
     settings: dict[str, Any] = {"channels": (4, 5), "kernel_size": kernel, "pool": pool, "activation": activation}
     spec, numpy = TensorSpec((2, *size), "float32"), ReferenceBackend()
@@ -367,7 +367,7 @@ def test_the_cnn_is_that_of_the_reference(
 
 
 def test_the_cnn_trains_as_the_reference_does() -> None:
-    from anyaccel.reference import SequentialCNN as Reference
+    from anyaccel.numpy_backend import SequentialCNN as Reference
 
     draw = np.random.default_rng(0)
     x, y = np.round(draw.normal(size=(32, 1, 6, 6)), 1).astype("f4"), draw.normal(size=(32, 2)).astype("f4")

@@ -13,7 +13,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Optimizer, Schedule
+from anyaccel.specs import Optimizer, Schedule
 from anyaccel_jax import Function, JaxBackend
 
 Train = Callable[..., tuple[Any, np.ndarray]]

@@ -16,7 +16,7 @@ from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, DeviceUnavailableError, OutOfMemoryError
 from anyaccel.segment import TensorSpec
 from anyaccel_jax import JaxBackend, SequentialMLP
-from anyaccel_jax.faults import telling, told
+from anyaccel_jax.error_translation import telling, told
 
 CPU, SECOND = Device("cpu"), Device("cpu", 1)
 

@@ -17,8 +17,8 @@ import pytest
 import anyaccel as aa
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError, RecipeError
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import NodeState, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax import Function, JaxBackend, SequentialMLP, compute
 
 CPU, SECOND = Device("cpu"), Device("cpu", 1)
@@ -135,7 +135,7 @@ def test_an_nnx_modules_own_arrays_live_on(
 
 
 def test_more_steps_than_one_call_does(backend: JaxBackend, segment_of: Any, donation: bool) -> None:
-    from anyaccel_jax.looping import CHUNK
+    from anyaccel_jax.step_loop import CHUNK
 
     count = CHUNK + 3
     x = np.random.default_rng(0).normal(size=(count, 3)).astype("f4")

@@ -18,10 +18,10 @@ import torch
 import torchgen
 
 from anyaccel.device import Device
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_mps import MpsBackend
-from anyaccel_mps.operators import Operators
+from anyaccel_mps.operator_support import Operators
 
 MPS = Device("mps")
 GIB = 2**30

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.device import Device
-from anyaccel.recipes import Loss
 from anyaccel.segment import LossTerm, Operation, Segment
+from anyaccel.specs import Loss
 from anyaccel_mps import MpsBackend
-from anyaccel_mps.operators import Operators, name_of
-from anyaccel_mps.rehearsal import operators_of
+from anyaccel_mps.dry_run import operators_of
+from anyaccel_mps.operator_support import Operators, name_of
 
 MPS = Device("mps")
 Make = Callable[..., Segment]
@@ -73,7 +73,7 @@ def test_a_torch_whose_inner_names_have_moved_says_nothing(
 
 
 def test_a_torch_whose_modules_have_moved_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "anyaccel_mps.operators", None)
+    monkeypatch.setitem(__import__("sys").modules, "anyaccel_mps.operator_support", None)
     assert MpsBackend().operators() is None
 
 

@@ -17,7 +17,7 @@ from anyaccel.backend import DeviceInfo, MemoryInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel_mps import MpsBackend
-from anyaccel_mps import dtypes as refusals
+from anyaccel_mps import dtype_support as refusals
 
 CPU, MPS, GIB = Device("cpu"), Device("mps"), 2**30
 CLOSEST = "There is: its closest is float32; moves keep dtypes. To do: convert it first:"

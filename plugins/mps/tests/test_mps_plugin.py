@@ -17,7 +17,7 @@ import anyaccel_torch
 from anyaccel import registry as registries
 from anyaccel.backend import capabilities
 from anyaccel.errors import DeviceUnavailableError
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.registry import Registry
 from anyaccel_mps import MpsBackend
 from anyaccel_torch import SequentialMLP, TorchBackend

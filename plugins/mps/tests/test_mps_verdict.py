@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from anyaccel.backend import Program
 from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning, PhaseError
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
-from anyaccel_mps.operators import Operators
-from anyaccel_mps.rehearsal import operators_of
-from anyaccel_mps.verdict import SWITCH, judge
+from anyaccel.specs import Loss, Optimizer
+from anyaccel_mps.dry_run import operators_of
+from anyaccel_mps.operator_check import SWITCH, judge
+from anyaccel_mps.operator_support import Operators
 
 MPS = Device("mps")
 Make = Callable[..., Segment]

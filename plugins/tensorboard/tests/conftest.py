@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import anyaccel as aa
 import anyaccel_tensorboard
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.registry import Registry
 from anyaccel.testing import entry
 from anyaccel_tensorboard import log_to, switch

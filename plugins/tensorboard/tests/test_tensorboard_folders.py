@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyaccel_tensorboard.folders import claim, safe
+from anyaccel_tensorboard.run_dirs import claim, safe
 
 
 @given(st.text() | st.sampled_from(["..", ".", "../../etc", "a/b", "a\\b", "C:", "NUL", "com1", "", " ", "-", "~"]))

@@ -13,8 +13,8 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.backend import DeviceInfo
-from anyaccel.reference import ReferenceBackend
-from anyaccel_tensorboard.nvml import Gauges
+from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel_tensorboard.device_stats import Gauges
 
 UUIDS = {"sim:0": "GPU-0c9e0d2a-3f1e-7a61-9bd0-000000000000", "sim:1": "00000000:3B:00.0"}
 USED = ("NVMLError", "NVML_TEMPERATURE_GPU", "nvmlInit", "nvmlShutdown")

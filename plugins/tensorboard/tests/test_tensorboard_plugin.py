@@ -13,7 +13,7 @@ import pytest
 import anyaccel as aa
 import anyaccel_tensorboard
 from anyaccel.errors import PluginError
-from anyaccel.phases.moments import Moments
+from anyaccel.phases.hooks import Moments
 from anyaccel_tensorboard import TensorBoard, log_to
 
 SCRIPT = """
@@ -122,7 +122,7 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch, folder
 
 
 def test_a_call_without_the_plugin_is_an_error(monkeypatch, runs):
-    from anyaccel.reference import ReferenceBackend
+    from anyaccel.numpy_backend import ReferenceBackend
     from anyaccel.registry import Registry
 
     monkeypatch.setattr("anyaccel.registry._registry", [Registry(ReferenceBackend, list)])
@@ -136,7 +136,7 @@ def test_a_call_without_the_plugin_is_an_error(monkeypatch, runs):
 
 
 def test_the_callback_logs_without_the_plugin(monkeypatch, runs, folders, experiment, train):
-    from anyaccel.reference import ReferenceBackend
+    from anyaccel.numpy_backend import ReferenceBackend
     from anyaccel.registry import Registry
 
     monkeypatch.setattr("anyaccel.registry._registry", [Registry(ReferenceBackend, list)])
@@ -189,7 +189,7 @@ def test_nobody_listens_to_steps_unless_they_are_asked_for(registry, runs):
 
 
 def test_several_steps_stay_one_call_while_they_are_logged(logged, data, experiment, train, monkeypatch):
-    from anyaccel.phases.stepper import Stepper
+    from anyaccel.phases.executor.stepper import Stepper
 
     calls = []
     call = Stepper.__call__

@@ -14,8 +14,8 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 import tensorflow as tf
 
 from anyaccel.device import Device
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_tensorflow.backend import TensorFlowBackend
 
 CPU = Device("cpu")

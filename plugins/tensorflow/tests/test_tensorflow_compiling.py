@@ -20,7 +20,7 @@ from anyaccel.backend import Offer
 from anyaccel.device import Device
 from anyaccel.errors import CompileError
 from anyaccel.segment import Segment, TensorSpec
-from anyaccel_tensorflow import SequentialMLP, stepping
+from anyaccel_tensorflow import SequentialMLP, step_loop
 from anyaccel_tensorflow.backend import TensorFlowBackend
 from anyaccel_tensorflow.ops import TensorFlowOps
 
@@ -79,7 +79,7 @@ def test_rows_that_are_gathered_ahead_are_the_same(
     """Also where a block ends behind the last row, and where calls end within a block."""
     found = []
     for steps in (1, ahead):
-        monkeypatch.setattr(stepping, "AHEAD", steps)
+        monkeypatch.setattr(step_loop, "AHEAD", steps)
         columns, orders = resident(backend)
         program = backend.build(segment_of(mlp(backend, dropout=0.4), optimizer=ADAM))
         program.compile(columns, orders, 4, parts)
@@ -92,14 +92,14 @@ def test_rows_that_are_gathered_ahead_are_the_same(
 
 def test_large_batches_are_gathered_one_by_one() -> None:
     column = tf.zeros((2, 1000))
-    assert [stepping._ahead(rows, [column, column]) for rows in (1, 10, 64, 10_000)] == [32, 13, 2, 1]  # noqa: SLF001
+    assert [step_loop._ahead(rows, [column, column]) for rows in (1, 10, 64, 10_000)] == [32, 13, 2, 1]  # noqa: SLF001
 
 
 def test_a_trial_takes_the_better_of_two_short_calls_and_one_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(*ticks: float) -> tuple[float, int]:
         clock, calls = iter(ticks), []
-        monkeypatch.setattr(stepping, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-        return stepping._seconds(lambda: calls.append(1)), len(calls)  # noqa: SLF001
+        monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+        return step_loop._seconds(lambda: calls.append(1)), len(calls)  # noqa: SLF001
 
     assert seconds(0.0, 0.25, 1.0, 1.125) == (0.125, 2)
     assert seconds(0.0, 0.125, 1.0, 1.25) == (0.125, 2)
@@ -187,18 +187,18 @@ def test_what_xla_makes_slow_is_compiled_without_it(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which is faster is found by trying; here the trial itself is decided."""
-    from anyaccel_tensorflow import stepping
+    from anyaccel_tensorflow import step_loop
 
     found, tried = [], []
     for better in (True, False):
-        monkeypatch.setattr(stepping, "_tried", lambda *given, better=better: tried.append(given) or better)
+        monkeypatch.setattr(step_loop, "_tried", lambda *given, better=better: tried.append(given) or better)
         found.append(trained(backend, segment_of(mlp(backend), optimizer=ADAM), compiled=True))
     assert len(tried) == 2
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
 def test_a_trial_tells_the_faster_one() -> None:
-    from anyaccel_tensorflow import stepping
+    from anyaccel_tensorflow import step_loop
 
     calls: list[int] = []
 
@@ -210,8 +210,8 @@ def test_a_trial_tells_the_faster_one() -> None:
         calls.append(int(given[-1]))
 
     given = ({}, {}, {}, tf.constant([0, 1, 0, 4, 1], tf.int64), tf.constant(0, tf.int64))
-    assert stepping._tried(fast, slow, given, "/CPU:0") is True  # noqa: SLF001
-    assert stepping._tried(slow, fast, given, "/CPU:0") is False  # noqa: SLF001
+    assert step_loop._tried(fast, slow, given, "/CPU:0") is True  # noqa: SLF001
+    assert step_loop._tried(slow, fast, given, "/CPU:0") is False  # noqa: SLF001
     assert set(calls) == {0, 1}, "one step tells"
 
 
@@ -274,7 +274,7 @@ def test_a_layer_that_was_changed_is_compiled_anew(backend: TensorFlowBackend, s
 
 @pytest.mark.parametrize("kind", ["module", "keras", "own"])
 def test_models_and_what_was_compiled_of_them_can_go(backend: TensorFlowBackend, segment_of: Make, kind: str) -> None:
-    from anyaccel.adapter import compiled
+    from anyaccel.adapter import compile_cache
 
     made: dict[str, Callable[[], Any]] = {
         "module": Linear,
@@ -284,12 +284,12 @@ def test_models_and_what_was_compiled_of_them_can_go(backend: TensorFlowBackend,
     model = made[kind]()
     backend.infer(model, [X], 1)
     gc.collect()
-    gone, before = weakref.ref(model), len(compiled.KEPT)
+    gone, before = weakref.ref(model), len(compile_cache.KEPT)
     trained(backend, segment_of(model, optimizer=ADAM), compiled=True)
-    assert len(compiled.KEPT) == before + 1
+    assert len(compile_cache.KEPT) == before + 1
     del model
     gc.collect()
-    assert gone() is None and len(compiled.KEPT) == before
+    assert gone() is None and len(compile_cache.KEPT) == before
 
 
 # -- transfers -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel_tensorflow import starting
+from anyaccel_tensorflow import runtime_config
 from anyaccel_tensorflow.backend import TensorFlowBackend
 
 CPU, GPU = Device("cpu"), Device("gpu")
@@ -132,8 +132,8 @@ class Machine:
         monkeypatch.setattr(config.experimental, "set_memory_growth", self._set)
         details = {"device_name": "NVIDIA H200", "compute_capability": (9, 0)}
         monkeypatch.setattr(config.experimental, "get_device_details", lambda one: details)
-        monkeypatch.setattr(starting, "_BEGUN", [])
-        monkeypatch.setattr(starting, "_TOO_LATE", [])
+        monkeypatch.setattr(runtime_config, "_BEGUN", [])
+        monkeypatch.setattr(runtime_config, "_TOO_LATE", [])
         monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
 
     def _parts_of(self, one: Any) -> Any:
@@ -219,9 +219,9 @@ def test_too_late_is_told_with_the_remedy(backend: TensorFlowBackend, machine: M
 
 
 def test_it_is_tried_once(machine: Machine) -> None:
-    starting.begin()
+    runtime_config.begin()
     machine.growth.clear()
-    starting.begin()
+    runtime_config.begin()
     assert machine.growth == {}
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import anyaccel as aa
-from anyaccel import reference
+from anyaccel import numpy_backend
 from anyaccel.device import Device
 from anyaccel.errors import RecipeError, ShapeError, StateError
 from anyaccel.registry import registry
@@ -64,7 +64,7 @@ def test_training_is_that_of_the_reference(backend: TensorFlowBackend, name: str
     make, spec = MODELS[name]
     recipe = aa.Optimizer(optimizer, lr=0.02, clip_norm=0.5)
     numpy: Any = registry().computing("numpy", "cpu")
-    mine, theirs = make(anyaccel_tensorflow), make(reference)
+    mine, theirs = make(anyaccel_tensorflow), make(numpy_backend)
     found = losses(backend, mine, spec, 3, recipe)
     np.testing.assert_allclose(found, losses(numpy, theirs, spec, 3, recipe), rtol=1e-9)
     expected = numpy.state(theirs)
@@ -77,7 +77,7 @@ def test_float32_agrees_with_the_reference_to_its_digits(backend: TensorFlowBack
     spec, recipe = TensorSpec((50,), "float32"), aa.Optimizer("adam", lr=1e-3)
     numpy: Any = registry().computing("numpy", "cpu")
     found = losses(backend, SequentialMLP((1,), 3, 16, "tanh"), spec, 1, recipe)
-    expected = losses(numpy, reference.SequentialMLP((1,), 3, 16, "tanh"), spec, 1, recipe)
+    expected = losses(numpy, numpy_backend.SequentialMLP((1,), 3, 16, "tanh"), spec, 1, recipe)
     np.testing.assert_allclose(found, expected, rtol=2e-6)
 
 
@@ -155,7 +155,7 @@ def test_layouts(backend: TensorFlowBackend) -> None:
 def test_weights_go_to_another_framework_and_back(backend: TensorFlowBackend) -> None:
     """One state for one recipe, whoever computes it."""
     numpy: Any = registry().computing("numpy", "cpu")
-    mine, theirs = SequentialCNN((2,), (3,)), reference.SequentialCNN((2,), (3,))
+    mine, theirs = SequentialCNN((2,), (3,)), numpy_backend.SequentialCNN((2,), (3,))
     spec = [TensorSpec((1, 6, 6), "float32")]
     backend.infer(mine, spec, 1)
     numpy.infer(theirs, spec, 2)

@@ -14,7 +14,7 @@ import tensorflow as tf
 import anyaccel as aa
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError, MoveError
-from anyaccel_tensorflow import SequentialMLP, moving
+from anyaccel_tensorflow import SequentialMLP, transfers
 from anyaccel_tensorflow.backend import TensorFlowBackend
 
 CPU, SECOND, GPU = Device("cpu", 0), Device("cpu", 1), Device("gpu", 0)
@@ -115,7 +115,7 @@ def test_the_error_names_what_there_is(backend: TensorFlowBackend) -> None:
 
 
 def test_a_tensor_that_landed_elsewhere_is_told(backend: TensorFlowBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving.tf, "identity", lambda tensor: tensor)
+    monkeypatch.setattr(transfers.tf, "identity", lambda tensor: tensor)
     with pytest.raises(DeviceUnavailableError, match=r"was to be on /CPU:1, and TensorFlow put it on .*CPU:0"):
         backend.move(tf.constant([1.0]), SECOND)
 
@@ -305,9 +305,9 @@ def test_nothing_is_replaced_where_a_variable_finds_no_room(
         return made[-1]
 
     full_variable = type("Full", (), {"__new__": staticmethod(lambda cls, *a, **k: full(*a, **k))})
-    monkeypatch.setattr(moving, "tf", _With(moving.tf, Variable=full_variable))
+    monkeypatch.setattr(transfers, "tf", _With(transfers.tf, Variable=full_variable))
     with pytest.raises(aa.errors.OutOfMemoryError, match=r"no room for variable .* on /CPU:1.*failed to allocate"):
-        moving.relocated(model, "/CPU:1")
+        transfers.relocated(model, "/CPU:1")
     assert {one.device[-5:] for _, one in _variables(model)} == {"CPU:0"}
 
 

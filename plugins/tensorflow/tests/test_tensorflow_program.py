@@ -17,7 +17,7 @@ from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError, Ou
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel_tensorflow import SequentialMLP
 from anyaccel_tensorflow.backend import TensorFlowBackend
-from anyaccel_tensorflow.faults import first_line, telling
+from anyaccel_tensorflow.error_translation import first_line, telling
 from anyaccel_tensorflow.ops import TensorFlowOps
 from anyaccel_tensorflow.program import TensorFlowProgram
 
@@ -263,9 +263,9 @@ def test_nothing_is_traced_anew_from_step_to_step(
 
 
 def test_more_steps_than_fit_in_one_loop(backend: TensorFlowBackend, segment_of: Callable[..., Segment]) -> None:
-    from anyaccel_tensorflow import stepping
+    from anyaccel_tensorflow import step_loop
 
-    count = stepping.MOST + 3
+    count = step_loop.MOST + 3
     found = []
     for calls in ([count], [200, count - 200]):
         model = mlp(backend)

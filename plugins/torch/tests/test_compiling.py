@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyaccel.device import Device
-from anyaccel.recipes import Loss, Optimizer, Schedule
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer, Schedule
 from anyaccel_torch.backend import TorchBackend
 from anyaccel_torch.program import TorchProgram
 

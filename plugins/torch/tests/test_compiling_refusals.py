@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from anyaccel.device import Device
 from anyaccel.errors import CompileError
-from anyaccel.recipes import Optimizer
 from anyaccel.segment import Operation, Segment
+from anyaccel.specs import Optimizer
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.compiling import offers, ready, steps, ways
+from anyaccel_torch.compiling import estimate, steps, strategies, toolchain_check
 
 Make = Callable[..., Segment]
 Data = tuple[Tensor, Tensor, Tensor]
@@ -50,9 +50,9 @@ def compile(backend: TorchBackend, segment: Segment, data: Data, batch: int = 4,
 @pytest.fixture
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions run as they are written."""
-    monkeypatch.setattr(ways, "compiler", lambda function, options: function)
-    monkeypatch.setattr(ways, "_KEPT", OrderedDict())
-    monkeypatch.setattr(ready, "scan", lambda: None)
+    monkeypatch.setattr(strategies, "compiler", lambda function, options: function)
+    monkeypatch.setattr(strategies, "_KEPT", OrderedDict())
+    monkeypatch.setattr(toolchain_check, "scan", lambda: None)
     monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)  # which uncompiled "compiled" steps are
 
 
@@ -142,7 +142,7 @@ def test_what_is_missing_is_found_before_it_is_needed(
     monkeypatch.delenv("CXX", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(ways, "compiler", lambda *args: pytest.fail("it is needed already"))
+    monkeypatch.setattr(strategies, "compiler", lambda *args: pytest.fail("it is needed already"))
     with pytest.raises(CompileError, match=said):
         compile(backend, segment_of(nn.Linear(3, 1)), data)
 
@@ -168,7 +168,7 @@ def test_an_end_on_the_way_leaves_all_as_it_was(
 
         return run
 
-    monkeypatch.setattr(ways, "compiler", compiler)
+    monkeypatch.setattr(strategies, "compiler", compiler)
     x, y, order = data
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
     program: Any = backend.build(segment_of(model))
@@ -197,8 +197,10 @@ def test_compiled_steps_that_are_slower_or_wrong_are_not_used(
     with pytest.raises(CompileError, match=r"are slower than plain ones\. There is: \d+ us a step instead of \d+ us"):
         unseen.compile([x, y], [order, order], 4)
     monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)
-    monkeypatch.setattr(ways, "compiler", lambda function, options: lambda *args: [one + 9 for one in function(*args)])
-    monkeypatch.setattr(ways, "_KEPT", OrderedDict())
+    monkeypatch.setattr(
+        strategies, "compiler", lambda function, options: lambda *args: [one + 9 for one in function(*args)]
+    )
+    monkeypatch.setattr(strategies, "_KEPT", OrderedDict())
     with pytest.raises(CompileError, match=r"do not give the loss 'l' of plain ones\. There is: .* instead of"):
         compile(backend, segment_of(nn.Linear(3, 1)), data)
 
@@ -206,23 +208,23 @@ def test_compiled_steps_that_are_slower_or_wrong_are_not_used(
 def test_offers(backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A small model is worth it, one that computes long is not; what is on disk, or compiled already, takes less."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(offers, "_made", {})
-    monkeypatch.setattr(offers, "_operation", lambda: 1e-6)
+    monkeypatch.setattr(estimate, "_made", {})
+    monkeypatch.setattr(estimate, "_operation", lambda: 1e-6)
     program: Any = backend.build(segment_of(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))))
     assert program.offer(1) is None
     assert 0 < program.offer(100).ratio < 1
     vars(program)["_seen"] = (200e-6, 4)
     first = program.offer(100)
     assert first.ratio == pytest.approx((0.12 * 106 + 94) / 200) and first.seconds > 10
-    kind = offers.kind_of(vars(type(program))["_work"](program, torch.device("cpu")), 4)
-    offers.remember(kind, 12.0)
+    kind = estimate.kind_of(vars(type(program))["_work"](program, torch.device("cpu")), 4)
+    estimate.remember(kind, 12.0)
     assert json.loads((tmp_path / "anyaccel" / f"{kind}.json").read_text()) == {"seconds": 12.0}
     assert program.offer(100).seconds < 1
-    monkeypatch.setattr(offers, "_made", {})
+    monkeypatch.setattr(estimate, "_made", {})
     assert 1 < program.offer(100).seconds < first.seconds
     vars(program)["_seen"] = (10e-3, 4)
     assert program.offer(100) is None
-    monkeypatch.setattr(ready, "compiler", lambda: "")
+    monkeypatch.setattr(toolchain_check, "compiler", lambda: "")
     vars(program)["_seen"] = (200e-6, 4)
     assert program.offer(100) is None
     big: Any = backend.build(segment_of(nn.Sequential(nn.Linear(3, 2000), nn.Linear(2000, 100), nn.Linear(100, 1))))
@@ -233,7 +235,7 @@ OFF = """
 import sys, torch
 from torch import nn
 from anyaccel.device import Device
-from anyaccel.recipes import Loss, Optimizer
+from anyaccel.specs import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel_torch.backend import TorchBackend
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyaccel.recipes import Loss, Optimizer, Schedule
 from anyaccel.segment import LossTerm, Segment
+from anyaccel.specs import Loss, Optimizer, Schedule
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.compiling import ready, steps, ways
+from anyaccel_torch.compiling import steps, strategies, toolchain_check
 
 Make = Callable[..., Segment]
 RECIPES = [
@@ -41,10 +41,10 @@ def python_loop(function: Any, carry: Any, xs: list[Tensor]) -> Any:
 @pytest.fixture
 def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled: functions run as they are written."""
-    monkeypatch.setattr(ways, "compiler", lambda function, options: function)
-    monkeypatch.setattr(ways, "_KEPT", OrderedDict())
-    monkeypatch.setattr(ready, "scan", lambda: python_loop)
-    monkeypatch.setattr(ready, "check", lambda: None)
+    monkeypatch.setattr(strategies, "compiler", lambda function, options: function)
+    monkeypatch.setattr(strategies, "_KEPT", OrderedDict())
+    monkeypatch.setattr(toolchain_check, "scan", lambda: python_loop)
+    monkeypatch.setattr(toolchain_check, "check", lambda: None)
     monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)  # which uncompiled "compiled" steps are
 
 
@@ -194,7 +194,7 @@ def test_without_a_scan_operator_a_few_steps_are_written_down(
     backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what is left over is done in the plain way; a loss of one's own is compiled, too."""
-    monkeypatch.setattr(ready, "scan", lambda: None)
+    monkeypatch.setattr(toolchain_check, "scan", lambda: None)
     monkeypatch.setattr(steps, "UNROLLED", 3)
     terms = (LossTerm("l", "a", Loss(nn.HuberLoss()), ("a", "y"), segment_of(mlp()).losses[0].device),)
     recipe = Optimizer("adam", lr=0.01)

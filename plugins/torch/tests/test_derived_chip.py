@@ -9,7 +9,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel import registry as registries
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.registry import Registry
 from anyaccel_torch import SequentialMLP
 from anyaccel_torch.backend import TorchBackend

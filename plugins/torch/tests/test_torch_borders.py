@@ -11,8 +11,8 @@ from torch import nn
 
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch import TorchBackend
 
 CPU = Device("cpu")

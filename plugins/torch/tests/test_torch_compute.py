@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anyaccel import rng
 from anyaccel.errors import OutOfMemoryError, ShapeError, StateError
 from anyaccel.segment import TensorSpec
-from anyaccel_torch import SequentialMLP, shapes
+from anyaccel_torch import SequentialMLP, shape_inference
 from anyaccel_torch.backend import TorchBackend
 
 
@@ -137,7 +137,7 @@ def test_infer_without_room(backend: TorchBackend) -> None:
 
 
 def test_a_large_model_is_not_run(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "LARGE_BYTES", 0)
+    monkeypatch.setattr(shape_inference, "LARGE_BYTES", 0)
     seen: list[str] = []
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     model.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].device.type))
@@ -147,7 +147,7 @@ def test_a_large_model_is_not_run(backend: TorchBackend, monkeypatch: pytest.Mon
 
 
 def test_a_large_model_that_needs_values_is_run(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "LARGE_BYTES", 0)
+    monkeypatch.setattr(shape_inference, "LARGE_BYTES", 0)
     model = nn.Sequential(nn.Linear(3, 2), Function(lambda x: x if float(x.sum()) < 1e9 else x[:1]))
     assert backend.infer(model, [spec(3)], 0) == (spec(2),)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.device import Device
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch import SequentialMLP
 from anyaccel_torch.backend import TorchBackend
 

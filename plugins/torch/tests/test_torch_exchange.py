@@ -16,8 +16,8 @@ import torch
 from anyaccel.backend import MemoryInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, OutOfMemoryError
-from anyaccel.hostmemory import HostMemory
-from anyaccel_torch import sending
+from anyaccel.host_memory import HostMemory
+from anyaccel_torch import host_transfer
 from anyaccel_torch.backend import TorchBackend
 
 CPU, GPU = Device("cpu"), Device("gpu")
@@ -282,9 +282,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return to(self, "cpu", copy=True)
 
     monkeypatch.setattr(torch.Tensor, "to", copied)
-    sending._stream.cache_clear()  # noqa: SLF001
+    host_transfer._stream.cache_clear()  # noqa: SLF001
     yield told
-    sending._stream.cache_clear()  # noqa: SLF001
+    host_transfer._stream.cache_clear()  # noqa: SLF001
 
 
 def test_a_gpu_is_sent_to_on_a_stream_of_its_own(backend: TorchBackend, cuda: list[str]) -> None:

@@ -18,7 +18,7 @@ import anyaccel as aa
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, RecipeError, ShapeError, StateError
 from anyaccel.segment import Operation, Segment, TensorSpec
-from anyaccel_torch import shapes
+from anyaccel_torch import shape_inference
 from anyaccel_torch.backend import TorchBackend
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode puts no folder on the path
@@ -165,7 +165,7 @@ def test_large_models_are_run_as_they_are(backend: TorchBackend, monkeypatch: py
     """A copy without values cannot be had of Keras."""
     model = built(backend, everything())
     before, copies = backend.state(model), []
-    monkeypatch.setattr(shapes, "LARGE_BYTES", 1)
+    monkeypatch.setattr(shape_inference, "LARGE_BYTES", 1)
     monkeypatch.setattr("copy.deepcopy", lambda *given: copies.append(given))
     assert backend.infer(model, [X], 0) == (TensorSpec((1,), "float32"),)
     assert copies == [] and same(backend.state(model), before)

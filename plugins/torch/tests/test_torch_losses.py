@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from anyaccel.device import Device
 from anyaccel.errors import RecipeError, ShapeError
-from anyaccel.recipes import Loss
 from anyaccel.segment import LossTerm
+from anyaccel.specs import Loss
 from anyaccel_torch.losses import BoundLoss, bind
 
 HOST = torch.device("cpu")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from anyaccel.adapter.model_specs import CNNRecipe, MLPRecipe
 from anyaccel.backend import Compute
 from anyaccel.device import Device
 from anyaccel.errors import RecipeError, ShapeError, StateError
-from anyaccel.models import CNNRecipe, MLPRecipe
-from anyaccel.recipes import Loss, Optimizer
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch import SequentialCNN, SequentialMLP
 from anyaccel_torch.backend import TorchBackend
 

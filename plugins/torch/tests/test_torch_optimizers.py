@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Optimizer, Schedule
 from anyaccel.segment import NodeState, ParameterGroup
+from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch.optimizers import GroupOptimizer, make, slots_of
 
 RECIPES = [

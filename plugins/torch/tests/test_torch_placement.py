@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, OutOfMemoryError
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.faults import telling
+from anyaccel_torch.error_translation import telling
 
 CPU, GPU, META = Device("cpu"), Device("gpu"), Device("meta")
 

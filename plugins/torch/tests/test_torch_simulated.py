@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anyaccel.errors import DeviceMismatchError
-from anyaccel_torch.faults import refuse_mixing, telling
+from anyaccel_torch.error_translation import refuse_mixing, telling
 
 HERE = Path(__file__).parent
 SWITCH = "ANYACCEL_TORCH_SIMULATE"
@@ -47,7 +47,7 @@ def passing(name: str, *options: str) -> subprocess.CompletedProcess[str]:
 def test_torch_passes_the_whole_kit_on_two_simulated_devices(tmp_path: Path) -> None:
     """All of it: with two devices there is nothing that cannot be tested."""
     card = tmp_path / "card"
-    passing("test_torch_simulated_kit.py", "-p", "anyaccel.testing.card", f"--anyaccel-card={card}")
+    passing("test_torch_simulated_kit.py", "-p", "anyaccel.testing.json_report", f"--anyaccel-card={card}")
     lines = [json.loads(line) for line in card.read_text("utf-8").splitlines()]
     facts = next(line for line in lines if "backend" in line)
     assert (facts["framework"], facts["devices"]) == ("torch", ["sim:0", "sim:1"])

@@ -27,7 +27,7 @@ from anyaccel.device import Device
 from anyaccel.errors import ConfigError, MoveError, OutOfMemoryError
 from anyaccel_torch import simulated
 from anyaccel_torch.simulated.backend import SimulatedBackend
-from anyaccel_torch.simulated.devices import missing
+from anyaccel_torch.simulated.sim_device import missing
 
 DEVICES = simulated.start(2)
 ONE, TWO = "sim:0", "sim:1"
@@ -343,7 +343,7 @@ def test_what_is_not_simulated_says_so() -> None:
 
 
 def test_dlpack_is_refused_by_adopt() -> None:
-    from anyaccel.reference import ReferenceBackend
+    from anyaccel.numpy_backend import ReferenceBackend
 
     with pytest.raises((MoveError, BufferError)):
         ReferenceBackend().adopt(ones(), Device("cpu"))

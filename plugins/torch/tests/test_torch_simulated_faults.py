@@ -24,10 +24,10 @@ from torch import nn
 
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError
-from anyaccel.recipes import Optimizer
+from anyaccel.specs import Optimizer
 from anyaccel.testing import ComputeTests, ExchangeTests, SteppingTests
-from anyaccel.testing.bench import Bench
-from anyaccel_torch import TorchBackend, custody, losses, optimizers, program, simulated, wiring
+from anyaccel.testing.harness import Bench
+from anyaccel_torch import TorchBackend, forward_plan, losses, optimizers, program, simulated, state_guard
 from anyaccel_torch.simulated.backend import SimulatedBackend
 
 simulated.start(2)
@@ -73,7 +73,7 @@ def no_hops(patch: pytest.MonkeyPatch) -> None:
     def stays(source: int, target: int, device: torch.device) -> Callable[[list[Any]], None]:
         return lambda values: values.__setitem__(target, values[source])
 
-    patch.setattr(wiring, "_hop", stays)
+    patch.setattr(forward_plan, "_hop", stays)
 
 
 def weights_on_the_host(patch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def weights_on_the_host(patch: pytest.MonkeyPatch) -> None:
 
 
 def seeds_the_cpu_only(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(custody, "_drawing", lambda devices: {torch.device("cpu")})
+    patch.setattr(state_guard, "_drawing", lambda devices: {torch.device("cpu")})
 
 
 def losses_on_the_host(patch: pytest.MonkeyPatch) -> None:

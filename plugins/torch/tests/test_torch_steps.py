@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from anyaccel.device import Device
 from anyaccel.errors import OutOfMemoryError, PhaseError, ShapeError
-from anyaccel.recipes import Loss, Optimizer, Schedule
 from anyaccel.segment import LossTerm, Operation, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer, Schedule
 from anyaccel_torch import program
 from anyaccel_torch.backend import TorchBackend
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from anyaccel.device import Device
 from anyaccel.errors import GraphError, RecipeError, ShapeError
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch.backend import TorchBackend
 
 CPU, META = Device("cpu"), Device("meta")

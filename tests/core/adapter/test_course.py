@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anyaccel.adapter.course import ROWS, Course, Shelf
-from anyaccel.adapter.guessing import Guess
+from anyaccel.adapter.compile_estimate import Guess
 from anyaccel.adapter.optimizers import rule
-from anyaccel.recipes import Optimizer, Schedule
+from anyaccel.adapter.step_cursor import ROWS, Course, Shelf
+from anyaccel.specs import Optimizer, Schedule
 
 
 def course(shelf, start=0, taken=0, left=5, draw=1, others=0):

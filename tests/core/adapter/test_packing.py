@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anyaccel.adapter import ElementwiseRule, packing, rule
-from anyaccel.recipes import Optimizer
+from anyaccel.adapter import ElementwiseRule, parameter_flattening, rule
+from anyaccel.specs import Optimizer
 
 ADAM = rule(Optimizer("adam"))
 
@@ -39,7 +39,7 @@ def same(found, wanted):
 def packed(parameters, rules=None, kept=None):
     rules = rules or dict.fromkeys(parameters, ADAM)
     kept = kept or {owner: slots(there) for owner, there in parameters.items()}
-    return packing.packing(Ops(), rules, parameters, kept), kept
+    return parameter_flattening.packing(Ops(), rules, parameters, kept), kept
 
 
 def test_a_vector_for_each_dtype_and_back():
@@ -86,7 +86,7 @@ Whole.__abstractmethods__ = frozenset()
     [
         ("one array only", model("f4"), {}),
         ("each array has a dtype of its own", model("f4", "f8"), {}),
-        ("too large", model("f4", "f4", size=packing.MOST), {}),
+        ("too large", model("f4", "f4", size=parameter_flattening.MOST), {}),
         ("the rule needs whole parameters", model("f4", "f4"), {"rules": {"a": Whole(Optimizer("adam"))}}),
         ("slots of another dtype", model("f4", "f4"), {"kept": {"a": slots(model("f4", "f4"), dtype="f8")}}),
     ],

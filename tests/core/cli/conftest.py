@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import anyaccel
-from anyaccel.cli.command import group
-from anyaccel.reference import ReferenceBackend
+from anyaccel.cli.main import group
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.registry import Registry
 
 SOURCES = str(Path(anyaccel.__file__).parents[1])

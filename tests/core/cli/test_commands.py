@@ -8,13 +8,13 @@ import re
 import pytest
 
 from anyaccel import simulate
+from anyaccel.cli.console import shown, size
 from anyaccel.cli.demo import best_of, choose_framework
-from anyaccel.cli.output import shown, size
 from anyaccel.device import Device
 from anyaccel.errors import FrameworkError
-from anyaccel.plugin import own_distribution
+from anyaccel.plugin_loader import own_distribution
 from anyaccel.registry import registry
-from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 

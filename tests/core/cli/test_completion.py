@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from anyaccel.registry import registry
-from anyaccel.testing.faulty import plugin_module, write_distribution
+from anyaccel.testing.fake_plugins import plugin_module, write_distribution
 from anyaccel.testing.tiny import TinyBackend
 
 

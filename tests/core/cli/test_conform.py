@@ -8,12 +8,12 @@ import json
 import pytest
 
 from anyaccel.cli import conform
-from anyaccel.plugin import Plugin
+from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
-from anyaccel.testing import chosen as choosing
-from anyaccel.testing.faulty import plugin_module, write_distribution
-from anyaccel.testing.published import canonical, published
+from anyaccel.testing import subject_discovery as choosing
+from anyaccel.testing.fake_plugins import plugin_module, write_distribution
 from anyaccel.testing.subject import Subject
+from anyaccel.testing.subject_discovery import canonical, published
 from anyaccel.testing.tiny import TinyBackend
 
 PLUGIN = """
@@ -103,7 +103,7 @@ def test_core_itself_conforms(simulated):
     assert (status, told["conforms"], told["plugin"], told["distribution"]) == (0, True, "numpy", "anyaccel")
     (one,) = told["backends"]
     assert (one["framework"], one["kinds"], one["devices"]) == ("numpy", ["cpu", "sim"], ["cpu:0", "sim:0", "sim:1"])
-    assert (one["device"], one["backend"]) == ("sim:0", "anyaccel.reference.backend:ReferenceBackend")
+    assert (one["device"], one["backend"]) == ("sim:0", "anyaccel.numpy_backend.backend:ReferenceBackend")
     assert list(one["capabilities"]) == ["backend", "exchange", "compute", "stepping", "memory"]
     for name, counts in one["capabilities"].items():
         assert counts["passed"] > 5 and (counts["failed"], counts["not_declared"]) == (0, 0), name

@@ -13,10 +13,10 @@ import pytest
 
 from anyaccel import simulate
 from anyaccel.cli import env
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.registry import Registry, registry
 from anyaccel.testing import entry
-from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 

@@ -20,9 +20,9 @@ from anyaccel.backend import Backend
 from anyaccel.cli.bases import Base, named
 from anyaccel.cli.projects import Wish, chip_project
 from anyaccel.cli.rendering import imports
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.registry import registry
-from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 SHORT, LONG = "x", "aaaaaaaaaa_bbbbbbbbbb_cccccccc"
@@ -82,12 +82,12 @@ NO_NAME = "cannot be the name of a plugin"
         (("chip", "--base", "nope"), ("'nope' names no class", "write module:Class")),
         (("chip", "--base", "a-b:C"), ("'a-b:C' names no class",)),
         (("chip", "--base", "not_there:C"), ("the base not_there:C cannot be imported (ModuleNotFoundError",)),
-        (("chip", "--base", "anyaccel.reference:Nope"), ("cannot be imported (AttributeError",)),
-        (("chip", "--base", "anyaccel.reference:Dense"), ("anyaccel.reference:Dense is not a Backend",)),
+        (("chip", "--base", "anyaccel.numpy_backend:Nope"), ("cannot be imported (AttributeError",)),
+        (("chip", "--base", "anyaccel.numpy_backend:Dense"), ("anyaccel.numpy_backend:Dense is not a Backend",)),
         (("chip", "--base", "anyaccel.backend:Backend"), ("is not a whole backend: it lacks device_of",)),
         (
-            ("chip", "--base", "anyaccel.reference:ReferenceBackend", "--framework", "other"),
-            ("anyaccel.reference:ReferenceBackend does not serve other", "it serves numpy"),
+            ("chip", "--base", "anyaccel.numpy_backend:ReferenceBackend", "--framework", "other"),
+            ("anyaccel.numpy_backend:ReferenceBackend does not serve other", "it serves numpy"),
         ),
         (("chip", "--kind", "framework", "--base", "a:B"), ("a new framework has no base", "--kind chip")),
         (("chip", "--kind", "framework", "--framework", "torch"), ("the name 'torch' is taken",)),
@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(arguments, words, call
         ("raise RuntimeError('no\\ndriver')", ("cannot be imported (RuntimeError: no driver)",)),
         ("raise SystemExit(3)", ("cannot be imported (SystemExit: 3)",)),
         (
-            "from anyaccel.reference import ReferenceBackend\n"
+            "from anyaccel.numpy_backend import ReferenceBackend\n"
             "class C(ReferenceBackend):\n    def __init__(self): raise OSError('no board')",
             ("cannot be made without arguments (OSError: no board)",),
         ),
@@ -197,7 +197,7 @@ def test_by_default_it_stands_beside_and_says_what_is_next(call, tmp_path, monke
     assert [each.name for each in tmp_path.iterdir()] == ["anyaccel-my-chip"]
     first, *rest = answer.stdout.splitlines()
     assert first.endswith(
-        "anyaccel-my-chip: 15 files of the chip my_chip, derived from anyaccel.reference:ReferenceBackend"
+        "anyaccel-my-chip: 15 files of the chip my_chip, derived from anyaccel.numpy_backend:ReferenceBackend"
     )
     assert rest[0] == f"  cd {tmp_path / 'anyaccel-my-chip'}"
     assert "  anyaccel conform my_chip" in rest
@@ -328,7 +328,7 @@ def trial(environment, tmp_path):
 @pytest.mark.parametrize("kind", ["chip", "framework"])
 def test_its_own_tests_pass_and_it_conforms(kind, made, trial):
     folder = made("unit", "--kind", kind)
-    plugin = [] if entry_points(group="pytest11", name="anyaccel") else ["-p", "anyaccel.testing.plugin"]
+    plugin = [] if entry_points(group="pytest11", name="anyaccel") else ["-p", "anyaccel.testing.pytest_plugin"]
     answer = trial(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "failed" not in answer.stdout and " passed" in answer.stdout

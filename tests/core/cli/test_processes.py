@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from anyaccel.testing.faulty import write_distribution
+from anyaccel.testing.fake_plugins import write_distribution
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|38|9[0-7])[;\dm]")
 

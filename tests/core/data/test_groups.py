@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyaccel.data import FeatureSet
-from anyaccel.data.splitting.groups import allot
+from anyaccel.data.splitting.group_split import allot
 from anyaccel.errors import ColumnError, SplitError
 
 HALVES = {"a": 0.5, "b": 0.5}

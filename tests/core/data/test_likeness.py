@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.data.transforming.likeness import alike
+from anyaccel.data.transforms.state_equality import alike
 
 
 class Plain:

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import anyaccel as aa
-from anyaccel.data import FeatureSet, Rows, filling, joined_array, loadable_array
-from anyaccel.data.gathering import gather
-from anyaccel.hostmemory import is_aligned, is_own
-from anyaccel.reference import ReferenceBackend, SequentialMLP
+from anyaccel.data import FeatureSet, Rows, column_copy, joined_array, loadable_array
+from anyaccel.data.column_copy import gather
+from anyaccel.host_memory import is_aligned, is_own
+from anyaccel.numpy_backend import ReferenceBackend, SequentialMLP
 
 MANY, WIDTH = 100_000, 50
 NAMES = [f"c{i}" for i in range(WIDTH)]
@@ -148,16 +148,16 @@ def test_what_is_new_may_be_given_away_and_what_is_the_feature_sets_may_not() ->
 
 @pytest.mark.parametrize("processors", [1, 3])
 def test_threads_do_a_share_each(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
-    monkeypatch.setattr(filling, "_SHARE", 1000)
-    monkeypatch.setattr(filling.os, "sched_getaffinity", lambda _: range(processors), raising=False)
+    monkeypatch.setattr(column_copy, "_SHARE", 1000)
+    monkeypatch.setattr(column_copy.os, "sched_getaffinity", lambda _: range(processors), raising=False)
     used: set[str] = set()
-    real = filling._fill  # noqa: SLF001
+    real = column_copy._fill  # noqa: SLF001
 
     def noted(*arguments: Any) -> Any:
         used.add(threading.current_thread().name)
         return real(*arguments)
 
-    monkeypatch.setattr(filling, "_fill", noted)
+    monkeypatch.setattr(column_copy, "_fill", noted)
     array = values(3001)
     rows = np.random.default_rng(0).permutation(3001)
     view = set_of(columns(array, 400)).take(rows)
@@ -168,8 +168,8 @@ def test_threads_do_a_share_each(monkeypatch: pytest.MonkeyPatch, processors: in
 
 @pytest.mark.parametrize("share", [1000, 2**30])
 def test_numbers_that_a_dtype_cannot_hold_are_told_as_numpy_tells(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
-    monkeypatch.setattr(filling, "_SHARE", share)
-    monkeypatch.setattr(filling.os, "sched_getaffinity", lambda _: range(2), raising=False)
+    monkeypatch.setattr(column_copy, "_SHARE", share)
+    monkeypatch.setattr(column_copy.os, "sched_getaffinity", lambda _: range(2), raising=False)
     fs = set_of(vectors(np.full((3000, 2), 1e300), 3000))
     with pytest.warns(RuntimeWarning, match="overflow"):
         assert np.isinf(loadable_array(fs, ["x"], "float32")).all()
@@ -213,7 +213,7 @@ SORTED_ROWS: dict[str, Callable[[], tuple[Rows, list[str]]]] = {
 @pytest.mark.parametrize("case", [*CASES, *SORTED_ROWS])
 def test_one_copy_is_made(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     rows, names = (CASES | SORTED_ROWS)[case]()
-    monkeypatch.setattr(filling, "_THREADS", 1)  # each has a scratch of its own
+    monkeypatch.setattr(column_copy, "_THREADS", 1)  # each has a scratch of its own
     found, peak = allocated(lambda: loadable_array(rows, names, "float32"))
     numbers = 4 * 8 * len(found) if case in SORTED_ROWS else 2 * len(found)
     assert found.nbytes <= peak <= found.nbytes + SCRATCH + numbers
@@ -239,7 +239,7 @@ def test_lists_in_pieces_are_taken_in_as_they_lie() -> None:
 
 
 def test_parquet_is_copied_once_after_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "_THREADS", 1)
+    monkeypatch.setattr(column_copy, "_THREADS", 1)
     array = values(MANY)
     pq.write_table(columns(array, MANY), tmp_path / "x.parquet", row_group_size=MANY // 7)
     fs = FeatureSet.from_parquet("data", tmp_path / "x.parquet", NAMES)

@@ -10,9 +10,9 @@ import pytest
 from anyaccel import FeatureSet, SequentialMLP
 from anyaccel.adapter import Applied
 from anyaccel.device import Device
-from anyaccel.reference import Module, ReferenceBackend, simulate
+from anyaccel.numpy_backend import Module, ReferenceBackend, simulate
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.fake_plugins import plugin_module
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from anyaccel import AppliedLoss, Experiment, FeatureSet, ModelGraph, ModelNode,
 from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.graph.routes import route
-from anyaccel.phases.border import carrier
-from anyaccel.reference import BatchNorm, Dense, Dropout, ReferenceBackend
-from anyaccel.reference.operations import ReferenceOps
+from anyaccel.graph.transfers import route
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, ReferenceBackend
+from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.phases.executor.border import carrier
 
 CPU, GPU = Device("cpu"), Device("gpu")
 

@@ -24,8 +24,8 @@ from anyaccel import (
     TrainPhase,
 )
 from anyaccel.errors import AnyaccelError, ConfigError, FrameworkError, GraphError
+from anyaccel.numpy_backend import Dense, SequentialCNN
 from anyaccel.phases import Phase
-from anyaccel.reference import Dense, SequentialCNN
 
 
 def through_json(config: object) -> object:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anyaccel import Callback, ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode, SequentialMLP
-from anyaccel.reference import simulate
+from anyaccel.numpy_backend import simulate
 
 PLACES = ("cpu", "sim:0", "sim:1")
 ROWS, BATCH = 12, 4

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from anyaccel import ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode
 from anyaccel.errors import GraphError
-from anyaccel.graph.pictures.draw import mermaid
-from anyaccel.graph.pictures.picture import Arrow, Box, Picture
-from anyaccel.markup import colours, text
+from anyaccel.graph.drawing.diagram import Arrow, Box, Picture
+from anyaccel.graph.drawing.mermaid import mermaid
+from anyaccel.html import colours, text
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import Plan, PolicyNode, Request, precedence, resolve
 from anyaccel.registry import registry
-from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 CPU, SIM0, SIM1 = Device("cpu"), Device("sim", 0), Device("sim", 1)

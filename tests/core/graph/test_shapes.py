@@ -18,7 +18,7 @@ from anyaccel.errors import (
     NoBackendError,
     ShapeError,
 )
-from anyaccel.reference import BatchNorm, Dense, Dropout, Module, Sequential
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, Sequential
 from anyaccel.segment import TensorSpec
 from anyaccel.testing.tiny import TinyBackend
 

@@ -20,7 +20,7 @@ from anyaccel import (
 )
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, StateError
-from anyaccel.reference import Activation, BatchNorm, Dense, Dropout, Sequential
+from anyaccel.numpy_backend import Activation, BatchNorm, Dense, Dropout, Sequential
 
 RECIPE = Optimizer("adam", lr=0.01, schedule=Schedule("cosine", steps=40, final=0.1, warmup=3), clip_norm=0.5)
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyaccel import ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode
-from anyaccel.graph.pictures.curves import Drawing
-from anyaccel.graph.pictures.layered import Layout, arrange
-from anyaccel.graph.pictures.letters import fitted, text_width
-from anyaccel.graph.pictures.picture import Arrow, Box, Picture
-from anyaccel.graph.pictures.svg import svg
-from anyaccel.markup import colours, text
+from anyaccel.graph.drawing.diagram import Arrow, Box, Picture
+from anyaccel.graph.drawing.edge_paths import Drawing
+from anyaccel.graph.drawing.layered_layout import Layout, arrange
+from anyaccel.graph.drawing.svg import svg
+from anyaccel.graph.drawing.text_metrics import fitted, text_width
+from anyaccel.html import colours, text
 
 NS = "{http://www.w3.org/2000/svg}"
 OURS = {"svg", "title", "g", "rect", "path", "text"}

@@ -8,7 +8,7 @@ import pytest
 from anyaccel import AppliedLoss, Experiment, FeatureSet, Loss, ModelGraph, ModelNode, Optimizer, TrainPhase
 from anyaccel.errors import AnyaccelError, ColumnError, GraphError, PhaseError, RecipeError, ShapeError
 from anyaccel.graph import Request, Resolution, resolve
-from anyaccel.reference import Activation
+from anyaccel.numpy_backend import Activation
 from anyaccel.segment import TensorSpec
 
 

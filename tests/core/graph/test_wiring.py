@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anyaccel import ConcatNode, ModelGraph, ModelNode, Optimizer
 from anyaccel.errors import GraphError
-from anyaccel.graph import wiring
+from anyaccel.graph import topology
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def nodes_of(parents):
 @given(wires())
 def test_every_order_is_topological_and_complete(parents):
     nodes = nodes_of(parents)
-    order = wiring.topological(nodes)
+    order = topology.topological(nodes)
     assert sorted(order) == sorted(nodes)
     assert all(order.index(up) < order.index(label) for label, ups in parents.items() for up in ups)
 
@@ -314,10 +314,10 @@ def test_every_order_is_topological_and_complete(parents):
 def test_a_back_edge_is_a_cycle_that_can_be_walked(parents, data):
     nodes = nodes_of(parents)
     start = data.draw(st.sampled_from(sorted(nodes)))
-    end = data.draw(st.sampled_from(sorted(wiring.ancestors([start], nodes))))
+    end = data.draw(st.sampled_from(sorted(topology.ancestors([start], nodes))))
     nodes[end].upstreams = (*nodes[end].upstreams, start)
     with pytest.raises(GraphError) as caught:
-        wiring.topological(nodes)
+        topology.topological(nodes)
     walk = caught.value.asked.removeprefix("the graph has a cycle: ").split(" -> ")
     assert walk[0] == walk[-1] and len(set(walk)) == len(walk) - 1
     assert all(after in nodes[label].upstreams for label, after in itertools.pairwise(walk))
@@ -325,7 +325,7 @@ def test_a_back_edge_is_a_cycle_that_can_be_walked(parents, data):
 
 @given(st.text(alphabet="abc", min_size=1, max_size=4), st.lists(st.text(alphabet="abc", min_size=1), max_size=5))
 def test_the_closest_label_is_the_one_that_difflib_finds(label, labels):
-    error = wiring.unknown_node("asked", label, labels)
+    error = topology.unknown_node("asked", label, labels)
     close = difflib.get_close_matches(label, labels, n=1)
     assert (repr(close[0]) in error.remedy) if close else error.remedy == "use one of these labels"
 
@@ -334,7 +334,7 @@ def test_a_graph_may_be_deep(table):
     nodes = [ModelNode("n0", object(), table().reference())]
     nodes += [ModelNode(f"n{i}", object(), f"n{i - 1}") for i in range(1, 3000)]
     graph = ModelGraph(nodes[::-1])
-    assert wiring.topological(graph.nodes) == [f"n{i}" for i in range(3000)]
+    assert topology.topological(graph.nodes) == [f"n{i}" for i in range(3000)]
     assert graph.tails == ("n2999",)
 
 

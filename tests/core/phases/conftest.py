@@ -14,10 +14,10 @@ from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import MOMENTS, hookimpl
+from anyaccel.numpy_backend import Dense, ReferenceBackend, SimArray, Simulation, simulate
 from anyaccel.phases import Callback, EvalPhase, TrainPhase
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import Dense, ReferenceBackend, SimArray, Simulation, simulate
 from anyaccel.registry import Registry
+from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 

@@ -17,11 +17,11 @@ from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
+from anyaccel.numpy_backend import BatchNorm, Dense, ReferenceBackend, Sequential, SequentialMLP
 from anyaccel.phases import Callback, TrainPhase
-from anyaccel.phases.feeding import provision
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import BatchNorm, Dense, ReferenceBackend, Sequential, SequentialMLP
+from anyaccel.phases.loading import provision
 from anyaccel.registry import Registry
+from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 OPTIMIZERS = {

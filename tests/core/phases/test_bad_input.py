@@ -23,10 +23,10 @@ from anyaccel.errors import (
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
-from anyaccel.metrics import Metric
+from anyaccel.numpy_backend import Dense, SequentialMLP
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import Dense, SequentialMLP
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss, Optimizer
 from anyaccel.testing.tiny import TinyBackend
 
 MSE = AppliedLoss("mse", on="net")

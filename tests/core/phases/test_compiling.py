@@ -19,10 +19,19 @@ from anyaccel.data import FeatureSet
 from anyaccel.errors import CompileError, CompileWarning, OutOfMemoryError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.phases import Callback, EarlyStopping, EvalPhase, TrainPhase, compiling, pace, recovery, training
-from anyaccel.phases.feeding import provision
-from anyaccel.recipes import AppliedLoss
-from anyaccel.reference import Dense, ReferenceBackend, SequentialMLP
+from anyaccel.numpy_backend import Dense, ReferenceBackend, SequentialMLP
+from anyaccel.phases import (
+    Callback,
+    EarlyStopping,
+    EvalPhase,
+    TrainPhase,
+    compile_policy,
+    recovery,
+    step_pacing,
+    train_loop,
+)
+from anyaccel.phases.loading import provision
+from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
 
@@ -68,7 +77,7 @@ class Fake(ArrayProgram):
 
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
     clock = Clock()
-    for module in (compiling, pace, recovery, training):
+    for module in (compile_policy, step_pacing, recovery, train_loop):
         if hasattr(module, "time"):
             monkeypatch.setattr(module, "time", clock)
 
@@ -100,7 +109,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
 
 
 def _ops() -> Any:
-    from anyaccel.reference.operations import ReferenceOps
+    from anyaccel.numpy_backend.ops import ReferenceOps
 
     return ReferenceOps()
 
@@ -594,13 +603,13 @@ def test_steps_that_are_done_again_are_not_counted_twice(
 ) -> None:
     """The steps that are to come are known after memory ran out, too."""
     seen: list[int | None] = []
-    took = compiling.Compiling.took
+    took = compile_policy.Compiling.took
 
     def watch(self: Any, *args: Any, **more: Any) -> None:
         took(self, *args, **more)
         seen.append(self._left)
 
-    monkeypatch.setattr(compiling.Compiling, "took", watch)
+    monkeypatch.setattr(compile_policy.Compiling, "took", watch)
     found = speeds(computes=True)
     steps, left = Fake.steps, [3]
 
@@ -639,7 +648,7 @@ def test_other_blocks_are_compiled_anew(
 
 
 def test_a_call_that_was_cut_short_does_not_slow_the_next() -> None:
-    one = pace.Pace()
+    one = step_pacing.Pace()
     for _ in range(10):
         one.took(one.next(), 1e-5 * one.next())
     assert one.next() == 1024

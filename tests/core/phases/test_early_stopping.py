@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyaccel.errors import PhaseError
-from anyaccel.metrics import Metric
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Sequential
 from anyaccel.phases import EarlyStopping
-from anyaccel.reference import BatchNorm, Dense, Dropout, Sequential
+from anyaccel.phases.metrics import Metric
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import anyaccel
 from anyaccel.data import FeatureSet
 from anyaccel.errors import EstimatorError, GraphError, NoBackendError, PhaseError, RecipeError
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.metrics import Metric, accuracy
+from anyaccel.numpy_backend import Dense, Estimator
+from anyaccel.numpy_backend.estimator_methods import is_estimator
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
-from anyaccel.recipes import AppliedLoss
-from anyaccel.reference import Dense, Estimator
-from anyaccel.reference.abilities import is_estimator
+from anyaccel.phases.metrics import Metric, accuracy
+from anyaccel.specs import AppliedLoss
 
 
 class Own:

@@ -13,10 +13,10 @@ from anyaccel.adapter import Applied
 from anyaccel.data import FeatureSet
 from anyaccel.errors import ColumnError, PhaseError, RecipeError, ResultError
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
-from anyaccel.metrics import Metric
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
 from anyaccel.phases import EvalPhase
-from anyaccel.recipes import AppliedLoss
-from anyaccel.reference import BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
 

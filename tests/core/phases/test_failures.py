@@ -11,9 +11,7 @@ import pytest
 from anyaccel.adapter import Applied
 from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError, StateError
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.phases import Callback, EvalPhase, Run, TrainPhase, execute
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import (
+from anyaccel.numpy_backend import (
     BatchNorm,
     Dense,
     Dropout,
@@ -23,6 +21,8 @@ from anyaccel.reference import (
     SequentialMLP,
     simulate,
 )
+from anyaccel.phases import Callback, EvalPhase, Run, TrainPhase, execute
+from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 

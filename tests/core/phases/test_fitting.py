@@ -10,12 +10,12 @@ from anyaccel.errors import ColumnError, FallbackWarning, GraphError, PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
-from anyaccel.metrics import Metric
+from anyaccel.numpy_backend import Dense, SequentialMLP
+from anyaccel.numpy_backend.estimator import Estimator
+from anyaccel.numpy_backend.estimator_methods import is_estimator
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Run, TrainPhase, execute
-from anyaccel.recipes import AppliedLoss
-from anyaccel.reference import Dense, SequentialMLP
-from anyaccel.reference.abilities import is_estimator
-from anyaccel.reference.estimator import Estimator
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss
 from anyaccel.testing.tiny import TinyBackend
 
 MSE = AppliedLoss("mse", on="net")

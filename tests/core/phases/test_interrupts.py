@@ -10,9 +10,9 @@ import pytest
 
 import anyaccel
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.numpy_backend import Dense, ReferenceBackend
 from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import Dense, ReferenceBackend
+from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 POINTS = 150

@@ -16,10 +16,10 @@ from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.errors import AnyaccelError, PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SimArray, simulate
 from anyaccel.phases import Callback, EvalPhase, TrainPhase
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SimArray, simulate
 from anyaccel.registry import Registry
+from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 MODELS = ("enc", "side", "net")

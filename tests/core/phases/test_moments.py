@@ -11,8 +11,8 @@ from anyaccel import hookspecs
 from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import MOMENTS, hookimpl
+from anyaccel.numpy_backend import Dense, ReferenceBackend, simulate
 from anyaccel.phases import Callback, FitPhase, Run
-from anyaccel.reference import Dense, ReferenceBackend, simulate
 
 BEFORE_LOOP = ["phase_start", "before_placement", "after_placement", "after_loading"]
 

@@ -10,9 +10,9 @@ import pytest
 from anyaccel.data import FeatureSet
 from anyaccel.errors import NaNWarning
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.numpy_backend import Dense
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
-from anyaccel.recipes import AppliedLoss
-from anyaccel.reference import Dense
+from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
 

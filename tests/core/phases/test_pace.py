@@ -12,10 +12,10 @@ import pytest
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.phases import Callback, TrainPhase, pace, training
-from anyaccel.phases.pace import Flight, Pace
-from anyaccel.recipes import AppliedLoss
-from anyaccel.reference import Dense, ReferenceBackend
+from anyaccel.numpy_backend import Dense, ReferenceBackend
+from anyaccel.phases import Callback, TrainPhase, step_pacing, train_loop
+from anyaccel.phases.step_pacing import Flight, Pace
+from anyaccel.specs import AppliedLoss
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     passed = SimpleNamespace(
         perf_counter=lambda: found.now, sleep=lambda seconds: setattr(found, "now", found.now + seconds)
     )
-    monkeypatch.setattr(pace, "time", passed)
+    monkeypatch.setattr(step_pacing, "time", passed)
     return found
 
 
@@ -50,7 +50,7 @@ def test_what_is_between_epochs_is_no_calls_time(monkeypatch: pytest.MonkeyPatch
     """A callback that takes long there made the calls of the next epoch small."""
     shift, taken = [0.0], []
     shifted = SimpleNamespace(perf_counter=lambda: time.perf_counter() + shift[0], sleep=time.sleep)
-    for module in (pace, training):
+    for module in (step_pacing, train_loop):
         monkeypatch.setattr(module, "time", shifted)
 
     class Slow(Callback):
@@ -62,7 +62,7 @@ def test_what_is_between_epochs_is_no_calls_time(monkeypatch: pytest.MonkeyPatch
             taken.append(seconds)
             super().took(count, seconds)
 
-    monkeypatch.setattr(training, "Pace", Noting)
+    monkeypatch.setattr(train_loop, "Pace", Noting)
     monkeypatch.setattr(ReferenceBackend, "is_ready", lambda self, value: shift[0] > 1000.0, raising=False)
     x = np.ones((64, 3), "float32")
     data = FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])

@@ -10,10 +10,10 @@ import pytest
 from anyaccel.data import FeatureSet, PairSampler, Same, SimpleSampler
 from anyaccel.errors import ColumnError, EstimatorError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.metrics import Metric
+from anyaccel.numpy_backend import Dense, Estimator, SequentialMLP
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, FitPhase, Run, TrainPhase, execute
-from anyaccel.recipes import AppliedLoss
-from anyaccel.reference import Dense, Estimator, SequentialMLP
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
 

@@ -11,9 +11,9 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, GraphError, PhaseError, RecipeError, SamplerError
-from anyaccel.metrics import Metric
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, TrainPhase, plan_of
-from anyaccel.recipes import AppliedLoss
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
 

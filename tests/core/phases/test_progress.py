@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.errors import PhaseError
-from anyaccel.metrics import Metric
 from anyaccel.phases import LineProgress, Progress, RichProgress, progress_for
-from anyaccel.phases.training import Pace
-from anyaccel.recipes import AppliedLoss
+from anyaccel.phases.metrics import Metric
+from anyaccel.phases.train_loop import Pace
+from anyaccel.specs import AppliedLoss
 
 
 class Teller(Progress):

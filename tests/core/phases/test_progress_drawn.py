@@ -14,8 +14,8 @@ import pytest
 
 from anyaccel.errors import PhaseError
 from anyaccel.phases import HTMLProgress, LineProgress, progress_for
-from anyaccel.phases.progress import DrawnProgress, Standing, drawn
-from anyaccel.phases.progress.standing import duration
+from anyaccel.phases.progress import DrawnProgress, Standing, throttled
+from anyaccel.phases.progress.state import duration
 
 ODD = [
     "<script>alert(1)</script>",
@@ -32,7 +32,7 @@ ODD = [
 def clock(monkeypatch):
     """A clock that stands still until it is told: `clock.now += 10`."""
     found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(drawn, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    monkeypatch.setattr(throttled, "time", SimpleNamespace(perf_counter=lambda: found.now))
     return found
 
 

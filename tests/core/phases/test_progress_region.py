@@ -18,9 +18,9 @@ import pytest
 
 from anyaccel.phases import HTMLProgress, LineProgress, Progress, RichProgress
 from anyaccel.phases.events import Event
-from anyaccel.phases.progress import DrawnProgress, Standing, drawn
-from anyaccel.phases.progress.drawn import MOST_EVENTS
-from anyaccel.phases.progress.standing import amount
+from anyaccel.phases.progress import DrawnProgress, Standing, throttled
+from anyaccel.phases.progress.state import amount
+from anyaccel.phases.progress.throttled import MOST_EVENTS
 
 SHORT = Event(1, 2, "memory", "split in two")
 DECIDED = Event(-1, -1, "compile", "<b>off</b>\x1b[2J")
@@ -37,7 +37,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch):
     """A clock that stands still until it is told: `clock.now += 10`."""
     found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(drawn, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    monkeypatch.setattr(throttled, "time", SimpleNamespace(perf_counter=lambda: found.now))
     return found
 
 
@@ -451,7 +451,7 @@ def test_an_advance_looks_at_the_clock_once_and_does_no_more(clock, monkeypatch)
     progress = Counted(clock)
     progress.start("train", 1, 10**9)
     looks = []
-    monkeypatch.setattr(drawn.time, "perf_counter", lambda: looks.append(1) or clock.now)
+    monkeypatch.setattr(throttled.time, "perf_counter", lambda: looks.append(1) or clock.now)
     before = set(vars(progress))
     for _ in range(1000):
         progress.advance(1)
@@ -464,7 +464,7 @@ ENDLESS = """
 import sys
 import numpy as np
 import anyaccel as aa
-from anyaccel.reference import Dense
+from anyaccel.numpy_backend import Dense
 x = np.ones((64, 3), np.float32)
 data = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
 graph = aa.ModelGraph([aa.ModelNode("net", Dense(1), data.reference())], aa.Optimizer("adam", lr=1e-3))

@@ -17,13 +17,13 @@ from anyaccel.data import FeatureSet
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.metrics import Metric
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SequentialMLP, simulate
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, Run, TrainPhase, execute, recovery
-from anyaccel.phases.feeding import provision
+from anyaccel.phases.loading import provision
+from anyaccel.phases.metrics import Metric
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.relief import smaller
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SequentialMLP, simulate
+from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 ROWS, BATCH = 90, 16  # five full batches, and ten rows

@@ -19,12 +19,12 @@ from anyaccel.errors import PhaseError, SamplerError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
-from anyaccel.metrics import Metric
+from anyaccel.numpy_backend import Dense, ReferenceBackend
 from anyaccel.phases import Callback, EvalPhase, Phase, TrainPhase
-from anyaccel.phases.drawing import SCHEDULES
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import Dense, ReferenceBackend
+from anyaccel.phases.loading.epoch_batches import SCHEDULES
+from anyaccel.phases.metrics import Metric
 from anyaccel.registry import Registry
+from anyaccel.specs import AppliedLoss, Optimizer
 
 
 def numbered(label: str, n: int) -> FeatureSet:

@@ -8,10 +8,10 @@ import pytest
 from anyaccel.device import Device
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
-from anyaccel.metrics import Metric
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SequentialMLP
 from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SequentialMLP
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 SORT = AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"], weight=0.4)

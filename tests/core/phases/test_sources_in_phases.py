@@ -27,13 +27,13 @@ from anyaccel.data import FeatureSet
 from anyaccel.errors import AnyaccelError, ColumnError, ConfigError, OutOfMemoryError, PhaseError, SourceError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.numpy_backend import Dense, SequentialMLP, simulate
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase, recovery
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.feeding import provision, sourced
-from anyaccel.phases.feeding.sourced import Sourced
-from anyaccel.phases.progress.lines import LineProgress
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import Dense, SequentialMLP, simulate
+from anyaccel.phases.loading import provision, source_loader
+from anyaccel.phases.loading.source_loader import Sourced
+from anyaccel.phases.progress.log import LineProgress
+from anyaccel.specs import AppliedLoss, Optimizer
 
 ROWS = 50
 SIZES = (8, 8, 3, 8, 8, 1, 8, 6)  # of batches that differ, and a last one that is small
@@ -165,7 +165,7 @@ def test_blocks_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     for nbytes in (1, 500, 700, 10**6):
         monkeypatch.setattr(provision, "BLOCK_BYTES", nbytes)
         check_same(trained(batches()), wanted)
-    monkeypatch.setattr(sourced, "BLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(source_loader, "BLOCK_SECONDS", 0.0)
     check_same(trained(batches()), wanted)
     check_same(trained(Numbered()), wanted)
 
@@ -711,7 +711,7 @@ def test_blocks_have_few_shapes_and_slow_sources_are_not_waited_for(monkeypatch:
     assert [count for _, count in seen] == [1, 6, 7, 7], "a fast source fills a block"
     assert len({rows for rows, _ in seen[1:]}) == 1, "of one shape"
     seen.clear()
-    monkeypatch.setattr(sourced, "BLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(source_loader, "BLOCK_SECONDS", 0.0)
     trained(batches(), n_epochs=1)
     assert [count for _, count in seen] == [1] * 7, "a slow one gives every step as it comes"
     assert {rows for rows, _ in seen} == {8}
@@ -734,7 +734,7 @@ _SLOW = """
 import faulthandler, signal, time
 import numpy as np
 import anyaccel as aa
-from anyaccel.reference import Dense
+from anyaccel.numpy_backend import Dense
 
 faulthandler.dump_traceback_later(20)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored

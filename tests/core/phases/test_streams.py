@@ -13,10 +13,11 @@ from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import ColumnError, PhaseError, SamplerError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
-from anyaccel.metrics import Metric
-from anyaccel.phases import EvalPhase, Phase, TrainPhase, loading
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import Dense, Simulation
+from anyaccel.numpy_backend import Dense, Simulation
+from anyaccel.phases import EvalPhase, Phase, TrainPhase
+from anyaccel.phases.loading import device_columns
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss, Optimizer
 
 N = 12
 LABELS = np.arange(N) % 3
@@ -226,7 +227,7 @@ def test_the_plan_shows_streams_and_a_column_is_there_once(source: FeatureSet) -
         ("data.y@pair", "pair"),
     ]
     assert "load  data.x@pair -> numpy sim:0" in str(plan) and plan.to_dict()["columns"][1]["stream"] == "pair"
-    feed = loading.load(plan, loading.prepare(plan, {"data": source}, {}))
+    feed = device_columns.load(plan, device_columns.prepare(plan, {"data": source}, {}))
     assert (
         feed.columns["data.x"] is feed.columns["data.x@pair"] and feed.columns["data.y"] is feed.columns["data.y@pair"]
     )

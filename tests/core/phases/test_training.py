@@ -14,12 +14,12 @@ from anyaccel.adapter import Applied
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
-from anyaccel.metrics import Metric
-from anyaccel.phases import EvalPhase, TrainPhase, lifecycle, training
-from anyaccel.phases.links import Losses
-from anyaccel.phases.tally import Tally
-from anyaccel.recipes import AppliedLoss, Optimizer, Schedule
-from anyaccel.reference import BatchNorm, Dense, Dropout, Module, ReferenceBackend, Sequential, SequentialMLP
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, ReferenceBackend, Sequential, SequentialMLP
+from anyaccel.phases import EvalPhase, TrainPhase, runner, train_loop
+from anyaccel.phases.executor.links import Losses
+from anyaccel.phases.loss_accumulator import Tally
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss, Optimizer, Schedule
 
 MSE = AppliedLoss("mse", on="net")
 
@@ -289,7 +289,7 @@ def test_optimizer_state_stands_with_its_node_whatever_the_phase_says(sims, data
         ours.run_phase(train(losses=WIDE_LOSSES, accelerator=accelerator))
         wanted = {"left": "cpu:0", "right": "sim:1", "net": head, "sort": "cpu:0"}
         for label, device in wanted.items():
-            backend = lifecycle.registry().computing("numpy")
+            backend = runner.registry().computing("numpy")
             arrays = [*graph[label].model.parameters.values()]
             arrays += [a for slots in graph.optimizer_states[label].slots.values() for a in slots.values()]
             assert {str(backend.device_of(a)) for a in arrays} == {device}
@@ -344,7 +344,7 @@ def test_listening_to_steps_changes_no_number(model, line, experiment, train, at
 def test_how_many_steps_a_call_takes_changes_no_number(line, experiment, train, values, same, monkeypatch):
     graphs = []
     for fixed in (1, 2, 3, 100):
-        monkeypatch.setattr(training.Pace, "next", lambda self, fixed=fixed: fixed)
+        monkeypatch.setattr(train_loop.Pace, "next", lambda self, fixed=fixed: fixed)
         graphs.append(line(SequentialMLP((1,), 2, 5, "tanh", 0.3)))
         experiment(graphs[-1]).run_phase(train(sampler=2, n_epochs=3))
     for graph in graphs[1:]:
@@ -532,7 +532,7 @@ def watch(sims, monkeypatch):
         counts = [(s.transfers.into.number, s.transfers.out.number, s.transfers.between.number, s.syncs) for s in sims]
         marks.append((name, np.array(counts)))
 
-    means, evaluation = Tally.means, lifecycle.evaluate
+    means, evaluation = Tally.means, runner.evaluate
 
     def noted_means(self):
         note("before losses")
@@ -547,7 +547,7 @@ def watch(sims, monkeypatch):
         return found
 
     monkeypatch.setattr(Tally, "means", noted_means)
-    monkeypatch.setattr(lifecycle, "evaluate", noted_evaluation)
+    monkeypatch.setattr(runner, "evaluate", noted_evaluation)
     return marks, note
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from anyaccel import accelerator, placement
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 

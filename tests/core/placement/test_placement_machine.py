@@ -14,7 +14,7 @@ from anyaccel import accelerator, placement
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, DeviceMismatchError
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import plugin_module
+from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import Cell, TinyBackend
 
 SIMS = ("sim:0", "sim:1", "sim:2")

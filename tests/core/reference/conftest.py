@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from anyaccel.device import Device
-from anyaccel.recipes import Loss, Optimizer
-from anyaccel.reference import Module, ReferenceBackend
+from anyaccel.numpy_backend import Module, ReferenceBackend
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 
 CPU = Device("cpu")
 

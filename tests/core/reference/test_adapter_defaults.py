@@ -7,7 +7,7 @@ import pytest
 
 from anyaccel.adapter import Applied, ArrayOps, ArrayProgram, loss_function
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Loss
+from anyaccel.specs import Loss
 
 
 class Line:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from anyaccel.adapter.model_specs import CNNRecipe
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, OutOfMemoryError, RecipeError, ShapeError
-from anyaccel.models import CNNRecipe
-from anyaccel.recipes import Optimizer
-from anyaccel.reference import Conv2d, Dense, Flatten, MaxPool2d, Sequential, SequentialCNN, SimArray, simulate
+from anyaccel.numpy_backend import Conv2d, Dense, Flatten, MaxPool2d, Sequential, SequentialCNN, SimArray, simulate
 from anyaccel.segment import TensorSpec
+from anyaccel.specs import Optimizer
 
 CPU, SIM0 = Device("cpu"), Device("sim", 0)
 

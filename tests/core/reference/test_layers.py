@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from anyaccel.adapter.model_specs import MLPRecipe
 from anyaccel.errors import RecipeError, ShapeError
-from anyaccel.models import MLPRecipe
-from anyaccel.reference import Activation, Applied, BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
+from anyaccel.numpy_backend import Activation, Applied, BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
 from anyaccel.segment import TensorSpec
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from anyaccel.adapter import loss_function
 from anyaccel.errors import RecipeError, ShapeError
-from anyaccel.recipes import Loss
-from anyaccel.reference.operations import ReferenceOps
+from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.specs import Loss
 
 
 @pytest.fixture

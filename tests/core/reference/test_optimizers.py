@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Optimizer, Schedule
-from anyaccel.reference import Applied, Module
+from anyaccel.numpy_backend import Applied, Module
 from anyaccel.segment import NodeState
+from anyaccel.specs import Optimizer, Schedule
 
 
 class Constant(Module):

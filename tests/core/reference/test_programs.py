@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from anyaccel.errors import GraphError
-from anyaccel.recipes import Optimizer
-from anyaccel.reference import Activation, Applied, BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
+from anyaccel.numpy_backend import Activation, Applied, BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
 from anyaccel.segment import NodeState, ParameterGroup
+from anyaccel.specs import Optimizer
 
 
 class Split(Module):

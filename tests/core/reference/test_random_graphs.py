@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyaccel.device import Device
-from anyaccel.recipes import Loss, Optimizer
-from anyaccel.reference import Activation, Dense, ReferenceBackend, simulate
+from anyaccel.numpy_backend import Activation, Dense, ReferenceBackend, simulate
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 
 ROWS, WIDTH, WEIGHT = 3, 2, 0.5
 CPU = Device("cpu")

@@ -10,9 +10,8 @@ import pytest
 from anyaccel.backend import capabilities
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError, ShapeError, StateError
-from anyaccel.hostmemory import HostMemory
-from anyaccel.recipes import Loss, Optimizer
-from anyaccel.reference import (
+from anyaccel.host_memory import HostMemory
+from anyaccel.numpy_backend import (
     Activation,
     Applied,
     BatchNorm,
@@ -26,6 +25,7 @@ from anyaccel.reference import (
 )
 from anyaccel.registry import Registry
 from anyaccel.segment import TensorSpec
+from anyaccel.specs import Loss, Optimizer
 
 CPU, SIM0, SIM1 = Device("cpu"), Device("sim", 0), Device("sim", 1)
 THREE = TensorSpec((3,), "float32")
@@ -108,7 +108,7 @@ def test_memory_figures(backend):
 
 
 def test_a_system_that_does_not_tell_its_memory(backend, monkeypatch):
-    monkeypatch.setattr("anyaccel.reference.backend.host_memory", lambda: HostMemory(0, 0))
+    monkeypatch.setattr("anyaccel.numpy_backend.backend.host_memory", lambda: HostMemory(0, 0))
     found = backend.memory(CPU)
     assert (found.total, found.free, found.used, found.peak) == (0, 0, 0, 0)
 
@@ -321,7 +321,7 @@ def test_a_plain_function_is_no_model(backend):
         backend.infer(np.tanh, [THREE], 0)
     assert str(caught.value) == (
         "a ufunc is no model of numpy: its gradients are not known. "
-        "To do: derive a class from anyaccel.reference.Module, and give its pullback."
+        "To do: derive a class from anyaccel.numpy_backend.Module, and give its pullback."
     )
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, OutOfMemoryError
-from anyaccel.recipes import Optimizer
-from anyaccel.reference import Activation, BatchNorm, Dense, Dropout, Sequential, SequentialMLP, SimArray, simulate
+from anyaccel.numpy_backend import Activation, BatchNorm, Dense, Dropout, Sequential, SequentialMLP, SimArray, simulate
+from anyaccel.specs import Optimizer
 
 CPU, SIM0, SIM1 = Device("cpu"), Device("sim", 0), Device("sim", 1)
 ROWS, BATCH = 16, 4

@@ -9,7 +9,7 @@ import pytest
 
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, DeviceMismatchError, DeviceUnavailableError, MoveError, OutOfMemoryError
-from anyaccel.reference import SimArray, array, simulate, zeros
+from anyaccel.numpy_backend import SimArray, array, simulate, zeros
 
 CPU, SIM0, SIM1 = Device("cpu"), Device("sim", 0), Device("sim", 1)
 

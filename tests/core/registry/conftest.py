@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from anyaccel.plugin import SWITCH
+from anyaccel.plugin_loader import SWITCH
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import FakeEntryPoint
+from anyaccel.testing.fake_plugins import FakeEntryPoint
 from anyaccel.testing.tiny import TinyBackend
 
 

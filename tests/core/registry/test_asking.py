@@ -14,7 +14,7 @@ from anyaccel.errors import (
     FrameworkError,
     NoBackendError,
 )
-from anyaccel.testing.faulty import entry, plugin_module
+from anyaccel.testing.fake_plugins import entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 

@@ -10,7 +10,7 @@ from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import FrameworkError, PluginError
 from anyaccel.hookspecs import hookimpl
-from anyaccel.testing.faulty import entry, plugin_module
+from anyaccel.testing.fake_plugins import entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from anyaccel.errors import FrameworkError, PluginError
-from anyaccel.plugin import SWITCH
+from anyaccel.plugin_loader import SWITCH
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import entry, plugin_module, write_distribution
+from anyaccel.testing.fake_plugins import entry, plugin_module, write_distribution
 from anyaccel.testing.tiny import TinyBackend
 
 

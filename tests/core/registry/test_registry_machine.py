@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, FrameworkError, NoBackendError
 from anyaccel.registry import Registry
-from anyaccel.testing.faulty import entry, plugin_module
+from anyaccel.testing.fake_plugins import entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 FRAMEWORKS = ("a", "b", "c")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anyaccel import Experiment, FeatureSet, ModelGraph, ModelNode, SequentialMLP
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.registry import Registry
 
 

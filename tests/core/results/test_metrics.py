@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from anyaccel import EvalPhase, Metric
 from anyaccel.errors import ConfigError, GraphError, RecipeError
-from anyaccel.metrics import METRICS, accuracy, mae, mse, r2, rmse
+from anyaccel.phases.metrics import METRICS, accuracy, mae, mse, r2, rmse
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=4)
 NUMBERS = st.floats(-100, 100, width=32)

@@ -27,7 +27,7 @@ from anyaccel import (
 )
 from anyaccel.errors import ResultError
 from anyaccel.experiment import Experiment
-from anyaccel.reference import Activation
+from anyaccel.numpy_backend import Activation
 from anyaccel.results import EvalResults, FitResults, TrainResults, eval_results
 
 

@@ -22,7 +22,7 @@ from anyaccel import (
     TrainPhase,
 )
 from anyaccel.errors import ResultError, TransformError
-from anyaccel.reference import Activation
+from anyaccel.numpy_backend import Activation
 
 
 class Scale:

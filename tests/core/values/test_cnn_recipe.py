@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from anyaccel import rng
+from anyaccel.adapter.model_specs import CNNRecipe
 from anyaccel.errors import ConfigError, RecipeError, ShapeError
-from anyaccel.models import CNNRecipe
 
 IMAGE = (1, 8, 9)
 GOLDEN = {

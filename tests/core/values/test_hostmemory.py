@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anyaccel.hostmemory import HostMemory, aligned_empty, host_memory, is_aligned, is_dense, is_own
+from anyaccel.host_memory import HostMemory, aligned_empty, host_memory, is_aligned, is_dense, is_own
 
 GIB = 2**30
 MEMINFO = f"MemTotal: {64 * 2**20} kB\nMemFree: {2**20} kB\nMemAvailable: {40 * 2**20} kB\nHugePages_Total: 0\n"

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from anyaccel import AppliedLoss, Loss
+from anyaccel.adapter.model_specs import MLPRecipe
 from anyaccel.errors import AnyaccelError, ConfigError, RecipeError
-from anyaccel.models import MLPRecipe
 from anyaccel.segment import TensorSpec
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyaccel.markup import (
+from anyaccel.html import (
     NOWHERE,
     ROWS,
     Markup,

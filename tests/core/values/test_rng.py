@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyaccel import rng
-from anyaccel.models import MLPRecipe
+from anyaccel.adapter.model_specs import MLPRecipe
 
 MASK = 2**64 - 1
 PERMUTATION = [7, 9, 5, 1, 4, 2, 8, 0, 6, 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anyaccel.spelling import did_you_mean
+from anyaccel.suggestions import did_you_mean
 
 
 @pytest.mark.parametrize(

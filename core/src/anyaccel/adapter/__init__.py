@@ -6,14 +6,14 @@ losses and optimizers are computed here, by docs/reference/formulas.md. Arrays a
 whose arrays cannot be written to fits as well as one whose arrays can.
 """
 
-from anyaccel.adapter.course import Course, Shelf
+from anyaccel.adapter.array_ops import Applied, ArrayOps, Function, Judged, LossFunction, cast, factor_on, scaled
+from anyaccel.adapter.array_program import ArrayProgram
+from anyaccel.adapter.cache_key import Same, nature
 from anyaccel.adapter.losses import loss_function
-from anyaccel.adapter.natures import Same, nature
-from anyaccel.adapter.ops import Applied, ArrayOps, Function, Judged, LossFunction, cast, factor_on, scaled
 from anyaccel.adapter.optimizers import ElementwiseRule, Rule, rule
-from anyaccel.adapter.program import ArrayProgram
-from anyaccel.adapter.traced import TracedProgram
-from anyaccel.adapter.tracing import Body, Repeated, TracedOps
+from anyaccel.adapter.step_cursor import Course, Shelf
+from anyaccel.adapter.traced_ops import Body, Repeated, TracedOps
+from anyaccel.adapter.traced_program import TracedProgram
 
 __all__ = [
     "Applied",

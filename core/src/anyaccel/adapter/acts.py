@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from anyaccel.adapter.compiled import compiled
-from anyaccel.adapter.layout import devices_of
-from anyaccel.adapter.ops import Applied, factor_on
-from anyaccel.adapter.program import ArrayProgram
-from anyaccel.adapter.reach import Reach
-from anyaccel.adapter.tracing import TracedOps, is_floating
-from anyaccel.adapter.updates import Acts
+from anyaccel.adapter.array_ops import Applied, factor_on
+from anyaccel.adapter.array_program import ArrayProgram
+from anyaccel.adapter.compile_cache import compiled
+from anyaccel.adapter.optimizer_step import Acts
+from anyaccel.adapter.segment_analysis import Reach, devices_of
+from anyaccel.adapter.traced_ops import TracedOps, is_floating
 from anyaccel.errors import AnyaccelError
 from anyaccel.segment import Operation, Segment
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyaccel.adapter.ops import ArrayOps, Judged, LossFunction, cast
+from anyaccel.adapter.array_ops import ArrayOps, Judged, LossFunction, cast
 from anyaccel.errors import RecipeError, ShapeError
 from anyaccel.segment import LossTerm
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Optimizer, Schedule
+from anyaccel.specs import Optimizer, Schedule
 
 Slots = Mapping[str, Mapping[str, Any]]
 

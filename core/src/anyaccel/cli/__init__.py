@@ -3,6 +3,6 @@
 Needs no framework.
 """
 
-from anyaccel.cli.command import main
+from anyaccel.cli.main import main
 
 __all__ = ["main"]

@@ -9,9 +9,9 @@ from pkgutil import resolve_name
 
 from anyaccel.backend import Backend
 from anyaccel.errors import PluginError
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.registry import BUILT_IN, registry
-from anyaccel.testing.published import published
+from anyaccel.testing.subject_discovery import published
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Base:
         return "cpu" if "cpu" in self.cls.kinds else self.cls.kinds[0]
 
 
-REFERENCE = Base(ReferenceBackend, "anyaccel.reference")
+REFERENCE = Base(ReferenceBackend, "anyaccel.numpy_backend")
 
 
 def named(text: str) -> Base:
@@ -62,7 +62,7 @@ def named(text: str) -> Base:
     module, colon, name = text.partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise PluginError(
-            f"{text!r} names no class", remedy="write module:Class, such as anyaccel.reference:ReferenceBackend"
+            f"{text!r} names no class", remedy="write module:Class, such as anyaccel.numpy_backend:ReferenceBackend"
         )
     try:
         found = resolve_name(text)

@@ -8,15 +8,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from anyaccel.backend import Backend
-from anyaccel.cli.output import console, print_json
+from anyaccel.cli.console import console, print_json
 from anyaccel.cli.plugins import hooks_of
 from anyaccel.cli.score import Score, show, told, tried
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, DeviceUnavailableError, PluginError
 from anyaccel.install_hints import install_line
-from anyaccel.plugin import Plugin
+from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
-from anyaccel.testing.published import canonical, published
+from anyaccel.testing.subject_discovery import canonical, published
 
 NEEDED = ("pytest", "hypothesis")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from anyaccel.backend import Compute
-from anyaccel.cli.output import console, print_json, print_line
+from anyaccel.cli.console import console, print_json, print_line
 from anyaccel.data import SimpleSampler, digits
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, FrameworkError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.phases import EvalPhase, TrainPhase
-from anyaccel.recipes import AppliedLoss, Optimizer
 from anyaccel.registry import BUILT_IN, Registry, registry
 from anyaccel.results import EvalResults, TrainResults
+from anyaccel.specs import AppliedLoss, Optimizer
 
 
 def run(framework: str | None, device: str | None, epochs: int, seed: int, as_json: bool) -> None:

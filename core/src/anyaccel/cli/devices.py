@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from anyaccel.cli.listing import listing
-from anyaccel.cli.output import print_json, print_line, print_table, size
+from anyaccel.cli.console import print_json, print_line, print_table, size
+from anyaccel.cli.device_probe import listing
 from anyaccel.registry import BUILT_IN, registry
 
 _TIMEOUT = 120.0
@@ -28,7 +28,7 @@ def run(framework: str | None, as_json: bool) -> None:
 
 
 def ask_all(frameworks: Iterable[str]) -> list[dict[str, Any]]:
-    """What each of these frameworks lists, and why devices are missing: see `anyaccel.cli.listing`."""
+    """What each of these frameworks lists, and why devices are missing: see `anyaccel.cli.device_probe`."""
     with ThreadPoolExecutor(max_workers=4) as pool:
         return list(pool.map(_ask, frameworks))
 
@@ -38,7 +38,7 @@ def _ask(framework: str) -> dict[str, Any]:
     if framework == BUILT_IN:
         return listing(framework)
     # -P: a file of the working directory must not stand in for a module.
-    command = [sys.executable, "-P", "-m", "anyaccel.cli.listing", framework]
+    command = [sys.executable, "-P", "-m", "anyaccel.cli.device_probe", framework]
     try:
         child = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
@@ -51,7 +51,7 @@ def _ask(framework: str) -> dict[str, Any]:
 
 
 def _read(line: str) -> dict[str, Any] | None:
-    """A list that `anyaccel.cli.listing` wrote; None for a line that somebody else wrote before or after it."""
+    """A list that `anyaccel.cli.device_probe` wrote; None for a line that somebody else wrote before or after it."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -14,12 +14,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from anyaccel.cli.console import print_json, shown, size
 from anyaccel.cli.devices import ask_all
-from anyaccel.cli.output import print_json, shown, size
-from anyaccel.hostmemory import host_memory
+from anyaccel.host_memory import host_memory
 from anyaccel.install_hints import HINTS
-from anyaccel.plugin import SWITCH, own_distribution
-from anyaccel.reference.simulation import SWITCH as SIMULATE
+from anyaccel.numpy_backend.sim_device import SWITCH as SIMULATE
+from anyaccel.plugin_loader import SWITCH, own_distribution
 from anyaccel.registry import registry
 
 # Only these variables, and those that backends name, are ever read: an environment also holds secrets.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anyaccel.cli.bases import REFERENCE, Base, kinds_served, named, serving
-from anyaccel.cli.output import print_json, print_line
+from anyaccel.cli.console import print_json, print_line
 from anyaccel.cli.projects import Wish, chip_project, framework_project
 from anyaccel.device import ALIASES
 from anyaccel.errors import ConfigError, FrameworkError

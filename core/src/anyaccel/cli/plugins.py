@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from anyaccel.backend import capabilities
-from anyaccel.cli.output import print_json, print_line, print_table
+from anyaccel.cli.console import print_json, print_line, print_table
 from anyaccel.hookspecs import MOMENTS
-from anyaccel.plugin import Plugin
+from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
 
 

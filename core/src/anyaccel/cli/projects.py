@@ -10,8 +10,8 @@ from datetime import date
 from anyaccel.backend import Compute, Exchange, Memory
 from anyaccel.cli.bases import Base
 from anyaccel.cli.rendering import imports, rendered
-from anyaccel.plugin import own_distribution
-from anyaccel.testing.published import canonical
+from anyaccel.plugin_loader import own_distribution
+from anyaccel.testing.subject_discovery import canonical
 
 _COMMON = {
     ".github/workflows/ci.yml": "ci.yml",
@@ -206,7 +206,7 @@ def _subject(base: Base, values: Mapping[str, str]) -> dict[str, str]:
         installed["anyaccel.testing"] = ["Subject"]
     if template == "reference":
         standard["collections.abc"].append("Iterator")
-        installed["anyaccel.reference"] = ["BatchNorm", "Dense", "Sequential", "simulate", "zeros"]
+        installed["anyaccel.numpy_backend"] = ["BatchNorm", "Dense", "Sequential", "simulate", "zeros"]
     mine = {**values, "subject_base": parent or "Subject"}
     own = {f"{values['package']}.backend": [f"{values['class_name']}Backend"]}
     return {
@@ -225,6 +225,6 @@ def _training(base: Base, values: Mapping[str, str]) -> dict[str, str]:
     names = ["AppliedLoss", "Device", "Experiment", "FeatureSet", "ModelGraph", "ModelNode", "Optimizer", "TrainPhase"]
     installed |= {"anyaccel": names, "numpy": ["* as np"], "pytest": ["* as pytest"]}
     if base.is_reference:
-        installed["anyaccel.reference"] = ["simulate"]
+        installed["anyaccel.numpy_backend"] = ["simulate"]
     body = rendered("chip/training.part.tmpl", {**values, "run": shown})
     return {"imports": imports({"typing": ["Any"]}, installed), "training": body.rstrip("\n") + "\n"}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anyaccel.cli.output import print_line, print_table
+from anyaccel.cli.console import print_line, print_table
 from anyaccel.device import Device
 from anyaccel.errors import PluginError
 
@@ -26,7 +26,7 @@ settings.register_profile("card", deadline=None, derandomize=True, database=None
 settings.load_profile("card")
 
 from anyaccel.testing import suite
-from anyaccel.testing.chosen import chosen
+from anyaccel.testing.subject_discovery import chosen
 
 globals().update(suite(chosen({plugin!r}, {index}, {subject!r}, {device!r})))
 """
@@ -55,7 +55,7 @@ class Score:
     broken: str = ""
 
     def enter(self, line: dict[str, Any]) -> None:
-        """Take one line of `anyaccel.testing.card`."""
+        """Take one line of `anyaccel.testing.json_report`."""
         if "test" in line:
             self._count(line)
         elif "broken" in line:
@@ -108,7 +108,13 @@ def _run(folder: Path, plugin: str, timeout: float) -> subprocess.CompletedProce
         str(folder / "pytest.ini"),
     ]
     command += [f"--rootdir={folder}", "--import-mode=importlib", "-q", "-p", "no:cacheprovider"]
-    command += ["-p", "anyaccel.testing.plugin", "-p", "anyaccel.testing.card", f"--anyaccel-card={folder / 'card'}"]
+    command += [
+        "-p",
+        "anyaccel.testing.pytest_plugin",
+        "-p",
+        "anyaccel.testing.json_report",
+        f"--anyaccel-card={folder / 'card'}",
+    ]
     try:
         return subprocess.run(
             command, capture_output=True, text=True, errors="replace", env=environment, timeout=timeout, check=False

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from anyaccel.data.digits import digits
+from anyaccel.data.column_reference import Reference, joined_array, joined_changes, joined_spec, loadable_array
+from anyaccel.data.datasets import digits
 from anyaccel.data.feature_set import FeatureSet
-from anyaccel.data.reference import Reference, joined_array, joined_changes, joined_spec, loadable_array
+from anyaccel.data.feature_set_view import FeatureSetView
 from anyaccel.data.rows import Rows
-from anyaccel.data.sampling.relations import Beyond, Different, Relation, Same, Where, Within
+from anyaccel.data.sampling.pair_conditions import Beyond, Different, Relation, Same, Where, Within
+from anyaccel.data.sampling.pair_samplers import PairSampler, TripletSampler, sampler_from_config
 from anyaccel.data.sampling.sampler import Draws, Sampler, SimpleSampler
-from anyaccel.data.sampling.tuples import PairSampler, TripletSampler, sampler_from_config
-from anyaccel.data.sources.batches import Batches
-from anyaccel.data.sources.items import Items
-from anyaccel.data.sources.parquet_stream import ParquetStream
-from anyaccel.data.sources.recognizing import as_source
-from anyaccel.data.sources.source import BatchSource, Source
-from anyaccel.data.sources.workers import advised_workers
-from anyaccel.data.transforming.fitted import FittedTransform
-from anyaccel.data.view import FeatureSetView
+from anyaccel.data.streaming.base import BatchSource, Source
+from anyaccel.data.streaming.dataloader_workers import advised_workers
+from anyaccel.data.streaming.infer_source import as_source
+from anyaccel.data.streaming.iterable_source import Batches
+from anyaccel.data.streaming.map_source import Items
+from anyaccel.data.streaming.parquet_stream import ParquetStream
+from anyaccel.data.transforms.fitted_transform import FittedTransform
 
 __all__ = [
     "BatchSource",

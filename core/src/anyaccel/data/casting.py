@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.data.columns import KINDS, WIDEST, by_row, not_numbers
+from anyaccel.data.arrow_columns import KINDS, WIDEST, by_row, not_numbers
 from anyaccel.errors import ColumnError
 
 

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from anyaccel.data.arrow_columns import check_complete, check_numbers, contiguous, to_arrow, to_numpy
 from anyaccel.data.casting import cast_array
-from anyaccel.data.columns import check_complete, check_numbers, contiguous, to_arrow, to_numpy
-from anyaccel.data.intake.sources import Sources, check_label, check_table
-from anyaccel.data.reference import Reference
+from anyaccel.data.column_reference import Reference
+from anyaccel.data.feature_set_view import FeatureSetView
+from anyaccel.data.readers.constructors import Sources, check_label, check_table
 from anyaccel.data.roles import Names, listed, selected
-from anyaccel.data.splitting.groups import check_together
-from anyaccel.data.splitting.keys import keys_of
-from anyaccel.data.transforming.steps import Step
-from anyaccel.data.transforming.transforms import Transforming
-from anyaccel.data.view import FeatureSetView
+from anyaccel.data.splitting.group_keys import keys_of
+from anyaccel.data.splitting.group_split import check_together
+from anyaccel.data.transforms.feature_set_transforms import Transforming
+from anyaccel.data.transforms.transform_log import Step
 from anyaccel.errors import ColumnError, DataError, SplitError
-from anyaccel.spelling import did_you_mean
+from anyaccel.suggestions import did_you_mean
 
 ALL = "all"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from anyaccel.data.columns import is_numeric, not_numbers
-from anyaccel.data.intake.lists import leaf
+from anyaccel.data.arrow_columns import is_numeric, not_numbers
+from anyaccel.data.readers.list_columns import leaf
 from anyaccel.errors import ColumnError
-from anyaccel.spelling import did_you_mean
+from anyaccel.suggestions import did_you_mean
 
 ROLES = ("feature", "target", "tag")
 Names = str | Iterable[str] | None

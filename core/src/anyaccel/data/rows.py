@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from anyaccel.data.columns import column_spec, type_name
-from anyaccel.data.conditions import described, positions_where
-from anyaccel.data.frames import data_frame
-from anyaccel.data.html import rows_html
+from anyaccel.data.arrow_columns import column_spec, type_name
+from anyaccel.data.display import data_frame, rows_html
 from anyaccel.data.roles import Names, WithRoles, no_column, read_roles
-from anyaccel.data.splitting.groups import check_together
-from anyaccel.data.splitting.keys import keys_of
-from anyaccel.data.splitting.splits import check_distinct, cut, where
+from anyaccel.data.row_filters import described, positions_where
+from anyaccel.data.splitting.group_keys import keys_of
+from anyaccel.data.splitting.group_split import check_together
+from anyaccel.data.splitting.random_split import check_distinct, cut, where
 from anyaccel.segment import TensorSpec
 
 if TYPE_CHECKING:
-    from anyaccel.data.view import FeatureSetView
+    from anyaccel.data.feature_set_view import FeatureSetView
 
 _LISTED, _NAMED = 6, 4  # columns of a role that a text lists one by one; those that it names of more of one type
 

@@ -1,6 +1,6 @@
 """Graphs: nodes, what they are wired to, and the plan of a phase over them."""
 
-from anyaccel.graph.assign import PolicyNode, precedence
+from anyaccel.graph.device_assignment import PolicyNode, precedence
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.nodes import ConcatNode, ModelNode
 from anyaccel.graph.plan import Assignment, Column, Crossing, Part, Plan

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from anyaccel.errors import GraphError, StateError
-from anyaccel.graph import config, wiring
-from anyaccel.graph import state as states
+from anyaccel.graph import serialization, topology
+from anyaccel.graph import state_dict as states
+from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import ModelNode, Node, check_label, checked_optimizer
-from anyaccel.graph.pictures import draw, html
 from anyaccel.graph.plan import Plan
-from anyaccel.graph.shapes import Shapes, infer, unfitted
-from anyaccel.recipes import Optimizer
+from anyaccel.graph.shape_inference import Shapes, infer, unfitted
 from anyaccel.registry import registry
+from anyaccel.specs import Optimizer
 
 
 class ModelGraph:
@@ -55,10 +55,10 @@ class ModelGraph:
         return f"ModelGraph({', '.join(self._nodes)}; {self.label!r})"
 
     def _become(self, nodes: Iterable[Node]) -> ModelGraph:
-        found = wiring.by_label(nodes)
+        found = topology.by_label(nodes)
         if not found:
             raise GraphError(f"graph {self.label!r} has no node", remedy="give it ModelNode(...) objects")
-        wiring.topological(found)
+        topology.topological(found)
         self._nodes, self._shapes = found, None
         self.optimizer_states.nodes = found
         return self
@@ -77,7 +77,7 @@ class ModelGraph:
             GraphError: there is none of this label.
         """
         if label not in self._nodes:
-            raise wiring.unknown_node(f"graph {self.label!r} has no node {label!r}", label, self._nodes)
+            raise topology.unknown_node(f"graph {self.label!r} has no node {label!r}", label, self._nodes)
         return self._nodes[label]
 
     @property
@@ -88,12 +88,12 @@ class ModelGraph:
     @property
     def heads(self) -> tuple[str, ...]:
         """Labels of the nodes that only data feed."""
-        return tuple(label for label, node in self._nodes.items() if not wiring.parents(node, self._nodes))
+        return tuple(label for label, node in self._nodes.items() if not topology.parents(node, self._nodes))
 
     @property
     def tails(self) -> tuple[str, ...]:
         """Labels of the nodes that feed no other."""
-        return tuple(wiring.tails(self._nodes))
+        return tuple(topology.tails(self._nodes))
 
     @property
     def is_built(self) -> bool:
@@ -136,7 +136,7 @@ class ModelGraph:
             GraphError: there is no such node, or the new one does not fit; the graph is then as it was.
         """
         self[label]
-        wiring.check_node(node)
+        topology.check_node(node)
         before, kept = (
             {name: other.upstreams for name, other in self._nodes.items()},
             self.optimizer_states.without(label),
@@ -159,7 +159,7 @@ class ModelGraph:
             GraphError: there is no such node, or others depend on it.
         """
         self[label]
-        dependents = wiring.consumers(label, self._nodes)
+        dependents = topology.consumers(label, self._nodes)
         if dependents:
             raise GraphError(
                 f"node {label!r} feeds {', '.join(map(repr, dependents))}",
@@ -188,7 +188,7 @@ class ModelGraph:
         return self._set_frozen(labels, False)
 
     def _set_frozen(self, labels: Sequence[str | Iterable[str]], frozen: bool) -> ModelGraph:
-        nodes = [self[label] for label in wiring.labels_in(labels, self._nodes)]
+        nodes = [self[label] for label in topology.labels_in(labels, self._nodes)]
         for node in nodes:
             if isinstance(node, ModelNode):
                 node.frozen = frozen
@@ -198,7 +198,7 @@ class ModelGraph:
 
     def summary(self) -> str:
         """A table of nodes: framework, inputs, outputs, parameters, device. Builds the graph."""
-        return draw.summary(self._nodes, self.shapes, registry(), self.label)
+        return mermaid.summary(self._nodes, self.shapes, registry(), self.label)
 
     def visualize(self, format: str = "mermaid", *, plan: Plan | None = None) -> str:
         """The graph as text for drawing, coloured by device; labels are escaped, and nothing is built or placed.
@@ -211,10 +211,10 @@ class ModelGraph:
         Raises:
             GraphError: another format, or the plan of another graph.
         """
-        return draw.drawing(self.label, self._nodes, self._shapes, plan, registry(), format)
+        return mermaid.drawing(self.label, self._nodes, self._shapes, plan, registry(), format)
 
     def _repr_html_(self) -> str:
-        return html.graph_html(self)
+        return notebook.graph_html(self)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class ModelGraph:
             ConfigError: an optimizer that is a framework's own class.
         """
         optimizer = self.optimizer.get_config() if self.optimizer else None
-        nodes = config.node_configs(self._nodes.values())
+        nodes = serialization.node_configs(self._nodes.values())
         return {"label": self.label, "seed": self.seed, "optimizer": optimizer, "nodes": nodes}
 
     @classmethod
@@ -271,10 +271,10 @@ class ModelGraph:
         Raises:
             ConfigError: malformed, or it names what is not registered or was not given.
         """
-        plain = config.checked(given, {"label", "seed", "optimizer", "nodes"}, {"nodes"}, "a graph")
-        sets = config.by_label(feature_sets)
+        plain = serialization.checked(given, {"label", "seed", "optimizer", "nodes"}, {"nodes"}, "a graph")
+        sets = serialization.by_label(feature_sets)
         own = dict(models or {})
-        nodes = config.read_nodes(config.entries(plain, "nodes", "a graph"), sets, own, tuple(allow))
+        nodes = serialization.read_nodes(serialization.entries(plain, "nodes", "a graph"), sets, own, tuple(allow))
         optimizer = Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") else None
         graph = cls(nodes, optimizer, plain.get("label", "graph"), seed=plain.get("seed", 0))
         for label in own:

@@ -11,8 +11,8 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.data import Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
-from anyaccel.recipes import Optimizer, is_own_optimizer
-from anyaccel.reference.estimator import Estimator
+from anyaccel.numpy_backend.estimator import Estimator
+from anyaccel.specs import Optimizer, is_own_optimizer
 
 Upstream = Reference | str
 """Where an input comes from: columns of a FeatureSet, or the label of a node (`"label"` or `"label.OUTPUT"`)."""

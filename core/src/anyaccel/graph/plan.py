@@ -9,7 +9,7 @@ from typing import Any
 from anyaccel.data.roles import brief
 from anyaccel.device import Device
 from anyaccel.errors import GraphError
-from anyaccel.markup import listing, text
+from anyaccel.html import listing, text
 from anyaccel.segment import TensorSpec
 
 _ROUTES = {
@@ -86,7 +86,7 @@ class Crossing:
     """A value that goes from one device or framework to another in every step. `nbytes` is of one sample.
 
     `target` is the first node that takes it there. Where `gradient` is true it is the value's cotangent that goes,
-    back to the node that made the value. `route` is move, share, copy or host (see `anyaccel.graph.routes`).
+    back to the node that made the value. `route` is move, share, copy or host (see `anyaccel.graph.transfers`).
     """
 
     value: str
@@ -173,7 +173,7 @@ class Plan:
         }
 
     def _repr_html_(self) -> str:
-        from anyaccel.graph.pictures.html import plan_html  # which draws what this module says
+        from anyaccel.graph.drawing.notebook import plan_html  # which draws what this module says
 
         return plan_html(self)
 

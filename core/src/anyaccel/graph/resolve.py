@@ -10,21 +10,21 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.backend import ComputingBackend
 from anyaccel.data import Reference
 from anyaccel.errors import GraphError, PhaseError
-from anyaccel.graph import columns as cols
-from anyaccel.graph import wiring
-from anyaccel.graph.assign import assign
-from anyaccel.graph.crossings import Crossings
+from anyaccel.graph import input_columns as cols
+from anyaccel.graph import topology
+from anyaccel.graph.device_assignment import assign
 from anyaccel.graph.graph import ModelGraph
+from anyaccel.graph.loss_binding import Terms, check_accepted
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.graph.partition import cut
 from anyaccel.graph.plan import Assignment, Part, Plan
-from anyaccel.graph.segments import Material
-from anyaccel.graph.shapes import Shapes
-from anyaccel.graph.terms import Terms, check_accepted
-from anyaccel.recipes import AppliedLoss
-from anyaccel.reference.estimator import Estimator
+from anyaccel.graph.segment_builder import Material
+from anyaccel.graph.shape_inference import Shapes
+from anyaccel.graph.transfers import Crossings
+from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import ParameterGroup, Segment
+from anyaccel.specs import AppliedLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class _Resolver:
         wanted = [*request.wants, *self._judged()]
         for label in wanted:
             self._check_gives(label)
-        return wiring.ancestors(wanted, self._nodes)
+        return topology.ancestors(wanted, self._nodes)
 
     def _to_train(self) -> str:
         """What to do where there is neither a loss nor an estimator that learns."""
@@ -147,10 +147,10 @@ class _Resolver:
 
     def _check_gives(self, label: str) -> None:
         if label not in self._nodes:
-            raise wiring.unknown_node(f"phase {self._request.phase!r} names the node {label!r}", label, self._nodes)
+            raise topology.unknown_node(f"phase {self._request.phase!r} names the node {label!r}", label, self._nodes)
         if self._shapes.outputs[label]:
             return
-        open_ = wiring.ancestors([label], self._nodes) & set(self._shapes.unfitted)
+        open_ = topology.ancestors([label], self._nodes) & set(self._shapes.unfitted)
         first = next(one for one in self._shapes.order if one in open_)
         after = "" if first == label else f"{label!r}, which depends on "
         raise PhaseError(
@@ -161,7 +161,7 @@ class _Resolver:
 
     def _in_training(self) -> list[str]:
         """The nodes that losses depend on and that are not frozen: those without parameters may still be random."""
-        needed = wiring.ancestors(self._judged(), self._nodes)
+        needed = topology.ancestors(self._judged(), self._nodes)
         found = [label for label, one in self._assigned.items() if label in needed and not one.frozen]
         if not any(self._assigned[label].parameters for label in found):
             still = [
@@ -179,9 +179,9 @@ class _Resolver:
     def _live(self, trained: Sequence[str]) -> frozenset[str]:
         """Names of the values through which gradients flow."""
         alive: set[str] = set()
-        needed = wiring.ancestors(self._judged(), self._nodes)
+        needed = topology.ancestors(self._judged(), self._nodes)
         for label in (label for label in self._assigned if label in needed):
-            fed = alive & set(wiring.parents(self._nodes[label], self._nodes))
+            fed = alive & set(topology.parents(self._nodes[label], self._nodes))
             if fed and not getattr(self._model(label), "differentiable", True):
                 raise GraphError(
                     f"node {label!r} cannot pull back, and stands between a loss and {', '.join(sorted(fed))}, trained",
@@ -267,10 +267,10 @@ class _Resolver:
 
     def _parents(self, labels: Iterable[str]) -> dict[str, list[str]]:
         """What each node waits for: its upstreams, and what the losses on it are called with beside its own outputs."""
-        parents = {label: list(wiring.parents(self._nodes[label], self._nodes)) for label in labels}
+        parents = {label: list(topology.parents(self._nodes[label], self._nodes)) for label in labels}
         for loss in self._request.losses:
             for other in self._compared(loss):
-                if loss.on not in wiring.ancestors([other], self._nodes) and other not in parents[loss.on]:
+                if loss.on not in topology.ancestors([other], self._nodes) and other not in parents[loss.on]:
                     parents[loss.on].append(other)
         return parents
 

@@ -1,15 +1,15 @@
 """Phases: what is to be done with a graph, and how it is carried out."""
 
 from anyaccel.phases.callbacks import Callback, EarlyStopping
-from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.estimator_fit import Fitted
+from anyaccel.phases.evaluation import Figures
 from anyaccel.phases.events import Event
-from anyaccel.phases.fitting import Fitted
 from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
-from anyaccel.phases.lifecycle import execute, plan_of
+from anyaccel.phases.model_placement import place
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.placing import place
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
+from anyaccel.phases.runner import execute, plan_of
 
 __all__ = [
     "Callback",

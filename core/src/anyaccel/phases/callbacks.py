@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from anyaccel.errors import PhaseError
-from anyaccel.spelling import did_you_mean
+from anyaccel.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from anyaccel.graph.plan import Plan

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from anyaccel.data import Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
-from anyaccel.metrics import Metric
+from anyaccel.phases.metrics import Metric
 from anyaccel.phases.phase import Data, Phase, one_of
 from anyaccel.phases.samplers import (
     Samplers,
@@ -17,7 +17,7 @@ from anyaccel.phases.samplers import (
     samplers_from,
     samplers_of,
 )
-from anyaccel.recipes import AppliedLoss
+from anyaccel.specs import AppliedLoss
 
 SPLITTINGS = ("exact", "approximate")
 

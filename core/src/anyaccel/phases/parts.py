@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from anyaccel.data import FeatureSet
-from anyaccel.graph import ModelGraph, Plan, Request, wiring
-from anyaccel.phases import fitting
-from anyaccel.phases.evaluating import Judgement, judged
+from anyaccel.graph import ModelGraph, Plan, Request, topology
+from anyaccel.phases import estimator_fit
+from anyaccel.phases.estimator_partial_fit import learning
+from anyaccel.phases.evaluation import Judgement, judged
 from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
-from anyaccel.phases.learners import learning
+from anyaccel.phases.loading.taking import streams_of
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.taking import streams_of
-from anyaccel.recipes import AppliedLoss
+from anyaccel.specs import AppliedLoss
 
 
 def parts_of(phase: Phase) -> list[Phase]:
@@ -38,14 +38,14 @@ def judgements_of(phase: Phase, part: Phase, graph: ModelGraph) -> list[Judgemen
 def request_of(phase: Phase, graph: ModelGraph, done: Collection[str] = ()) -> Request:
     """What a phase asks of a graph; `done` are the estimators that it has fitted by now."""
     learners = learning(phase, graph)
-    wants = dict.fromkeys(fitting.sources(learners, graph))
+    wants = dict.fromkeys(estimator_fit.sources(learners, graph))
     for part in parts_of(phase):
         if isinstance(part, EvalPhase):
             wants.update(dict.fromkeys(kept_by(part, graph) if part is phase else ()))
             judged_nodes = (one.node for one in judgements_of(phase, part, graph))
             wants.update(dict.fromkeys(one for one in judged_nodes if one not in learners))
     if isinstance(phase, FitPhase):
-        wants = dict.fromkeys(fitting.sources(fitting.to_fit(phase, graph, done), graph))
+        wants = dict.fromkeys(estimator_fit.sources(estimator_fit.to_fit(phase, graph, done), graph))
     return Request(
         phase.label,
         phase.accelerator,
@@ -65,11 +65,11 @@ def sets_of(
     """The feature sets that a phase needs data of: for its nodes, for what is loaded, and for its metrics."""
     labels = {one.node for one in plan.assignments}
     if isinstance(phase, FitPhase):
-        labels |= wiring.ancestors(fitting.to_fit(phase, graph, done), graph.nodes)
-    labels |= wiring.ancestors(learning(phase, graph), graph.nodes)
-    needed = set(wiring.feature_sets(graph.nodes[label] for label in labels))
+        labels |= topology.ancestors(estimator_fit.to_fit(phase, graph, done), graph.nodes)
+    labels |= topology.ancestors(learning(phase, graph), graph.nodes)
+    needed = set(topology.feature_sets(graph.nodes[label] for label in labels))
     needed |= {column.feature_set for column in plan.columns} | {one.source for one in judgements}
-    return {label: one for label, one in wiring.feature_sets(graph.nodes.values()).items() if label in needed}
+    return {label: one for label, one in topology.feature_sets(graph.nodes.values()).items() if label in needed}
 
 
 def kept_by(phase: EvalPhase, graph: ModelGraph) -> tuple[str, ...]:

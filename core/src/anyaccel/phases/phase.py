@@ -10,8 +10,8 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases.callbacks import Callback
-from anyaccel.recipes import AppliedLoss
-from anyaccel.spelling import did_you_mean
+from anyaccel.specs import AppliedLoss
+from anyaccel.suggestions import did_you_mean
 
 MODES = ("auto", "off", "steps")
 RESIDENCIES = ("auto", "resident", "streamed")

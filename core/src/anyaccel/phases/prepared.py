@@ -8,18 +8,25 @@ from functools import partial
 
 from anyaccel.data import BatchSource, FeatureSet, Rows, SimpleSampler, Source
 from anyaccel.errors import PhaseError
-from anyaccel.graph import ModelGraph, Plan, Resolution, wiring
-from anyaccel.phases import loading
-from anyaccel.phases.drawing import Drawing
-from anyaccel.phases.evaluating import Judgement
-from anyaccel.phases.feeding import Batching, Provision, RowsProvision, SourceProvision, of_drawing, of_sight
+from anyaccel.graph import ModelGraph, Plan, Resolution, topology
+from anyaccel.phases.estimator_partial_fit import learning
+from anyaccel.phases.evaluation import Judgement
 from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
-from anyaccel.phases.learners import learning
+from anyaccel.phases.loading import (
+    Batching,
+    Provision,
+    RowsProvision,
+    SourceProvision,
+    device_columns,
+    of_drawing,
+    of_sight,
+)
+from anyaccel.phases.loading.epoch_batches import Drawing
+from anyaccel.phases.loading.input_data import rows_given
+from anyaccel.phases.loading.sight import Sight
+from anyaccel.phases.loading.taking import drawn, rows_of
 from anyaccel.phases.parts import judgements_of, parts_of, sets_of
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.sight import Sight
-from anyaccel.phases.sourcing import rows_given
-from anyaccel.phases.taking import drawn, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ def prepare(
         AnyaccelError: data, samplers, metrics or columns that do not fit.
     """
     plan = resolution.plan
-    classes, known = loading.class_counts(resolution), wiring.feature_sets(graph.nodes.values())
+    classes, known = device_columns.class_counts(resolution), topology.feature_sets(graph.nodes.values())
     found = [_taken(phase, part, plan, graph, done, read=True, kept=kept) for part in parts_of(phase)]
     return [
         Prepared(one.part, one.rows, one.draw, one.judgements, _provision(plan, one, classes, known)) for one in found
@@ -163,8 +170,8 @@ def _provision(plan: Plan, taken: _Taken, classes: Mapping[str, int], known: Map
     if taken.source is not None:
         assert isinstance(taken.part, TrainPhase)
         example = dict.fromkeys(taken.rows, taken.source.example)
-        loading.prepare(plan, example, classes, known)  # made sure of before anything moves
+        device_columns.prepare(plan, example, classes, known)  # made sure of before anything moves
         return SourceProvision(plan, taken.source, classes, taken.part.accumulate, taken.batching)
     assert taken.batching is not None
-    again = partial(loading.prepare, plan, taken.rows, classes, known)
+    again = partial(device_columns.prepare, plan, taken.rows, classes, known)
     return RowsProvision(plan, again(), again, taken.batching)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyaccel.errors import EstimatorError, OutOfMemoryError
-from anyaccel.phases.chain import Chain
-from anyaccel.phases.failure import forget
-from anyaccel.phases.tally import Tally
+from anyaccel.phases.executor.pipeline import Chain
+from anyaccel.phases.loss_accumulator import Tally
+from anyaccel.phases.traceback_cleanup import forget
 
 _SHARE = 0.002
 """The part of a loop's time that snapshots may take. They also drive what steps use out of the caches."""

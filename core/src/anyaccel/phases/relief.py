@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.phases.events import Tell
-from anyaccel.phases.failure import forget
-from anyaccel.phases.feeding import Supply
+from anyaccel.phases.loading import Supply
+from anyaccel.phases.traceback_cleanup import forget
 
 
 class Relief:

@@ -9,18 +9,18 @@ from functools import partial
 
 from anyaccel.backend import Memory
 from anyaccel.errors import AnyaccelError, OutOfMemoryError
-from anyaccel.markup import size
-from anyaccel.phases.chain import Chain
-from anyaccel.phases.drawing import Turn
+from anyaccel.html import size
+from anyaccel.phases.estimator_partial_fit import Learners
 from anyaccel.phases.events import Tell
-from anyaccel.phases.failure import forget
-from anyaccel.phases.feeding import Place, Portion, Provision, Stretch, Supply, slots_of
+from anyaccel.phases.executor.pipeline import Chain
 from anyaccel.phases.kinds import TrainPhase
-from anyaccel.phases.learners import Learners
+from anyaccel.phases.loading import Place, Portion, Provision, Stretch, Supply, slots_of
+from anyaccel.phases.loading.epoch_batches import Turn
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.prepared import Prepared
 from anyaccel.phases.relief import Relief
 from anyaccel.phases.separable import mixing
+from anyaccel.phases.traceback_cleanup import forget
 from anyaccel.registry import registry
 
 _TRIALS = 10

@@ -9,12 +9,12 @@ from typing import Any
 from anyaccel.data import Rows
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan
-from anyaccel.phases.chain import Chain
-from anyaccel.phases.evaluating import Figures
+from anyaccel.phases.estimator_fit import Fitted
+from anyaccel.phases.evaluation import Figures
 from anyaccel.phases.events import Event, log
-from anyaccel.phases.fitting import Fitted
-from anyaccel.phases.links import Losses
-from anyaccel.phases.tally import Tally
+from anyaccel.phases.executor.links import Losses
+from anyaccel.phases.executor.pipeline import Chain
+from anyaccel.phases.loss_accumulator import Tally
 
 
 @dataclass(frozen=True, slots=True)

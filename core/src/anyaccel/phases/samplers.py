@@ -7,8 +7,8 @@ from typing import Any
 
 from anyaccel.data import Sampler, SimpleSampler, sampler_from_config
 from anyaccel.errors import PhaseError
-from anyaccel.phases.drawing import SCHEDULES
-from anyaccel.spelling import did_you_mean
+from anyaccel.phases.loading.epoch_batches import SCHEDULES
+from anyaccel.suggestions import did_you_mean
 
 Samplers = Sampler | Mapping[str, Sampler]
 """A sampler, or one for each feature set by its label."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from anyaccel.phases.links import Link
+from anyaccel.phases.executor.links import Link
 
 
 def mixing(links: Sequence[Link]) -> list[str]:

@@ -3,7 +3,7 @@
 from anyaccel.results.comparison import Comparison, Results, compare
 from anyaccel.results.evaluation import EvalResults, eval_results
 from anyaccel.results.fit import FitResults
-from anyaccel.results.html import runs_html
+from anyaccel.results.notebook import runs_html
 from anyaccel.results.train import TrainResults
 
 __all__ = [

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import markup
+from anyaccel import html
 from anyaccel.errors import ResultError
-from anyaccel.results import frames
+from anyaccel.results import formatting
 from anyaccel.results.evaluation import EvalResults
 from anyaccel.results.fit import FitResults
 from anyaccel.results.train import TrainResults
@@ -38,11 +38,11 @@ class Comparison:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return frames.text_table(self.columns, self._cells())
+        return formatting.text_table(self.columns, self._cells())
 
     def _repr_html_(self) -> str:
-        cells = [[frames.short(value) for value in row] for row in self._cells()]
-        return markup.guarded(self, lambda: markup.page("Comparison", "", markup.table(self.columns, cells)))
+        cells = [[formatting.short(value) for value in row] for row in self._cells()]
+        return html.guarded(self, lambda: html.page("Comparison", "", html.table(self.columns, cells)))
 
     def _cells(self) -> list[list[Any]]:
         return [[row.get(name) for name in self.columns] for row in self.rows]
@@ -54,7 +54,9 @@ class Comparison:
             ResultError: no run has it.
         """
         if name not in self.columns:
-            raise frames.absent(f"the comparison has no column {name!r}", name, self.columns, "use one of these names")
+            raise formatting.absent(
+                f"the comparison has no column {name!r}", name, self.columns, "use one of these names"
+            )
         return [row.get(name) for row in self.rows]
 
     def to_arrow(self) -> Any:
@@ -69,7 +71,7 @@ class Comparison:
         Raises:
             ResultError: pandas is not installed.
         """
-        return frames.to_pandas(self.to_arrow())
+        return formatting.to_pandas(self.to_arrow())
 
 
 def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
@@ -91,8 +93,8 @@ def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
     known = list(dict.fromkeys(figure for _, _, found in every for figure in found))
     for name in figures:
         if name not in known:
-            raise frames.absent(f"no run has the figure {name!r}", name, known, "use one of these names")
-    wanted = set(figures or (figure for figure in known if not frames.is_part(figure)))
+            raise formatting.absent(f"no run has the figure {name!r}", name, known, "use one of these names")
+    wanted = set(figures or (figure for figure in known if not formatting.is_part(figure)))
     rows = tuple({**_facts(name, one), **_chosen(found, wanted)} for name, one, found in every)
     order = [*_FACTS, *(column for figure in known if figure in wanted for column in (figure, f"best {figure}"))]
     there = {column for row in rows for column, value in row.items() if value is not None}

@@ -14,13 +14,13 @@ from anyaccel.data import Rows
 from anyaccel.errors import ResultError
 from anyaccel.graph import Plan
 from anyaccel.phases import Figures
-from anyaccel.phases.comparing import Compared
+from anyaccel.phases.evaluation import Compared
 from anyaccel.phases.events import Event
-from anyaccel.results import frames, plots, units
-from anyaccel.results import targets as wanted
-from anyaccel.results.belonging import belonging
-from anyaccel.results.html import eval_html
-from anyaccel.results.told import ended, finite, shown, told, when
+from anyaccel.results import formatting, inverse_transform, plots
+from anyaccel.results import prediction_columns as wanted
+from anyaccel.results.formatting import ended, finite, shown, told, when
+from anyaccel.results.notebook import eval_html
+from anyaccel.results.prediction_columns import belonging
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -71,7 +71,7 @@ class EvalResults:
         if name not in self.predictions:
             raise self._no_prediction(name)
         values = self.predictions[name]
-        return units.original(name, values, self.rows, self.compared) if undo else values
+        return inverse_transform.original(name, values, self.rows, self.compared) if undo else values
 
     def _no_prediction(self, name: Any) -> ResultError:
         label = str(name).partition(".")[0]
@@ -87,8 +87,8 @@ class EvalResults:
             remedy = f"name it in EvalPhase(outputs=[{label!r}])"
             return ResultError(f"{asked}, {why}", there=", ".join(there), remedy=remedy)
         if label not in self.nodes and self.nodes:
-            return frames.absent(f"{asked}, which is no node", name, self.nodes, "use one of these labels")
-        return frames.absent(asked, name, there, "name the node in EvalPhase(outputs=[...])")
+            return formatting.absent(f"{asked}, which is no node", name, self.nodes, "use one of these labels")
+        return formatting.absent(asked, name, there, "name the node in EvalPhase(outputs=[...])")
 
     def plot(self, name: str | None = None, ax: Any = None, *, targets: str | None = None, undo: bool = False) -> Any:
         """Draw predictions against targets, or for class indices how often each class was taken for each.
@@ -112,7 +112,11 @@ class EvalResults:
         given, other = self.prediction(name, undo), self._wanted(name, targets)
         if given is self.predictions[name] and self._is_embedding(name, other):
             return plots.labelled(given, other.values.reshape(-1), ax, title=self.label, name=name, legend=other.name)
-        found = units.original_values(self.rows[other.label], other.columns, other.values) if undo else other.values
+        found = (
+            inverse_transform.original_values(self.rows[other.label], other.columns, other.values)
+            if undo
+            else other.values
+        )
         classes = self._classes(name, found, given)
         if classes is not None:
             title = f"{self.label}: accuracy {np.mean(classes[0] == classes[1]):.3g}"
@@ -184,7 +188,7 @@ class EvalResults:
             ResultError: no predictions were kept, or pandas is not installed.
             TransformError: as `prediction`.
         """
-        return frames.to_pandas(self.to_arrow(undo))
+        return formatting.to_pandas(self.to_arrow(undo))
 
     def to_arrow(self, undo: bool = False) -> Any:
         """A table with a row for each sample: the predictions, and the targets and tags that belong to them.
@@ -211,10 +215,10 @@ class EvalResults:
                 there=", ".join(f"{name}: {length}" for name, length in lengths.items()),
                 remedy="run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds",
             )
-        table = units.prediction_table(arrays)
-        rows = {label: units.original_rows(its) if undo else its for label, its in self.rows.items()}
+        table = inverse_transform.prediction_table(arrays)
+        rows = {label: inverse_transform.original_rows(its) if undo else its for label, its in self.rows.items()}
         for title, its, name in belonging(rows, {table.num_rows}, table.column_names):
-            column = units.plain_column(its, name)
+            column = inverse_transform.plain_column(its, name)
             table = table.append_column(pa.field(title, column.type), column)
         return table
 

@@ -13,9 +13,9 @@ import numpy as np
 from anyaccel.graph import Plan
 from anyaccel.phases import Fitted
 from anyaccel.phases.events import Event
-from anyaccel.results import frames
-from anyaccel.results.html import fit_html
-from anyaccel.results.told import ended, told, when
+from anyaccel.results import formatting
+from anyaccel.results.formatting import ended, told, when
+from anyaccel.results.notebook import fit_html
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -84,7 +84,7 @@ class FitResults:
         Raises:
             ResultError: pandas is not installed.
         """
-        return frames.to_pandas(self.to_arrow())
+        return formatting.to_pandas(self.to_arrow())
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, ready for JSON."""

@@ -12,9 +12,9 @@ import numpy as np
 from anyaccel.graph import Plan
 from anyaccel.phases import Epoch
 from anyaccel.phases.events import Event
-from anyaccel.results import frames, plots
-from anyaccel.results.html import train_html
-from anyaccel.results.told import ended, finite, shown, told, when
+from anyaccel.results import formatting, plots
+from anyaccel.results.formatting import ended, finite, shown, told, when
+from anyaccel.results.notebook import train_html
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,7 +70,9 @@ class TrainResults:
             return self.loss
         there = [name.removeprefix("loss.") for name in self.figures if name.startswith("loss.")]
         if label not in there and self.epochs:
-            raise frames.absent(f"run {self.label!r} has no loss {label!r}", label, there, "use one of these labels")
+            raise formatting.absent(
+                f"run {self.label!r} has no loss {label!r}", label, there, "use one of these labels"
+            )
         return self.figure(f"loss.{label}")
 
     def figure(self, name: str) -> np.ndarray:
@@ -82,7 +84,7 @@ class TrainResults:
         if name not in self.figures:
             remedy = "use one of these names" if self.epochs else "run at least one epoch"
             there = self.figures or ("no complete epoch",)
-            raise frames.absent(f"run {self.label!r} has no figure {name!r}", name, there, remedy)
+            raise formatting.absent(f"run {self.label!r} has no figure {name!r}", name, there, remedy)
         return np.array([epoch.figures.get(name, np.nan) for epoch in self.epochs], dtype=np.float64)
 
     def curve(self, name: str) -> plots.Curve:
@@ -116,7 +118,7 @@ class TrainResults:
         Raises:
             ResultError: pandas is not installed.
         """
-        return frames.to_pandas(self.to_arrow())
+        return formatting.to_pandas(self.to_arrow())
 
     def to_arrow(self) -> Any:
         """A table with a row for each epoch: `epoch`, `steps`, `seconds`, and every figure."""

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from anyaccel.testing.backend_tests import BackendTests as BackendTests
     from anyaccel.testing.compute_tests import ComputeTests as ComputeTests
     from anyaccel.testing.exchange_tests import ExchangeTests as ExchangeTests
-    from anyaccel.testing.faulty import entry as entry
-    from anyaccel.testing.faulty import plugin_module as plugin_module
-    from anyaccel.testing.faulty import write_distribution as write_distribution
+    from anyaccel.testing.fake_plugins import entry as entry
+    from anyaccel.testing.fake_plugins import plugin_module as plugin_module
+    from anyaccel.testing.fake_plugins import write_distribution as write_distribution
     from anyaccel.testing.memory_tests import MemoryTests as MemoryTests
-    from anyaccel.testing.stepping_tests import SteppingTests as SteppingTests
+    from anyaccel.testing.multi_step_tests import SteppingTests as SteppingTests
     from anyaccel.testing.subject import Subject as Subject
     from anyaccel.testing.suites import suite as suite
     from anyaccel.testing.tiny import TinyBackend as TinyBackend
@@ -66,7 +66,7 @@ def rewrite_asserts() -> None:
     """Let pytest rewrite the asserts of the kit's modules that are not imported yet."""
     import pytest
 
-    modules = [f"anyaccel.testing.{name}_tests" for name in _ASSERTING] + ["anyaccel.testing.bench"]
+    modules = [f"anyaccel.testing.{name}_tests" for name in _ASSERTING] + ["anyaccel.testing.harness"]
     pytest.register_assert_rewrite(*(name for name in modules if name not in sys.modules))
 
 

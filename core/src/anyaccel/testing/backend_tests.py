@@ -14,7 +14,7 @@ import pytest
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel.testing.bench import Array, Bench
+from anyaccel.testing.harness import Array, Bench
 from anyaccel.testing.subject import Subject
 
 VALUES = np.arange(6, dtype="float32").reshape(2, 3) - 2.5

@@ -12,9 +12,9 @@ import pytest
 
 from anyaccel.backend import Exchange, Offer, Stepping
 from anyaccel.errors import CompileError
-from anyaccel.recipes import Optimizer
-from anyaccel.testing import oracle
-from anyaccel.testing.bench import GROUP, LOSS, Array, Batch, Bench, Wiring, close
+from anyaccel.specs import Optimizer
+from anyaccel.testing import reference_formulas
+from anyaccel.testing.harness import GROUP, LOSS, Array, Batch, Bench, Wiring, close
 from anyaccel.testing.subject import Subject
 
 Make = Callable[[], Any]
@@ -62,7 +62,9 @@ def by_hand(bench: Bench, program: Stepping, steps: list[list[Array]], optimizer
         losses.append([float(np.mean([bench.loss(one[LOSS]) for one in found]))])
         clip = optimizer.clip_norm
         share = 1 / len(pieces)
-        program.apply({GROUP: share if clip is None else share * oracle.clip_scale(bench.gradients(program), clip)})
+        program.apply(
+            {GROUP: share if clip is None else share * reference_formulas.clip_scale(bench.gradients(program), clip)}
+        )
     return losses
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from anyaccel.testing.missing_input_tests import PartialTests
 from anyaccel.testing.model_tests import ModelTests
-from anyaccel.testing.partial_tests import PartialTests
 from anyaccel.testing.program_tests import ProgramTests
 from anyaccel.testing.segment_tests import ClippingTests, SegmentTests
 from anyaccel.testing.training_tests import TrainingTests

@@ -12,8 +12,8 @@ from anyaccel.backend import Backend, Exchange
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.testing.backend_tests import DTYPES
-from anyaccel.testing.bench import Array
-from anyaccel.testing.giving_tests import GivingTests
+from anyaccel.testing.harness import Array
+from anyaccel.testing.ownership_tests import GivingTests
 
 SHAPES = ((), (1,), (5,), (2, 3), (3, 1, 2), (0,), (0, 4), (4, 0, 2))
 ROWS = np.arange(24, dtype="float32").reshape(8, 3)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from anyaccel.backend import Backend, Memory
-from anyaccel.hostmemory import host_memory
-from anyaccel.testing.bench import Bench
+from anyaccel.host_memory import host_memory
+from anyaccel.testing.harness import Bench
 from anyaccel.testing.subject import Subject
 
 VALUES = np.arange(1000, dtype="float32")

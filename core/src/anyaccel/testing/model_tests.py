@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anyaccel.adapter.model_specs import MLPRecipe
 from anyaccel.device import Device
 from anyaccel.errors import ShapeError, StateError
-from anyaccel.models import MLPRecipe
-from anyaccel.recipes import LOSSES, OPTIMIZERS, Loss, Optimizer
 from anyaccel.segment import TensorSpec
-from anyaccel.testing.bench import Array, Batch, Bench, same
+from anyaccel.specs import LOSSES, OPTIMIZERS, Loss, Optimizer
+from anyaccel.testing.harness import Array, Batch, Bench, same
 from anyaccel.testing.subject import STANDARD_MODEL, Subject
 
 Make = Callable[[], Any]

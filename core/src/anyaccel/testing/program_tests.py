@@ -11,10 +11,10 @@ import pytest
 
 from anyaccel.device import Device
 from anyaccel.errors import ShapeError
-from anyaccel.recipes import LOSSES
 from anyaccel.segment import Segment, TensorSpec
-from anyaccel.testing import oracle
-from anyaccel.testing.bench import LOSS, Array, Batch, Bench, Wiring, close, same
+from anyaccel.specs import LOSSES
+from anyaccel.testing import reference_formulas
+from anyaccel.testing.harness import LOSS, Array, Batch, Bench, Wiring, close, same
 from anyaccel.testing.subject import Subject
 
 Make = Callable[[], Any]
@@ -99,7 +99,7 @@ class ForwardTests(Subject):
         program = bench.build(ready, loss=name)
         inputs = bench.inputs(BATCH, name)
         outputs, losses = program.forward_pullback(inputs)[:2] if train else program.forward(inputs)
-        expected = oracle.loss(name, bench.read(outputs[0]), BATCH.targets[name])
+        expected = reference_formulas.loss(name, bench.read(outputs[0]), BATCH.targets[name])
         close([float(bench.read(part)) for part in losses[LOSS]], expected)
 
     def test_cross_entropy_takes_probabilities_too(self, bench: Bench, model: Make) -> None:
@@ -109,7 +109,10 @@ class ForwardTests(Subject):
         wired = bench.segment(Wiring(bench.ready(model)))
         wired = replace(wired, losses=(bench.term(("y", "t"), "cross_entropy"),))
         (y,), losses = bench.compute.build(wired).forward((bench.put(BATCH.x), bench.put(chances)))
-        close([float(bench.read(v)) for v in losses[LOSS]], oracle.loss("cross_entropy", bench.read(y), chances))
+        close(
+            [float(bench.read(v)) for v in losses[LOSS]],
+            reference_formulas.loss("cross_entropy", bench.read(y), chances),
+        )
 
     @pytest.mark.parametrize("name", LOSSES)
     def test_losses_never_broadcast(self, bench: Bench, model: Make, name: str) -> None:
@@ -134,7 +137,7 @@ class ForwardTests(Subject):
         (y,), losses = bench.compute.build(replace(wired, losses=terms)).forward(bench.inputs(BATCH))
         assert set(losses) == {"square", "absolute"}
         for label, name in (("square", "mse"), ("absolute", "mae")):
-            total, weight = oracle.loss(name, bench.read(y), BATCH.targets["mse"])
+            total, weight = reference_formulas.loss(name, bench.read(y), BATCH.targets["mse"])
             close(bench.loss(losses[label]), total / weight)
 
 

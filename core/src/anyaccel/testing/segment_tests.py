@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
-from anyaccel.testing import oracle
-from anyaccel.testing.bench import GROUP, LOSS, Batch, Bench, Wiring, close, same, scalar
+from anyaccel.specs import Loss, Optimizer
+from anyaccel.testing import reference_formulas
+from anyaccel.testing.harness import GROUP, LOSS, Batch, Bench, Wiring, close, same, scalar
 from anyaccel.testing.subject import Subject
 
 Make = Callable[[], Any]
@@ -217,7 +217,10 @@ class ClippingTests(Subject):
         gradients = bench.gradients(program)
         program.apply({GROUP: program.clip_factor(limit, [program.grad_stats()[GROUP][0]])})
         program.release()
-        close(bench.values(ready), oracle.trained(SGD, start, [gradients], oracle.clip_scale(gradients, limit)))
+        close(
+            bench.values(ready),
+            reference_formulas.trained(SGD, start, [gradients], reference_formulas.clip_scale(gradients, limit)),
+        )
 
 
 def sharing(bench: Bench, model: Any) -> Segment:

@@ -10,7 +10,7 @@ import pytest
 
 from anyaccel.backend import CAPABILITIES, Backend, Compute, Exchange
 from anyaccel.device import Device
-from anyaccel.testing.bench import Bench
+from anyaccel.testing.harness import Bench
 
 CAPABILITY_MARK = "anyaccel_capability"
 STANDARD_MODEL = "SequentialMLP"

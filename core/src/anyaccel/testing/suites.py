@@ -8,7 +8,7 @@ from anyaccel.testing.backend_tests import BackendTests
 from anyaccel.testing.compute_tests import ComputeTests
 from anyaccel.testing.exchange_tests import ExchangeTests
 from anyaccel.testing.memory_tests import MemoryTests
-from anyaccel.testing.stepping_tests import SteppingTests
+from anyaccel.testing.multi_step_tests import SteppingTests
 from anyaccel.testing.subject import Subject
 
 CLASSES: tuple[type[Subject], ...] = (BackendTests, ExchangeTests, ComputeTests, SteppingTests, MemoryTests)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from anyaccel.device import Device
-from anyaccel.recipes import Optimizer, Schedule
 from anyaccel.segment import NodeState
-from anyaccel.testing import oracle
-from anyaccel.testing.bench import GROUP, LOSS, NODE, Batch, Bench, close, same
+from anyaccel.specs import Optimizer, Schedule
+from anyaccel.testing import reference_formulas
+from anyaccel.testing.harness import GROUP, LOSS, NODE, Batch, Bench, close, same
 from anyaccel.testing.subject import Subject
 
 Make = Callable[[], Any]
@@ -45,7 +45,7 @@ class UpdateTests(Subject):
         program = bench.build(ready, optimizer=RECIPES[name])
         gradients = bench.train(program, BATCH, 5)
         program.release()
-        close(bench.values(ready), oracle.trained(RECIPES[name], start, gradients), rtol=2e-5, atol=2e-6)
+        close(bench.values(ready), reference_formulas.trained(RECIPES[name], start, gradients), rtol=2e-5, atol=2e-6)
 
     @pytest.mark.parametrize("name", ["sgd with decay", "adam with decay"])
     def test_apply_scales_the_gradients_before_all_else(self, bench: Bench, model: Make, name: str) -> None:
@@ -55,7 +55,12 @@ class UpdateTests(Subject):
         program = bench.build(ready, optimizer=RECIPES[name])
         gradients = bench.train(program, BATCH, 3, scale={GROUP: 0.125})
         program.release()
-        close(bench.values(ready), oracle.trained(RECIPES[name], start, gradients, 0.125), rtol=2e-5, atol=2e-6)
+        close(
+            bench.values(ready),
+            reference_formulas.trained(RECIPES[name], start, gradients, 0.125),
+            rtol=2e-5,
+            atol=2e-6,
+        )
 
     def test_apply_does_not_clip_by_itself(self, bench: Bench, model: Make) -> None:
         """The norm may be over several segments, so whoever calls clips; a `clip_norm` alone changes no step."""

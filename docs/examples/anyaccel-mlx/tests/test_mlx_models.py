@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 
 from anyaccel import Device
 from anyaccel.errors import ShapeError, StateError
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 
 CPU = Device("cpu")
 F32 = "float32"

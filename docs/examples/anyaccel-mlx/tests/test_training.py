@@ -9,7 +9,7 @@ import pytest
 from anyaccel_mlx import SequentialMLP
 
 import anyaccel as aa
-from anyaccel.reference import SequentialMLP as ReferenceMLP
+from anyaccel.numpy_backend import SequentialMLP as ReferenceMLP
 
 X = np.random.default_rng(0).normal(size=(320, 10)).astype("float32")
 

@@ -12,19 +12,19 @@ from anyaccel.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from anyaccel_jax.backend import JaxBackend as JaxBackend
-    from anyaccel_jax.equinox import Equinox as Equinox
-    from anyaccel_jax.functions import Function as Function
-    from anyaccel_jax.linen import Linen as Linen
-    from anyaccel_jax.standard import SequentialCNN as SequentialCNN
-    from anyaccel_jax.standard import SequentialMLP as SequentialMLP
+    from anyaccel_jax.models.builtin import SequentialCNN as SequentialCNN
+    from anyaccel_jax.models.builtin import SequentialMLP as SequentialMLP
+    from anyaccel_jax.models.equinox import Equinox as Equinox
+    from anyaccel_jax.models.function import Function as Function
+    from anyaccel_jax.models.linen import Linen as Linen
 
 _HOME_OF = {
-    "Equinox": "anyaccel_jax.equinox",
-    "Function": "anyaccel_jax.functions",
+    "Equinox": "anyaccel_jax.models.equinox",
+    "Function": "anyaccel_jax.models.function",
     "JaxBackend": "anyaccel_jax.backend",
-    "Linen": "anyaccel_jax.linen",
-    "SequentialCNN": "anyaccel_jax.standard",
-    "SequentialMLP": "anyaccel_jax.standard",
+    "Linen": "anyaccel_jax.models.linen",
+    "SequentialCNN": "anyaccel_jax.models.builtin",
+    "SequentialMLP": "anyaccel_jax.models.builtin",
 }
 
 __all__ = ["Equinox", "Function", "JaxBackend", "Linen", "SequentialCNN", "SequentialMLP", "backends"]

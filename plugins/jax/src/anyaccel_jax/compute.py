@@ -9,13 +9,13 @@ import numpy as np
 
 from anyaccel.backend import Compute, Program
 from anyaccel.errors import StateError
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax.placement import JaxPlacement
-from anyaccel_jax.trees import keras_backend
+from anyaccel_jax.tree_utils import keras_backend
 
 if TYPE_CHECKING:
-    from anyaccel_jax.model import Model
+    from anyaccel_jax.models.base import Model
 
 # Parameters of so many bytes are updated where they are, so that there need not be room for them (and for what the
 # optimizer keeps) twice; if a call fails then, what it was given is gone.
@@ -30,7 +30,7 @@ class JaxCompute(JaxPlacement, Compute):
 
     def wrap(self, model: Any) -> Any:
         """As `Compute.wrap`: `Linen` and `Equinox` hold what the modules of these two cannot."""
-        from anyaccel_jax.views import wrap
+        from anyaccel_jax.models.dispatch import wrap
 
         return wrap(model)
 
@@ -48,7 +48,7 @@ class JaxCompute(JaxPlacement, Compute):
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; on shapes alone, in evaluation mode."""
-        from anyaccel_jax.shapes import infer
+        from anyaccel_jax.shape_inference import infer
 
         return infer(self._view(model), inputs, seed)
 
@@ -86,7 +86,7 @@ class JaxCompute(JaxPlacement, Compute):
         """As `Compute.load_state`; nothing is written if anything does not fit."""
         import jax
 
-        from anyaccel_jax.host import copied
+        from anyaccel_jax.host_transfer import copied
 
         held = self._built(model)
         named = _named(held)
@@ -103,7 +103,7 @@ class JaxCompute(JaxPlacement, Compute):
 
     def models(self) -> Mapping[str, type]:
         """SequentialMLP and SequentialCNN."""
-        from anyaccel_jax.standard import SequentialCNN, SequentialMLP
+        from anyaccel_jax.models.builtin import SequentialCNN, SequentialMLP
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
@@ -120,12 +120,12 @@ class JaxCompute(JaxPlacement, Compute):
         return refusal
 
     def _view(self, model: Any) -> Model:
-        from anyaccel_jax.views import view, wrap
+        from anyaccel_jax.models.dispatch import view, wrap
 
         return view(wrap(model))
 
     def _built(self, model: Any) -> Model:
-        from anyaccel_jax.views import view
+        from anyaccel_jax.models.dispatch import view
 
         held = view(model)
         if not held.is_built:

@@ -10,9 +10,9 @@ import numpy as np
 from anyaccel.backend import Exchange, Sent
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel.hostmemory import aligned_empty, is_aligned, is_dense, is_own
-from anyaccel_jax import host
-from anyaccel_jax.faults import first_line, telling
+from anyaccel.host_memory import aligned_empty, is_aligned, is_dense, is_own
+from anyaccel_jax import host_transfer
+from anyaccel_jax.error_translation import first_line, telling
 from anyaccel_jax.placement import JaxPlacement
 
 
@@ -23,9 +23,9 @@ class JaxExchange(JaxPlacement, Exchange):
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
         """As `Exchange.from_host`; any strides and byte order."""
-        host.check_dtype(array.dtype)
+        host_transfer.check_dtype(array.dtype)
         with telling(f"an array of {array.nbytes} bytes on {device}"):
-            return self._put(host.copied(array), device)
+            return self._put(host_transfer.copied(array), device)
 
     def take(self, array: np.ndarray, device: Device) -> Any:
         """As `Exchange.take`; on the CPU the array's own memory, which JAX keeps, where that is dense and aligned."""
@@ -50,7 +50,7 @@ class JaxExchange(JaxPlacement, Exchange):
     def _put(self, array: np.ndarray, device: Device) -> Any:
         import jax
 
-        host.check_dtype(array.dtype)
+        host_transfer.check_dtype(array.dtype)
         with telling(f"an array of {array.nbytes} bytes on {device}"):
             return jax.device_put(array, self.jax_device(device))
 
@@ -80,7 +80,7 @@ class JaxExchange(JaxPlacement, Exchange):
         import jax
 
         if isinstance(foreign, np.ndarray):
-            host.check_dtype(foreign.dtype)
+            host_transfer.check_dtype(foreign.dtype)
         try:
             if not hasattr(foreign, "__dlpack__"):
                 raise TypeError("it does not speak DLPack")
@@ -151,6 +151,6 @@ def _kept(taken: Any, foreign: Any) -> Any:
         return taken
     name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     if dtype is not None and name != taken.dtype.name:
-        host.check_dtype(name)
+        host_transfer.check_dtype(name)
         raise MoveError(f"JAX would make {name} {taken.dtype}", there="moves keep dtypes")
     return taken

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Loss
-from anyaccel_jax.trees import comes_from
+from anyaccel.specs import Loss
+from anyaccel_jax.tree_utils import comes_from
 
 
 def scalar_loss(loss: Loss) -> Loss:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
-from anyaccel.hostmemory import host_memory
-from anyaccel_jax import starting
+from anyaccel.host_memory import host_memory
+from anyaccel_jax import runtime_config
 from anyaccel_jax.placement import JaxPlacement
 
 
@@ -24,7 +24,7 @@ class JaxMemory(JaxPlacement, Memory):
 
     def share(self, device: Device, fraction: float) -> str:
         """As `Memory.share`: on a GPU, JAX is to take memory as it needs it, unless the user said something else."""
-        return starting.take_as_needed() if device.kind == "gpu" else ""
+        return runtime_config.take_as_needed() if device.kind == "gpu" else ""
 
     def release_memory(self, device: Device) -> None:
         """As `Memory.release_memory`; JAX keeps what its allocator has taken, and has no way to give it back."""

@@ -14,14 +14,14 @@ import numpy as np
 from anyaccel.adapter import Body, LossFunction, Repeated, Rule, TracedOps
 from anyaccel.device import Device
 from anyaccel.errors import StateError
-from anyaccel.recipes import Loss, Optimizer
-from anyaccel_jax.faults import told
-from anyaccel_jax.looping import repeated
+from anyaccel.specs import Loss, Optimizer
+from anyaccel_jax.error_translation import told
 from anyaccel_jax.losses import scalar_loss
-from anyaccel_jax.model import Applied, Model, outputs_of
+from anyaccel_jax.models.base import Applied, Model, outputs_of
+from anyaccel_jax.models.dispatch import view
 from anyaccel_jax.namespace import Namespace
 from anyaccel_jax.optimizers import rule
-from anyaccel_jax.views import view
+from anyaccel_jax.step_loop import repeated
 
 _IMPLEMENTATION = "threefry2x32"  # of keys, whatever the user's default is
 _STEP = "a step of training"

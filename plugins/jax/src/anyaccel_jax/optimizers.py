@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from anyaccel.adapter import Rule
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Optimizer
+from anyaccel.specs import Optimizer
 
 Arrays = Mapping[str, Any]
 Slots = Mapping[str, Mapping[str, Any]]

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError
-from anyaccel_jax import starting
-from anyaccel_jax.faults import telling
-from anyaccel_jax.info import describe, why_not
-from anyaccel_jax.moving import only_device, sent, wait_for
-from anyaccel_jax.trees import arrays_in, comes_from, is_held, is_keras, mapped
+from anyaccel_jax import runtime_config
+from anyaccel_jax.device_info import describe, why_not
+from anyaccel_jax.error_translation import telling
+from anyaccel_jax.transfers import only_device, sent, wait_for
+from anyaccel_jax.tree_utils import arrays_in, comes_from, is_held, is_keras, mapped
 
 
 class JaxPlacement(Backend):
@@ -31,7 +31,7 @@ class JaxPlacement(Backend):
 
     def _count(self, kind: str) -> int:
         try:
-            return len(self._there(kind)) if starting.is_started() else starting.expected(kind)
+            return len(self._there(kind)) if runtime_config.is_started() else runtime_config.expected(kind)
         except (Exception, SystemExit):  # whatever is broken, there is no device to list; `why_not` tells
             return 0
 
@@ -97,5 +97,5 @@ class JaxPlacement(Backend):
 
     def synchronize(self, device: Device) -> None:
         """As `Backend.synchronize`: waits for every array that is on the device."""
-        if starting.is_started():
+        if runtime_config.is_started():
             wait_for(self.jax_device(device))

@@ -10,7 +10,7 @@ from anyaccel_mps.placement import MpsPlacement
 from anyaccel_torch.compute import TorchCompute
 
 if TYPE_CHECKING:
-    from anyaccel_mps.operators import Operators
+    from anyaccel_mps.operator_support import Operators
 
 
 class MpsCompute(MpsPlacement, TorchCompute):
@@ -24,7 +24,7 @@ class MpsCompute(MpsPlacement, TorchCompute):
         """
         operators = self.operators()
         if operators is not None:
-            from anyaccel_mps.verdict import judge
+            from anyaccel_mps.operator_check import judge
 
             judge(segment, operators)
         return super().build(segment)
@@ -32,8 +32,8 @@ class MpsCompute(MpsPlacement, TorchCompute):
     def operators(self) -> Operators | None:
         """The record of torch's operators, or None where this torch has none of MPS; then nothing is said of them."""
         try:
-            import anyaccel_mps.rehearsal  # noqa: F401
-            from anyaccel_mps.operators import Operators
+            import anyaccel_mps.dry_run  # noqa: F401
+            from anyaccel_mps.operator_support import Operators
         except ImportError:  # both use names inside torch, which may move
             return None
         found = Operators()

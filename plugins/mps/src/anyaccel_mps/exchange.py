@@ -8,7 +8,7 @@ import numpy as np
 
 from anyaccel.backend import Sent
 from anyaccel.device import Device
-from anyaccel_mps.dtypes import check_array
+from anyaccel_mps.dtype_support import check_array
 from anyaccel_mps.placement import MpsPlacement
 from anyaccel_torch.exchange import TorchExchange
 

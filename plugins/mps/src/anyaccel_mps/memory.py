@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyaccel.backend import MemoryInfo
 from anyaccel.device import Device
-from anyaccel_mps.info import total_memory
+from anyaccel_mps.device_info import total_memory
 from anyaccel_torch.memory import TorchMemory
 
 

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel_mps.dtypes import check
-from anyaccel_mps.info import describe, why_not
+from anyaccel_mps.device_info import describe, why_not
+from anyaccel_mps.dtype_support import check
 from anyaccel_torch.placement import TorchPlacement
 
 

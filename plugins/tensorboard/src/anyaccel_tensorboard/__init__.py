@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel.hookspecs import hookimpl
 from anyaccel_tensorboard import switch
+from anyaccel_tensorboard.run_logger import Tracker
 from anyaccel_tensorboard.switch import log_to
-from anyaccel_tensorboard.tracker import Tracker
 
 if TYPE_CHECKING:
     from anyaccel_tensorboard.callback import TensorBoard as TensorBoard

@@ -7,8 +7,8 @@ from typing import Any
 
 from anyaccel.errors import PhaseError
 from anyaccel.phases import Callback
-from anyaccel_tensorboard.folders import checked
-from anyaccel_tensorboard.tracker import Tracker
+from anyaccel_tensorboard.run_dirs import checked
+from anyaccel_tensorboard.run_logger import Tracker
 
 
 class TensorBoard(Callback):

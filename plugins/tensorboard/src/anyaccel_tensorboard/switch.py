@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from anyaccel.errors import PluginError
-from anyaccel_tensorboard.folders import checked
+from anyaccel_tensorboard.run_dirs import checked
 
 VARIABLE = "ANYACCEL_TENSORBOARD"
 

@@ -13,12 +13,12 @@ from anyaccel.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from anyaccel_tensorflow.backend import TensorFlowBackend as TensorFlowBackend
-    from anyaccel_tensorflow.models import SequentialCNN as SequentialCNN
-    from anyaccel_tensorflow.models import SequentialMLP as SequentialMLP
+    from anyaccel_tensorflow.builtin_models import SequentialCNN as SequentialCNN
+    from anyaccel_tensorflow.builtin_models import SequentialMLP as SequentialMLP
 
 _HOME_OF = {
-    "SequentialCNN": "anyaccel_tensorflow.models",
-    "SequentialMLP": "anyaccel_tensorflow.models",
+    "SequentialCNN": "anyaccel_tensorflow.builtin_models",
+    "SequentialMLP": "anyaccel_tensorflow.builtin_models",
     "TensorFlowBackend": "anyaccel_tensorflow.backend",
 }
 

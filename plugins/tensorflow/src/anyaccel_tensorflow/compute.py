@@ -9,8 +9,8 @@ import numpy as np
 
 from anyaccel.backend import Compute, Program
 from anyaccel.errors import StateError
-from anyaccel.recipes import OPTIMIZERS, Loss, Optimizer
 from anyaccel.segment import Segment, TensorSpec
+from anyaccel.specs import OPTIMIZERS, Loss, Optimizer
 from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 
@@ -23,19 +23,19 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
 
     def mixes(self, model: Any) -> str:
         """As `Compute.mixes`: BatchNormalization that trains, and layers called like it; of others nothing is known."""
-        from anyaccel_tensorflow.shapes import mixes
+        from anyaccel_tensorflow.shape_inference import mixes
 
         return mixes(model)
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; what is built is traced on shapes alone, and left as it was."""
-        from anyaccel_tensorflow.shapes import infer
+        from anyaccel_tensorflow.shape_inference import infer
 
         return infer(model, inputs, seed)
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: that of the first floating parameter, or what an unbuilt model says of itself."""
-        from anyaccel_tensorflow.shapes import wanted_dtype
+        from anyaccel_tensorflow.shape_inference import wanted_dtype
 
         return wanted_dtype(model)
 
@@ -53,7 +53,7 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
 
     def layout(self, model: Any) -> tuple[str, str]:
         """As `Compute.layout`, for Keras layers of images, and sequences that begin or end with one."""
-        from anyaccel_tensorflow.shapes import layout
+        from anyaccel_tensorflow.shape_inference import layout
 
         return layout(model)
 
@@ -76,8 +76,8 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """As `Compute.load_state`; nothing is written if anything does not fit."""
-        from anyaccel_tensorflow.host import owned
-        from anyaccel_tensorflow.moving import moved
+        from anyaccel_tensorflow.host_transfer import owned
+        from anyaccel_tensorflow.transfers import moved
         from anyaccel_tensorflow.variables import inner, write
 
         named = _named(model)
@@ -91,7 +91,7 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
 
     def models(self) -> Mapping[str, type]:
         """SequentialMLP and SequentialCNN."""
-        from anyaccel_tensorflow.models import SequentialCNN, SequentialMLP
+        from anyaccel_tensorflow.builtin_models import SequentialCNN, SequentialMLP
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
@@ -105,7 +105,7 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
 
 
 def _held(model: Any) -> Any:
-    from anyaccel_tensorflow.shapes import is_built
+    from anyaccel_tensorflow.shape_inference import is_built
     from anyaccel_tensorflow.variables import held
 
     if not is_built(model):

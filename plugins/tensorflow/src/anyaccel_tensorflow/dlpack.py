@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from anyaccel_tensorflow.host import owned
+from anyaccel_tensorflow.host_transfer import owned
 
 _ALIGNMENT = 64  # of TensorFlow's own allocator
 _HOST = 1  # kDLCPU

@@ -10,10 +10,10 @@ import numpy as np
 from anyaccel.backend import Exchange
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel.hostmemory import aligned_empty, is_aligned, is_own
-from anyaccel_tensorflow.faults import first_line
+from anyaccel.host_memory import aligned_empty, is_aligned, is_own
+from anyaccel_tensorflow.error_translation import first_line
 from anyaccel_tensorflow.placement import TensorFlowPlacement
-from anyaccel_tensorflow.trees import is_tensor
+from anyaccel_tensorflow.tree_utils import is_tensor
 
 
 class TensorFlowExchange(TensorFlowPlacement, Exchange):
@@ -21,13 +21,13 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
         """As `Exchange.from_host`; any strides and byte order, and read-only arrays. Texts are refused."""
-        from anyaccel_tensorflow.host import owned
+        from anyaccel_tensorflow.host_transfer import owned
 
         return self.move(owned(array, "/CPU:0"), device)
 
     def take(self, array: np.ndarray, device: Device) -> Any:
         """As `Exchange.take`; on the CPU the array's own memory, which TensorFlow keeps, where dense and aligned."""
-        from anyaccel_tensorflow.host import given
+        from anyaccel_tensorflow.host_transfer import given
 
         if not is_own(array) or not is_aligned(array):
             return self.from_host(array, device)
@@ -71,7 +71,7 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
 
     def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """As `Exchange.rows`."""
-        from anyaccel_tensorflow.host import cut, gathered
+        from anyaccel_tensorflow.host_transfer import cut, gathered
 
         return cut(column, start, stop) if order is None else gathered(column, order, start, stop)
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel.errors import RecipeError, ShapeError
-from anyaccel.recipes import Loss
+from anyaccel.specs import Loss
 from anyaccel_tensorflow.variables import keras
 
 # Losses of Keras that compare element by element, and would broadcast; by the names of their classes and functions.

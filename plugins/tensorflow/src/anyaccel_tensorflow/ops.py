@@ -11,17 +11,17 @@ import tensorflow as tf
 
 from anyaccel.adapter import Body, Function, LossFunction, Repeated, Same, TracedOps, nature
 from anyaccel.device import Device
-from anyaccel.recipes import Loss
 from anyaccel.segment import Segment
-from anyaccel_tensorflow import host, numpy_names, variables
-from anyaccel_tensorflow.alone import compiled
-from anyaccel_tensorflow.calling import Call, call_of
-from anyaccel_tensorflow.devices import beside, enclosed, moved_in, settled
+from anyaccel.specs import Loss
+from anyaccel_tensorflow import host_transfer, numpy_namespace, variables
+from anyaccel_tensorflow.builtin_models import FromRecipe
+from anyaccel_tensorflow.device_scope import beside, enclosed, moved_in, settled
+from anyaccel_tensorflow.functional_call import Call, call_of
 from anyaccel_tensorflow.losses import scalar_loss
-from anyaccel_tensorflow.models import FromRecipe
-from anyaccel_tensorflow.randomness import folded, key_of
-from anyaccel_tensorflow.stepping import looped
-from anyaccel_tensorflow.trees import parsed
+from anyaccel_tensorflow.stateless_rng import folded, key_of
+from anyaccel_tensorflow.step_loop import looped
+from anyaccel_tensorflow.tf_functions import compiled
+from anyaccel_tensorflow.tree_utils import parsed
 
 Pulled = tuple[Any, Any, Callable[[Any], Any]]
 
@@ -38,7 +38,7 @@ class TensorFlowOps(TracedOps):
         name: TensorFlow's name of a device.
     """
 
-    xp = numpy_names
+    xp = numpy_namespace
 
     patience: float = 0.2
 
@@ -184,7 +184,11 @@ class TensorFlowOps(TracedOps):
 
     def rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
         """As `Exchange.rows`."""
-        return host.cut(column, start, stop) if order is None else host.gathered(column, order, start, stop)
+        return (
+            host_transfer.cut(column, start, stop)
+            if order is None
+            else host_transfer.gathered(column, order, start, stop)
+        )
 
     def gather(self, column: Any, order: Any, start: Any, size: int) -> Any:
         """The rows that a part of the order names; a slice would be compiled by XLA for each `start` anew."""

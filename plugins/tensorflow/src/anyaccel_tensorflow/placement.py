@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError
-from anyaccel_tensorflow.info import describe, why_not
-from anyaccel_tensorflow.starting import physical
-from anyaccel_tensorflow.trees import first_string, is_tensor, keras_is_ours, mapped, parsed
+from anyaccel_tensorflow.device_info import describe, why_not
+from anyaccel_tensorflow.runtime_config import physical
+from anyaccel_tensorflow.tree_utils import first_string, is_tensor, keras_is_ours, mapped, parsed
 
 
 class TensorFlowPlacement(Backend):
@@ -66,7 +66,7 @@ class TensorFlowPlacement(Backend):
             MoveError: a variable is held where it cannot be replaced, or a traced `tf.function` holds the old ones.
             DeviceUnavailableError: TensorFlow has no such device.
         """
-        from anyaccel_tensorflow.moving import relocated
+        from anyaccel_tensorflow.transfers import relocated
 
         if is_tensor(obj):
             return self.move(obj, device)
@@ -76,13 +76,13 @@ class TensorFlowPlacement(Backend):
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
         """As `Backend.move`; where it lands is checked. There is no page-locked memory to ask for."""
-        from anyaccel_tensorflow.moving import moved
+        from anyaccel_tensorflow.transfers import moved
 
         return self.place(tensor, device) if not is_tensor(tensor) else moved(tensor, self.device_string(device))
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         """As `Backend.scope`; soft placement is off inside: what the device lacks raises, and does not fall back."""
-        from anyaccel_tensorflow.moving import on
+        from anyaccel_tensorflow.transfers import on
 
         return on(self._present(device))
 

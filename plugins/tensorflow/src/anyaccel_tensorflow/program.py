@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from anyaccel.adapter import TracedProgram
 from anyaccel.segment import NodeState, Segment
-from anyaccel_tensorflow import starting
-from anyaccel_tensorflow.faults import telling
+from anyaccel_tensorflow import runtime_config
+from anyaccel_tensorflow.device_policy import Hold, lenient
+from anyaccel_tensorflow.error_translation import telling
 from anyaccel_tensorflow.ops import TensorFlowOps
-from anyaccel_tensorflow.strictness import Hold, lenient
-from anyaccel_tensorflow.trees import parsed
+from anyaccel_tensorflow.tree_utils import parsed
 
 
 class TensorFlowProgram(TracedProgram):
@@ -29,7 +29,7 @@ class TensorFlowProgram(TracedProgram):
     """
 
     def __init__(self, segment: Segment, ops: TensorFlowOps) -> None:
-        starting.begin()
+        runtime_config.begin()
         self._home = ops.home
         self._several = ops.several
         self._far = parsed(ops.home) != ("CPU", 0)

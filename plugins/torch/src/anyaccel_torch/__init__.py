@@ -12,12 +12,12 @@ from anyaccel.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from anyaccel_torch.backend import TorchBackend as TorchBackend
-    from anyaccel_torch.models import SequentialCNN as SequentialCNN
-    from anyaccel_torch.models import SequentialMLP as SequentialMLP
+    from anyaccel_torch.builtin_models import SequentialCNN as SequentialCNN
+    from anyaccel_torch.builtin_models import SequentialMLP as SequentialMLP
 
 _HOME_OF = {
-    "SequentialCNN": "anyaccel_torch.models",
-    "SequentialMLP": "anyaccel_torch.models",
+    "SequentialCNN": "anyaccel_torch.builtin_models",
+    "SequentialMLP": "anyaccel_torch.builtin_models",
     "TorchBackend": "anyaccel_torch.backend",
 }
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from anyaccel.backend import Compute, Program
 from anyaccel.errors import MoveError, StateError
-from anyaccel.recipes import Loss, Optimizer
 from anyaccel.segment import Segment, TensorSpec
-from anyaccel_torch.faults import telling
+from anyaccel.specs import Loss, Optimizer
+from anyaccel_torch.error_translation import telling
 from anyaccel_torch.placement import TorchPlacement
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ class TorchCompute(TorchPlacement, Compute):
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; runs the model on zeros in evaluation mode, and leaves it as it was."""
-        from anyaccel_torch.shapes import infer
+        from anyaccel_torch.shape_inference import infer
 
         return infer(model, inputs, seed)
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: that of the first floating parameter, or what a recipe says of an unbuilt one."""
-        from anyaccel_torch.shapes import wanted_dtype
+        from anyaccel_torch.shape_inference import wanted_dtype
 
         return wanted_dtype(model)
 
@@ -39,27 +39,27 @@ class TorchCompute(TorchPlacement, Compute):
         Raises:
             StateError: the model is not built yet.
         """
-        from anyaccel_torch.contents import parameters
-        from anyaccel_torch.shapes import name_of
+        from anyaccel_torch.module_state import parameters
+        from anyaccel_torch.shape_inference import name_of
 
         named = _built(model, parameters(model))
         return {name: TensorSpec(tuple(tensor.shape), name_of(tensor.dtype)) for name, tensor in named.items()}
 
     def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
         """As `Compute.writes`; runs the model on zeros and asks torch's count of writes."""
-        from anyaccel_torch.conventions import writes
+        from anyaccel_torch.module_traits import writes
 
         return writes(model, inputs)
 
     def mixes(self, model: Any) -> str:
         """As `Compute.mixes`; knows batch normalization as a layer, not as a function."""
-        from anyaccel_torch.conventions import mixes
+        from anyaccel_torch.module_traits import mixes
 
         return mixes(model)
 
     def layout(self, model: Any) -> tuple[str, str]:
         """As `Compute.layout`, for single layers and plain sequences of them."""
-        from anyaccel_torch.conventions import layout
+        from anyaccel_torch.module_traits import layout
 
         return layout(model)
 
@@ -82,7 +82,7 @@ class TorchCompute(TorchPlacement, Compute):
         """As `Compute.load_state`; nothing is written if anything does not fit."""
         import torch
 
-        from anyaccel_torch.host import copied
+        from anyaccel_torch.host_transfer import copied
 
         named = _named(model)
         _check_names(state, named)
@@ -112,7 +112,7 @@ class TorchCompute(TorchPlacement, Compute):
 
     def models(self) -> Mapping[str, type]:
         """SequentialMLP and SequentialCNN."""
-        from anyaccel_torch.models import SequentialCNN, SequentialMLP
+        from anyaccel_torch.builtin_models import SequentialCNN, SequentialMLP
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
@@ -121,7 +121,7 @@ def _built(model: torch.nn.Module, named: Mapping[str, torch.Tensor]) -> Mapping
     from torch.nn.parameter import is_lazy
 
     from anyaccel_torch import keras
-    from anyaccel_torch.shapes import unbuilt
+    from anyaccel_torch.shape_inference import unbuilt
 
     if unbuilt(model) or keras.unbuilt(model) or any(is_lazy(tensor) for tensor in named.values()):
         raise StateError(
@@ -133,7 +133,7 @@ def _built(model: torch.nn.Module, named: Mapping[str, torch.Tensor]) -> Mapping
 
 def _named(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
     """Parameters and buffers under the names of a state; those that are shared once."""
-    from anyaccel_torch.contents import buffers, parameters
+    from anyaccel_torch.module_state import buffers, parameters
 
     named = {f"parameters/{name}": tensor for name, tensor in parameters(model).items()}
     return _built(model, {**named, **{f"buffers/{name}": tensor for name, tensor in buffers(model).items()}})

@@ -10,12 +10,11 @@ import numpy as np
 from anyaccel.backend import Exchange, Sent
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel.hostmemory import aligned_empty, is_dense, is_own
-from anyaccel_torch.faults import first_line, telling
-from anyaccel_torch.host import copied, lent, page_locked
+from anyaccel.host_memory import aligned_empty, is_dense, is_own
+from anyaccel_torch.error_translation import first_line, telling
+from anyaccel_torch.host_transfer import can_send_aside, copied, lent, page_locked, sent_aside
 from anyaccel_torch.placement import TorchPlacement
-from anyaccel_torch.sending import can_send_aside, sent_aside
-from anyaccel_torch.trees import check_dtypes
+from anyaccel_torch.tree_utils import check_dtypes
 
 
 class TorchExchange(TorchPlacement, Exchange):

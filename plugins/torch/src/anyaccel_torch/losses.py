@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from anyaccel.errors import RecipeError, ShapeError
 from anyaccel.segment import LossTerm
 from anyaccel_torch import keras
-from anyaccel_torch.calling import comparing
-from anyaccel_torch.faults import first_line, refuse_mixing
+from anyaccel_torch.error_translation import first_line, refuse_mixing
+from anyaccel_torch.forward_call import comparing
 
 Values = Sequence[Any]
 Result = TypeVar("Result")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
-from anyaccel.hostmemory import host_memory
+from anyaccel.host_memory import host_memory
 from anyaccel_torch.placement import TorchPlacement
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.errors import RecipeError
-from anyaccel.recipes import Optimizer
-from anyaccel_torch.faults import first_line
+from anyaccel.specs import Optimizer
+from anyaccel_torch.error_translation import first_line
 
 _FUSED_ON = frozenset({"cpu", "cuda", "xpu"})
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {

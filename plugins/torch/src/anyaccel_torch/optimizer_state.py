@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyaccel_torch.trees import mapped
+from anyaccel_torch.tree_utils import mapped
 
 
 def place_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
-from anyaccel_torch.faults import telling
-from anyaccel_torch.host import sent
-from anyaccel_torch.info import describe, why_not
-from anyaccel_torch.trees import check_dtypes, mapped, tensors_in
+from anyaccel_torch.device_info import describe, why_not
+from anyaccel_torch.error_translation import telling
+from anyaccel_torch.host_transfer import sent
+from anyaccel_torch.tree_utils import check_dtypes, mapped, tensors_in
 
 
 class TorchPlacement(Backend):
@@ -70,7 +70,7 @@ class TorchPlacement(Backend):
             return mapped(obj, lambda item: self.place(item, device))
         check_dtypes(obj, device, self.lacking)
         if hasattr(obj, "modules"):
-            from anyaccel_torch.contents import bring
+            from anyaccel_torch.module_state import bring
 
             bring(obj, self.torch_device(device))
         with telling(f"{type(obj).__name__} on {device}"):

@@ -14,18 +14,18 @@ from anyaccel.backend import Offer
 from anyaccel.device import Device
 from anyaccel.errors import CompileError
 from anyaccel.segment import LossTerm, NodeState, Segment
-from anyaccel_torch.contents import parameters, parts, seeds
-from anyaccel_torch.custody import Buffers, Gradients, Lent, Modes, RandomState, seed
-from anyaccel_torch.faults import telling
-from anyaccel_torch.loop import PlainSteps, blocks
+from anyaccel_torch.eager_steps import PlainSteps, blocks
+from anyaccel_torch.error_translation import telling
+from anyaccel_torch.forward_plan import Wiring, for_all, members_of, modules_of, states_of
 from anyaccel_torch.losses import BoundLoss, bind
+from anyaccel_torch.module_state import parameters, parts, seeds
 from anyaccel_torch.optimizers import GroupOptimizer, Kept
 from anyaccel_torch.single import OneByOne
-from anyaccel_torch.wiring import Wiring, for_all, members_of, modules_of, states_of
+from anyaccel_torch.state_guard import Buffers, Gradients, Lent, Modes, RandomState, seed
 
 if TYPE_CHECKING:
     from anyaccel_torch.compiling import Compiled, Work
-    from anyaccel_torch.compiling.work import Whole
+    from anyaccel_torch.compiling.spec import Whole
 
 # Rows are gathered for many steps at once, so that a step pays for no gather; this bounds what that holds.
 BLOCK_BYTES = 64 * 2**20
@@ -151,10 +151,10 @@ class TorchProgram(OneByOne):
         device = self._one_device()
         if self.segment.compile == "off" or most < 2 or self._compiled or self._refused or device is None:
             return None
-        from anyaccel_torch.compiling import offers
+        from anyaccel_torch.compiling import estimate
 
         work = self._work(device)
-        return offers.offer(work, offers.kind_of(work, self._seen[1] if self._seen is not None else 0))
+        return estimate.offer(work, estimate.kind_of(work, self._seen[1] if self._seen is not None else 0))
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch: int, parts: int = 1) -> None:
         """As `Stepping.compile`; `compiled_as` says then in which way. An interrupt leaves all as it was.
@@ -172,7 +172,7 @@ class TorchProgram(OneByOne):
             asked = f"steps of segment {self.segment.label!r} cannot be compiled"
             there = f"compile={self.segment.compile!r}; devices: {', '.join(sorted(map(str, self._places)))}"
             raise CompileError(asked, there=there, remedy="only steps on one CPU or CUDA device can be")
-        from anyaccel_torch.compiling import compiled, offers
+        from anyaccel_torch.compiling import compiled, estimate
 
         self._enter(training=True)
         self.discard()
@@ -185,7 +185,7 @@ class TorchProgram(OneByOne):
             self._refused = True  # what failed once is not offered again
             raise
         self._compiled[batch, parts] = made
-        offers.remember(offers.kind_of(work, batch), made.seconds)
+        estimate.remember(estimate.kind_of(work, batch), made.seconds)
 
     @property
     def compiled_as(self) -> str:
@@ -207,7 +207,7 @@ class TorchProgram(OneByOne):
         return rows
 
     def _work(self, device: torch.device) -> Work:
-        from anyaccel_torch.compiling.work import Whole, Work
+        from anyaccel_torch.compiling.spec import Whole, Work
 
         if self._whole is None:
             self._whole = Whole(list(self._modules), self._wiring.runs, self._losses)

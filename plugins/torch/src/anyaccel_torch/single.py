@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.backend import Stepping
-from anyaccel_torch.custody import Lent, Modes
-from anyaccel_torch.faults import telling
+from anyaccel_torch.error_translation import telling
+from anyaccel_torch.forward_plan import Wiring
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.optimizers import GroupOptimizer
-from anyaccel_torch.wiring import Wiring
+from anyaccel_torch.state_guard import Lent, Modes
 
 Losses = dict[str, tuple[Tensor, Tensor]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anyaccel import registry as registry_module
-from anyaccel.reference import ReferenceBackend
+from anyaccel.numpy_backend import ReferenceBackend
 from anyaccel.registry import Registry
 
 

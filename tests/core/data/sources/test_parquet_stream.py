@@ -319,7 +319,7 @@ def test_one_file_is_open_at_a_time_and_none_afterwards(tmp_path: Path, held: He
 
 
 def test_ctrl_c_closes_files(path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anyaccel.data.sources import parquet_stream as module
+    from anyaccel.data.streaming import parquet_stream as module
 
     made = stream(path, sampler=8, window=8)
     assert len(made.example) == 4

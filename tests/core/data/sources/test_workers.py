@@ -13,7 +13,7 @@ import pytest
 
 from anyaccel import hookimpl
 from anyaccel.data import Batches, advised_workers
-from anyaccel.data.sources import workers as module
+from anyaccel.data.streaming import dataloader_workers as module
 from anyaccel.errors import SourceError
 from anyaccel.registry import Registry
 from anyaccel.testing.tiny import TinyBackend

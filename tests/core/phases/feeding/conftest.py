@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from anyaccel.phases.feeding import provision
+from anyaccel.phases.loading import provision
 
 THREAD = "anyaccel-ahead"
 

@@ -9,12 +9,12 @@ import pytest
 
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.numpy_backend import Dense
 from anyaccel.phases import TrainPhase
-from anyaccel.phases.feeding import foreseen
-from anyaccel.phases.feeding.foreseen import Foreseen
-from anyaccel.phases.feeding.passes import Pass
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import Dense
+from anyaccel.phases.loading import foreseen
+from anyaccel.phases.loading.epoch_plan import Pass
+from anyaccel.phases.loading.foreseen import Foreseen
+from anyaccel.specs import AppliedLoss, Optimizer
 
 
 def one_pass(number):

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyaccel.phases.drawing import Lane, Span
-from anyaccel.phases.feeding import Pass, Stretch, Work
-from anyaccel.phases.feeding.passes import Cut, steps_of
+from anyaccel.phases.loading import Pass, Stretch, Work
+from anyaccel.phases.loading.epoch_batches import Lane, Span
+from anyaccel.phases.loading.epoch_plan import Cut, steps_of
 
 Step = dict[str, Span]
 

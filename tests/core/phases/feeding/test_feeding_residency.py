@@ -19,11 +19,11 @@ from anyaccel.data import Batches, FeatureSet
 from anyaccel.errors import ConfigError, OutOfMemoryError, PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.metrics import Metric
+from anyaccel.numpy_backend import Dense, ReferenceBackend, SequentialMLP, simulate
 from anyaccel.phases import EvalPhase, FitPhase, Phase, TrainPhase
-from anyaccel.phases.feeding import Pass, Streamed, Stretch
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import Dense, ReferenceBackend, SequentialMLP, simulate
+from anyaccel.phases.loading import Pass, Streamed, Stretch
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 ROWS, WIDTH = 1000, 30
@@ -382,7 +382,7 @@ def test_an_interrupt_while_a_block_is_waited_for_is_answered(
 
 
 def test_a_thread_that_is_slow_to_end_writes_to_no_buffer_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("anyaccel.phases.feeding.ahead"), "PATIENCE", 0.01)
+    monkeypatch.setattr(importlib.import_module("anyaccel.phases.loading.prefetch"), "PATIENCE", 0.01)
     columns = Experiment("e", graph(), progress="none").plan(phase(accelerator=None)).columns
     arrays = {one.name: np.arange(40, dtype="float32").reshape(40, 1) for one in columns}
     go, seen = threading.Event(), []

@@ -12,11 +12,11 @@ from anyaccel import Different, PairSampler, Same, SimpleSampler, TripletSampler
 from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
-from anyaccel.metrics import Metric
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Estimator, Sequential, SequentialMLP, Simulation
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, FitPhase, Phase, TrainPhase
-from anyaccel.phases.feeding import Streamed
-from anyaccel.recipes import AppliedLoss, Optimizer
-from anyaccel.reference import BatchNorm, Dense, Dropout, Estimator, Sequential, SequentialMLP, Simulation
+from anyaccel.phases.loading import Streamed
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 SIZES = [1, 200, 2**20]  # bytes of a block: one step, a few, everything
@@ -447,7 +447,7 @@ def test_small_and_odd_columns_are_streamed_as_they_are(blocks: Blocks) -> None:
     )
 
     def make() -> ModelGraph:
-        from anyaccel.reference import Flatten
+        from anyaccel.numpy_backend import Flatten
 
         nodes = [
             ModelNode("image", Sequential(Flatten(), Dense(3)), source.reference(["image"], ["c"])),

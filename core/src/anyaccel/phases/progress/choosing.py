@@ -7,10 +7,10 @@ import sys
 from typing import Any
 
 from anyaccel.errors import PhaseError
-from anyaccel.phases.progress.heard import Progress
-from anyaccel.phases.progress.lines import LineProgress
+from anyaccel.phases.progress.base import Progress
+from anyaccel.phases.progress.log import LineProgress
 from anyaccel.phases.progress.notebook import HTMLProgress, in_notebook
-from anyaccel.phases.progress.terminal import RichProgress
+from anyaccel.phases.progress.rich import RichProgress
 
 _BY_NAME = {"rich": RichProgress, "html": HTMLProgress, "lines": LineProgress, "none": Progress}
 

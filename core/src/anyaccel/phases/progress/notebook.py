@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from anyaccel.markup import Markup, element, faint, joined, line, page, table
+from anyaccel.html import Markup, element, faint, joined, line, page, table
 from anyaccel.phases.events import Event
-from anyaccel.phases.progress.drawn import MOST_EVENTS, DrawnProgress
-from anyaccel.phases.progress.standing import Standing, duration, share
+from anyaccel.phases.progress.state import Standing, duration, share
+from anyaccel.phases.progress.throttled import MOST_EVENTS, DrawnProgress
 
 
 def in_notebook() -> bool:

@@ -11,8 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+from anyaccel.adapter.model_specs import MLPRecipe, as_shape
 from anyaccel.errors import ShapeError
-from anyaccel.models import MLPRecipe, as_shape
 
 ACTIVATIONS: dict[str, Any] = {"relu": nn.relu, "tanh": mx.tanh, "sigmoid": mx.sigmoid, "identity": lambda x: x}
 

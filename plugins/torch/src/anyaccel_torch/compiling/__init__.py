@@ -7,6 +7,6 @@ captured in a graph and replayed. What a program holds is read before each call 
 else of the program goes on as if the steps had been plain ones.
 """
 
+from anyaccel_torch.compiling.spec import Work as Work
 from anyaccel_torch.compiling.steps import Compiled as Compiled
 from anyaccel_torch.compiling.steps import compiled as compiled
-from anyaccel_torch.compiling.work import Work as Work

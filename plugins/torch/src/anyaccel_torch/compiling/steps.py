@@ -12,12 +12,12 @@ from torch import Tensor
 
 from anyaccel.errors import CompileError
 from anyaccel_torch import keras
-from anyaccel_torch.compiling import ready, ways
-from anyaccel_torch.compiling.graphs import Graph
-from anyaccel_torch.compiling.held import Held
-from anyaccel_torch.compiling.probe import Facts, least, probe, unchanged
-from anyaccel_torch.compiling.ways import Way
-from anyaccel_torch.compiling.work import Work
+from anyaccel_torch.compiling import strategies, toolchain_check
+from anyaccel_torch.compiling.cuda_graph import Graph
+from anyaccel_torch.compiling.dry_run import Facts, least, probe, unchanged
+from anyaccel_torch.compiling.flat_state import Held
+from anyaccel_torch.compiling.spec import Work
+from anyaccel_torch.compiling.strategies import Way
 
 FLAT_UP_TO = 2**17
 """Parameters (numbers, not tensors) up to which a step is more overhead than arithmetic."""
@@ -67,7 +67,7 @@ class Compiled:
             before = len(found)
             try:
                 found.extend(self._calls(rows))
-            except ways.Stale:
+            except strategies.Stale:
                 self._stale, self.text = True, f"{self.text}, until a module was changed"
             if self._stale or sum(len(losses[0]) for losses in found[before:]) < len(rows[0]):
                 break
@@ -84,7 +84,7 @@ class Compiled:
             yield self._written([x[i : i + length] for x in (*rows, numbers)])
 
     def _looped(self, xs: list[Tensor]) -> list[Tensor]:
-        with ways.as_compiled():
+        with strategies.as_compiled():
             state, losses = self._function(self._held.read(), xs)
         self._held.write(state)
         self._held.advance(len(xs[0]))
@@ -92,7 +92,7 @@ class Compiled:
 
     def _written(self, xs: list[Tensor]) -> list[Tensor]:
         state = self._held.read()
-        with ways.as_compiled():
+        with strategies.as_compiled():
             losses = self._function(state, xs)
         self._held.advance(len(xs[0]))
         return list(losses)
@@ -119,7 +119,7 @@ def compiled(work: Work, rows: Sequence[Tensor], parts: int) -> Compiled:
     except (CompileError, MemoryError):
         raise
     except Exception as error:
-        raise ready.told(error, work.segment.label) from error
+        raise toolchain_check.told(error, work.segment.label) from error
     found.seconds = time.perf_counter() - begun
     if work.device.type == "cpu":  # elsewhere a clock does not tell what was computed
         _weigh(work, found, *_plain(work, rows, parts))
@@ -142,18 +142,18 @@ def _in_some_way(work: Work, facts: Facts, rows: list[Tensor], parts: int) -> Co
     """By the best way that works."""
     if work.device.type == "cuda":
         return _captured(work, facts, rows, parts)
-    ready.check()
+    toolchain_check.check()
     small = sum(each.numel() for group in work.groups for each in group.parameters) <= FLAT_UP_TO
-    loop = ready.scan() if small else None
+    loop = toolchain_check.scan() if small else None
     if loop is None:
-        return _made(work, facts, rows, parts, ways.unrolled(UNROLLED if small else 1), None)
+        return _made(work, facts, rows, parts, strategies.unrolled(UNROLLED if small else 1), None)
     try:
-        return _made(work, facts, rows, parts, ways.looping(), loop)
+        return _made(work, facts, rows, parts, strategies.looping(), loop)
     except (CompileError, MemoryError):
         raise
     except Exception as error:
         try:
-            found = _made(work, facts, rows, parts, ways.unrolled(UNROLLED), None)
+            found = _made(work, facts, rows, parts, strategies.unrolled(UNROLLED), None)
         except CompileError:
             raise
         except Exception as other:
@@ -163,7 +163,7 @@ def _in_some_way(work: Work, facts: Facts, rows: list[Tensor], parts: int) -> Co
 
 
 def _captured(work: Work, facts: Facts, rows: list[Tensor], parts: int) -> Compiled:
-    way = ways.captured(UNROLLED)
+    way = strategies.captured(UNROLLED)
     held = Held(work, facts, parts, flat=way.flat)
     graph = Graph(work.whole, held, way.length, rows)
     return Compiled(work, held, way, graph.replay, len(rows[0]))
@@ -173,10 +173,10 @@ def _made(
     work: Work, facts: Facts, rows: list[Tensor], parts: int, way: Way, loop: Callable[..., Any] | None
 ) -> Compiled:
     held = Held(work, facts, parts, flat=way.flat)
-    function = ways.function_of(way, held.plan, loop)
-    with ways.compiling():
+    function = strategies.function_of(way, held.plan, loop)
+    with strategies.compiling():
         function(work.whole, held.copies(), _repeated(work, held, rows, way.length or _TRIED, marked=not way.length))
-    ways.keep(way, held.plan, function)
+    strategies.keep(way, held.plan, function)
     found = Compiled(work, held, way, partial(function, work.whole), len(rows[0]))
     torch.set_rng_state(facts.random)
     xs = _repeated(work, held, rows, way.length or 4 * _TRIED, marked=False)
@@ -184,7 +184,7 @@ def _made(
     for attempt in range(_TRIALS):
         state = held.copies()
         begun = time.perf_counter()
-        with ways.as_compiled():
+        with strategies.as_compiled():
             result = function(work.whole, state, xs)
         seconds.append((time.perf_counter() - begun) / len(xs[0]))
         if attempt == 0 and parts == 1:
@@ -197,7 +197,7 @@ def _repeated(work: Work, held: Held, rows: list[Tensor], count: int, *, marked:
     """The same batch many times; `marked` where their number may change from call to call."""
     xs = [*[row.expand(count, *row.shape).contiguous() for row in rows], held.numbers(count, work.device)]
     if marked:
-        ways.any_length(xs)
+        strategies.any_length(xs)
     return xs
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anyaccel_torch.simulated.devices import SWITCH, SimulatedDevice, is_wanted, make, running
+from anyaccel_torch.simulated.sim_device import SWITCH, SimulatedDevice, is_wanted, make, running
 
 __all__ = ["SWITCH", "SimulatedDevice", "is_wanted", "running", "start"]
 

@@ -10,7 +10,7 @@ from anyaccel.device import Device
 from anyaccel.hookspecs import hookimpl
 from anyaccel.registry import registry
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.simulated.devices import KIND, missing, running
+from anyaccel_torch.simulated.sim_device import KIND, missing, running
 
 _PLUGIN = "torch-simulated"
 

@@ -41,7 +41,7 @@ def prepare() -> None:
             there="they are tested with torch 2.13.0, and use what is no public interface of torch",
             remedy="install that version for these tests",
         )
-    from anyaccel_torch.simulated.devices import KIND
+    from anyaccel_torch.simulated.sim_device import KIND
 
     named = torch._C._get_privateuse1_backend_name()
     if named not in (_UNNAMED, KIND):

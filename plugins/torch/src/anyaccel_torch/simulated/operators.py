@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyaccel_torch.simulated import passes, recurrent
-from anyaccel_torch.simulated.devices import KIND
-from anyaccel_torch.simulated.generators import drawing
-from anyaccel_torch.simulated.memory import handle, take, there
-from anyaccel_torch.simulated.rules import Facts, facts_of, home, mixed
-from anyaccel_torch.simulated.tensor import Wrapper, reshape
+from anyaccel_torch.simulated import autograd_hooks, recurrent
+from anyaccel_torch.simulated.device_rules import Facts, facts_of, home, mixed
+from anyaccel_torch.simulated.memory_ledger import handle, take, there
+from anyaccel_torch.simulated.rng import drawing
+from anyaccel_torch.simulated.sim_device import KIND
+from anyaccel_torch.simulated.sim_tensor import Wrapper, reshape
 
 aten = torch.ops.aten
 _HOST = torch.device("cpu")
@@ -32,8 +32,8 @@ class SimTensor(Wrapper):
         try:
             return _called(func, args, dict(kwargs or {})) if crossing is None else crossing(*args, **(kwargs or {}))
         except Exception as error:
-            if passes.is_under_way():
-                return passes.keep(error)
+            if autograd_hooks.is_under_way():
+                return autograd_hooks.keep(error)
             raise
 
 

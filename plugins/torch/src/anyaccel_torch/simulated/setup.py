@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from anyaccel_torch.simulated import generators, passes, recurrent
-from anyaccel_torch.simulated.devices import KIND, SimulatedDevice, running
-from anyaccel_torch.simulated.memory import there
+from anyaccel_torch.simulated import autograd_hooks, recurrent, rng
+from anyaccel_torch.simulated.memory_ledger import there
 from anyaccel_torch.simulated.operators import copy_from, wrap
+from anyaccel_torch.simulated.sim_device import KIND, SimulatedDevice, running
 
 _lock = threading.Lock()
 _done: list[torch.library.Library] = []
@@ -31,8 +31,8 @@ def set_up() -> None:
         library.impl("_copy_from", copy_from, "PrivateUse1")  # where torch has switched off what Python defines
         library.impl("_thnn_fused_lstm_cell", recurrent.lstm_cell, "AutogradPrivateUse1")
         library.impl("_thnn_fused_gru_cell", recurrent.gru_cell, "AutogradPrivateUse1")
-        passes.install()
-        torch.Generator = generators.Generator  # type: ignore[misc]
+        autograd_hooks.install()
+        torch.Generator = rng.Generator  # type: ignore[misc]
         # Otherwise Module.to would make new parameters, and optimizers and sharing modules would keep the old ones.
         torch.__future__.set_swap_module_params_on_conversion(True)
         _done.append(library)
@@ -84,19 +84,19 @@ class SimModule:
 
     def manual_seed_all(self, seed: int) -> None:
         """Start the generators of all devices from one seed."""
-        generators.seed_all(seed)
+        rng.seed_all(seed)
 
     def manual_seed(self, seed: int) -> None:
         """Start the generator of sim:0."""
-        generators.default(0).manual_seed(seed)
+        rng.default(0).manual_seed(seed)
 
     def get_rng_state(self, device: Any = None) -> Tensor:
         """State of a device's generator, on the host."""
-        return generators.default(_of(device).device.index).get_state()
+        return rng.default(_of(device).device.index).get_state()
 
     def set_rng_state(self, state: Tensor, device: Any = None) -> None:
         """Go on from a state."""
-        generators.default(_of(device).device.index).set_state(state)
+        rng.default(_of(device).device.index).set_state(state)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         """Bytes that are free, and in all; both 0 without a limit."""

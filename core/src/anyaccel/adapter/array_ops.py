@@ -1,0 +1,153 @@
+"""ArrayOps: what a framework says about itself so that `ArrayProgram` can train with it."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anyaccel.adapter.optimizers import Rule, rule
+from anyaccel.device import Device
+from anyaccel.errors import RecipeError
+from anyaccel.segment import Operation
+from anyaccel.specs import Loss, Optimizer
+
+Pullback = Callable[[tuple[Any, ...]], tuple[Mapping[str, Any], Sequence[Any]]]
+"""From one cotangent for each output to gradients by parameter name, and one cotangent (or None) for each input."""
+
+
+class Applied(NamedTuple):
+    """What a model gave: its outputs, the way back, and its buffers afterwards (None where they are as before)."""
+
+    outputs: tuple[Any, ...]
+    pullback: Pullback
+    buffers: Mapping[str, Any] | None = None
+
+
+class Judged(NamedTuple):
+    """What a loss gave: its sum and weight, on the device, and the gradient of the *sum* for each of its inputs.
+
+    `gradients` is called at most once; it gives None for an input that has no gradient.
+    """
+
+    sum: Any
+    weight: Any
+    gradients: Callable[[], Sequence[Any]]
+
+
+Function = Callable[..., Any]
+LossFunction = Callable[[Sequence[Any]], Judged]
+
+
+class ArrayOps(ABC):
+    """One framework, as far as training needs it. Models are functions of (parameters, buffers, inputs) here.
+
+    Arrays have `shape`, `ndim`, `dtype`, arithmetic, comparison and indexing by slices.
+    """
+
+    xp: Any
+    """Namespace with NumPy's any, all, abs, concatenate, exp, full_like, isfinite, log, log1p, max, maximum, minimum,
+    sign, sqrt, stack, sum, tanh, where, zeros and zeros_like, and `float32`. Where steps are packed, reshape, too."""
+
+    @abstractmethod
+    def parameters(self, model: Any) -> Mapping[str, Any]:
+        """The model's trainable arrays by name."""
+
+    @abstractmethod
+    def buffers(self, model: Any) -> Mapping[str, Any]:
+        """The arrays by name that a model changes while it trains, such as running means."""
+
+    @abstractmethod
+    def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
+        """Let the user's model hold these values."""
+
+    @abstractmethod
+    def vjp(
+        self,
+        model: Any,
+        parameters: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: tuple[Any, ...],
+        train: bool,
+        key: int,
+    ) -> Applied:
+        """Apply a model to inputs on its device; `key` (64 bits) decides whatever is random, such as dropout."""
+
+    @abstractmethod
+    def move(self, array: Any, device: Device) -> Any:
+        """The array on a device; the same object if it is there."""
+
+    @abstractmethod
+    def rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
+        """As `Exchange.rows`."""
+
+    def call(
+        self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any], inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """Outputs in evaluation mode. The default takes those of `vjp`; override it where that costs more."""
+        return self.vjp(model, parameters, buffers, inputs, False, 0).outputs
+
+    def astype(self, array: Any, dtype: Any) -> Any:
+        """The array in a dtype of the framework's; the default asks the array."""
+        return array.astype(dtype)
+
+    def compiled(self, function: Function) -> Function:
+        """A pure function of trees (dicts, tuples) of arrays, made faster; the default gives it as it is.
+
+        Numbers that change from step to step come as arrays made by `scalar`, so that a compiler need not start anew.
+        """
+        return function
+
+    def scalar(self, value: float) -> Any:
+        """A number as `compiled` functions take it; the default is the number."""
+        return value
+
+    def arange(self, count: int, like: Any) -> Any:
+        """The integers 0 to count - 1 on the device of `like`, in a dtype that compares with it."""
+        return self.xp.arange(count)
+
+    def rule(self, recipe: Optimizer) -> Rule:
+        """What an optimizer recipe does; the default has the named ones.
+
+        Raises:
+            RecipeError: the recipe is a framework's own.
+        """
+        return rule(recipe)
+
+    def own_loss(self, loss: Loss) -> LossFunction:
+        """A loss that is not a named one, as a function of its inputs.
+
+        Raises:
+            RecipeError: the framework has none, which is the default.
+        """
+        raise RecipeError(f"the loss {loss.name!r} is not a named one", remedy="use a named loss with this framework")
+
+
+def cast(ops: ArrayOps, array: Any, dtype: Any) -> Any:
+    """The array in a dtype; the same object if it is already."""
+    return array if array.dtype == dtype else ops.astype(array, dtype)
+
+
+def factor_on(ops: ArrayOps, factor: Any, device: Device) -> Any:
+    """A factor for arrays on `device`: a float for any number, a scalar array moved there."""
+    return float(factor) if isinstance(factor, (int, float, np.generic)) else ops.move(factor, device)
+
+
+def scaled(ops: ArrayOps, array: Any, factor: Any) -> Any:
+    """`array * factor` in the array's dtype; the factor comes from `factor_on`."""
+    return array * (factor if isinstance(factor, float) else cast(ops, factor, array.dtype))
+
+
+def joined(ops: ArrayOps, op: Operation, given: tuple[Any, ...]) -> Applied:
+    """The concatenation along an axis of the samples, and the cut that is its pullback."""
+    axis = op.axis + 1 if op.axis >= 0 else op.axis + given[0].ndim
+    ends = [0, *itertools.accumulate(part.shape[axis] for part in given)]
+
+    def pullback(cotangents: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any]]:
+        cut = [(*[slice(None)] * axis, slice(begin, end)) for begin, end in itertools.pairwise(ends)]
+        return {}, [cotangents[0][where] for where in cut]
+
+    return Applied((ops.xp.concatenate(given, axis=axis),), pullback)

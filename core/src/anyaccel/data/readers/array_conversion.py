@@ -1,0 +1,188 @@
+"""Intake: what users have (arrays, lists, pandas and Arrow columns) as columns that nobody else can write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.data.arrow_columns import (
+    KINDS,
+    WIDEST,
+    by_row,
+    check_numbers,
+    contiguous,
+    empty_axis,
+    missing_values,
+    not_numbers,
+    ragged,
+    to_arrow,
+    to_numpy,
+)
+from anyaccel.data.readers.list_columns import shaped
+from anyaccel.errors import ColumnError
+
+
+def number_column(name: str, values: Any) -> Any:
+    """A feature or target as an Arrow chunked column on memory of its own; the dtype is kept.
+
+    Args:
+        name: of the column, for messages.
+        values: array-like of shape [n, *shape]; lists take NumPy's dtype.
+
+    Raises:
+        ColumnError: not numbers, ragged, of an empty shape, nulls, or NaN among integers.
+    """
+    offered = _offered(values)
+    if isinstance(offered, pa.ChunkedArray):
+        offered = shaped(name, offered)
+        check_numbers(name, offered)
+        offered = to_numpy(name, contiguous(offered))
+    array = _numbers(name, offered)
+    if array.dtype.kind not in KINDS or array.dtype.itemsize > WIDEST:
+        raise not_numbers(name, str(array.dtype))
+    if 0 in array.shape[1:]:
+        raise empty_axis(name, array.shape[1:])
+    owned = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
+    return pa.chunked_array([to_arrow(owned)])
+
+
+def tag_column(name: str, values: Any) -> Any:
+    """A tag as an Arrow chunked column: what Arrow can hold, on memory of its own unless it is Arrow's already.
+
+    Raises:
+        ColumnError: Arrow cannot hold the values in one column.
+    """
+    offered = _offered(values)
+    if isinstance(offered, pa.ChunkedArray):
+        given = isinstance(values, (pa.Array, pa.ChunkedArray))
+        return offered if given else offered.take(pa.array(np.arange(len(offered))))
+    try:
+        return number_column(name, offered)
+    except ColumnError:
+        return _anything(name, offered)
+
+
+def _offered(values: Any) -> Any:
+    """A chunked array for what is Arrow or turns itself into it, everything else unchanged."""
+    if isinstance(values, pa.ChunkedArray):
+        return values
+    if isinstance(values, pa.Array):
+        return pa.chunked_array([values])
+    if isinstance(getattr(values, "dtype", None), np.dtype):
+        return values
+    # Arrow reads a pandas Series by its class; only recent ones offer themselves.
+    if hasattr(values, "__arrow_array__") or hasattr(values, "iloc"):
+        return _from_series(values)
+    return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else values
+
+
+def _from_series(values: Any) -> Any:
+    try:
+        return _offered(pa.array(values))
+    except (pa.ArrowException, TypeError):  # sparse columns, and categories of several types
+        return np.asarray(values)
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
+        raise missing_values(name, by_row(np.ma.getmaskarray(values)), "masked values")
+    array = _array(name, values)
+    if array.ndim == 0:
+        raise ColumnError(
+            f"column {name!r} has no rows: it is a single {type(values).__name__}",
+            remedy="give an array or a list with one entry per sample",
+        )
+    if array.dtype == np.object_:
+        values = _unnest(array)
+        array = _from_objects(name, values)
+    if array.dtype.kind == "f" and isinstance(values, (list, tuple)):
+        _check_integers(name, values, array)
+    return array
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise _uneven(name, values) from error
+
+
+def _uneven(name: str, values: Any) -> ColumnError:
+    entries = values if isinstance(values, (list, tuple)) else ()
+    absent = np.array([_is_missing(entry) for entry in entries], dtype=bool)
+    if absent.any():
+        return missing_values(name, absent)
+    return ragged(name)
+
+
+def _unnest(values: Any) -> Any:
+    """Lists for object arrays and sequences, at any depth; arrays of numbers stay."""
+    if isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == np.object_):
+        return [_unnest(value) for value in values]
+    return values
+
+
+def _from_objects(name: str, entries: list[Any]) -> np.ndarray:
+    array = _array(name, entries)
+    if array.dtype != np.object_:
+        return array
+    missing = np.array([_is_missing(leaf) for leaf in array.flat], dtype=bool).reshape(array.shape)
+    if missing.any():
+        if not missing.all() and all(isinstance(leaf, str) for leaf in array[~missing]):
+            count = int(by_row(missing).sum())
+            raise not_numbers(name, f"text, with nulls in {count} of {len(array)} rows")
+        integers = all(_is_integer(leaf) for leaf in array[~missing]) and not missing.all()
+        raise missing_values(name, by_row(missing), "NaN or null among integers" if integers else "nulls")
+    return array
+
+
+def _check_integers(name: str, values: Any, array: np.ndarray) -> None:
+    """NumPy makes floats of integers with NaN among them, and of integers that no one dtype holds."""
+    missing = np.isnan(array)
+    if missing.all() or not (missing | (array == np.trunc(array))).all():
+        return
+    if not all(_is_integer(leaf) for leaf in _leaves(values) if not _is_missing(leaf)):
+        return
+    if missing.any():
+        raise missing_values(name, by_row(missing), "NaN or null among integers")
+    raise not_numbers(name, "integers that no one dtype holds")
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _leaves(value)
+        elif isinstance(value, np.ndarray):
+            # All entries of an array are of one type, so that one stands for all.
+            yield value.dtype.type(0)
+        else:
+            yield value
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer, np.bool_))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, (float, np.floating)) and bool(value != value)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or _is_nan(value) or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _anything(name: str, values: Any) -> Any:
+    plain = values.copy() if isinstance(values, np.ndarray) and values.ndim == 1 else values
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        plain = values.tolist()
+    try:
+        column = pa.array(plain)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ColumnError(
+            f"tag {name!r} cannot be held by Arrow: {error}",
+            remedy="give values of one type: numbers, text, dates, or lists of these",
+        ) from error
+    return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])

@@ -1,0 +1,179 @@
+"""Conditions: which rows meet what is asked of their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.data.arrow_columns import is_readable
+from anyaccel.errors import DataError, SplitError
+
+if TYPE_CHECKING:
+    from anyaccel.data.rows import Rows
+
+_EXAMPLES = 5
+_HOW = "a condition is a value, a collection of values, or a function of the column's array that gives a bool mask"
+
+
+def positions_where(rows: Rows, asked: str, conditions: Mapping[str, Any]) -> np.ndarray:
+    """Positions of the rows that meet all conditions, int64 [k], k > 0, ascending.
+
+    Args:
+        rows: whose columns they are about.
+        asked: what the rows are for, for messages: `"the filter"`, `"split 'hot'"`.
+        conditions: by column, of any role: a value, which the column equals; a collection of values, one of which it
+            equals; or a function, which takes the column as `column_values` gives it and returns a bool mask [n].
+
+    Raises:
+        SplitError: no row meets them.
+        DataError: no mapping, a value of a kind that the column has not, or a mask of another shape or dtype.
+        ColumnError: there is no such column.
+    """
+    if not isinstance(conditions, Mapping) or not conditions:
+        raise DataError(
+            f"the conditions of {asked} of {rows.label!r} are {conditions!r}",
+            there=_HOW,
+            remedy="write {'column': value, ...}",
+        )
+    masks = {name: _mask(rows, name, condition) for name, condition in conditions.items()}
+    together: np.ndarray = np.logical_and.reduce(list(masks.values()))
+    if not together.any():
+        raise _nothing_left(rows, asked, conditions, masks)
+    return np.flatnonzero(together).astype(np.int64)
+
+
+def column_values(rows: Rows, name: str) -> np.ndarray:
+    """A column as conditions see it: `rows.array(name)` where it holds numbers and no nulls, else an object array [n].
+
+    Raises:
+        ColumnError: there is no such column.
+    """
+    rows.role(name)
+    column = rows.column(name)
+    if is_readable(column):
+        return rows.array(name)
+    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":  # Python's own times end at microseconds
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    return np.fromiter(column.to_pylist(), dtype=object, count=len(column))
+
+
+def described(conditions: Mapping[str, Any]) -> str:
+    """Conditions as text that is the same in every process: `label=3, who in 2 values, voltage by <lambda>`."""
+    return ", ".join(_described(name, its) for name, its in conditions.items())
+
+
+def _described(name: str, condition: Any) -> str:
+    if callable(condition):
+        return f"{name} by {getattr(condition, '__name__', type(condition).__name__)}"
+    values = list(condition) if _is_collection(condition) else [condition]
+    return f"{name}={_plain(values[0])!r}" if len(values) == 1 else f"{name} in {len(values)} values"
+
+
+def _mask(rows: Rows, name: str, condition: Any) -> np.ndarray:
+    values = column_values(rows, name)
+    if callable(condition):
+        return _called(rows.label, name, condition, values)
+    if isinstance(condition, (Mapping, Iterator)):
+        kind = "a mapping" if isinstance(condition, Mapping) else "an iterator, which can be read only once"
+        raise DataError(
+            f"the condition on {name!r} of {rows.label!r} is {kind}", there=_HOW, remedy="give a list of values"
+        )
+    _check_no_mask(rows.label, name, condition, values)
+    wanted = [_plain(one) for one in condition] if _is_collection(condition) else [_plain(condition)]
+    return _among_objects(values, wanted) if values.dtype == object else _among(rows.label, name, values, wanted)
+
+
+def _called(label: str, name: str, condition: Callable[[Any], Any], values: np.ndarray) -> np.ndarray:
+    try:
+        mask = np.asarray(condition(values))
+    except Exception as error:
+        error.add_note(
+            f"Raised by the condition on {name!r} of {label!r}, which was given an array of dtype {values.dtype} and "
+            f"shape {list(values.shape)}."
+        )
+        raise
+    if mask.dtype != np.bool_ or mask.shape != values.shape[:1]:
+        raise DataError(
+            f"the condition on {name!r} of {label!r} gave dtype {mask.dtype} and shape {list(mask.shape)}",
+            there=f"a mask is of dtype bool and shape [{len(values)}]; the function was given {list(values.shape)}",
+            remedy="compare, and reduce the axes of a sample: lambda x: (x > 0).all(axis=1)",
+        )
+    return mask
+
+
+def _check_no_mask(label: str, name: str, condition: Any, values: np.ndarray) -> None:
+    if isinstance(condition, np.ndarray) and condition.dtype == np.bool_ and values.dtype != np.bool_:
+        raise DataError(
+            f"the condition on {name!r} of {label!r} is a bool array, and the column is of {values.dtype}",
+            there=_HOW,
+            remedy="take(np.flatnonzero(mask)) chooses rows by a mask of one's own",
+        )
+
+
+def _among(label: str, name: str, values: np.ndarray, wanted: list[Any]) -> np.ndarray:
+    if values.ndim > 1:
+        raise DataError(
+            f"column {name!r} of {label!r} has samples of shape {list(values.shape[1:])}, which equal no one value",
+            remedy="give a function that makes a mask: lambda x: (x > 0).all(axis=1)",
+        )
+    for one in wanted:
+        if not isinstance(one, (bool, int, float)):
+            raise DataError(
+                f"column {name!r} of {label!r} is of {values.dtype} and cannot equal {one!r}",
+                there=_HOW,
+                remedy="give numbers",
+            )
+    return np.isin(values, np.array(_held(wanted, values.dtype), dtype=values.dtype))
+
+
+def _held(wanted: list[Any], dtype: np.dtype[Any]) -> list[Any]:
+    """Those of the numbers that a column of `dtype` can equal; floats are rounded to it, as NumPy compares them."""
+    if dtype.kind == "f":
+        largest = float(np.finfo(dtype).max)
+        return [one for one in wanted if abs(one) <= largest or (isinstance(one, float) and not np.isfinite(one))]
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return [int(one) for one in wanted if low <= one <= high and one == int(one)]
+
+
+def _among_objects(values: np.ndarray, wanted: list[Any]) -> np.ndarray:
+    try:
+        there = frozenset(wanted)
+        return np.fromiter((value in there for value in values), dtype=bool, count=len(values))
+    except TypeError:  # lists and the like, which have no hash
+        return np.fromiter((value in wanted for value in values), dtype=bool, count=len(values))
+
+
+def _is_collection(condition: Any) -> bool:
+    if isinstance(condition, (str, bytes, pa.Scalar)) or getattr(condition, "ndim", 1) == 0:
+        return False
+    return isinstance(condition, Iterable) and hasattr(condition, "__len__")
+
+
+def _plain(value: Any) -> Any:
+    """Python's own value for a scalar of NumPy or Arrow."""
+    if isinstance(value, pa.Scalar):
+        return value.as_py()
+    if isinstance(value, np.datetime64):
+        return value.astype("datetime64[us]").item() if np.datetime_data(value.dtype)[0] == "ns" else value.item()
+    return value.item() if isinstance(value, np.generic) or getattr(value, "ndim", 1) == 0 else value
+
+
+def _nothing_left(rows: Rows, asked: str, conditions: Mapping[str, Any], masks: Mapping[str, np.ndarray]) -> SplitError:
+    counts = [
+        f"{_described(name, condition)} is met by {int(masks[name].sum())} of {len(rows)} rows"
+        + ("" if masks[name].any() or callable(condition) else f" (there is {_examples(column_values(rows, name))})")
+        for name, condition in conditions.items()
+    ]
+    return SplitError(
+        f"{asked} of {rows.label!r} leaves no row: none meets {described(conditions)}",
+        there="; ".join(counts),
+        remedy="widen the conditions",
+    )
+
+
+def _examples(values: np.ndarray) -> str:
+    distinct = list(dict.fromkeys(repr(_plain(value)) for value in values[:1000]))
+    return ", ".join(distinct[:_EXAMPLES]) + (", ..." if len(distinct) > _EXAMPLES else "")

@@ -1,0 +1,205 @@
+"""Splits: how many rows each gets, and which, from ratios and a seed or from conditions."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from fractions import Fraction
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyaccel import rng
+from anyaccel.data.roles import listed
+from anyaccel.data.row_filters import positions_where
+from anyaccel.data.splitting.group_keys import Keys
+from anyaccel.data.splitting.group_split import check_nested, deal
+from anyaccel.data.splitting.stratified_split import apportion, spread
+from anyaccel.errors import SplitError
+
+if TYPE_CHECKING:
+    from anyaccel.data.feature_set_view import FeatureSetView
+    from anyaccel.data.rows import Rows
+
+_TOLERANCE = 1e-6
+_DENOMINATOR = 10**6
+_MANY = 20  # strata; fewer are no continuous column
+
+
+def cut(
+    label: str,
+    name: str,
+    n: int,
+    ratios: Mapping[str, float],
+    seed: int,
+    strata: Keys | None = None,
+    groups: Keys | None = None,
+) -> dict[str, np.ndarray]:
+    """Positions for each split of the `n` rows called `name`: int64, disjoint, and together all of `range(n)`.
+
+    The rows are put into the order of `rng.permutation(rng.key(seed, "split", name), n)` and cut in the order of
+    `ratios`; their numbers are rounded by largest remainder, the earlier split first among equal ones. With strata each
+    of them is cut so, and with groups these are dealt out in the order in which they come first; the rows of a split
+    stay in that order.
+
+    Raises:
+        SplitError: ratios that are no numbers or do not add up, an empty split, a seed that is no integer, a stratum
+            too small for the splits, fewer groups than splits, or a group in two strata.
+    """
+    shares = _checked(label, ratios)
+    if strata is None and groups is None:
+        counts = _counts(label, n, shares)
+        order = rng.permutation(rng.key(checked_seed(label, seed), "split", name), n)
+        return dict(zip(counts, np.split(order, np.cumsum(list(counts.values()))[:-1]), strict=True))
+    order = rng.permutation(rng.key(checked_seed(label, seed), "split", name), n)
+    parts = _parts(label, order, _simplest(shares), strata, groups)
+    return {split: order[parts == number] for number, split in enumerate(shares)}
+
+
+def where(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Positions in `rows` for each split, int64, ascending, of the rows that meet its conditions.
+
+    Raises:
+        SplitError: no conditions, an empty split, or two that overlap.
+        DataError, ColumnError: as `positions_where`.
+    """
+    if not isinstance(conditions, Mapping) or not conditions:
+        raise SplitError(
+            f"the conditions for splits of {rows.label!r} are {conditions!r}",
+            remedy="write {'train': {'column': value}, 'test': {'column': [value, value]}}",
+        )
+    chosen = {name: positions_where(rows, f"split {name!r}", its) for name, its in conditions.items()}
+    numbers = rows.view().rows
+    for one, other in combinations(chosen, 2):
+        both = np.intersect1d(chosen[one], chosen[other], assume_unique=True)
+        if len(both):
+            raise SplitError(
+                f"splits {one!r} and {other!r} of {rows.label!r} overlap",
+                there=f"{len(both)} rows meet the conditions of both: {listed(numbers[both].tolist())}",
+                remedy="narrow the conditions until no row meets two of them",
+            )
+    return chosen
+
+
+def check_distinct(view: FeatureSetView) -> None:
+    """Make sure that no row is twice in a view that is cut at random: its copies would get into several splits.
+
+    Raises:
+        SplitError: one is.
+    """
+    rows, counts = np.unique(view.rows, return_counts=True)
+    twice = rows[counts > 1].tolist()
+    if twice:
+        raise SplitError(
+            f"{view.name!r} of {view.label!r} has rows more than once and cannot be cut at random",
+            there=f"rows {listed(twice)}, whose copies would get into several splits",
+            remedy="take each row once: take(np.unique(positions)); draw with repetition inside a split",
+        )
+
+
+def checked_seed(label: str, seed: object) -> int:
+    """The seed as a plain int, because NumPy's integers would name another stream.
+
+    Raises:
+        SplitError: it is no integer.
+    """
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise SplitError(f"the seed of a split of {label!r} is {seed!r}", there="seeds are integers")
+    return operator.index(seed)
+
+
+def _checked(label: str, ratios: Mapping[str, float]) -> dict[str, Fraction]:
+    if not isinstance(ratios, Mapping) or not ratios:
+        raise SplitError(
+            f"the ratios of a split of {label!r} are {ratios!r}", remedy="write {'train': 0.8, 'test': 0.2}"
+        )
+    for name, ratio in ratios.items():
+        if not _is_positive(ratio):
+            raise SplitError(
+                f"split {name!r} of {label!r} has the ratio {ratio!r}",
+                there="ratios are positive numbers that add up to 1",
+                remedy="write {'train': 0.8, 'test': 0.2}",
+            )
+    exact = {name: Fraction(float(ratio)) for name, ratio in ratios.items()}
+    total = sum(exact.values(), Fraction(0))
+    if abs(total - 1) > _TOLERANCE:
+        raise SplitError(
+            f"the ratios of a split of {label!r} add up to {float(total):g}, not to 1",
+            there=", ".join(f"{name}: {float(ratio):g}" for name, ratio in exact.items()),
+            remedy="change them, or add a split for the remaining rows" if total < 1 else "make them smaller",
+        )
+    return {name: ratio / total for name, ratio in exact.items()}
+
+
+def _simplest(shares: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """The fractions that were meant (0.1 is 1/10, which no float is), adding up to 1."""
+    least = Fraction(1, _DENOMINATOR)
+    meant = {name: max(share.limit_denominator(_DENOMINATOR), least) for name, share in shares.items()}
+    return {name: share / sum(meant.values()) for name, share in meant.items()}
+
+
+def _parts(
+    label: str, order: np.ndarray, shares: Mapping[str, Fraction], strata: Keys | None, groups: Keys | None
+) -> np.ndarray:
+    """The number of the split of each row, int64 [n], in the order of `order`."""
+    counts = np.array([list(_counts(label, len(order), shares).values())])
+    within = np.zeros_like(order)
+    if strata is not None:
+        sizes, within = np.bincount(strata.codes), strata.codes[order]
+        _check_sizes(label, "rows", sizes, shares, strata)
+        counts = apportion(sizes.tolist(), list(shares.values()), counts[0].tolist())
+    if groups is None:
+        return spread(within, counts)
+    if strata is not None:
+        check_nested(label, groups, strata)
+    first = np.unique(groups.codes[order], return_index=True)[1]
+    _check_sizes(label, "groups", np.bincount(within[first]), shares, strata)
+    return deal(within, groups.codes[order], counts)
+
+
+def _check_sizes(label: str, what: str, sizes: np.ndarray, shares: Mapping[str, Fraction], strata: Keys | None) -> None:
+    """Make sure that every stratum has enough rows (or groups) for all splits to get one."""
+    smallest = int(sizes.argmin())
+    if sizes[smallest] >= len(shares):
+        return
+    if strata is not None and len(sizes) >= _MANY and sizes.sum() < len(sizes) * max(2, len(shares)):
+        raise _continuous(label, sizes, strata)
+    stratum = "" if strata is None else f"stratum {strata.shown(smallest)} of "
+    others = "" if strata is None else f"; strata too small: {int((sizes < len(shares)).sum())} of {len(sizes)}"
+    raise SplitError(
+        f"{stratum}{label!r} cannot be cut into {len(shares)} splits",
+        there=f"{what}: {int(sizes[smallest])}; splits: {listed(shares)}{others}",
+        remedy="leave its rows out with filter(), or join it with another stratum" if stratum else "make fewer splits",
+    )
+
+
+def _continuous(label: str, sizes: np.ndarray, strata: Keys) -> SplitError:
+    names = [name for name, _, _ in strata.columns]
+    return SplitError(
+        f"{label!r} cannot be stratified by {listed(names)}: {len(sizes)} different values in {int(sizes.sum())} rows",
+        there="every stratum needs a row for each split",
+        remedy="stratify by bins of it: a tag with pandas.qcut(values, 10, labels=False), say",
+    )
+
+
+def _is_positive(ratio: Any) -> bool:
+    if isinstance(ratio, bool) or not hasattr(ratio, "__float__") or getattr(ratio, "ndim", None):
+        return False
+    return math.isfinite(float(ratio)) and float(ratio) > 0
+
+
+def _counts(label: str, n: int, ratios: Mapping[str, Fraction]) -> dict[str, int]:
+    counts = {name: math.floor(ratio * n) for name, ratio in ratios.items()}
+    by_remainder = sorted(ratios, key=lambda name: counts[name] - ratios[name] * n)
+    for name in by_remainder[: n - sum(counts.values())]:
+        counts[name] += 1
+    for name, count in counts.items():
+        if count == 0:
+            raise SplitError(
+                f"split {name!r} of {label!r} would be empty",
+                there=f"{n} rows, of which {float(ratios[name]):g} is less than one",
+                remedy="make its ratio larger or leave it out",
+            )
+    return counts

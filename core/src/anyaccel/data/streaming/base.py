@@ -1,0 +1,135 @@
+"""What every source has: a label, columns with roles, and an example of its rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from typing import Self
+
+import numpy as np
+
+from anyaccel.data.column_reference import Reference
+from anyaccel.data.feature_set import FeatureSet
+from anyaccel.data.readers.constructors import check_label
+from anyaccel.data.roles import Names, WithRoles, assign_roles, listed, names_of
+from anyaccel.data.streaming.source_errors import told_of
+from anyaccel.errors import SourceError
+from anyaccel.segment import TensorSpec
+
+EXAMPLE_ROWS = 4
+"""Rows that an example has at most."""
+Columns = Mapping[str, np.ndarray]
+"""Arrays in host memory by column name, [rows, *shape]."""
+
+
+class Source(WithRoles, ABC):
+    """Rows that come to a phase as it runs: `BatchSource` gives batches of its own, `Items` the rows it is asked for.
+
+    Args:
+        label: the label of the feature set that the graph is wired to, or of the source's own `example`.
+        roles: role of each column, by name.
+
+    Raises:
+        DataError: a label that is not text or has a dot.
+        ColumnError: roles that cannot be.
+    """
+
+    repeats: bool = False
+    """Whether an epoch gives the same rows in the same order whenever it is asked for."""
+
+    def __init__(self, label: str, features: Names, targets: Names = (), tags: Names = ()) -> None:
+        check_label(label)
+        there = [name for names in (features, targets, tags) for name in names_of(names)]
+        super().__init__(label, assign_roles(label, list(dict.fromkeys(there)), features, targets, tags))
+        self._example: FeatureSet | None = None
+
+    def __repr__(self) -> str:
+        rows = "" if self.rows is None else f"{self.rows:,} rows; "
+        steps = "" if self.steps is None else f"{self.steps:,} batches; "
+        return f"{type(self).__name__}({self._label!r}, {rows}{steps}columns: {listed(self.columns)})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of an epoch, None where they are not known beforehand."""
+        return None
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of an epoch, None where they are not known beforehand."""
+        return None
+
+    @property
+    def example(self) -> FeatureSet:
+        """A few of its rows as a feature set, by which a graph is wired: shapes and dtypes are those of all rows.
+
+        Read on first use and then kept.
+
+        Raises:
+            SourceError: it gives no rows, or none that can be taken.
+        """
+        return self._example or self._keep_example(self._first())
+
+    def spec(self, name: str) -> TensorSpec:
+        """Shape per sample and dtype of a column, as in the example.
+
+        Raises:
+            ColumnError: there is no such column, or it is a tag that holds no numbers.
+            SourceError: as `example`.
+        """
+        return self.example.spec(name)
+
+    def reference(
+        self, features: Names = None, targets: Names = None, tags: Names = None, stream: str | None = None
+    ) -> Reference:
+        """Choose columns for a graph, as `FeatureSet.reference` of the example does.
+
+        Raises:
+            ColumnError: a name that is not a column of that role, or given twice.
+            SamplerError: a stream that cannot be one's name.
+            SourceError: as `example`.
+        """
+        return self.example.reference(features, targets, tags, stream)
+
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how it is read, such as more workers than cores."""
+        return ()
+
+    def close(self) -> None:
+        """Let go of what is held between two epochs; the next use opens it again."""
+
+    @abstractmethod
+    def _first(self) -> Columns:
+        """Some of its first rows."""
+
+    def _keep_example(self, columns: Columns) -> FeatureSet:
+        if self._example is None:
+            few = {name: column[:EXAMPLE_ROWS] for name, column in columns.items()}
+            with told_of(f"source {self._label!r}"):
+                self._example = FeatureSet.from_dict(self._label, few, self.features, self.targets, self.tags)
+        return self._example
+
+    def _nothing(self) -> SourceError:
+        return SourceError(f"source {self._label!r} gives no rows at all", remedy="give data with at least one row")
+
+
+class BatchSource(Source):
+    """A source that decides itself which rows make a batch, and in which order they come."""
+
+    @abstractmethod
+    def batches(self, epoch: int) -> Generator[Columns]:
+        """The batches of an epoch (0 is the first), each as arrays in host memory by column name, [rows, *shape].
+
+        All columns of a batch have the same number of rows, at least one, and features and targets the shapes and
+        dtypes of the example. The arrays may be written to again once the next batch is asked for. Closing the
+        iterator closes what it opened.
+
+        Raises:
+            SourceError: from the iterator, when a batch cannot be taken or there is none; from the call itself, when
+                the source cannot be read (again).
+        """

@@ -1,0 +1,185 @@
+"""Batches: what gives batches by itself: loaders, data sets of other libraries, generators."""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from anyaccel.data.roles import Names
+from anyaccel.data.streaming.base import BatchSource, Columns
+from anyaccel.data.streaming.batch_schema import Checker
+from anyaccel.data.streaming.dataloader_workers import check_fork, worker_notes, workers_of
+from anyaccel.data.streaming.iterator_factory import length_of, never_ends, opener
+from anyaccel.data.streaming.source_errors import Place, failed
+from anyaccel.errors import SourceError
+
+_END = object()
+
+
+class Batches(BatchSource):
+    """Batches that something else makes, in the order in which it gives them.
+
+    Args:
+        label: the label of the feature set that the graph is wired to, or of the source's own `example`.
+        source: a torch `DataLoader`, a `tf.data.Dataset` with `batch()`, a Hugging Face `IterableDataset` with
+            `batch()`, a list of batches, anything else that can be iterated over again and again; a function that gives
+            an iterable of batches (a generator function), called for each epoch, with its number if it has a parameter
+            `epoch`; or an iterator, which is read once. What has `set_epoch` is told the number of the epoch.
+        features, targets, tags: names of columns by role. A batch gives them by name (a mapping, data class, named
+            tuple or Arrow table; what else it has is left out), by position (a tuple or list: features, then targets,
+            then tags; tuples and mappings in it are taken apart), or is the only one itself.
+        steps: batches of an epoch, after which the source is closed. Needed where it has no end, which cannot be found
+            out by itself: without `steps`, an epoch of such a source lasts until it is interrupted. An iterator goes on
+            in the next epoch where it stood.
+
+    Values may be NumPy arrays, lists of numbers, Arrow or pandas columns, and tensors of any framework whose plugin is
+    there, on any device; they keep their dtype.
+
+    Raises:
+        DataError: a label that is not text or has a dot.
+        ColumnError: roles that cannot be.
+        SourceError: `source` is none, never ends and has no `steps`, or `steps` is no number of 1 or more.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        source: Any,
+        *,
+        features: Names,
+        targets: Names = (),
+        tags: Names = (),
+        steps: int | None = None,
+    ) -> None:
+        super().__init__(label, features, targets, tags)
+        self._source = source
+        self._opener = opener(label, source)
+        self._limit = _checked_steps(label, steps)
+        if self._limit is None and never_ends(source):
+            raise SourceError(
+                f"source {label!r}, a {type(source).__name__}, never ends",
+                remedy="say how many batches make an epoch: steps=1000",
+            )
+        check_fork(label, source)
+        self._checker = Checker(self._roles)
+        self._held: tuple[int, Columns, Generator[Columns]] | None = None
+        self._begun = False
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of an epoch: as given, or as the source says; None where neither is known."""
+        return self._limit if self._limit is not None else length_of(self._source)
+
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the workers of a loader."""
+        return worker_notes(self._label, self._source)
+
+    def close(self) -> None:
+        """Close what was opened for the example, if no epoch has gone on with it; an iterator loses that batch."""
+        held, self._held = self._held, None
+        if held is not None:
+            held[2].close()
+
+    def batches(self, epoch: int) -> Generator[Columns]:
+        """See BatchSource. The first epoch goes on with what was opened for the example, so that nothing is read twice.
+
+        Raises:
+            SourceError: also from the call, where an iterator was read before and has no `steps`.
+        """
+        held = self._held
+        if held is not None and (self._opener.once or held[0] == epoch):
+            self._held = None
+            return _going_on(held[1], held[2])
+        self.close()
+        if self._opener.once and self._begun and self._limit is None:
+            raise SourceError(
+                f"source {self._label!r} is an iterator ({type(self._source).__name__}) and was read before",
+                there="an iterator can be read once",
+                remedy="give a function that makes it, such as the generator function itself, without calling it",
+            )
+        return self._run(epoch)
+
+    def _first(self) -> Columns:
+        run = self._run(0)
+        first = next(run)
+        self._held = (0, first, run)
+        return first
+
+    def _run(self, epoch: int) -> Generator[Columns]:
+        self._begun = True
+        promised = self.steps
+        iterator = self._opener.opened(epoch)
+        try:
+            for number in itertools.count() if self._limit is None else range(self._limit):
+                place = Place(self._label, epoch, number)
+                batch = self._next(place, iterator)
+                if batch is _END:
+                    self._check_count(epoch, number, promised)
+                    return
+                if promised is not None and number >= promised:
+                    raise self._miscounted(epoch, f"more than the {promised} batches")
+                columns = self._checker.taken(place, batch)
+                del batch
+                self._keep_example(columns)
+                yield columns
+        finally:
+            if not self._opener.once:
+                _close(iterator)
+            del iterator  # as in _next
+
+    def _next(self, place: Place, iterator: Iterator[Any]) -> Any:
+        try:
+            return next(iterator, _END)
+        except Exception as error:
+            del iterator  # a traceback that is kept must not keep the workers of a loader
+            if workers_of(self._source):
+                # These frames are the loader's own, and hold its workers; those of the user were in the worker.
+                traceback.clear_frames(error.__traceback__)
+            raise failed(f"{place} could not be made", error) from error
+
+    def _check_count(self, epoch: int, number: int, promised: int | None) -> None:
+        if number == 0 and self._example is None:
+            raise self._nothing()
+        if number == 0:
+            raise SourceError(
+                f"source {self._label!r} gave no batch in epoch {epoch}, after it had given some before",
+                there="it is exhausted: what can be read only once was given for every epoch",
+                remedy="give a function that makes a new iterator at each call",
+            )
+        if promised is not None and number < promised:
+            raise self._miscounted(epoch, f"{number} of the {promised} batches")
+
+    def _miscounted(self, epoch: int, gave: str) -> SourceError:
+        given = self._limit is not None
+        return SourceError(
+            f"source {self._label!r} gave {gave} that {'steps' if given else 'its len()'} says, in epoch {epoch}",
+            remedy="give the number of batches that it has: steps=..."
+            if given
+            else "correct its __len__, or give a function, whose length is not asked for: lambda: loader",
+        )
+
+
+def _going_on(first: Columns, run: Generator[Columns]) -> Generator[Columns]:
+    """An epoch whose first batch was read before."""
+    try:
+        yield first
+        del first
+        yield from run
+    finally:
+        run.close()
+
+
+def _close(iterator: Any) -> None:
+    close = getattr(iterator, "close", None)
+    if callable(close):
+        close()
+
+
+def _checked_steps(label: str, steps: Any) -> int | None:
+    if steps is None:
+        return None
+    if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 1:
+        raise SourceError(f"source {label!r}: steps={steps!r} is no number of batches", remedy="write steps=1000")
+    return int(steps)

@@ -1,0 +1,167 @@
+"""Parquet streams: files larger than memory, read row group by row group, shuffled within a window."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from anyaccel import rng
+from anyaccel.data.readers.file_discovery import Paths
+from anyaccel.data.readers.parquet import chosen_files
+from anyaccel.data.roles import ROLES, NamesOrRest, of_role
+from anyaccel.data.sampling.sampler import SimpleSampler, integer
+from anyaccel.data.streaming.base import EXAMPLE_ROWS, BatchSource, Columns
+from anyaccel.data.streaming.row_groups import PIECE_BYTES, Reading, pieces, row_groups
+from anyaccel.data.streaming.shuffle_buffer import Window, as_arrays, windowed
+from anyaccel.errors import ColumnError, DataError, SourceError
+
+WINDOW_GROUPS = 4
+"""Row groups, of the size of the largest, whose rows a window holds by default."""
+
+
+class ParquetStream(BatchSource):
+    """Batches from Parquet files of any size, read row group by row group, and shuffled within a window of rows.
+
+    Shuffled means: in every epoch the row groups come in a new order; their rows fill a window of `window` rows, which
+    is emptied in a random order before it is filled again. So a row meets rows of its own row group and of those that
+    come next to it, and a window of at least a few row groups mixes well what is not sorted on a larger scale. All
+    orders follow from the sampler's seed and the number of the epoch, on every machine.
+
+    In memory at once are `window` rows of the columns that are read, a piece of at most 8 MiB, the compressed columns
+    of one row group, and a batch.
+
+    Args:
+        label: the label of the feature set that the graph is wired to, or of the source's own `example`.
+        path: a file, a folder or a list of files, as `FeatureSet.from_parquet` takes them.
+        features, targets, tags: names of columns by role, `...` in one of them for all that the others do not name;
+            none of the three for the roles in the files' own metadata. The rules for columns are those of a FeatureSet.
+        sampler: a SimpleSampler with size, shuffling, seed and `drop_last` of batches, or a batch size, which shuffles.
+            Batches go across the borders of row groups and windows; only the last of an epoch may be smaller.
+        window: rows held at once; by default those of 4 row groups, or all where there are fewer.
+
+    Raises:
+        OSError: a file cannot be opened.
+        DataError: a label that is not text or has a dot.
+        ColumnError: roles that cannot be, or a column that is not of one type in all files.
+        SamplerError: `drop_last` leaves no batch, or a setting of the sampler is wrong.
+        SourceError: no file, one that is broken or cut short, no rows, no such sampler, or a window that is larger than
+            the data, below 1, or of no use as nothing is shuffled.
+    """
+
+    repeats = True
+
+    def __init__(
+        self,
+        label: str,
+        path: Paths,
+        *,
+        features: NamesOrRest = None,
+        targets: NamesOrRest = None,
+        tags: NamesOrRest = None,
+        sampler: SimpleSampler | int = 32,
+        window: int | None = None,
+    ) -> None:
+        with _told(label):
+            self._files = chosen_files(label, path, features, targets, tags)
+        super().__init__(label, *(of_role(self._files.roles, role) for role in ROLES))
+        self._sampler = _checked_sampler(label, sampler)
+        self._groups = row_groups(label, self._files)
+        self._rows = sum(group.rows for group in self._groups)
+        self._steps = self._sampler.steps(self._rows)
+        self._window = self._checked_window(window)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files, `drop_last` or not."""
+        return self._rows
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch."""
+        return self._steps
+
+    @property
+    def window(self) -> int:
+        """Rows held at once."""
+        return self._window
+
+    def batches(self, epoch: int) -> Generator[Columns]:
+        """See BatchSource. Each call reads the files anew.
+
+        Raises:
+            OSError: from the iterator: a file cannot be opened.
+            SourceError: from the iterator: a file that is broken, cut short, or changed since; nulls among features
+                and targets, or samples of another shape.
+        """
+        return self._run(integer("epoch", epoch))
+
+    def _run(self, epoch: int) -> Generator[Columns]:
+        specs = {name: self.spec(name) for name in self.features + self.targets}
+        each = sum(spec.nbytes for spec in specs.values())
+        most = max(1, min(PIECE_BYTES // each, self._rows))
+        size = self._window if self._sampler.shuffle else min(self._rows, max(most, self._sampler.batch_size))
+        plan = Reading(self._label, self._files, min(most, size), specs)
+        groups = [self._groups[number] for number in self._order("row groups", epoch, 0, len(self._groups))]
+        with closing(pieces(plan, groups)) as read:
+            window = Window(size, specs)
+            made = windowed(read, window, lambda number, n: self._order("window", epoch, number, n), self._batch)
+            yield from islice(made, self._steps)
+
+    @property
+    def _batch(self) -> int:
+        return self._sampler.batch_size
+
+    def _order(self, what: str, epoch: int, number: int, n: int) -> np.ndarray:
+        if not self._sampler.shuffle:
+            return np.arange(n)
+        return rng.permutation(rng.key(self._sampler.seed, what, epoch, number), n)
+
+    def _first(self) -> Columns:
+        with closing(pieces(Reading(self._label, self._files, EXAMPLE_ROWS), self._groups[:1])) as read:
+            return as_arrays(next(read))
+
+    def _checked_window(self, window: Any) -> int:
+        if window is None:
+            return min(self._rows, WINDOW_GROUPS * max(group.rows for group in self._groups))
+        shown = f"source {self._label!r}: window={window!r}"
+        if isinstance(window, bool) or not hasattr(window, "__index__") or window < 1:
+            raise SourceError(f"{shown} is no number of rows", remedy="give 1 or more, or leave it out")
+        if not self._sampler.shuffle:
+            raise SourceError(
+                f"{shown}, but nothing is shuffled",
+                there="rows come in the order of the files",
+                remedy="leave it out, or write sampler=SimpleSampler(..., shuffle=True)",
+            )
+        if window > self._rows:
+            raise SourceError(
+                f"{shown} is larger than the data",
+                there=f"{self._rows} rows",
+                remedy=f"write window={self._rows} to shuffle all rows together, or use FeatureSet.from_parquet",
+            )
+        return int(window)
+
+
+@contextmanager
+def _told(label: str) -> Iterator[None]:
+    try:
+        yield
+    except ColumnError:
+        raise
+    except DataError as error:
+        raise SourceError(f"source {label!r}: {error.asked}", there=error.there, remedy=error.remedy) from error
+
+
+def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
+    if isinstance(sampler, SimpleSampler):
+        return sampler
+    if isinstance(sampler, bool) or not hasattr(sampler, "__index__"):
+        raise SourceError(
+            f"source {label!r} cannot be read by {sampler!r}",
+            there="rows of a stream have no numbers, by which other samplers could draw",
+            remedy="give a SimpleSampler or a batch size",
+        )
+    return SimpleSampler(int(sampler), shuffle=True)

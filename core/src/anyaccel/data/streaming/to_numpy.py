@@ -1,0 +1,135 @@
+"""Host: what a batch holds for one column, from whatever framework, as an array in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.backend import Exchange
+from anyaccel.data.arrow_columns import KINDS, WIDEST, contiguous, empty_axis, is_readable, ragged, to_numpy
+from anyaccel.data.readers.array_conversion import number_column, tag_column
+from anyaccel.errors import ColumnError, MoveError
+from anyaccel.registry import registry
+
+_ARROW = (pa.Array, pa.ChunkedArray)
+
+
+def numbers(name: str, value: Any) -> np.ndarray:
+    """A feature or target as an array [rows, *shape] of its own dtype; copied only where that cannot be helped.
+
+    Args:
+        name: of the column, for messages.
+        value: a NumPy array, a tensor of a framework whose plugin is there, Arrow, lists of numbers or of tensors,
+            pandas, or what has `__array__` or `__dlpack__`.
+
+    Raises:
+        ColumnError: not numbers, no rows, ragged, an empty shape, or nulls.
+        MoveError: a tensor that NumPy cannot hold.
+    """
+    array = array_of(name, value)
+    if array is None or not _is_plain(array):
+        array = to_numpy(name, contiguous(number_column(name, value if array is None else array)))
+    if 0 in array.shape[1:]:
+        raise empty_axis(name, array.shape[1:])
+    return array
+
+
+def anything(name: str, value: Any) -> np.ndarray:
+    """A tag as an array [rows, ...]: numbers as `numbers` gives them, all else as NumPy reads it from Arrow.
+
+    Raises:
+        ColumnError: no rows, or what Arrow cannot hold in one column.
+    """
+    array = _array_of_tag(name, value)
+    if array is not None and _is_plain(array):
+        return array
+    column = tag_column(name, value if array is None else array)
+    if is_readable(column):
+        return to_numpy(name, contiguous(column))
+    return np.asarray(column.to_numpy())
+
+
+def array_of(name: str, value: Any) -> np.ndarray | None:
+    """An array or tensor as NumPy's, on the same memory where it can; None for what is none.
+
+    Raises:
+        ColumnError: a list of tensors that differ in shape, or a tensor that cannot be brought to the host.
+        MoveError: a tensor that NumPy cannot hold.
+    """
+    if isinstance(value, np.ndarray):
+        return None if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
+    if isinstance(value, (list, tuple)):
+        return _stacked(name, value)
+    if isinstance(value, _ARROW) or hasattr(value, "iloc"):
+        return None
+    backend = _backend_of(value)
+    if backend is not None:
+        return np.asarray(backend.to_host(value))
+    return _by_protocol(name, value)
+
+
+def arrays_of(name: str, values: Sequence[Any]) -> list[np.ndarray | None]:
+    """`array_of` each of some values; who owns them is asked once where they are of one class.
+
+    Raises:
+        ColumnError, MoveError: as `array_of`.
+    """
+    if len({type(value) for value in values}) > 1 or not is_tensor(values[0]) or isinstance(values[0], np.ndarray):
+        return [array_of(name, value) for value in values]
+    backend = _backend_of(values[0])
+    if backend is None:
+        return [array_of(name, value) for value in values]
+    return [np.asarray(backend.to_host(value)) for value in values]
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is an array or tensor of any framework, by the attributes that all of them have."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _is_plain(array: np.ndarray) -> bool:
+    dtype = array.dtype
+    return array.ndim > 0 and dtype.kind in KINDS and dtype.itemsize <= WIDEST and dtype.isnative
+
+
+def _stacked(name: str, values: Any) -> np.ndarray | None:
+    """Tensors in a list as one array; None for a list of anything else."""
+    if not values or isinstance(values[0], np.ndarray) or not is_tensor(values[0]):
+        return None
+    arrays = arrays_of(name, values)
+    found = [array for array in arrays if array is not None]
+    if len(found) < len(values) or len({array.shape for array in found}) > 1:
+        raise ragged(name)
+    return np.stack(found)
+
+
+def _array_of_tag(name: str, value: Any) -> np.ndarray | None:
+    try:
+        return array_of(name, value)
+    except MoveError:  # a tensor of text, which a framework has and gives to NumPy as objects
+        return np.asarray(value)
+
+
+def _backend_of(value: Any) -> Exchange | None:
+    for framework in registry().owners(value):
+        backend = registry().find(framework)
+        if isinstance(backend, Exchange):
+            return backend
+    return None
+
+
+def _by_protocol(name: str, value: Any) -> np.ndarray | None:
+    """What no plugin owns, by NumPy's protocol or DLPack."""
+    if not (hasattr(value, "__array__") or hasattr(value, "__dlpack__")):
+        return None
+    try:
+        return np.asarray(value) if hasattr(value, "__array__") else np.from_dlpack(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        kind = type(value)
+        raise ColumnError(
+            f"column {name!r} is a {kind.__module__}.{kind.__qualname__} that NumPy cannot read: {error}",
+            remedy=f"install the plugin of {kind.__module__.partition('.')[0]}, or yield NumPy arrays",
+        ) from error

@@ -1,0 +1,211 @@
+"""A graph's wiring to and from plain data. Reading imports nothing and names registered things only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.backend import Compute
+from anyaccel.data import FeatureSet, Reference
+from anyaccel.errors import ConfigError
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, check_label
+from anyaccel.registry import registry
+from anyaccel.specs import Optimizer
+
+_MODEL_KEYS = {"type", "label", "upstreams", "accelerator", "optimizer", "framework", "outputs", "frozen", "model"}
+_CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
+_SHARED = "shared_with"
+_MODEL = "write {'framework': ..., 'name': ..., 'config': {...}}"
+
+
+def checked(config: Any, keys: set[str], needed: set[str], what: str) -> dict[str, Any]:
+    """`config` as a dict with no other than these keys, and at least those needed.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"{config!r} is not the configuration of {what}", remedy="give the dict that get_config() made"
+        )
+    strange = sorted(set(map(str, config)) - keys)
+    if strange:
+        raise ConfigError(f"the configuration of {what} has no {', '.join(strange)}", there=", ".join(sorted(keys)))
+    missing = sorted(needed - set(config))
+    if missing:
+        raise ConfigError(f"the configuration of {what} lacks {', '.join(missing)}", there=", ".join(sorted(config)))
+    return dict(config)
+
+
+def by_label(feature_sets: Iterable[FeatureSet]) -> dict[str, FeatureSet]:
+    """Feature sets by label.
+
+    Raises:
+        ConfigError: two have the same label.
+    """
+    found: dict[str, FeatureSet] = {}
+    for one in feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets:
+        if found.setdefault(one.label, one) is not one:
+            raise ConfigError(f"two feature sets are called {one.label!r}", remedy="give each its own label")
+    return found
+
+
+def entries(config: Mapping[str, Any], key: str, what: str) -> list[Any]:
+    """The list under a key.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(config[key], (list, tuple)):
+        raise ConfigError(f"{key} of {what} is {config[key]!r}", there="it is a list")
+    return list(config[key])
+
+
+def node_configs(nodes: Iterable[Node]) -> list[dict[str, Any]]:
+    """Nodes as plain data; of those that share a model, all but the first name the first."""
+    first: dict[int, str] = {}
+    found = []
+    for node in nodes:
+        entry = _node_config(node)
+        if isinstance(node, ModelNode) and first.setdefault(id(node.model), node.label) != node.label:
+            entry["model"] = {_SHARED: first[id(node.model)]}
+        found.append(entry)
+    return found
+
+
+def _node_config(node: Node) -> dict[str, Any]:
+    upstreams = [up if isinstance(up, str) else up.get_config() for up in node.upstreams]
+    if isinstance(node, ConcatNode):
+        return {"type": "concat", "label": node.label, "upstreams": upstreams, "axis": node.axis}
+    return {
+        "type": "model",
+        "label": node.label,
+        "upstreams": upstreams,
+        "accelerator": node.accelerator.get_config() if node.accelerator else None,
+        "optimizer": node.optimizer.get_config() if node.optimizer else None,
+        "framework": node.framework,
+        "outputs": list(node.outputs) if node.outputs else None,
+        "frozen": node.frozen,
+        "model": _model_config(node.model),
+    }
+
+
+def _model_config(model: Any) -> dict[str, Any] | None:
+    """How a configuration names a model: by a backend's name for it, by its class, or (None) not at all."""
+    if not hasattr(model, "get_config"):
+        return None
+    for backend in registry().backends:
+        if isinstance(backend, Compute):
+            name = next((name for name, cls in _loaded_models(backend, model).items() if type(model) is cls), None)
+            if name is not None:
+                return {"framework": backend.framework, "name": name, "config": model.get_config()}
+    return {"class": class_name(type(model)), "config": model.get_config()}
+
+
+def _loaded_models(backend: Any, model: Any) -> Mapping[str, type]:
+    """The backend's named models, asked for only if the object is the backend's: that imports its framework."""
+    models: Mapping[str, type] = backend.models() if backend.framework in registry().owners(model) else {}
+    return models
+
+
+def class_name(cls: type) -> str:
+    """How a configuration writes a class."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def read_nodes(
+    given: Iterable[Any], sets: Mapping[str, FeatureSet], models: Mapping[str, Any], allow: Sequence[type]
+) -> list[Node]:
+    """Nodes from plain data; `models` holds objects by node label, `allow` classes that may be named.
+
+    Raises:
+        ConfigError: malformed, or it names what is not registered or was not given.
+    """
+    known, found = dict(models), []
+    for entry in given:
+        node = _read_node(entry, sets, known, allow)
+        if isinstance(node, ModelNode):
+            known.setdefault(node.label, node.model)
+        found.append(node)
+    return found
+
+
+def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, Any], allow: Sequence[type]) -> Node:
+    kind = entry.get("type") if isinstance(entry, Mapping) else None
+    if kind == "concat":
+        plain = checked(entry, _CONCAT_KEYS, _CONCAT_KEYS - {"type"}, "a ConcatNode")
+        return ConcatNode(plain["label"], _read_upstreams(plain, sets), plain["axis"])
+    if kind != "model":
+        raise ConfigError(f"a node's type is {kind!r}", there="model, concat")
+    plain = checked(entry, _MODEL_KEYS, {"label", "upstreams"}, "a ModelNode")
+    check_label(plain["label"], "a node")
+    node = ModelNode(
+        plain["label"],
+        models[plain["label"]] if plain["label"] in models else _read_model(plain, models, allow),
+        _read_upstreams(plain, sets),
+        Accelerator.from_config(plain["accelerator"]) if plain.get("accelerator") else None,
+        optimizer=Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") else None,
+        framework=plain.get("framework"),
+        outputs=plain.get("outputs"),
+    )
+    node.frozen = bool(plain.get("frozen", False))
+    return node
+
+
+def _read_upstreams(entry: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> list[Any]:
+    ups = entries(entry, "upstreams", f"node {entry['label']!r}")
+    return [up if isinstance(up, str) else Reference.from_config(up, sets) for up in ups]
+
+
+def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequence[type]) -> Any:
+    named, label = entry.get("model"), entry["label"]
+    if named is None:
+        raise ConfigError(
+            f"node {label!r} has a model that a configuration cannot hold", remedy=f"give it: models={{{label!r}: ...}}"
+        )
+    if not isinstance(named, Mapping):
+        raise ConfigError(f"node {label!r}: {named!r} is not the configuration of a model", remedy=_MODEL)
+    if _SHARED in named:
+        return _shared(label, named[_SHARED], models)
+    cls = _allowed(label, named["class"], allow) if "class" in named else _named(label, named)
+    config = named.get("config", {})
+    if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
+        raise ConfigError(f"{config!r} is not the configuration of a model", remedy="give a dict with text keys")
+    try:
+        return cls(**config)
+    except TypeError as error:
+        raise ConfigError(f"node {label!r}: the configuration of its model does not fit: {error}") from error
+
+
+def _shared(label: str, other: Any, models: Mapping[str, Any]) -> Any:
+    if other not in list(models):
+        raise ConfigError(
+            f"node {label!r} shares the model of {other!r}, which is no node before it",
+            there=", ".join(models) or "none",
+        )
+    return models[other]
+
+
+def _named(label: str, named: Mapping[str, Any]) -> type:
+    backend = registry().find(str(named.get("framework")))
+    offered = backend.models() if isinstance(backend, Compute) else {}
+    name = str(named.get("name"))
+    if name not in offered:
+        raise ConfigError(
+            f"node {label!r}: {backend.framework} has no model called {name!r}",
+            there=", ".join(offered) or "none",
+            remedy=f"give it: models={{{label!r}: ...}}",
+        )
+    return offered[name]
+
+
+def _allowed(label: str, name: Any, allow: Sequence[type]) -> type:
+    for cls in allow:
+        if class_name(cls) == name:
+            return cls
+    raise ConfigError(
+        f"node {label!r}: the configuration names the class {name!r}, which is not registered; nothing was imported",
+        there=", ".join(map(class_name, allow)) or "no class is allowed",
+        remedy=f"if you trust it, import it: allow=[{str(name).rpartition(':')[2]}], or give models={{{label!r}: ...}}",
+    )

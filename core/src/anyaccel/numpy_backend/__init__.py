@@ -1,0 +1,36 @@
+"""The reference backend: models in plain NumPy with written-out gradients, on the CPU and on simulated devices."""
+
+from anyaccel.adapter import Applied
+from anyaccel.numpy_backend.array_creation import array, zeros
+from anyaccel.numpy_backend.backend import ReferenceBackend
+from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
+from anyaccel.numpy_backend.convolution_layers import Conv2d, Flatten, MaxPool2d
+from anyaccel.numpy_backend.estimator import Estimator
+from anyaccel.numpy_backend.layers import Activation, BatchNorm, Dense, Dropout
+from anyaccel.numpy_backend.module import Module
+from anyaccel.numpy_backend.sequential import Sequential
+from anyaccel.numpy_backend.sim_array import SimArray
+from anyaccel.numpy_backend.sim_device import SimDevice, Simulation, simulate
+
+__all__ = [
+    "Activation",
+    "Applied",
+    "BatchNorm",
+    "Conv2d",
+    "Dense",
+    "Dropout",
+    "Estimator",
+    "Flatten",
+    "MaxPool2d",
+    "Module",
+    "ReferenceBackend",
+    "Sequential",
+    "SequentialCNN",
+    "SequentialMLP",
+    "SimArray",
+    "SimDevice",
+    "Simulation",
+    "array",
+    "simulate",
+    "zeros",
+]

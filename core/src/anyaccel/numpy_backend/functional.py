@@ -1,0 +1,173 @@
+"""The functions that layers are made of: each gives its output, and the pullback from its cotangent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from anyaccel import rng
+from anyaccel.adapter.model_specs import ACTIVATIONS
+from anyaccel.errors import RecipeError
+from anyaccel.numpy_backend.sim_array import Array, made_like
+
+Back = Callable[[Array], Array]
+
+
+def linear(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
+    """`x @ weight.T + bias` over the last axis; pulls back to x, weight and bias.
+
+    Args:
+        x: [..., in].
+        weight: [out, in].
+        bias: [out], or None.
+    """
+    y = x @ weight.T
+    if bias is not None:
+        y = y + bias
+
+    def pullback(c: Array) -> tuple[Array, Array, Array]:
+        rows = c.reshape(-1, c.shape[-1])
+        return c @ weight, rows.T @ x.reshape(-1, x.shape[-1]), np.sum(rows, axis=0)
+
+    return y, pullback
+
+
+def convolution(x: Array, weight: Array, bias: Array) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
+    """At each pixel the sum of products with what is around it, and a bias; pulls back to x, weight and bias.
+
+    Beyond the edges are zeros, so that height and width stay.
+
+    Args:
+        x: [batch, in, height, width].
+        weight: [out, in, size, size], size odd.
+        bias: [out].
+    """
+    around, by_place = neighbourhoods(x, weight.shape[-1])
+    columns = around.reshape(len(x), math.prod(weight.shape[1:]), math.prod(x.shape[2:]))
+    rows = weight.reshape(len(weight), columns.shape[1])
+    y = rows @ columns + bias.reshape(-1, 1)
+
+    def pullback(c: Array) -> tuple[Array, Array, Array]:
+        flat = c.reshape(y.shape)
+        by_row = np.tensordot(flat, columns, axes=((0, 2), (0, 2)))
+        return by_place((rows.T @ flat).reshape(around.shape)), by_row.reshape(weight.shape), np.sum(flat, axis=(0, 2))
+
+    return y.reshape(len(x), len(weight), *x.shape[2:]), pullback
+
+
+def neighbourhoods(x: Array, size: int) -> tuple[Array, Back]:
+    """What is around each pixel, size by size, with zeros beyond the edges.
+
+    Args:
+        x: [batch, channels, height, width].
+        size: odd.
+
+    Returns:
+        [batch, channels, size * size, height, width], and the pullback.
+    """
+    height, width = x.shape[2:]
+    edge = size // 2
+    padded = np.pad(x, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
+    places = [(slice(i, i + height), slice(j, j + width)) for i in range(size) for j in range(size)]
+
+    def pullback(c: Array) -> Array:
+        back = np.zeros_like(padded)
+        for index, (rows, columns) in enumerate(places):
+            back[:, :, rows, columns] += c[:, :, index]
+        return back[:, :, edge : edge + height, edge : edge + width]
+
+    return np.stack([padded[:, :, rows, columns] for rows, columns in places], axis=2), pullback
+
+
+def max_pooled(x: Array, size: int) -> tuple[Array, Back]:
+    """The largest of each window; of equal ones the first, row by row, takes the cotangent.
+
+    Windows are size by size, do not overlap, and leave out rows and columns that fill none.
+
+    Args:
+        x: [batch, channels, height, width].
+        size: of a window.
+    """
+    batch, channels, height, width = x.shape
+    high, wide = height // size, width // size
+    split = (batch, channels, high, size, wide, size)
+    whole = (slice(None), slice(None), slice(high * size), slice(wide * size))
+    windows = x[whole].reshape(split).transpose(0, 1, 2, 4, 3, 5).reshape(batch, channels, high, wide, size * size)
+    first = np.expand_dims(np.argmax(windows, axis=-1), -1)
+
+    def pullback(c: Array) -> Array:
+        spread, back = np.zeros_like(windows), np.zeros_like(x)
+        np.put_along_axis(spread, first, np.expand_dims(c, -1), axis=-1)
+        apart = spread.reshape(batch, channels, high, wide, size, size).transpose(0, 1, 2, 4, 3, 5)
+        back[whole] = apart.reshape(x[whole].shape)
+        return back
+
+    return np.take_along_axis(windows, first, axis=-1)[..., 0], pullback
+
+
+def activation(name: str, x: Array) -> tuple[Array, Back]:
+    """An activation by name, as in `anyaccel.adapter.model_specs.ACTIVATIONS`.
+
+    Raises:
+        RecipeError: there is none of this name.
+    """
+    if name not in _ACTIVATIONS:
+        raise RecipeError(f"no activation is called {name!r}", there=", ".join(ACTIVATIONS))
+    return _ACTIVATIONS[name](x)
+
+
+def _relu(x: Array) -> tuple[Array, Back]:
+    return np.maximum(x, 0), lambda c: np.where(x > 0, c, np.zeros_like(c))
+
+
+def _tanh(x: Array) -> tuple[Array, Back]:
+    y = np.tanh(x)
+    return y, lambda c: c * (1 - y * y)
+
+
+def _sigmoid(x: Array) -> tuple[Array, Back]:
+    y = 0.5 * (1 + np.tanh(0.5 * x))  # never overflows, as exp(-x) would
+    return y, lambda c: c * y * (1 - y)
+
+
+def _identity(x: Array) -> tuple[Array, Back]:
+    return x, lambda c: c
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], tuple[Array, Back]]] = {
+    "relu": _relu,
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "identity": _identity,
+}
+
+
+def dropout(x: Array, rate: float, key: int) -> tuple[Array, Back]:
+    """Zero each element with probability `rate`, and scale the rest so that the mean stays; `key` says which."""
+    kept = rng.uniform(key, x.shape, 0.0, 1.0) >= rate
+    mask = made_like((kept / (1.0 - rate)).astype(x.dtype), x)
+    return x * mask, lambda c: c * mask
+
+
+def normalized(x: Array, mean: Array, variance: Array, eps: float) -> Array:
+    """`(x - mean) / sqrt(variance + eps)` for each feature, all [features]."""
+    return (x - mean) / np.sqrt(variance + eps)
+
+
+def batch_normalized(x: Array, eps: float) -> tuple[Array, Array, Array, Back]:
+    """Features normalized over the batch, with its mean and (biased) variance, and the pullback through all three.
+
+    Args:
+        x: [batch, features].
+        eps: added to the variance.
+    """
+    mean, variance = np.mean(x, axis=0), np.var(x, axis=0)
+    y = normalized(x, mean, variance, eps)
+
+    def pullback(c: Array) -> Array:
+        centred = c - np.mean(c, axis=0) - y * np.mean(c * y, axis=0)
+        return np.asanyarray(centred / np.sqrt(variance + eps))
+
+    return y, mean, variance, pullback

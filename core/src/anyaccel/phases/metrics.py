@@ -1,0 +1,160 @@
+"""Metrics by name or callable, over whole predictions in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anyaccel.errors import ConfigError, RecipeError
+from anyaccel.suggestions import did_you_mean
+
+Measure = Callable[[np.ndarray, np.ndarray], float]
+
+
+def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Share of samples classified rightly.
+
+    Outputs are scores [n, classes] with class indices [n] or [n, 1] or probabilities [n, classes] as targets; or
+    logits [n] or [n, 1] of the positive class, with targets of 0 and 1; or classes themselves, no floating numbers.
+    """
+    if outputs.dtype.kind not in "fc":
+        return float(np.mean(outputs == _aligned(targets, outputs)))
+    if outputs.ndim == 2 and outputs.shape[1] > 1:
+        chosen = outputs.argmax(axis=1)
+        wanted = targets.argmax(axis=1) if targets.shape == outputs.shape else _indices(targets, outputs)
+        return float(np.mean(chosen == wanted))
+    wanted = _aligned(targets, outputs)
+    if not np.isin(wanted, (0, 1)).all():
+        raise RecipeError(
+            f"accuracy takes a single output for the logit of class 1, and the targets are not 0 and 1 alone: "
+            f"there are {len(np.unique(wanted))} of them",
+            remedy="give the model one output for each class",
+        )
+    return float(np.mean((outputs > 0) == (wanted == 1)))
+
+
+def mse(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Mean squared error over all elements."""
+    return float(np.mean((_float(outputs) - _float(targets, outputs)) ** 2))
+
+
+def rmse(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Square root of the mean squared error."""
+    return float(np.sqrt(mse(outputs, targets)))
+
+
+def mae(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Mean absolute error over all elements."""
+    return float(np.mean(np.abs(_float(outputs) - _float(targets, outputs))))
+
+
+def r2(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Coefficient of determination over all elements; NaN if the targets are constant."""
+    given, wanted = _float(outputs), _float(targets, outputs)
+    spread = float(np.sum((wanted - wanted.mean()) ** 2))
+    return float("nan") if spread == 0 else 1.0 - float(np.sum((given - wanted) ** 2)) / spread
+
+
+METRICS: Mapping[str, Measure] = {"accuracy": accuracy, "mse": mse, "rmse": rmse, "mae": mae, "r2": r2}
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Metric:
+    """A measure of predictions, computed once over all of them.
+
+    Args:
+        measure: a name (accuracy, mse, rmse, mae, r2), or a function of outputs and targets, both NumPy arrays with
+            the samples along the first axis, that gives a number.
+        on: label of the node whose output it judges; if None, every node that a loss of the phase judges, else the
+            tails of the graph.
+        targets: what it compares with: `"targets"` as for losses, or `"FEATURE_SET.COLUMN"`.
+        label: name in results; the measure's by default.
+
+    Raises:
+        RecipeError: an unknown name, or something that cannot be called.
+    """
+
+    measure: Measure
+    on: str | None
+    targets: str
+    label: str
+
+    def __init__(self, measure: Any, on: str | None = None, targets: str = "targets", label: str | None = None) -> None:
+        if isinstance(measure, str) and measure not in METRICS:
+            raise RecipeError(
+                f"no metric is called {measure!r}",
+                there=", ".join(METRICS),
+                remedy=did_you_mean(measure.lower(), METRICS, "use one of these, or give a function"),
+            )
+        if not isinstance(measure, str) and not callable(measure):
+            raise RecipeError(
+                f"{measure!r} is not a metric", there=", ".join(METRICS), remedy="give a name or a function"
+            )
+        object.__setattr__(self, "measure", METRICS[measure] if isinstance(measure, str) else measure)
+        object.__setattr__(self, "on", on)
+        object.__setattr__(self, "targets", targets)
+        object.__setattr__(
+            self, "label", label or (measure if isinstance(measure, str) else getattr(measure, "__name__", "metric"))
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """A plain dict that `from_config` reads back.
+
+        Raises:
+            ConfigError: the measure is a function that has no name here.
+        """
+        name = next((name for name, measure in METRICS.items() if measure is self.measure), None)
+        if name is None:
+            raise ConfigError(
+                f"metric {self.label!r} is a function and has no configuration", remedy="use a named metric"
+            )
+        return {"measure": name, "on": self.on, "targets": self.targets, "label": self.label}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Metric:
+        """Read what `get_config` wrote.
+
+        Raises:
+            ConfigError: not such a configuration.
+        """
+        known = ("measure", "on", "targets", "label")
+        if not isinstance(config, Mapping) or not isinstance(config.get("measure"), str) or set(config) - set(known):
+            raise ConfigError(
+                f"{config!r} is not the configuration of a metric",
+                there=f"keys: {', '.join(known)}",
+                remedy="write {'measure': 'accuracy'}",
+            )
+        return cls(**dict(config))
+
+
+def _indices(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Class indices [n] for scores [n, classes], each of them a column of the scores."""
+    wanted, count = _aligned(targets, scores[:, 0]), scores.shape[1]
+    strange = wanted[(wanted < 0) | (wanted >= count)]
+    if strange.size:
+        raise RecipeError(
+            f"accuracy takes class indices for the columns of {count} scores, and the targets have {strange[0]}",
+            there=f"0 to {count - 1}",
+            remedy="number the classes from 0, or give a function",
+        )
+    return wanted
+
+
+def _float(values: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
+    """In float64, and in the shape of `like` if only single axes differ."""
+    array = values.astype(np.float64, copy=False)
+    return array if like is None else _aligned(array, like)
+
+
+def _aligned(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Targets in the shape of the outputs if only single axes of the samples differ; anything else would broadcast."""
+    one, other = ([size for size in array.shape[1:] if size != 1] for array in (targets, outputs))
+    if one != other or len(targets) != len(outputs):
+        raise RecipeError(
+            f"a metric cannot compare outputs {list(outputs.shape)} with targets {list(targets.shape)}",
+            remedy="name other targets in Metric(..., targets='FEATURE_SET.COLUMN'), or give a function",
+        )
+    return targets.reshape(outputs.shape)

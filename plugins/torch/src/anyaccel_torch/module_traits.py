@@ -1,0 +1,71 @@
+"""What a module does with its inputs beside computing: whether it writes to them, and how it reads an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from anyaccel.segment import TensorSpec
+from anyaccel_torch import keras
+from anyaccel_torch.builtin_models import SequentialCNN
+from anyaccel_torch.module_state import parts
+from anyaccel_torch.shape_inference import infer
+from anyaccel_torch.tree_utils import tensors_in
+
+_SPATIAL = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def writes(model: nn.Module, inputs: Sequence[TensorSpec]) -> bool:
+    """Whether a module writes to its inputs: by torch's own count of writes, when it is run on zeros.
+
+    In-place dropout writes in training only, and counts wherever it stands in the module.
+    """
+    if any(isinstance(part, _DROPOUT) and part.inplace for part in parts(model)):
+        return True
+    given: list[torch.Tensor] = []
+    hook = model.register_forward_pre_hook(lambda _, args: given.extend(tensors_in(args)))
+    try:
+        infer(model, inputs, seed=0)
+    finally:
+        hook.remove()
+    return any(tensor._version for tensor in given)  # noqa: SLF001
+
+
+def layout(model: nn.Module) -> tuple[str, str]:
+    """As `Compute.layout`: of a layer for images, or a `Sequential` that begins or ends with one.
+
+    Of other modules nothing is said: their forward may move the axes.
+    """
+    if isinstance(model, SequentialCNN):
+        return "channels_first", ""
+    if keras.is_layer(model):
+        return keras.layout(model)
+    layers = [layer for layer in _flat(model) if not _is_elementwise(layer)]
+    ends = (layers[:1], layers[-1:])
+    first, last = ("channels_first" if end and isinstance(end[0], _SPATIAL) else "" for end in ends)
+    return first, last
+
+
+def _flat(model: nn.Module) -> list[nn.Module]:
+    return [part for layer in model for part in _flat(layer)] if isinstance(model, nn.Sequential) else [model]
+
+
+def _is_elementwise(layer: nn.Module) -> bool:
+    return layer.__class__.__module__ in ("torch.nn.modules.activation", "torch.nn.modules.dropout")
+
+
+def mixes(model: nn.Module) -> str:
+    """The name of the first part that normalizes over the batch while it trains, or `""`; functions are not seen."""
+    for part in parts(model):
+        known = isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - torch has no other name for all
+        like_keras = any(base.__name__ == "BatchNormalization" for base in type(part).__mro__)
+        if known or (like_keras and getattr(part, "trainable", True)):
+            return type(part).__name__
+    return ""
