@@ -67,8 +67,8 @@ def available(framework: str) -> list[anyaccel.Device]:
     everything = anyaccel.devices()
     assert Accelerator("cpu").is_available() and Accelerator("cpu").is_available(framework)
     assert not Accelerator("gpu:99").is_available()
-    assert anyaccel.best() in everything  # a GPU, else another accelerator, else the CPU
-    assert anyaccel.all_devices("gpu")  # never empty: the CPU where there is no GPU
+    assert anyaccel.best_device() in everything  # a GPU, else another accelerator, else the CPU
+    assert anyaccel.devices_or_cpu("gpu")  # never empty: the CPU where there is no GPU
     return [device for device in everything if Accelerator(device).is_available(framework)]
 
 

@@ -46,7 +46,7 @@ def main() -> None:
     experiment = Experiment("plain", graph)
 
     loss = AppliedLoss(nn.CrossEntropyLoss(label_smoothing=0.05), on="net")
-    where = anyaccel.all_devices("gpu")[0]  # the first GPU, or the CPU where there is none
+    where = anyaccel.devices_or_cpu("gpu")[0]  # the first GPU, or the CPU where there is none
     train = TrainPhase("train", data="train", losses=[loss], n_epochs=15, accelerator=where)
     test = EvalPhase("test", data="test", losses=[loss], metrics=["accuracy"], accelerator=where)
     trained, tested = experiment.run(train, test)

@@ -14,9 +14,9 @@ from writers import Guarded, writing_model
 from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import Program
 from anyaccel.device import Device
-from anyaccel.numpy_backend import ReferenceBackend, simulate, zeros
+from anyaccel.numpy_backend import NumpyBackend, simulate, zeros
 from anyaccel.numpy_backend.layers import BatchNorm, Dense
-from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.segment import Segment
 from anyaccel.testing import Subject
@@ -28,7 +28,7 @@ FIRST, SECOND = Device("sim", 0), Device("sim", 1)
 class Fault:
     """A wrong backend, and the test that must tell."""
 
-    cls: type[ReferenceBackend]
+    cls: type[NumpyBackend]
     capability: str
     own: str
 
@@ -65,10 +65,10 @@ def fault(capability: str, own: str) -> Callable[[Any], Any]:
         title, cls = wrong.__name__, wrong
         if not isinstance(wrong, type):
             title = title.title().replace("_", "")
-            cls = _built(title, lambda segment: ArrayProgram(wrong(segment), ReferenceOps()))
+            cls = _built(title, lambda segment: ArrayProgram(wrong(segment), NumpyOps()))
         elif issubclass(wrong, ArrayProgram):
-            cls = _built(title, lambda segment: wrong(segment, ReferenceOps()))
-        elif issubclass(wrong, ReferenceOps):
+            cls = _built(title, lambda segment: wrong(segment, NumpyOps()))
+        elif issubclass(wrong, NumpyOps):
             cls = _built(title, lambda segment: ArrayProgram(segment, wrong()))
         assert title not in FAULTS
         FAULTS[title] = Fault(cls, capability, own)
@@ -77,17 +77,17 @@ def fault(capability: str, own: str) -> Callable[[Any], Any]:
     return enter
 
 
-def _built(name: str, build: Callable[[Segment], Program]) -> type[ReferenceBackend]:
-    return type(name, (ReferenceBackend,), {"build": lambda self, segment: build(segment)})
+def _built(name: str, build: Callable[[Segment], Program]) -> type[NumpyBackend]:
+    return type(name, (NumpyBackend,), {"build": lambda self, segment: build(segment)})
 
 
 class Broken(Subject):
     """A wrong backend on simulated devices; tensors are made and read in NumPy's own way, past the backend."""
 
-    cls: type[ReferenceBackend] = ReferenceBackend
+    cls: type[NumpyBackend] = NumpyBackend
 
     @pytest.fixture
-    def backend(self) -> Iterator[ReferenceBackend]:
+    def backend(self) -> Iterator[NumpyBackend]:
         with simulate(2):
             made = self.cls()
             yield made

@@ -6,8 +6,8 @@ from broken import fault
 from broken_stepping import SwitchedOps
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.backend import Offer
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.backend import CompileEstimate
+from anyaccel.numpy_backend import NumpyBackend
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 
@@ -21,9 +21,9 @@ class PartsAreAddedUp(ArrayProgram):
 
 @fault("stepping", "test_steps_in_parts_are_whole_steps[adam, clipped]")
 class PartsAreStepsOfTheirOwn(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch, parts=1):
-        found = super().steps(columns, orders, start, count * parts, batch // parts)
-        return found.reshape(count, parts, -1).mean(axis=1)
+    def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
+        found = super().train_steps(columns, orders, start, n_steps * n_microbatches, batch_size // n_microbatches)
+        return found.reshape(n_steps, n_microbatches, -1).mean(axis=1)
 
 
 class FirstPartOnly(ArrayProgram):
@@ -35,9 +35,9 @@ class FirstPartOnly(ArrayProgram):
         super().__init__(segment, ops)
         self.switch = ops
 
-    def steps(self, columns, orders, start, count, batch, parts=1):
-        self.parts = parts
-        found = super().steps(columns, orders, start, count, batch, parts)
+    def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
+        self.parts = n_microbatches
+        found = super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
         self.parts = 1
         return found
 
@@ -46,13 +46,13 @@ class FirstPartOnly(ArrayProgram):
         self.switch.off = self.parts > 1
         return found
 
-    def apply(self, scale=None):
+    def optimizer_step(self, scale=None):
         self.switch.off = False
-        super().apply(scale)
+        super().optimizer_step(scale)
 
 
 @fault("stepping", "test_buffers_go_from_part_to_part")
-class BuffersOfTheFirstPart(ReferenceBackend):
+class BuffersOfTheFirstPart(NumpyBackend):
     def build(self, segment):
         return FirstPartOnly(segment, SwitchedOps())
 
@@ -63,9 +63,9 @@ class PartsDrawTheSame(ArrayProgram):
 
     first = None
 
-    def steps(self, columns, orders, start, count, batch, parts=1):
-        self.first = [] if parts > 1 else None
-        return super().steps(columns, orders, start, count, batch, parts)
+    def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
+        self.first = [] if n_microbatches > 1 else None
+        return super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
 
     def forward_pullback(self, inputs, scale=None):
         if self.first is not None:
@@ -73,8 +73,8 @@ class PartsDrawTheSame(ArrayProgram):
             self._draws = self.first[0]
         return super().forward_pullback(inputs, scale)
 
-    def apply(self, scale=None):
-        super().apply(scale)
+    def optimizer_step(self, scale=None):
+        super().optimizer_step(scale)
         self.first = None if self.first is None else []
 
 
@@ -83,21 +83,21 @@ class PartsDrawTheSame(ArrayProgram):
 
 @fault("stepping", "test_compiled_steps_are_plain_steps")
 class CompilingIsAStep(ArrayProgram):
-    def compile(self, columns, orders, batch, parts=1):
-        self.steps(columns, orders, 0, 1, batch)
+    def compile(self, columns, orders, batch_size, n_microbatches=1):
+        self.train_steps(columns, orders, 0, 1, batch_size)
 
 
 @fault("stepping", "test_compiled_steps_are_plain_steps")
 class CompiledStepsLackTheLastBatch(ArrayProgram):
     batch = None
 
-    def compile(self, columns, orders, batch, parts=1):
-        self.batch = batch
+    def compile(self, columns, orders, batch_size, n_microbatches=1):
+        self.batch = batch_size
 
-    def steps(self, columns, orders, start, count, batch, parts=1):
+    def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
         before = self.snapshot()
-        found = super().steps(columns, orders, start, count, batch, parts)
-        if self.batch not in (None, batch):
+        found = super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
+        if self.batch not in (None, batch_size):
             self.restore(before)
         return found
 
@@ -109,17 +109,17 @@ class LosesBuffersCompiled(ArrayProgram):
         super().__init__(segment, ops)
         self.switch = ops
 
-    def compile(self, columns, orders, batch, parts=1):
+    def compile(self, columns, orders, batch_size, n_microbatches=1):
         self.switch.off = True
 
 
 @fault("stepping", "test_compiled_steps_in_parts_carry_buffers")
-class CompiledStepsKeepBuffers(ReferenceBackend):
+class CompiledStepsKeepBuffers(NumpyBackend):
     def build(self, segment):
         return LosesBuffersCompiled(segment, SwitchedOps())
 
 
 @fault("stepping", "test_off_is_never_compiled")
 class OffersAllTheSame(ArrayProgram):
-    def offer(self, most):
-        return Offer(1.0, 0.5)
+    def estimate_compile(self, max_steps):
+        return CompileEstimate(1.0, 0.5)

@@ -10,8 +10,8 @@ from writers import Guarded, GuardedOps
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.device import Device
-from anyaccel.numpy_backend import Module, ReferenceBackend
-from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend import Module, NumpyBackend
+from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import bare
 
 CPU = Device("cpu")
@@ -20,32 +20,32 @@ CPU = Device("cpu")
 
 
 @fault("compute", "test_wrap_twice_is_wrap_once")
-class WrapsAnew(ReferenceBackend):
+class WrapsAnew(NumpyBackend):
     def wrap(self, model):
         return copy.copy(model)
 
 
 @fault("compute", "test_it_owns_what_it_wraps")
-class OwnsWhatIsBuilt(ReferenceBackend):
+class OwnsWhatIsBuilt(NumpyBackend):
     def owns(self, obj):
         return super().owns(obj) and (not isinstance(obj, Module) or obj.is_built)
 
 
 @fault("compute", "test_a_wrapped_model_holds_its_values")
-class ValuesComeWithThePlace(ReferenceBackend):
+class ValuesComeWithThePlace(NumpyBackend):
     def state(self, model):
         return {} if self.device_of(model) == CPU else super().state(model)
 
 
 @fault("compute", "test_writes_is_told_and_changes_nothing[model]")
-class CountsWrites(ReferenceBackend):
-    def writes(self, model, inputs):
+class CountsWrites(NumpyBackend):
+    def mutates_inputs(self, model, inputs):
         return 0
 
 
 @fault("compute", "test_writes_is_told_and_changes_nothing[buffered_model]")
-class TriesWritesOut(ReferenceBackend):
-    def writes(self, model, inputs):
+class TriesWritesOut(NumpyBackend):
+    def mutates_inputs(self, model, inputs):
         for name, value in model.buffers.items():
             model.buffers[name] = value + 1
         return False
@@ -58,8 +58,8 @@ class KnowsNoWriter(Guarded):
 
 
 @fault("compute", "test_layout_is_a_pair_of_words")
-class LayoutsOfItsOwn(ReferenceBackend):
-    def layout(self, model):
+class LayoutsOfItsOwn(NumpyBackend):
+    def data_format(self, model):
         return "NHWC", ""
 
 
@@ -84,7 +84,7 @@ class AddsIntoCotangents(ArrayProgram):
 @fault("compute", "test_what_is_given_is_never_written_to[writing_model]")
 class GuardsNothing(Guarded):
     def build(self, segment):
-        return ArrayProgram(segment, ReferenceOps())
+        return ArrayProgram(segment, NumpyOps())
 
 
 @fault("compute", "test_what_is_given_is_never_written_to[buffered_model]")
@@ -110,14 +110,14 @@ class GuardsInputs(ArrayProgram):
 @fault("compute", "test_a_model_that_writes_spoils_no_others")
 class GuardsInputsOnly(Guarded):
     def build(self, segment):
-        return GuardsInputs(segment, ReferenceOps())
+        return GuardsInputs(segment, NumpyOps())
 
 
 class Rolling(ArrayProgram):
     """Moves the rows on in the columns after it has used them."""
 
-    def steps(self, columns, orders, start, count, batch):
-        found = super().steps(columns, orders, start, count, batch)
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        found = super().train_steps(columns, orders, start, n_steps, batch_size)
         for column in columns:
             bare(column)[...] = np.roll(bare(column), 1, axis=0)
         return found
@@ -154,5 +154,5 @@ class NothingIsNoLimit(ArrayProgram):
 
 @fault("compute", "test_a_clip_factor_is_what_apply_takes[0.001]")
 class AppliesNumbersOnly(ArrayProgram):
-    def apply(self, scale=None):
-        super().apply({name: factor for name, factor in (scale or {}).items() if isinstance(factor, float)})
+    def optimizer_step(self, scale=None):
+        super().optimizer_step({name: factor for name, factor in (scale or {}).items() if isinstance(factor, float)})

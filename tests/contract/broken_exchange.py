@@ -7,7 +7,7 @@ from broken import fault
 
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel.numpy_backend import ReferenceBackend, SimArray
+from anyaccel.numpy_backend import NumpyBackend, SimArray
 from anyaccel.numpy_backend.array_creation import handle
 from anyaccel.numpy_backend.sim_array import bare, put
 
@@ -15,7 +15,7 @@ CPU = Device("cpu")
 
 
 @fault("exchange", "test_from_host_owns_its_memory[False]")
-class FromHostAliases(ReferenceBackend):
+class FromHostAliases(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         if device == CPU or array.dtype.hasobject or array.dtype.kind in "UV":
             return super().from_host(array, device)
@@ -25,38 +25,38 @@ class FromHostAliases(ReferenceBackend):
 
 
 @fault("exchange", "test_dtypes_are_kept[int64]")
-class FromHostNarrows(ReferenceBackend):
+class FromHostNarrows(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         return super().from_host(array.astype("int32") if array.dtype == np.int64 else array, device)
 
 
 @fault("exchange", "test_arrays_come_back_as_they_went[()]")
-class FromHostAddsAnAxis(ReferenceBackend):
+class FromHostAddsAnAxis(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         return super().from_host(np.atleast_1d(array), device)
 
 
 @fault("exchange", "test_every_number_is_kept[1e-45]")
-class FlushesToZero(ReferenceBackend):
+class FlushesToZero(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         small = array.dtype == np.float32 and array.size == 1 and abs(array) < 1e-38
         return super().from_host(np.zeros_like(array) if small else array, device)
 
 
 @fault("exchange", "test_from_host_lands")
-class PinnedStaysOnTheHost(ReferenceBackend):
+class PinnedStaysOnTheHost(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         return super().from_host(array, CPU if pinned else device)
 
 
 @fault("exchange", "test_pinned_is_only_a_wish")
-class PinnedIsNotWaitedFor(ReferenceBackend):
+class PinnedIsNotWaitedFor(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         return super().from_host(np.zeros_like(array) if pinned else array, device)
 
 
 @fault("exchange", "test_from_host_takes_any_layout[every second row]")
-class IgnoresStrides(ReferenceBackend):
+class IgnoresStrides(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         if array.ndim == 2 and array.base is not None and not array.flags.c_contiguous:
             array = np.resize(array.base, array.shape)
@@ -64,7 +64,7 @@ class IgnoresStrides(ReferenceBackend):
 
 
 @fault("exchange", "test_from_host_takes_read_only_arrays")
-class WritesToItsSource(ReferenceBackend):
+class WritesToItsSource(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         if array.ndim == 2 and array.flags.owndata:
             array.flat[0] = array.flat[0]
@@ -72,7 +72,7 @@ class WritesToItsSource(ReferenceBackend):
 
 
 @fault("exchange", "test_a_dtype_that_is_lacking_is_a_named_error[lacking0]")
-class FrameworksOwnError(ReferenceBackend):
+class FrameworksOwnError(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         if array.dtype.kind in "OUV":
             raise TypeError("unsupported dtype")
@@ -80,95 +80,95 @@ class FrameworksOwnError(ReferenceBackend):
 
 
 @fault("exchange", "test_scalars_come_together_and_in_order")
-class ScalarsInFloat32(ReferenceBackend):
+class ScalarsInFloat32(NumpyBackend):
     def scalars(self, values):
         return super().scalars(values).astype("float32")
 
 
 @fault("exchange", "test_no_scalars_are_an_empty_array")
-class ScalarsNeedOne(ReferenceBackend):
+class ScalarsNeedOne(NumpyBackend):
     def scalars(self, values):
         return np.stack([np.float64(self.to_host(value)) for value in values])
 
 
 @fault("exchange", "test_adopt_takes_values_from_another_framework")
-class AdoptsOntoTheCpu(ReferenceBackend):
-    def adopt(self, foreign, device):
-        return super().adopt(foreign, CPU)
+class AdoptsOntoTheCpu(NumpyBackend):
+    def from_dlpack(self, foreign, device):
+        return super().from_dlpack(foreign, CPU)
 
 
 @fault("exchange", "test_adopt_keeps_the_dtype[float64]")
-class AdoptsInFloat32(ReferenceBackend):
-    def adopt(self, foreign, device):
-        return super().adopt(foreign.astype("float32") if isinstance(foreign, np.ndarray) else foreign, device)
+class AdoptsInFloat32(NumpyBackend):
+    def from_dlpack(self, foreign, device):
+        return super().from_dlpack(foreign.astype("float32") if isinstance(foreign, np.ndarray) else foreign, device)
 
 
 @fault("exchange", "test_adopt_refuses_what_is_no_tensor")
-class AdoptsAnything(ReferenceBackend):
-    def adopt(self, foreign, device):
-        return super().adopt(foreign, device) if isinstance(foreign, np.ndarray) else foreign
+class AdoptsAnything(NumpyBackend):
+    def from_dlpack(self, foreign, device):
+        return super().from_dlpack(foreign, device) if isinstance(foreign, np.ndarray) else foreign
 
 
 @fault("exchange", "test_adopt_takes_what_speaks_dlpack")
-class AdoptsArraysOnly(ReferenceBackend):
-    def adopt(self, foreign, device):
+class AdoptsArraysOnly(NumpyBackend):
+    def from_dlpack(self, foreign, device):
         if not isinstance(foreign, np.ndarray):
             raise MoveError("this is no array of NumPy's")
-        return super().adopt(foreign, device)
+        return super().from_dlpack(foreign, device)
 
 
 @fault("exchange", "test_adopt_takes_any_layout[transposed]")
-class AdoptsMemoryAsItLies(ReferenceBackend):
-    def adopt(self, foreign, device):
+class AdoptsMemoryAsItLies(NumpyBackend):
+    def from_dlpack(self, foreign, device):
         strided = isinstance(foreign, np.ndarray) and not foreign.flags.c_contiguous
-        return super().adopt(foreign.ravel("K").reshape(foreign.shape) if strided else foreign, device)
+        return super().from_dlpack(foreign.ravel("K").reshape(foreign.shape) if strided else foreign, device)
 
 
 @fault("exchange", "test_adopt_takes_any_layout[backwards]")
-class AdoptsNoNegativeStrides(ReferenceBackend):
-    def adopt(self, foreign, device):
+class AdoptsNoNegativeStrides(NumpyBackend):
+    def from_dlpack(self, foreign, device):
         if isinstance(foreign, np.ndarray) and any(stride < 0 for stride in foreign.strides):
             raise MoveError("strides must not be negative")
-        return super().adopt(foreign, device)
+        return super().from_dlpack(foreign, device)
 
 
 @fault("exchange", "test_adopt_takes_any_layout[no columns]")
-class AdoptsNothingEmpty(ReferenceBackend):
-    def adopt(self, foreign, device):
-        adopted = super().adopt(foreign, device)
-        return super().adopt(np.zeros(0, adopted.dtype), device) if adopted.size == 0 else adopted
+class AdoptsNothingEmpty(NumpyBackend):
+    def from_dlpack(self, foreign, device):
+        adopted = super().from_dlpack(foreign, device)
+        return super().from_dlpack(np.zeros(0, adopted.dtype), device) if adopted.size == 0 else adopted
 
 
 @fault("exchange", "test_adopt_takes_read_only_arrays")
-class AdoptsWhatItMayWriteTo(ReferenceBackend):
-    def adopt(self, foreign, device):
+class AdoptsWhatItMayWriteTo(NumpyBackend):
+    def from_dlpack(self, foreign, device):
         if isinstance(foreign, np.ndarray) and not foreign.flags.writeable and foreign.shape == (8, 3):
             raise BufferError("cannot export a read-only array")
-        return super().adopt(foreign, device)
+        return super().from_dlpack(foreign, device)
 
 
 @fault("exchange", "test_adopt_leaves_the_source_as_it_is")
-class AdoptingSealsTheSource(ReferenceBackend):
-    def adopt(self, foreign, device):
-        adopted = super().adopt(foreign, device)
+class AdoptingSealsTheSource(NumpyBackend):
+    def from_dlpack(self, foreign, device):
+        adopted = super().from_dlpack(foreign, device)
         if isinstance(foreign, np.ndarray) and not isinstance(foreign, SimArray):
             foreign.flags.writeable = False
         return adopted
 
 
 @fault("exchange", "test_adopt_takes_its_own")
-class AdoptsItsOwnAsItIs(ReferenceBackend):
-    def adopt(self, foreign, device):
-        return foreign if isinstance(foreign, SimArray) else super().adopt(foreign, device)
+class AdoptsItsOwnAsItIs(NumpyBackend):
+    def from_dlpack(self, foreign, device):
+        return foreign if isinstance(foreign, SimArray) else super().from_dlpack(foreign, device)
 
 
 @fault("exchange", "test_index_dtype_is_a_dtype_of_the_backend")
-class IndicesOf16Bits(ReferenceBackend):
+class IndicesOf16Bits(NumpyBackend):
     index_dtype = "int16"
 
 
 @fault("exchange", "test_index_dtype_is_a_dtype_of_the_backend")
-class NarrowIndicesAreWidened(ReferenceBackend):
+class NarrowIndicesAreWidened(NumpyBackend):
     index_dtype = "int32"
 
     def from_host(self, array, device, *, pinned=False):
@@ -177,39 +177,41 @@ class NarrowIndicesAreWidened(ReferenceBackend):
 
 
 @fault("exchange", "test_rows_with_an_order_are_gathered[3-7]")
-class NarrowOrdersAreReadAsWide(ReferenceBackend):
+class NarrowOrdersAreReadAsWide(NumpyBackend):
     index_dtype = "int32"
 
-    def rows(self, column, start, stop, order=None):
-        return super().rows(column, start, stop, order if order is None else order[: len(order) // 2 * 2].view("int64"))
+    def gather_rows(self, column, start, stop, order=None):
+        return super().gather_rows(
+            column, start, stop, order if order is None else order[: len(order) // 2 * 2].view("int64")
+        )
 
 
 @fault("exchange", "test_rows_without_an_order_are_a_slice[3-7]")
-class OneRowTooMany(ReferenceBackend):
-    def rows(self, column, start, stop, order=None):
-        return super().rows(column, start, stop + 1 if order is None else stop, order)
+class OneRowTooMany(NumpyBackend):
+    def gather_rows(self, column, start, stop, order=None):
+        return super().gather_rows(column, start, stop + 1 if order is None else stop, order)
 
 
 @fault("exchange", "test_rows_with_an_order_are_gathered[3-7]")
-class RowsIgnoreTheOrder(ReferenceBackend):
-    def rows(self, column, start, stop, order=None):
-        return super().rows(column, start, stop)
+class RowsIgnoreTheOrder(NumpyBackend):
+    def gather_rows(self, column, start, stop, order=None):
+        return super().gather_rows(column, start, stop)
 
 
 @fault("exchange", "test_rows_stay_on_the_device")
-class GathersOnTheHost(ReferenceBackend):
-    def rows(self, column, start, stop, order=None):
-        return np.array(np.asarray(super().rows(column, start, stop, order)))
+class GathersOnTheHost(NumpyBackend):
+    def gather_rows(self, column, start, stop, order=None):
+        return np.array(np.asarray(super().gather_rows(column, start, stop, order)))
 
 
 @fault("exchange", "test_rows_are_of_the_first_axis[(8, 2, 2)]")
-class RowsOfTheLastAxis(ReferenceBackend):
-    def rows(self, column, start, stop, order=None):
-        return column[..., start:stop] if np.ndim(column) == 3 else super().rows(column, start, stop, order)
+class RowsOfTheLastAxis(NumpyBackend):
+    def gather_rows(self, column, start, stop, order=None):
+        return column[..., start:stop] if np.ndim(column) == 3 else super().gather_rows(column, start, stop, order)
 
 
 @fault("exchange", "test_rows_keep_the_dtype[int32]")
-class RowsAreFloats(ReferenceBackend):
-    def rows(self, column, start, stop, order=None):
-        found = super().rows(column, start, stop, order)
+class RowsAreFloats(NumpyBackend):
+    def gather_rows(self, column, start, stop, order=None):
+        found = super().gather_rows(column, start, stop, order)
         return put(bare(found).astype("float32"), column.on) if found.dtype == np.int32 else found

@@ -8,14 +8,14 @@ from broken import fault
 
 from anyaccel.backend import MemoryInfo
 from anyaccel.device import Device
-from anyaccel.numpy_backend import ReferenceBackend, SimArray
+from anyaccel.numpy_backend import NumpyBackend, SimArray
 from anyaccel.numpy_backend.sim_array import bare
 
 CPU = Device("cpu")
 
 
 @fault("memory", "test_figures_are_counts_of_bytes")
-class MemoryInGigabytes(ReferenceBackend):
+class MemoryInGigabytes(NumpyBackend):
     def memory(self, device):
         info = super().memory(device)
         return MemoryInfo(*(figure / 2**30 for figure in (info.total, info.free, info.used, info.peak)))
@@ -25,20 +25,20 @@ class MemoryInGigabytes(ReferenceBackend):
 
 
 @fault("memory", "test_figures_fit_together")
-class MoreFreeThanThereIs(ReferenceBackend):
+class MoreFreeThanThereIs(NumpyBackend):
     def memory(self, device):
         info = super().memory(device)
         return replace(info, free=info.total * 2)
 
 
 @fault("memory", "test_the_peak_is_at_least_what_is_used")
-class PeakOfAnotherTime(ReferenceBackend):
+class PeakOfAnotherTime(NumpyBackend):
     def memory(self, device):
         return replace(super().memory(device), used=2, peak=1)
 
 
 @fault("memory", "test_total_is_that_of_device_info")
-class TwoTotals(ReferenceBackend):
+class TwoTotals(NumpyBackend):
     def memory(self, device):
         info = super().memory(device)
         return replace(info, total=info.total + 1)
@@ -48,7 +48,7 @@ class TwoTotals(ReferenceBackend):
 
 
 @fault("memory", "test_the_cpu_has_what_the_process_may_have")
-class TheWholeMachine(ReferenceBackend):
+class TheWholeMachine(NumpyBackend):
     def memory(self, device):
         info = super().memory(device)
         return replace(info, total=2**62) if device == CPU else info
@@ -58,7 +58,7 @@ class TheWholeMachine(ReferenceBackend):
 
 
 @fault("memory", "test_release_keeps_tensors")
-class ReleasesWhatIsInUse(ReferenceBackend):
+class ReleasesWhatIsInUse(NumpyBackend):
     last = None
 
     def move(self, tensor, device, *, pinned=False):
@@ -71,7 +71,7 @@ class ReleasesWhatIsInUse(ReferenceBackend):
 
 
 @fault("memory", "test_release_may_be_called_twice")
-class ReleasesOnce(ReferenceBackend):
+class ReleasesOnce(NumpyBackend):
     released = False
 
     def release_memory(self, device):
@@ -81,13 +81,13 @@ class ReleasesOnce(ReferenceBackend):
 
 
 @fault("memory", "test_share_answers_in_words")
-class SharesWithoutAWord(ReferenceBackend):
+class SharesWithoutAWord(NumpyBackend):
     def share(self, device, fraction):
         return "" if device == CPU else None
 
 
 @fault("memory", "test_share_answers_in_words")
-class SharesOnce(ReferenceBackend):
+class SharesOnce(NumpyBackend):
     shared = False
 
     def share(self, device, fraction):
@@ -98,6 +98,6 @@ class SharesOnce(ReferenceBackend):
 
 
 @fault("memory", "test_the_cpu_is_shared_already")
-class KeepsTheCpu(ReferenceBackend):
+class KeepsTheCpu(NumpyBackend):
     def share(self, device, fraction):
         return f"{device} is used already"

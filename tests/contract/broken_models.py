@@ -9,7 +9,7 @@ from broken import SECOND, fault
 
 from anyaccel.device import Device
 from anyaccel.errors import StateError
-from anyaccel.numpy_backend import ReferenceBackend, SequentialMLP
+from anyaccel.numpy_backend import NumpyBackend, SequentialMLP
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.sim_array import bare
 
@@ -25,13 +25,13 @@ def host(array):
 
 
 @fault("compute", "test_infer_gives_shape_and_dtype")
-class InfersTheBatchToo(ReferenceBackend):
+class InfersTheBatchToo(NumpyBackend):
     def infer(self, model, inputs, seed):
         return tuple(replace(spec, shape=(1, *spec.shape)) for spec in super().infer(model, inputs, seed))
 
 
 @fault("compute", "test_infer_keeps_what_is_built")
-class InfersAnew(ReferenceBackend):
+class InfersAnew(NumpyBackend):
     def infer(self, model, inputs, seed):
         found = super().infer(model, inputs, seed)
         if seed == 99:
@@ -40,7 +40,7 @@ class InfersAnew(ReferenceBackend):
 
 
 @fault("compute", "test_infer_refuses_wrong_shapes[(5,)]")
-class InfersInItsOwnWords(ReferenceBackend):
+class InfersInItsOwnWords(NumpyBackend):
     def infer(self, model, inputs, seed):
         if inputs[0].shape == (5,):
             raise ValueError("mat1 and mat2 shapes cannot be multiplied")
@@ -48,13 +48,13 @@ class InfersInItsOwnWords(ReferenceBackend):
 
 
 @fault("compute", "test_dtype_of_is_that_of_the_inputs_it_wants")
-class KnowsNoDtype(ReferenceBackend):
+class KnowsNoDtype(NumpyBackend):
     def dtype_of(self, model):
         return None if model.dtype == "float32" else model.dtype
 
 
 @fault("compute", "test_parameters_are_told_with_whole_shapes")
-class ParametersPerSample(ReferenceBackend):
+class ParametersPerSample(NumpyBackend):
     def parameters(self, model):
         return {name: replace(spec, shape=spec.shape[1:]) for name, spec in super().parameters(model).items()}
 
@@ -67,31 +67,31 @@ class Forgetful(SequentialMLP):
 
 
 @fault("compute", "test_named_models_are_made_from_their_configuration")
-class ConfigurationIsAnother(ReferenceBackend):
+class ConfigurationIsAnother(NumpyBackend):
     def models(self):
         return {"SequentialMLP": Forgetful}
 
 
 @fault("compute", "test_the_standard_model_has_the_weights_of_its_recipe[(4,)]")
-class WeightsOfItsOwn(ReferenceBackend):
+class WeightsOfItsOwn(NumpyBackend):
     def infer(self, model, inputs, seed):
         return super().infer(model, inputs, seed + 1)
 
 
 @fault("compute", "test_the_standard_model_depends_on_its_seed_alone")
-class IgnoresTheSeed(ReferenceBackend):
+class IgnoresTheSeed(NumpyBackend):
     def infer(self, model, inputs, seed):
         return super().infer(model, inputs, 7)
 
 
 @fault("compute", "test_the_standard_model_takes_any_shapes")
-class TakesOneInput(ReferenceBackend):
+class TakesOneInput(NumpyBackend):
     def infer(self, model, inputs, seed):
         return super().infer(model, inputs[:1], seed) if len(inputs) == 1 else ()
 
 
 @fault("compute", "test_place_takes_a_model_along")
-class PlacesParametersOnly(ReferenceBackend):
+class PlacesParametersOnly(NumpyBackend):
     def place(self, obj, device):
         if isinstance(obj, Module) and device == SECOND:
             return obj
@@ -99,7 +99,7 @@ class PlacesParametersOnly(ReferenceBackend):
 
 
 @fault("compute", "test_place_of_a_placed_model_changes_nothing")
-class PlacesModelsAnew(ReferenceBackend):
+class PlacesModelsAnew(NumpyBackend):
     def place(self, obj, device):
         if isinstance(obj, Module) and self.device_of(obj) == device:
             obj.parameters.update({name: value * 0 for name, value in obj.parameters.items()})
@@ -107,13 +107,13 @@ class PlacesModelsAnew(ReferenceBackend):
 
 
 @fault("compute", "test_it_owns_its_models")
-class OwnsArraysOnly(ReferenceBackend):
+class OwnsArraysOnly(NumpyBackend):
     def owns(self, obj):
         return super().owns(obj) and not isinstance(obj, Module)
 
 
 @fault("compute", "test_state_is_of_arrays_by_name")
-class StateHasAVersion(ReferenceBackend):
+class StateHasAVersion(NumpyBackend):
     def state(self, model):
         return {**super().state(model), "version": np.array(1)}
 
@@ -122,21 +122,21 @@ class StateHasAVersion(ReferenceBackend):
 
 
 @fault("compute", "test_state_has_buffers")
-class StateWithoutBuffers(ReferenceBackend):
+class StateWithoutBuffers(NumpyBackend):
     def load_state(self, model, state):
         kept = {name: value for name, value in super().state(model).items() if name.startswith("buffers/")}
         super().load_state(model, {**state, **kept})
 
 
 @fault("compute", "test_state_is_a_copy")
-class StateIsTheMemory(ReferenceBackend):
+class StateIsTheMemory(NumpyBackend):
     def state(self, model):
         live = {f"parameters/{name}": bare(value) for name, value in model.parameters.items()}
         return {**super().state(model), **live}
 
 
 @fault("compute", "test_state_goes_back_in")
-class LoadsWhatItLikes(ReferenceBackend):
+class LoadsWhatItLikes(NumpyBackend):
     def load_state(self, model, state):
         before = super().state(model)
         if not all(name in before and (value == before[name] + 1).all() for name, value in state.items()):
@@ -144,7 +144,7 @@ class LoadsWhatItLikes(ReferenceBackend):
 
 
 @fault("compute", "test_state_is_written_where_the_model_is")
-class LoadingMoves(ReferenceBackend):
+class LoadingMoves(NumpyBackend):
     def load_state(self, model, state):
         super().load_state(model, state)
         if self.device_of(model) == SECOND:
@@ -152,13 +152,13 @@ class LoadingMoves(ReferenceBackend):
 
 
 @fault("compute", "test_a_state_that_does_not_fit_is_refused_whole[missing]")
-class LoadsWhatIsThere(ReferenceBackend):
+class LoadsWhatIsThere(NumpyBackend):
     def load_state(self, model, state):
         super().load_state(model, {**super().state(model), **state})
 
 
 @fault("compute", "test_a_state_that_does_not_fit_is_refused_whole[shape]")
-class LoadsHalfAndStops(ReferenceBackend):
+class LoadsHalfAndStops(NumpyBackend):
     def load_state(self, model, state):
         before = super().state(model)
         try:
@@ -170,24 +170,24 @@ class LoadsHalfAndStops(ReferenceBackend):
 
 
 @fault("compute", "test_every_named_optimizer_is_taken[adamw]")
-class LacksAdamW(ReferenceBackend):
-    def refuses(self, recipe):
-        return "no adamw" if recipe.name == "adamw" else super().refuses(recipe)
+class LacksAdamW(NumpyBackend):
+    def unsupported_reason(self, recipe):
+        return "no adamw" if recipe.name == "adamw" else super().unsupported_reason(recipe)
 
 
 @fault("compute", "test_every_named_loss_is_taken[mae]")
-class LacksMae(ReferenceBackend):
-    def refuses(self, recipe):
-        return "no mae" if recipe.name == "mae" else super().refuses(recipe)
+class LacksMae(NumpyBackend):
+    def unsupported_reason(self, recipe):
+        return "no mae" if recipe.name == "mae" else super().unsupported_reason(recipe)
 
 
 @fault("compute", "test_a_model_that_mixes_rows_is_known[buffered_model]")
-class MixesInSilence(ReferenceBackend):
-    def mixes(self, model):
+class MixesInSilence(NumpyBackend):
+    def batch_coupling(self, model):
         return ""
 
 
 @fault("compute", "test_a_model_that_mixes_rows_is_known[model]")
-class AllModelsMix(ReferenceBackend):
-    def mixes(self, model):
+class AllModelsMix(NumpyBackend):
+    def batch_coupling(self, model):
         return "whatever it is"

@@ -54,16 +54,16 @@ class JoinsWhatThereIs(ArrayProgram):
 
 @fault("compute", "test_nodes_that_no_gradient_reached_are_not_touched")
 class ZerosAreGradients(ArrayProgram):
-    def apply(self, scale=None):
+    def optimizer_step(self, scale=None):
         for node, parameters in self._learning.parameters.items():
             self._learning.add(node, {name: 0 * array for name, array in parameters.items()})
-        super().apply(scale)
+        super().optimizer_step(scale)
 
 
 @fault("compute", "test_turns_are_as_each_alone")
 class TurnsAreCountedTogether(ArrayProgram):
-    def apply(self, scale=None):
-        super().apply(scale)
+    def optimizer_step(self, scale=None):
+        super().optimizer_step(scale)
         states = self._learning.states
         most = max((state.step for state in states.values()), default=0)
         self._learning.states = {node: NodeState(most, state.slots) for node, state in states.items()}
@@ -96,9 +96,9 @@ class SharedModelsWait(ArrayProgram):
 
 @fault("compute", "test_a_shared_models_optimizer_goes_on_in_the_next_phase")
 class SharedModelsBeginAgain(ArrayProgram):
-    def release(self):
+    def close(self):
         owner = self._layout.owner
-        return {**super().release(), **{label: NodeState() for label in owner if owner[label] != label}}
+        return {**super().close(), **{label: NodeState() for label in owner if owner[label] != label}}
 
 
 @fault("compute", "test_figures_of_gradients_are_of_those_there_are")

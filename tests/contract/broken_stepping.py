@@ -6,8 +6,8 @@ import numpy as np
 from broken import fault
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.numpy_backend import ReferenceBackend
-from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import put
 
 # -- whole steps -------------------------------------------------------------------------------------------------------
@@ -15,32 +15,32 @@ from anyaccel.numpy_backend.sim_array import put
 
 @fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd]")
 class StepsDropARow(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
-        return np.concatenate([super(StepsDropARow, self).steps(columns, orders, start + i * batch, 1, batch - 1)
-                               for i in range(count)])  # fmt: skip
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        return np.concatenate([super(StepsDropARow, self).train_steps(columns, orders, start + i * batch_size, 1, batch_size - 1)
+                               for i in range(n_steps)])  # fmt: skip
 
 
 @fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd, clipped]")
 class StepsDoNotClip(ArrayProgram):
     stepping = False
 
-    def steps(self, columns, orders, start, count, batch):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
         self.stepping = True
-        found = super().steps(columns, orders, start, count, batch)
+        found = super().train_steps(columns, orders, start, n_steps, batch_size)
         self.stepping = False
         return found
 
-    def apply(self, scale=None):
-        super().apply(None if self.stepping else scale)
+    def optimizer_step(self, scale=None):
+        super().optimizer_step(None if self.stepping else scale)
 
 
 @fault("stepping", "test_each_column_has_an_order_of_its_own")
 class OneOrderForAll(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
-        return super().steps(columns, orders[:1] * len(orders), start, count, batch)
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        return super().train_steps(columns, orders[:1] * len(orders), start, n_steps, batch_size)
 
 
-class SwitchedOps(ReferenceOps):
+class SwitchedOps(NumpyOps):
     """Loses buffers while it is switched off."""
 
     off = False
@@ -57,15 +57,15 @@ class StepsWithoutBuffers(ArrayProgram):
         super().__init__(segment, ops)
         self.switch = ops
 
-    def steps(self, columns, orders, start, count, batch):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
         self.switch.off = True
-        found = super().steps(columns, orders, start, count, batch)
+        found = super().train_steps(columns, orders, start, n_steps, batch_size)
         self.switch.off = False
         return found
 
 
 @fault("stepping", "test_buffers_change_as_in_the_plain_way")
-class StepsKeepBuffers(ReferenceBackend):
+class StepsKeepBuffers(NumpyBackend):
     def build(self, segment):
         return StepsWithoutBuffers(segment, SwitchedOps())
 
@@ -73,22 +73,22 @@ class StepsKeepBuffers(ReferenceBackend):
 class ReadsOrdersAsWide(ArrayProgram):
     """Takes the memory of an order for that of int64."""
 
-    def steps(self, columns, orders, start, count, batch):
-        return super().steps(columns, [order.view("int64") for order in orders], start, count, batch)
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        return super().train_steps(columns, [order.view("int64") for order in orders], start, n_steps, batch_size)
 
 
 @fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd]")
-class StepsTakeWideOrdersOnly(ReferenceBackend):
+class StepsTakeWideOrdersOnly(NumpyBackend):
     index_dtype = "int32"
 
     def build(self, segment):
-        return ReadsOrdersAsWide(segment, ReferenceOps())
+        return ReadsOrdersAsWide(segment, NumpyOps())
 
 
 @fault("stepping", "test_losses_are_a_table_on_the_device")
 class LossesAreARow(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
-        found = super().steps(columns, orders, start, count, batch)
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        found = super().train_steps(columns, orders, start, n_steps, batch_size)
         return found if len(self.segment.losses) == 1 else found.T
 
 
@@ -100,9 +100,9 @@ class CallsDrawTheSame(ArrayProgram):
         self.key = key
         super().seed(key)
 
-    def steps(self, columns, orders, start, count, batch):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
         super().seed(self.key)
-        return super().steps(columns, orders, start, count, batch)
+        return super().train_steps(columns, orders, start, n_steps, batch_size)
 
 
 @fault("stepping", "test_steps_follow_the_seed")
@@ -113,17 +113,17 @@ class StepsHaveTheirOwnSeed(ArrayProgram):
         self.fresh = True
         super().seed(key)
 
-    def steps(self, columns, orders, start, count, batch):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
         if self.fresh:
             super().seed(0)
         self.fresh = False
-        return super().steps(columns, orders, start, count, batch)
+        return super().train_steps(columns, orders, start, n_steps, batch_size)
 
 
 @fault("stepping", "test_steps_start_where_they_are_told")
 class StepsCountBatches(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
-        return super().steps(columns, orders, start // batch * batch, count, batch)
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        return super().train_steps(columns, orders, start // batch_size * batch_size, n_steps, batch_size)
 
 
 @fault("stepping", "test_steps_go_on_from_single_steps")
@@ -132,17 +132,17 @@ class StepsHaveTheirOwnState(ArrayProgram):
         super().__init__(segment, ops)
         self.inner = ArrayProgram(segment, ops)
 
-    def steps(self, columns, orders, start, count, batch):
-        return self.inner.steps(columns, orders, start, count, batch)
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        return self.inner.train_steps(columns, orders, start, n_steps, batch_size)
 
 
 @fault("stepping", "test_a_snapshot_holds_between_steps")
 class StepsAreNotRestored(ArrayProgram):
     stepped = False
 
-    def steps(self, columns, orders, start, count, batch):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
         self.stepped = True
-        return super().steps(columns, orders, start, count, batch)
+        return super().train_steps(columns, orders, start, n_steps, batch_size)
 
     def restore(self, snapshot):
         if not self.stepped:
@@ -151,6 +151,6 @@ class StepsAreNotRestored(ArrayProgram):
 
 @fault("stepping", "test_steps_are_the_steps_of_the_plain_way[adam]")
 class StepsIgnoreTheOrder(ArrayProgram):
-    def steps(self, columns, orders, start, count, batch):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
         plain = [put(np.arange(len(np.asarray(order))), order.on) for order in orders]
-        return super().steps(columns, plain, start, count, batch)
+        return super().train_steps(columns, plain, start, n_steps, batch_size)

@@ -8,7 +8,7 @@ import numpy as np
 from broken import fault
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import bare
 from anyaccel.segment import NodeState
 from anyaccel.specs import Optimizer
@@ -72,34 +72,34 @@ def decay_is_ignored(segment):
 class ClippingIsIgnored(ArrayProgram):
     """Where weights decay: the kit's own steps in parts weigh them by this scale, too."""
 
-    def apply(self, scale=None):
+    def optimizer_step(self, scale=None):
         decays = any(group.optimizer.settings.get("weight_decay") for group in self.segment.groups)
-        super().apply(None if decays else scale)
+        super().optimizer_step(None if decays else scale)
 
 
 @fault("compute", "test_apply_does_not_clip_by_itself")
 class ClipsTwice(ArrayProgram):
-    def apply(self, scale=None):
+    def optimizer_step(self, scale=None):
         limits = {group.name: group.optimizer.clip_norm for group in self.segment.groups}
         stats = {name: float(np.asarray(pair[0])) ** 0.5 for name, pair in self.grad_stats().items()}
         clips = {name: min(1.0, limit / (stats[name] + 1e-6)) for name, limit in limits.items() if limit}
-        super().apply({name: clips.get(name, 1.0) * (scale or {}).get(name, 1.0) for name in limits})
+        super().optimizer_step({name: clips.get(name, 1.0) * (scale or {}).get(name, 1.0) for name in limits})
 
 
 @fault("compute", "test_apply_forgets_the_gradients")
 class SmallStepsAreSkipped(ArrayProgram):
-    def apply(self, scale=None):
+    def optimizer_step(self, scale=None):
         if self.segment.groups[0].optimizer.lr > 1e-6:
-            super().apply(scale)
+            super().optimizer_step(scale)
 
 
 @fault("compute", "test_discard_forgets_the_gradients_without_a_step")
 class DiscardDoesNothing(ArrayProgram):
     busy = False
 
-    def apply(self, scale=None):
+    def optimizer_step(self, scale=None):
         self.busy = True
-        super().apply(scale)
+        super().optimizer_step(scale)
         self.busy = False
 
     def restore(self, snapshot):
@@ -107,25 +107,25 @@ class DiscardDoesNothing(ArrayProgram):
         super().restore(snapshot)
         self.busy = False
 
-    def discard(self):
+    def zero_grad(self):
         if self.busy:
-            super().discard()
+            super().zero_grad()
 
 
 @fault("compute", "test_reduce_replaces_every_gradient")
 class ReduceOnlyLooks(ArrayProgram):
-    def reduce(self, fn):
-        super().reduce(lambda gradient: (fn(gradient), gradient)[1])
+    def map_gradients(self, fn):
+        super().map_gradients(lambda gradient: (fn(gradient), gradient)[1])
 
 
 @fault("compute", "test_reduce_goes_in_the_order_of_the_parameters")
 class ReducesBackwards(ArrayProgram):
-    def reduce(self, fn):
+    def map_gradients(self, fn):
         found = []
-        super().reduce(lambda gradient: (found.append(gradient), gradient)[1])
+        super().map_gradients(lambda gradient: (found.append(gradient), gradient)[1])
         after = [fn(gradient) for gradient in reversed(found)][::-1]
         turn = iter(after)
-        super().reduce(lambda gradient: next(turn))
+        super().map_gradients(lambda gradient: next(turn))
 
 
 @fault("compute", "test_grad_stats_are_the_squared_norm_and_finiteness")
@@ -144,7 +144,7 @@ class AllIsFinite(ArrayProgram):
 
 
 @fault("compute", "test_a_snapshot_brings_back_all_a_step_changes[buffered_model]")
-class BuffersAreWrittenInPlace(ReferenceOps):
+class BuffersAreWrittenInPlace(NumpyOps):
     def vjp(self, model, parameters, buffers, *rest):
         applied = super().vjp(model, parameters, buffers, *rest)
         for name, value in (applied.buffers or {}).items():
@@ -182,8 +182,8 @@ class RestoreKeepsGradients(ArrayProgram):
         self.pending = inputs
         return super().forward_pullback(inputs, scale)
 
-    def apply(self, scale=None):
-        super().apply(scale)
+    def optimizer_step(self, scale=None):
+        super().optimizer_step(scale)
         self.pending = None
 
     def restore(self, snapshot):
@@ -194,31 +194,31 @@ class RestoreKeepsGradients(ArrayProgram):
 
 @fault("compute", "test_states_are_by_node_with_the_slots_of_the_formulas[adam]")
 class SlotsOfItsOwn(ArrayProgram):
-    def states(self):
+    def optimizer_states(self):
         return {
             node: replace(state, slots={p: {f"exp_{k}": v for k, v in s.items()} for p, s in state.slots.items()})
-            for node, state in super().states().items()
+            for node, state in super().optimizer_states().items()
         }
 
 
 @fault("compute", "test_release_gives_the_result_to_the_users_model")
-class ReleaseWritesNothing(ReferenceOps):
+class ReleaseWritesNothing(NumpyOps):
     def write(self, model, parameters, buffers):
         pass
 
 
 @fault("compute", "test_publish_gives_the_values_of_now_and_the_program_goes_on")
 class PublishesNothing(ArrayProgram):
-    def publish(self):
+    def sync_models(self):
         pass
 
-    def release(self):
-        super().publish()
-        return super().release()
+    def close(self):
+        super().sync_models()
+        return super().close()
 
 
 @fault("compute", "test_release_gives_buffers_too")
-class ReleaseWritesNoBuffers(ReferenceOps):
+class ReleaseWritesNoBuffers(NumpyOps):
     def write(self, model, parameters, buffers):
         super().write(model, parameters, self.buffers(model))
 
@@ -227,17 +227,17 @@ class ReleaseWritesNoBuffers(ReferenceOps):
 class ReleasesOnlyOnce(ArrayProgram):
     released = False
 
-    def release(self):
+    def close(self):
         if self.released:
             raise RuntimeError("released already")
         self.released = True
-        return super().release()
+        return super().close()
 
 
 @fault("compute", "test_training_goes_on_where_it_ended[adam]")
 class StepsAreCountedAnew(ArrayProgram):
-    def release(self):
-        return {node: NodeState(0, state.slots) for node, state in super().release().items()}
+    def close(self):
+        return {node: NodeState(0, state.slots) for node, state in super().close().items()}
 
 
 @fault("compute", "test_training_goes_on_on_another_device")

@@ -6,14 +6,14 @@ import numpy as np
 from taped import DonatingBackend, TapedBackend
 
 from anyaccel.device import Device
-from anyaccel.numpy_backend import Dense, ReferenceBackend, SimArray
+from anyaccel.numpy_backend import Dense, NumpyBackend, SimArray
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 
 CPU = Device("cpu")
 ROWS = 6
 ADAM = Optimizer("adam", lr=0.05, weight_decay=0.1)
-KINDS = {"array": ReferenceBackend, "traced": TapedBackend, "donating": DonatingBackend}
+KINDS = {"array": NumpyBackend, "traced": TapedBackend, "donating": DonatingBackend}
 
 
 def device_of(array):

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from anyaccel.device import Device
-from anyaccel.numpy_backend import BatchNorm, Dense, ReferenceBackend, Sequential, simulate, zeros
+from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential, simulate, zeros
 from anyaccel.testing import Subject
 
 
 class Reference(Subject):
     """NumPy on the CPU."""
 
-    cls = ReferenceBackend
+    cls = NumpyBackend
 
     @pytest.fixture
-    def backend(self) -> Iterator[ReferenceBackend]:
+    def backend(self) -> Iterator[NumpyBackend]:
         yield self.cls()
 
     @pytest.fixture
@@ -35,7 +35,7 @@ class Simulated(Reference):
     float64 = True
 
     @pytest.fixture
-    def backend(self) -> Iterator[ReferenceBackend]:
+    def backend(self) -> Iterator[NumpyBackend]:
         with simulate(2, float64=self.float64):
             yield self.cls()
 

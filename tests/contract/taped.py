@@ -14,7 +14,7 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter import TracedOps, TracedProgram
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.sim_array import place_of
 from anyaccel.numpy_backend.transfers import moved, rows
 
@@ -254,7 +254,7 @@ class DonatingOps(TapedOps):
         return run
 
 
-class TapedBackend(ReferenceBackend):
+class TapedBackend(NumpyBackend):
     """NumPy as a framework that differentiates and compiles whole functions."""
 
     ops = TapedOps

@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE))  # the suite is made of modules beside this one, w
 from broken import all_faults  # noqa: E402
 
 FAULTS = all_faults()
-CAPABILITIES = ("Backend", "Exchange", "Compute", "Stepping", "Memory")
+CAPABILITIES = ("Backend", "Exchange", "Compute", "MultiStepProgram", "Memory")
 
 
 @dataclass(frozen=True)

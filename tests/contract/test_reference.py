@@ -10,8 +10,8 @@ import pytest
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.errors import MoveError
-from anyaccel.numpy_backend import ReferenceBackend
-from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.testing import suite
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one
@@ -39,7 +39,7 @@ class Narrow(Simulated):
 def narrow(array):
     """The array, if it has no dtype of 64 bits for each number; None is no array."""
     if array is not None and np.dtype(array.dtype).name in ("float64", "int64", "uint64", "complex128"):
-        raise MoveError(f"{array.dtype} is switched off", remedy="cast it first")
+        raise MoveError(f"{array.dtype} is switched off", hint="cast it first")
     return array
 
 
@@ -53,11 +53,13 @@ class NarrowProgram(ArrayProgram):
         outputs, losses, pullback = super().forward_pullback([narrow(value) for value in inputs], scale)
         return outputs, losses, lambda given: pullback([c if c is None else narrow(c) for c in given])
 
-    def steps(self, columns, orders, start, count, batch, *more):
-        return super().steps(list(map(narrow, columns)), list(map(narrow, orders)), start, count, batch, *more)
+    def train_steps(self, columns, orders, start, n_steps, batch_size, *more):
+        return super().train_steps(
+            list(map(narrow, columns)), list(map(narrow, orders)), start, n_steps, batch_size, *more
+        )
 
 
-class ThirtyTwo(ReferenceBackend):
+class ThirtyTwo(NumpyBackend):
     """As a framework that computes in 32 bits only, wherever it is."""
 
     index_dtype = "int32"
@@ -65,15 +67,15 @@ class ThirtyTwo(ReferenceBackend):
     def from_host(self, array, device, *, pinned=False):
         return super().from_host(narrow(np.asarray(array)), device)
 
-    def adopt(self, foreign, device):
-        return narrow(super().adopt(foreign, device))
+    def from_dlpack(self, foreign, device):
+        return narrow(super().from_dlpack(foreign, device))
 
     def move(self, tensor, device, *, pinned=False):
         return super().move(narrow(tensor), device)
 
     def build(self, segment):
         assert not any(spec.dtype.endswith("64") and spec.dtype != "complex64" for spec, _ in segment.inputs.values())
-        return NarrowProgram(segment, ReferenceOps())
+        return NarrowProgram(segment, NumpyOps())
 
 
 class WithoutWide(Narrow):

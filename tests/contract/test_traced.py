@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyaccel.device import Device
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.numpy_backend import Activation, Applied, BatchNorm, Dense, Module, Sequential, simulate
 from anyaccel.numpy_backend.transfers import moved
 from anyaccel.segment import ParameterGroup
@@ -258,6 +258,6 @@ def test_a_loss_that_gives_no_scalar_is_refused():
     case.node("a", case.dense(), "x")
     case.loss("a t", Loss(lambda y, t: y - t))
     program = case.backend.build(case.segment())
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         program.forward(tuple(case.columns.values()))
-    assert "gives shape [6, 2]. There is: a loss must give a scalar" in str(caught.value)
+    assert "gives shape [6, 2]. Available: a loss must give a scalar" in str(caught.value)

@@ -13,9 +13,9 @@ import pytest
 from anyaccel.adapter import TracedProgram
 from anyaccel.adapter.cache_key import Same, nature
 from anyaccel.adapter.compile_cache import KEPT, MOST
-from anyaccel.backend import Offer
+from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.segment import ParameterGroup
 from anyaccel.specs import Loss, Optimizer
 
@@ -70,7 +70,7 @@ class SharingOps(CountedOps):
         return nature([("", model)], lambda _: {"parameters", "buffers"}, lambda _: False)
 
 
-class Backend(ReferenceBackend):
+class Backend(NumpyBackend):
     """Programs of some ops."""
 
     def __init__(self, ops):
@@ -108,7 +108,7 @@ def test_what_cannot_be_traced_is_done_one_by_one_with_the_same_numbers():
     assert program.offer(10) is None
     with pytest.raises(CompileError) as caught:
         program.compile((), (), 2)
-    assert str(caught.value) == ("steps of segment 'case' cannot be compiled. There is: TypeError: a value is wanted.")
+    assert str(caught.value) == ("steps of segment 'case' cannot be compiled. Available: TypeError: a value is wanted.")
 
 
 def test_steps_that_cannot_be_compiled_say_why_and_go_on():
@@ -147,7 +147,7 @@ def test_patience_leaves_everything_plain_until_it_is_asked_for():
     assert ops.log.count("called") == begun + 3
     program.steps(columns, orders, 0, 1, 3)
     assert ops.log.count("called") == begun + 3, "another size is done plainly"
-    assert program.offer(100) == Offer(0.0, 0.0)
+    assert program.offer(100) == CompileEstimate(0.0, 0.0)
 
 
 def test_patience_ends():
@@ -165,7 +165,7 @@ def test_patience_ends():
 def test_a_segment_without_losses_has_no_steps_to_compile():
     case = Case(Backend(TapedOps()))
     case.node("a", case.dense(), "x")
-    with pytest.raises(CompileError, match=r"cannot be compiled\. There is: it has no loss"):
+    with pytest.raises(CompileError, match=r"cannot be compiled\. Available: it has no loss"):
         case.backend.build(case.segment(outputs="a")).compile((), (), 2)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from anyaccel.adapter import Applied, ArrayProgram
-from anyaccel.numpy_backend import Dense, Module, ReferenceBackend, Sequential
-from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend import Dense, Module, NumpyBackend, Sequential
+from anyaccel.numpy_backend.ops import NumpyOps
 
 
 class Halved(Module):
@@ -23,17 +23,17 @@ def writing_model():
     return Sequential(Halved(), Dense(3))
 
 
-class GuardedOps(ReferenceOps):
+class GuardedOps(NumpyOps):
     """Models get copies."""
 
     def vjp(self, model, parameters, buffers, inputs, train, key):
         return super().vjp(model, parameters, buffers, tuple(x.copy() for x in inputs), train, key)
 
 
-class Guarded(ReferenceBackend):
+class Guarded(NumpyBackend):
     """Knows which models write, and lets them."""
 
-    def writes(self, model, inputs):
+    def mutates_inputs(self, model, inputs):
         return isinstance(model, Sequential) and any(isinstance(layer, Halved) for layer in model.layers)
 
     def build(self, segment):

@@ -25,7 +25,7 @@ from anyaccel import (
 )
 from anyaccel import registry as registry_module
 from anyaccel.device import Device
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
 from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
@@ -63,7 +63,7 @@ class Shown(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def numpy_only(monkeypatch):
-    monkeypatch.setattr(registry_module, "_registry", [Registry(ReferenceBackend, lambda: ())])
+    monkeypatch.setattr(registry_module, "_registry", [Registry(NumpyBackend, lambda: ())])
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_devices_are_a_list_and_a_table():
         assert isinstance(found, list) and repr(found) == repr(list(found))
         shown = Shown(found)
     assert set(shown.devices) == {"cpu:0", "sim:0", "sim:1"} and "numpy" in shown.text
-    assert Shown(anyaccel.all_devices("no_such_kind")).devices
+    assert Shown(anyaccel.devices_or_cpu("no_such_kind")).devices
 
 
 def test_a_list_of_devices_asks_nobody_who_was_not_asked_for_it(monkeypatch):
@@ -140,7 +140,7 @@ def test_a_list_of_devices_asks_nobody_who_was_not_asked_for_it(monkeypatch):
     assert shown.devices == ["cpu:0"] * 2 and "numpy" in shown.text and "cannot be shown" not in shown.text
     monkeypatch.setattr(Heavy, "devices", lambda self: [Device("cpu")])
     assert "numpy, heavy" in Shown(anyaccel.devices("cpu")).text
-    assert "numpy, heavy" in Shown(anyaccel.all_devices("no_such_kind")).text
+    assert "numpy, heavy" in Shown(anyaccel.devices_or_cpu("no_such_kind")).text
 
 
 # -- data --------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import AnyaccelError, DataError, FrameworkError, PhaseError, RecipeError, ShapeError, StateError
+from anyaccel.errors import AnyaccelError, DataError, FrameworkError, PhaseError, ShapeError, SpecError, StateError
 
 X = np.random.default_rng(0).standard_normal((20, 3)).astype("float32")
 LOSS = aa.AppliedLoss("mse", on="net")
@@ -28,12 +28,12 @@ def graph(data: aa.FeatureSet, width: int = 1) -> aa.ModelGraph:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epochs": 3}, r"TrainPhase has no setting 'epochs'. There is: .*n_epochs.* did you mean 'n_epochs'\?$"),
-        ({"losses": "mse"}, r"losses='mse' is one thing, not several. To do: write losses=\[...\] with brackets"),
-        ({"batch_size": 16}, r"no setting 'batch_size'. To do: write sampler=16 for batches of 16"),
-        ({"metrics": ["mse"]}, r"no setting 'metrics'. To do: .*validation=EvalPhase\(..., metrics=\[...\]\)"),
-        ({"callbacks": aa.EarlyStopping()}, r"callbacks=.* is one thing, not several. To do: write callbacks=\[...\]"),
-        ({"callbacks": [aa.EarlyStopping]}, r"is no Callback. To do: make one: EarlyStopping\(\)"),
+        ({"epochs": 3}, r"TrainPhase has no setting 'epochs'. Available: .*n_epochs.* did you mean 'n_epochs'\?$"),
+        ({"losses": "mse"}, r"losses='mse' is one thing, not several. Hint: write losses=\[...\] with brackets"),
+        ({"batch_size": 16}, r"no setting 'batch_size'. Hint: write sampler=16 for batches of 16"),
+        ({"metrics": ["mse"]}, r"no setting 'metrics'. Hint: .*validation=EvalPhase\(..., metrics=\[...\]\)"),
+        ({"callbacks": aa.EarlyStopping()}, r"callbacks=.* is one thing, not several. Hint: write callbacks=\[...\]"),
+        ({"callbacks": [aa.EarlyStopping]}, r"is no Callback. Hint: make one: EarlyStopping\(\)"),
     ],
 )
 def test_settings_of_a_phase(settings: dict[str, Any], message: str) -> None:
@@ -44,7 +44,7 @@ def test_settings_of_a_phase(settings: dict[str, Any], message: str) -> None:
 def test_a_misspelt_split_is_told_by_the_plan_already_and_never_answered_with_all_rows() -> None:
     experiment = aa.Experiment("e", graph(source()))
     with pytest.raises(
-        DataError, match=r"has no split 'vale'. There is: train, val, all. To do: did you mean 'val'\?$"
+        DataError, match=r"has no split 'vale'. Available: train, val, all. Hint: did you mean 'val'\?$"
     ):
         experiment.plan(aa.EvalPhase("v", data="vale"))
     with pytest.raises(DataError) as caught:
@@ -54,14 +54,14 @@ def test_a_misspelt_split_is_told_by_the_plan_already_and_never_answered_with_al
 
 def test_a_schedule_by_name_is_made_or_told() -> None:
     assert aa.Optimizer("adam", schedule="constant").schedule == aa.Schedule()
-    with pytest.raises(RecipeError, match=r"schedule .cosine. lacks steps\."):
+    with pytest.raises(SpecError, match=r"schedule .cosine. lacks steps\."):
         aa.Optimizer("adam", schedule="cosine")
-    with pytest.raises(RecipeError, match=r"0\.5 is no Schedule\. There is: constant"):
+    with pytest.raises(SpecError, match=r"0\.5 is no Schedule\. Available: constant"):
         aa.Optimizer("adam", schedule=0.5)  # type: ignore[arg-type]
 
 
 def test_the_learning_rate_by_another_name_is_told_with_its_name_here() -> None:
-    with pytest.raises(RecipeError, match=r"no setting learning_rate\. There is: lr, schedule, clip_norm, betas"):
+    with pytest.raises(SpecError, match=r"no setting learning_rate\. Available: lr, schedule, clip_norm, betas"):
         aa.Optimizer("adam", learning_rate=0.1)
 
 
@@ -70,7 +70,7 @@ def test_one_size_may_be_written_as_a_number() -> None:
 
 
 def test_accuracy_of_one_output_wants_two_classes() -> None:
-    with pytest.raises(RecipeError, match=r"there are 3 of them\. To do: give the model one output for each class"):
+    with pytest.raises(SpecError, match=r"there are 3 of them\. Hint: give the model one output for each class"):
         aa.Metric("accuracy").measure(np.zeros((4, 1), "float32"), np.array([0, 1, 2, 1]))
 
 
@@ -105,10 +105,10 @@ def test_arrays_to_a_device_of_another_framework_need_its_name() -> None:
 
 
 def test_devices_by_framework() -> None:
-    assert aa.best(framework="numpy") == aa.Device("cpu")
+    assert aa.best_device(framework="numpy") == aa.Device("cpu")
     assert aa.devices("cpu", "numpy") == [aa.Device("cpu")]
     with pytest.raises(AnyaccelError, match="no plugin for the framework 'nimpy' is installed"):
-        aa.best(framework="nimpy")
+        aa.best_device(framework="nimpy")
 
 
 def test_a_silent_move_to_the_cpu_stands_in_the_plan() -> None:
@@ -121,16 +121,16 @@ def test_a_silent_move_to_the_cpu_stands_in_the_plan() -> None:
 
 
 def test_a_configuration_cannot_ask_for_a_model_without_end() -> None:
-    with pytest.raises(RecipeError, match=r"layers of 16\. There is: at most"):
+    with pytest.raises(SpecError, match=r"layers of 16\. Available: at most"):
         aa.SequentialMLP(1, n_layers=10**30)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("net/optimizer_step", np.array(-5), "optimizer_step is -5 in the state. There is: it is a count"),
+        ("net/optimizer_step", np.array(-5), "optimizer_step is -5 in the state. Available: it is a count"),
         ("progress/t", np.array(-3), "progress/t is -3 in the state"),
-        ("net/optimizer/m/layers.0.bias", np.array(["a"] * 16), "is of <U1 in the state. There is: optimizers keep"),
+        ("net/optimizer/m/layers.0.bias", np.array(["a"] * 16), "is of <U1 in the state. Available: optimizers keep"),
     ],
 )
 def test_a_state_with_odd_values_changes_nothing(name: str, value: np.ndarray, message: str) -> None:
@@ -187,11 +187,11 @@ def test_a_plan_of_a_fit_phase_says_what_is_fitted_in_which_order() -> None:
 
 def test_estimators_in_a_train_phase_say_what_they_need() -> None:
     data, train = source(), aa.TrainPhase("t", data="train")
-    with pytest.raises(PhaseError, match=r"trains and has no loss.*To do: 'cls' has no partial_fit: run a FitPhase"):
+    with pytest.raises(PhaseError, match=r"trains and has no loss.*Hint: 'cls' has no partial_fit: run a FitPhase"):
         experiment(aa.ModelNode("cls", OnlyFit(), data.reference())).run_phase(train)
     fitted = experiment(aa.ModelNode("cls", Parts(), data.reference()))
     fitted.run_phase(aa.FitPhase("f", data="train"))
-    with pytest.raises(PhaseError, match=r"To do: 'cls' is frozen: graph.unfreeze\('cls'\)\.$"):
+    with pytest.raises(PhaseError, match=r"Hint: 'cls' is frozen: graph.unfreeze\('cls'\)\.$"):
         fitted.run_phase(train)
     for first in (OnlyFit(), Parts()):
         two = experiment(aa.ModelNode("sc", first, data.reference()), aa.ModelNode("cls", Parts(), "sc"))
@@ -207,7 +207,7 @@ def test_a_metric_that_does_not_fit_one_of_several_nodes_names_it() -> None:
     ]
     losses = [LOSS, aa.AppliedLoss("cross_entropy", on="cls")]
     with pytest.raises(
-        RecipeError, match=r"metric 'net.accuracy' on node 'net': .*To do: .*Metric\('accuracy', on='cls'\)\.$"
+        SpecError, match=r"metric 'net.accuracy' on node 'net': .*Hint: .*Metric\('accuracy', on='cls'\)\.$"
     ):
         experiment(*nodes).run_phase(aa.EvalPhase("e", data="val", losses=losses, metrics=["accuracy"]))
 
@@ -216,14 +216,14 @@ def test_a_metric_that_does_not_fit_one_of_several_nodes_names_it() -> None:
 def test_one_class_has_nothing_to_tell_apart(classes: np.ndarray) -> None:
     data = source(c=classes)
     found = experiment(aa.ModelNode("net", aa.SequentialMLP(1), data.reference(targets=["c"])))
-    message = "one class has nothing to tell apart. To do: for a number use 'mse', for yes or no 'binary_cross_entropy'"
+    message = "one class has nothing to tell apart. Hint: for a number use 'mse', for yes or no 'binary_cross_entropy'"
     with pytest.raises(ShapeError, match=message):
         found.run_phase(aa.TrainPhase("t", data="train", losses=aa.AppliedLoss("cross_entropy", on="net")))
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "step_size"])
 def test_the_learning_rate_is_lr(name: str) -> None:
-    with pytest.raises(RecipeError, match=rf"no setting {name}. .* did you mean 'lr'\?$"):
+    with pytest.raises(SpecError, match=rf"no setting {name}. .* did you mean 'lr'\?$"):
         aa.Optimizer("adam", **{name: 0.1})
 
 
@@ -247,7 +247,7 @@ def test_new_data_under_another_label_say_which_they_stand_for() -> None:
     data = source()
     new = aa.FeatureSet.from_dict("new", {"x": X, "y": X[:, 0]}, ["x"], ["y"])
     found = experiment(aa.ModelNode("net", aa.SequentialMLP(1), data.reference()))
-    with pytest.raises(PhaseError, match=r"To do: if 'new' are such data, say so: data=\{'data': new\}\.$"):
+    with pytest.raises(PhaseError, match=r"Hint: if 'new' are such data, say so: data=\{'data': new\}\.$"):
         found.run_phase(aa.EvalPhase("e", data=new))
     result = found.run_phase(aa.EvalPhase("e", data={"data": new}, metrics=["mse"]))
     assert len(result.prediction("net")) == 20 and result.to_arrow().column_names == ["prediction.net", "y"]

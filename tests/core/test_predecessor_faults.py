@@ -37,7 +37,7 @@ def node(label: str, upstream: Any, accelerator: Any = None, width: int = 1, dty
 
 
 def train(graph: aa.ModelGraph, **settings: Any) -> aa.TrainResults:
-    given = {"losses": [aa.AppliedLoss("mse", on=graph.tails[0])], "sampler": 8, "n_epochs": 2, **settings}
+    given = {"losses": [aa.AppliedLoss("mse", on=graph.output_nodes[0])], "sampler": 8, "n_epochs": 2, **settings}
     return aa.Experiment("e", graph, progress="none").run_phase(aa.TrainPhase("train", data="train", **given))
 
 
@@ -174,7 +174,7 @@ def test_b20_where_a_phase_leaves_the_nodes_is_said_and_can_be_chosen(sims: Any)
     assert aa.device_of(graph["net"].model) == aa.Device("sim", 0)
     plan = aa.Experiment("e", graph).plan(aa.EvalPhase("eval", data="val"))
     assert plan.notes == ("net moves from sim:0 to cpu:0: neither it nor the phase asks for a device",)
-    train(graph, accelerator="sim:0", after="cpu")
+    train(graph, accelerator="sim:0", final_device="cpu")
     assert aa.device_of(graph["net"].model) == aa.Device("cpu")
     assert {aa.device_of(value) for value in slots(graph, "net")} == {aa.Device("cpu")}
     assert sims[0].used == 0

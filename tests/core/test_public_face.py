@@ -44,7 +44,7 @@ SIGNATURES = {
     "Same": "column",
     "Within": "column distance",
     "Where": "column function",
-    "TrainPhase": "label * data losses sampler schedule n_epochs validation validate_every accumulate splitting "
+    "TrainPhase": "label * data losses sampler schedule n_epochs validation validate_every accumulate microbatching "
     "settings",
     "EvalPhase": "label * data metrics outputs batch_size sampler settings",
     "FitPhase": "label * data nodes batch_size settings",
@@ -58,7 +58,7 @@ SIGNATURES = {
     "SequentialCNN": "output_shape channels kernel_size pool activation dropout dtype",
     "SequentialMLP": "output_shape n_layers hidden_dim activation dropout dtype",
     "devices": "kind",
-    "all_devices": "kind",
+    "devices_or_cpu": "kind",
     "best": "i",
     "place": "obj where",
     "move": "obj where * framework",

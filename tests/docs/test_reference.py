@@ -48,7 +48,7 @@ def test_every_hook_is_described_with_its_arguments(root: Path) -> None:
 
 def test_the_moments_are_described_in_the_order_of_their_calls(root: Path) -> None:
     cells = [cell[1:].partition("(")[0] for cell in first_cells(page(root, "hooks.md"))]
-    assert [name for name in cells if name in hookspecs.MOMENTS] == list(hookspecs.MOMENTS)
+    assert [name for name in cells if name in hookspecs.HOOKS] == list(hookspecs.HOOKS)
 
 
 def test_every_error_is_described(root: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.backend import Stepping
+from anyaccel.backend import MultiStepProgram
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.phases.loading import provision
 from anyaccel.registry import registry
@@ -87,8 +87,8 @@ class Full:
                 raise OutOfMemoryError("the device has no room")
             return back(inputs, *scale)
 
-        if isinstance(program, Stepping):
-            program.steps = steps  # type: ignore[method-assign]
+        if isinstance(program, MultiStepProgram):
+            program.train_steps = steps  # type: ignore[method-assign]
         program.forward_pullback = forward_pullback
         return program
 
@@ -234,7 +234,7 @@ def test_batch_normalization_in_torch(full: Callable[..., None]) -> None:
         "phase 't': no room to train 16 rows at once, which are not computed in parts because of BatchNorm"
     )
     assert (
-        "There is: cpu:0 (torch): parameters " in text and "; 11 rows would fit. To do: batches of at most 11" in text
+        "Available: cpu:0 (torch): parameters " in text and "; 11 rows would fit. Hint: batches of at most 11" in text
     )
-    result = trained(made(), splitting="approximate")
+    result = trained(made(), microbatching="approximate")
     assert len(result.epochs) == 4 and events(result)[-1] == "8 rows of 16 at once now"

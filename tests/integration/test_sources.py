@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.data import Batches, FeatureSet, Items, SimpleSampler, as_source
+from anyaccel.data import FeatureSet, IterableSource, MapSource, SimpleSampler, as_source
 from anyaccel.errors import SourceError
 from anyaccel.registry import registry
 
@@ -42,11 +42,11 @@ def loader(torch: Any, of: Any = None, **settings: Any) -> Any:
     return torch.utils.data.DataLoader(dataset(torch) if of is None else of, **{"batch_size": 5, **settings})
 
 
-def source(given: Any, **settings: Any) -> Batches:
-    return Batches("s", given, **{"features": "x", "targets": "y", **settings})
+def source(given: Any, **settings: Any) -> IterableSource:
+    return IterableSource("s", given, **{"features": "x", "targets": "y", **settings})
 
 
-def rows(given: Batches, epoch: int = 0) -> list[int]:
+def rows(given: IterableSource, epoch: int = 0) -> list[int]:
     """The rows of an epoch, after it was made sure that their columns belong together."""
     found: list[int] = []
     for batch in given.batches(epoch):
@@ -74,7 +74,7 @@ def test_a_torch_loader(torch: Any) -> None:
     assert [rows(made, epoch) for epoch in range(3)] == [list(range(ROWS))] * 3
     assert made.notes() == ()
     given = as_source("s", loader(torch, drop_last=True), LIKE)
-    assert isinstance(given, Batches) and rows(given) == list(range(10))
+    assert isinstance(given, IterableSource) and rows(given) == list(range(10))
 
 
 def test_the_order_of_a_loader_is_its_own(torch: Any) -> None:
@@ -93,11 +93,11 @@ def test_forms_that_collate_makes(torch: Any) -> None:
     by_name = [{"x": X[i], "y": int(Y[i]), "name": f"row {i}"} for i in range(ROWS)]
     assert rows(source(loader(torch, by_name))) == list(range(ROWS))
     nested = [((X[i], X[i] + 1), Y[i]) for i in range(ROWS)]
-    made = Batches("s", loader(torch, nested), features=["a", "b"], targets="y")
+    made = IterableSource("s", loader(torch, nested), features=["a", "b"], targets="y")
     assert np.array_equal(next(made.batches(0))["b"], X[:5] + 1)
-    alone = Batches("s", loader(torch, torch.from_numpy(X)), features="x")
+    alone = IterableSource("s", loader(torch, torch.from_numpy(X)), features="x")
     assert np.array_equal(next(alone.batches(0))["x"], X[:5])
-    tagged = Batches("s", loader(torch, by_name), features="x", tags="name")
+    tagged = IterableSource("s", loader(torch, by_name), features="x", tags="name")
     assert next(tagged.batches(0))["name"].tolist() == [f"row {i}" for i in range(5)]
 
 
@@ -128,9 +128,9 @@ def test_torch_data_sets_are_items(torch: Any, kind: str) -> None:
 
     given = {"own": Own(), "Subset": torch.utils.data.Subset(dataset(torch), range(ROWS))}.get(kind, dataset(torch))
     made = as_source("s", given, LIKE)
-    assert isinstance(made, Items) and made.rows == ROWS
+    assert isinstance(made, MapSource) and made.rows == ROWS
     order = SimpleSampler(4, shuffle=True, seed=2).order(ROWS, 0)
-    for columns in (made.gather(order), Items("s", given, features="x", targets="y", workers=3).gather(order)):
+    for columns in (made.gather(order), MapSource("s", given, features="x", targets="y", workers=3).gather(order)):
         assert np.array_equal(columns["x"], X[order]) and np.array_equal(columns["y"], order)
         assert columns["x"].dtype == np.float32 and columns["y"].dtype == np.int64
 
@@ -196,7 +196,7 @@ def test_workers_end_with_the_epoch_that_is_left(torch: Any) -> None:
 def test_forks_beside_threads_are_refused(torch: Any, threaded: str) -> None:
     pytest.importorskip(threaded)
     registry().load()
-    if threaded not in registry().frameworks or registry().find(threaded).forks:
+    if threaded not in registry().frameworks or registry().find(threaded).fork_safe:
         pytest.skip(f"no plugin says that a process with {threaded} cannot be forked")
     forked = loader(torch, num_workers=1, multiprocessing_context="fork")
     with pytest.raises(
@@ -215,8 +215,8 @@ def test_tf_data(tf: Any) -> None:
     assert made.steps == 3 and [rows(made, epoch) for epoch in range(2)] == [list(range(ROWS))] * 2
     by_name = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y, "t": [f"row {i}" for i in Y]}).batch(4).prefetch(1)
     found = as_source("s", by_name, LIKE)
-    assert isinstance(found, Batches) and rows(found) == list(range(ROWS))
-    tagged = Batches("s", by_name, features="x", tags="t")
+    assert isinstance(found, IterableSource) and rows(found) == list(range(ROWS))
+    tagged = IterableSource("s", by_name, features="x", tags="t")
     assert next(tagged.batches(0))["t"].tolist()[0] == b"row 0"
 
 
@@ -265,7 +265,7 @@ def made_by(framework: str) -> Callable[[np.ndarray], Any]:
 def test_tensors_of_every_framework(maker: str, dtype: str) -> None:
     tensor = made_by(maker)
     values = X[:4].astype(dtype)
-    made = Batches(
+    made = IterableSource(
         "s", lambda: ((tensor(values), [tensor(row) for row in values]) for _ in range(2)), features=["a", "b"]
     )
     for batch in made.batches(0):
@@ -327,7 +327,7 @@ def test_types_of_hugging_face(hf: Any) -> None:
 def test_streams_of_hugging_face(hf: Any) -> None:
     stream = table(hf).to_iterable_dataset().shuffle(seed=2, buffer_size=ROWS).with_format("numpy").batch(5)
     made = as_source("s", stream, LIKE)
-    assert isinstance(made, Batches) and made.steps is None
+    assert isinstance(made, IterableSource) and made.steps is None
     first = rows(made, 0)
     assert sorted(first) == list(range(ROWS))
     assert rows(made, 1) != first and rows(made, 0) == first, "it is told the number of the epoch"
@@ -337,5 +337,5 @@ def test_streams_of_hugging_face(hf: Any) -> None:
 
 def test_rows_of_hugging_face_with_functions_of_their_own(hf: Any) -> None:
     given = table(hf).with_transform(lambda rows: {"x": list(2 * np.array(rows["x"], "float32")), "y": rows["y"]})
-    made = Items("s", given, features="x", targets="y")
+    made = MapSource("s", given, features="x", targets="y")
     assert np.array_equal(made.gather([3, 1])["x"], 2 * X[[3, 1]])

@@ -65,7 +65,7 @@ GIVEN: dict[str, Callable[[], Any]] = {
     "torch Dataset": dataset,
     "tf.data": tf_data,
     "JAX arrays": jax_arrays,
-    "Hugging Face, read by numbers": lambda: aa.Items("data", hugging_face(), features="x", targets="y"),
+    "Hugging Face, read by numbers": lambda: aa.MapSource("data", hugging_face(), features="x", targets="y"),
     "Hugging Face, streamed": hugging_face_stream,
     "generator": lambda: lambda: ((X[at : at + SIZE], Y[at : at + SIZE]) for at in range(0, ROWS, SIZE)),
 }

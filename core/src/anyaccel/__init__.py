@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anyaccel import errors as errors
     from anyaccel.accelerator import Accelerator as Accelerator
+    from anyaccel.backend import AsyncCopy as AsyncCopy
     from anyaccel.backend import Backend as Backend
+    from anyaccel.backend import CompileEstimate as CompileEstimate
     from anyaccel.backend import Compute as Compute
     from anyaccel.backend import Exchange as Exchange
     from anyaccel.backend import Memory as Memory
-    from anyaccel.backend import Offer as Offer
+    from anyaccel.backend import MultiStepProgram as MultiStepProgram
     from anyaccel.backend import Program as Program
-    from anyaccel.backend import Sent as Sent
-    from anyaccel.backend import Stepping as Stepping
-    from anyaccel.data import Batches as Batches
     from anyaccel.data import BatchSource as BatchSource
     from anyaccel.data import Beyond as Beyond
     from anyaccel.data import Different as Different
     from anyaccel.data import Draws as Draws
     from anyaccel.data import FeatureSet as FeatureSet
     from anyaccel.data import FeatureSetView as FeatureSetView
-    from anyaccel.data import Items as Items
+    from anyaccel.data import IterableSource as IterableSource
+    from anyaccel.data import MapSource as MapSource
+    from anyaccel.data import PairCondition as PairCondition
     from anyaccel.data import PairSampler as PairSampler
     from anyaccel.data import ParquetStream as ParquetStream
     from anyaccel.data import Reference as Reference
-    from anyaccel.data import Relation as Relation
     from anyaccel.data import Same as Same
     from anyaccel.data import Sampler as Sampler
     from anyaccel.data import SimpleSampler as SimpleSampler
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from anyaccel.data import TripletSampler as TripletSampler
     from anyaccel.data import Where as Where
     from anyaccel.data import Within as Within
-    from anyaccel.data import advised_workers as advised_workers
+    from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
     from anyaccel.experiment import Experiment as Experiment
     from anyaccel.graph import ConcatNode as ConcatNode
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from anyaccel.phases import Progress as Progress
     from anyaccel.phases import TrainPhase as TrainPhase
     from anyaccel.phases.metrics import Metric as Metric
-    from anyaccel.placement import all_devices as all_devices
-    from anyaccel.placement import best as best
+    from anyaccel.placement import best_device as best_device
     from anyaccel.placement import device_of as device_of
     from anyaccel.placement import devices as devices
+    from anyaccel.placement import devices_or_cpu as devices_or_cpu
     from anyaccel.placement import move as move
     from anyaccel.placement import place as place
     from anyaccel.placement import scope as scope
@@ -81,20 +81,29 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "accelerator": ("Accelerator",),
-    "backend": ("Backend", "Compute", "Exchange", "Memory", "Offer", "Program", "Sent", "Stepping"),
+    "backend": (
+        "Backend",
+        "Compute",
+        "Exchange",
+        "Memory",
+        "CompileEstimate",
+        "Program",
+        "AsyncCopy",
+        "MultiStepProgram",
+    ),
     "data": (
         "BatchSource",
-        "Batches",
+        "IterableSource",
         "Beyond",
         "Different",
         "Draws",
         "FeatureSet",
         "FeatureSetView",
-        "Items",
+        "MapSource",
         "PairSampler",
         "ParquetStream",
         "Reference",
-        "Relation",
+        "PairCondition",
         "Same",
         "Sampler",
         "SimpleSampler",
@@ -102,7 +111,7 @@ _HOMES = {
         "TripletSampler",
         "Where",
         "Within",
-        "advised_workers",
+        "suggested_num_workers",
     ),
     "device": ("Device",),
     "experiment": ("Experiment",),
@@ -110,7 +119,7 @@ _HOMES = {
     "hookspecs": ("hookimpl",),
     "metrics": ("Metric",),
     "phases": ("Callback", "EarlyStopping", "EvalPhase", "Event", "FitPhase", "Progress", "TrainPhase"),
-    "placement": ("all_devices", "best", "device_of", "devices", "move", "place", "scope"),
+    "placement": ("devices_or_cpu", "best_device", "device_of", "devices", "move", "place", "scope"),
     "recipes": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
     "reference": ("Estimator", "SequentialCNN", "SequentialMLP", "simulate"),
     "results": ("Comparison", "EvalResults", "FitResults", "TrainResults", "compare"),

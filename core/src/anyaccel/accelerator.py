@@ -34,23 +34,23 @@ class Accelerator:
 
     device: Device
     pin_memory: bool
-    written: str = field(compare=False)
+    spec: str = field(compare=False)
 
     def __init__(self, device: Any = "cpu", *, pin_memory: bool = False) -> None:
         if not isinstance(pin_memory, bool):
             raise ConfigError(f"pin_memory={pin_memory!r} is neither True nor False")
         object.__setattr__(self, "device", Device.parse(device))
         object.__setattr__(self, "pin_memory", pin_memory)
-        object.__setattr__(self, "written", spelling(device))
+        object.__setattr__(self, "spec", spelling(device))
 
     def __repr__(self) -> str:
-        return f"Accelerator({self.written!r}{', pin_memory=True' if self.pin_memory else ''})"
+        return f"Accelerator({self.spec!r}{', pin_memory=True' if self.pin_memory else ''})"
 
     def __str__(self) -> str:
         return str(self.device)
 
     def _repr_html_(self) -> str:
-        said = [f"written {self.written}"] if self.written != str(self.device) else []
+        said = [f"written {self.spec}"] if self.spec != str(self.device) else []
         said += ["pinned memory"] if self.pin_memory else []
         return str(joined(["Accelerator ", badge(str(self.device)), faint(f" {', '.join(said)}") if said else None]))
 
@@ -82,7 +82,7 @@ class Accelerator:
     @property
     def vendor(self) -> str:
         """The vendor that the spelling insists on, `""` for any."""
-        return vendor_of(self.written)
+        return vendor_of(self.spec)
 
     def is_available(self, framework: str | None = None) -> bool:
         """Whether the device is on this machine now: for that framework, or for any that is served here."""
@@ -126,7 +126,7 @@ class Accelerator:
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict that `from_config` reads back; keeps the vendor word."""
-        return {"device": self.written, "pin_memory": self.pin_memory}
+        return {"device": self.spec, "pin_memory": self.pin_memory}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Accelerator:
@@ -138,7 +138,7 @@ class Accelerator:
         if not isinstance(config, Mapping) or set(config) - {"device", "pin_memory"} or "device" not in config:
             raise ConfigError(
                 f"{config!r} is not the configuration of an accelerator",
-                there="keys device and pin_memory",
-                remedy="write {'device': 'gpu:0', 'pin_memory': False}",
+                available="keys device and pin_memory",
+                hint="write {'device': 'gpu:0', 'pin_memory': False}",
             )
         return cls(config["device"], pin_memory=config.get("pin_memory", False))

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel.device import Device
-from anyaccel.program import Offer as Offer
+from anyaccel.program import CompileEstimate as CompileEstimate
+from anyaccel.program import MultiStepProgram as MultiStepProgram
 from anyaccel.program import Program as Program
-from anyaccel.program import Stepping as Stepping
 from anyaccel.segment import Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 
@@ -50,11 +50,11 @@ class Backend(ABC):
     """Identifier of the framework, lower case."""
     kinds: ClassVar[tuple[str, ...]]
     """Kinds of device it serves."""
-    roots: ClassVar[tuple[str, ...]]
+    import_roots: ClassVar[tuple[str, ...]]
     """Top-level modules whose classes it owns."""
     environment: ClassVar[tuple[str, ...]] = ()
     """Environment variables that decide which devices the framework sees or how it uses them; `anyaccel env` tells."""
-    forks: ClassVar[bool] = True
+    fork_safe: ClassVar[bool] = True
     """Whether a process that has used the framework may be forked: False where its runtime keeps threads of its own."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Backend(ABC):
 
     def owns(self, obj: Any) -> bool:
         """Whether an object is this framework's: one of its class's bases comes from a module of `roots`."""
-        return any(str(base.__module__).partition(".")[0] in self.roots for base in type(obj).__mro__)
+        return any(str(base.__module__).partition(".")[0] in self.import_roots for base in type(obj).__mro__)
 
     def synchronize(self, device: Device) -> None:
         """Wait until everything asked of `device` is done."""
@@ -105,7 +105,7 @@ class Backend(ABC):
         """What the device is; the default knows its name only, and that a CPU computes from host memory."""
         return DeviceInfo(str(device), memory_space="host" if device.kind == "cpu" else "")
 
-    def why_not(self, device: Device) -> str:
+    def unavailable_reason(self, device: Device) -> str:
         """Why `device` is not among `devices()`; `""` where nothing is known."""
         return ""
 
@@ -115,7 +115,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class AsyncCopy:
     """A tensor that is on its way to a device.
 
     `arrive()` is called once by the thread that computes, before the first use: what is asked of the device from then
@@ -124,8 +124,8 @@ class Sent:
     """
 
     tensor: Any
-    arrive: Callable[[], None] = _nothing
-    read: Callable[[], None] = _nothing
+    wait: Callable[[], None] = _nothing
+    source_reusable: Callable[[], None] = _nothing
 
 
 class Exchange(ABC):
@@ -152,7 +152,7 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    def adopt(self, foreign: Any, device: Device) -> Any:
+    def from_dlpack(self, foreign: Any, device: Device) -> Any:
         """This framework's tensor on `device` from another framework's, through DLPack: no copy in one memory space.
 
         Whoever asks does not write to the result, which may be the other framework's memory; nor does the other.
@@ -163,24 +163,24 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """Rows of a resident column, on its device: `column[start:stop]`, or `column[order[start:stop]]`.
 
         `order` is a tensor [n] of `index_dtype` on the same device. The result is never waited for.
         """
 
-    def take(self, array: np.ndarray, device: Device) -> Any:
+    def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
         """As `from_host`, of an array that is given away: nobody else reads or writes it from now on.
 
         A framework that can compute from this memory needs no copy. The default makes one.
         """
         return self.from_host(array, device)
 
-    def buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+    def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         """Host memory of any content from which `send` copies to `device` best: page-locked, where that is faster."""
         return np.empty(shape, dtype)
 
-    def send(self, array: np.ndarray, device: Device) -> Sent:
+    def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
         """Begin to copy an array (of `buffer`, or a part of one) to `device`, beside what is computed there.
 
         May be called from a thread of its own. The default copies at once.
@@ -189,7 +189,7 @@ class Exchange(ABC):
             MoveError: the framework or the device lacks this dtype.
             OutOfMemoryError: no room.
         """
-        return Sent(self.from_host(array, device))
+        return AsyncCopy(self.from_host(array, device))
 
     def is_ready(self, tensor: Any) -> bool:
         """Whether a tensor's values are there by now; asks, and does not wait.
@@ -215,21 +215,21 @@ class Compute(ABC):
         """
         return model
 
-    def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
         """Whether a built model may write to its inputs; asked of those that take values of another framework.
 
         True, the default, lets the plan copy such a value on its device instead of sharing memory.
         """
         return True
 
-    def mixes(self, model: Any) -> str:
+    def batch_coupling(self, model: Any) -> str:
         """Why an output row of a model in training depends on other rows of its batch (`"BatchNorm"`), `""` if not.
 
         A batch of such a model cannot be computed in parts with the same result. The default does not know of any.
         """
         return ""
 
-    def layout(self, model: Any) -> tuple[str, str]:
+    def data_format(self, model: Any) -> tuple[str, str]:
         """The order of axes that a model assumes of its inputs, and that of its outputs.
 
         `"channels_first"` or `"channels_last"` where it is known from layers such as convolutions; `""`, the default,
@@ -258,7 +258,7 @@ class Compute(ABC):
         """Make a segment ready to run. Its models are placed already.
 
         Raises:
-            RecipeError: an optimizer or loss that this framework lacks.
+            SpecError: an optimizer or loss that this framework lacks.
         """
 
     @abstractmethod
@@ -277,16 +277,16 @@ class Compute(ABC):
         """Named models that a configuration may ask for; each has `get_config()` and takes it as keywords."""
         return {}
 
-    def refuses(self, recipe: Optimizer | Loss) -> str:
+    def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
         """Why this backend cannot build a recipe; `""` if it can. The default takes names and its own classes.
 
-        A class of another framework is refused here, or with a RecipeError when it is built.
+        A class of another framework is refused here, or with a SpecError when it is built.
         """
         own = recipe.own
         if own is None or (isinstance(recipe, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
             return ""
         modules = _modules_of(own)
-        roots = self.roots if isinstance(self, Backend) else ()
+        roots = self.import_roots if isinstance(self, Backend) else ()
         if any(module.partition(".")[0] in roots for module in modules):
             return ""
         return f"{recipe.name} comes from {modules[0]}"

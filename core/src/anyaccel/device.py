@@ -90,6 +90,6 @@ def _split(text: str) -> tuple[str, int]:
 def _malformed(shown: str) -> DeviceParseError:
     return DeviceParseError(
         f"{shown} does not name a device",
-        there="devices are written kind or kind:index, such as 'cpu', 'gpu:1' or 'mps'",
-        remedy="write one of these; `anyaccel devices` lists what is on this machine",
+        available="devices are written kind or kind:index, such as 'cpu', 'gpu:1' or 'mps'",
+        hint="write one of these; `anyaccel devices` lists what is on this machine",
     )

@@ -12,11 +12,11 @@ class AnyaccelError(Exception):
         remedy: what to do next; left out of the message when empty.
     """
 
-    def __init__(self, asked: str, *, there: str = "", remedy: str = "") -> None:
-        self.asked = asked
-        self.there = there
-        self.remedy = remedy
-        parts = [asked, f"There is: {there}" if there else "", f"To do: {remedy}" if remedy else ""]
+    def __init__(self, problem: str, *, available: str = "", hint: str = "") -> None:
+        self.problem = problem
+        self.available = available
+        self.hint = hint
+        parts = [problem, f"Available: {available}" if available else "", f"Hint: {hint}" if hint else ""]
         text = ". ".join(part.removesuffix(".") for part in parts if part)
         super().__init__(text if text.endswith("?") else f"{text}.")
 
@@ -101,7 +101,7 @@ class ShapeError(GraphError):
     """Shapes or dtypes that do not fit; names the node and both sides."""
 
 
-class RecipeError(AnyaccelError, ValueError):
+class SpecError(AnyaccelError, ValueError):
     """An optimizer, loss, schedule or metric that is unknown or wrongly set."""
 
 

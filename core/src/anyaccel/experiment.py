@@ -47,7 +47,7 @@ class Experiment:
         progress: Any = "auto",
     ) -> None:
         if not isinstance(graph, ModelGraph):
-            raise PhaseError(f"experiment {label!r} was given {type(graph).__name__}", remedy="give it a ModelGraph")
+            raise PhaseError(f"experiment {label!r} was given {type(graph).__name__}", hint="give it a ModelGraph")
         self.label = check_label(label, "an experiment")
         self.graph = graph
         self.phases = tuple(self._checked(phase) for phase in phases)
@@ -69,7 +69,7 @@ class Experiment:
             ResultError: nothing has been run.
         """
         if not self.history:
-            raise ResultError(f"experiment {self.label!r} has run nothing yet", remedy="call run_phase(...)")
+            raise ResultError(f"experiment {self.label!r} has run nothing yet", hint="call run_phase(...)")
         return self.history[-1]
 
     def plan(self, phase: Phase) -> Plan:
@@ -83,7 +83,7 @@ class Experiment:
     def _checked(self, phase: Any) -> Phase:
         if not isinstance(phase, Phase):
             raise PhaseError(
-                f"experiment {self.label!r} cannot run {phase!r}", remedy="give it a TrainPhase, EvalPhase or FitPhase"
+                f"experiment {self.label!r} cannot run {phase!r}", hint="give it a TrainPhase, EvalPhase or FitPhase"
             )
         return phase
 
@@ -158,7 +158,7 @@ class Experiment:
         todo = tuple(self._checked(phase) for phase in phases) or self.phases
         if not todo:
             raise PhaseError(
-                f"experiment {self.label!r} has no phases", remedy="give Experiment(..., phases=[...]), or run(phase)"
+                f"experiment {self.label!r} has no phases", hint="give Experiment(..., phases=[...]), or run(phase)"
             )
         return [self.run_phase(phase) for phase in todo]
 
@@ -187,10 +187,10 @@ class Experiment:
         """
         if not isinstance(config, Mapping) or set(config) - {"label", "graph", "phases"} or "graph" not in config:
             raise ConfigError(
-                f"{config!r} is not the configuration of an experiment", there="keys label, graph and phases"
+                f"{config!r} is not the configuration of an experiment", available="keys label, graph and phases"
             )
         phases = config.get("phases", ())
         if not isinstance(phases, (list, tuple)):
-            raise ConfigError(f"the phases of an experiment are {phases!r}", there="they are a list")
+            raise ConfigError(f"the phases of an experiment are {phases!r}", available="they are a list")
         graph = ModelGraph.from_config(config["graph"], **given)
         return cls(config.get("label", "experiment"), graph, [Phase.from_config(one) for one in phases])

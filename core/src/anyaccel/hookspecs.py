@@ -20,7 +20,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def backends() -> Iterable[Any]:  # type: ignore[empty-body]
-    """Offer Backend objects. Called once, when the plugin is loaded; must not import the framework."""
+    """CompileEstimate Backend objects. Called once, when the plugin is loaded; must not import the framework."""
 
 
 @hookspec
@@ -80,7 +80,7 @@ def phase_end(phase: Any, plan: Any, run: Any, error: BaseException | None) -> N
     """
 
 
-MOMENTS = (
+HOOKS = (
     "phase_start",
     "before_placement",
     "after_placement",

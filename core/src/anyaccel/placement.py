@@ -68,13 +68,13 @@ def _listed(kind: str | None, framework: str | None) -> Devices:
     return Devices(sorted(found, key=_rank), there)
 
 
-def all_devices(kind: str = "gpu") -> list[Device]:
+def devices_or_cpu(kind: str = "gpu") -> list[Device]:
     """Every device of a kind, or the CPU where there is none: never empty."""
     found = _listed(kind, None)
     return found or Devices([Device("cpu")], found.there)
 
 
-def best(i: int = 0, framework: str | None = None) -> Device:
+def best_device(i: int = 0, framework: str | None = None) -> Device:
     """GPU number `i` if there is one, else accelerator number `i` of another kind (mps, xpu, ...), else the CPU.
 
     Args:
@@ -104,8 +104,8 @@ def device_of(obj: Any) -> Device | None:
     if len(found) > 1:
         raise DeviceMismatchError(
             f"the tensors of a {type(obj).__name__} are on several devices",
-            there=", ".join(map(str, sorted(found))),
-            remedy="move them to one with anyaccel.move(obj, device)",
+            available=", ".join(map(str, sorted(found))),
+            hint="move them to one with anyaccel.move(obj, device)",
         )
     return found.pop() if found else None
 
@@ -160,9 +160,9 @@ def move(obj: T, where: Accelerator | Device | str, *, framework: str | None = N
             return target(value)
         if isinstance(value, np.ndarray) and not registry().serves("numpy", accelerator.device.kind):
             raise FrameworkError(
-                f"a NumPy array cannot be on {accelerator.written!r} as it is",
-                there=f"numpy on {', '.join(registry().kinds('numpy'))}",
-                remedy="say whose tensor it shall become: move(..., framework='...')",
+                f"a NumPy array cannot be on {accelerator.spec!r} as it is",
+                available=f"numpy on {', '.join(registry().kinds('numpy'))}",
+                hint="say whose tensor it shall become: move(..., framework='...')",
             )
         return _serving(value, accelerator).move(value, accelerator.device, pinned=accelerator.pin_memory)
 
@@ -179,7 +179,7 @@ def _importer(found: Registry, accelerator: Accelerator, framework: str) -> Call
     backend = found.serving(framework, accelerator.device, vendor=accelerator.vendor)
     if not isinstance(backend, Exchange):
         raise CapabilityError(
-            f"the backend of {framework} takes no arrays from the host", remedy="make the tensor with the framework"
+            f"the backend of {framework} takes no arrays from the host", hint="make the tensor with the framework"
         )
     exchange = backend
     return lambda array: exchange.from_host(array, accelerator.device, pinned=accelerator.pin_memory)
@@ -230,7 +230,7 @@ def _made(obj: Any, content: Any) -> Any:
     except TypeError:
         raise MoveError(
             f"a {type(obj).__name__} cannot be made anew from what it holds",
-            remedy="give the class __anyaccel_move__(move)",
+            hint="give the class __anyaccel_move__(move)",
         ) from None
 
 

@@ -45,8 +45,8 @@ class Plugin:
         """What to do about it; `""` if it works."""
         if self.error is None:
             return ""
-        if isinstance(self.error, AnyaccelError) and self.error.remedy:
-            return self.error.remedy
+        if isinstance(self.error, AnyaccelError) and self.error.hint:
+            return self.error.hint
         if isinstance(self.error, ModuleNotFoundError) and self.error.name:
             return f"install the module {self.error.name!r}, or uninstall {self.distribution or self.name}"
         return f"update or uninstall {self.distribution or self.name}, or leave it out with {SWITCH}"
@@ -85,8 +85,8 @@ def check_kinds(found: Plugin, kinds: Any) -> None:
     if strange or not kinds:
         raise PluginError(
             f"plugin {found.name} offers a backend whose kinds are {kinds!r}",
-            there="a tuple of canonical lower-case words, such as ('cpu', 'gpu')",
-            remedy=f"write them so, or update {found.distribution or found.name}",
+            available="a tuple of canonical lower-case words, such as ('cpu', 'gpu')",
+            hint=f"write them so, or update {found.distribution or found.name}",
         )
 
 
@@ -109,13 +109,13 @@ def offered(found: Plugin, module: Any, hook: str, shape: type, default: Any) ->
     if not hasattr(function, f"{hookspecs.PROJECT}_impl"):
         raise PluginError(
             f"plugin {found.name} has {hook}() without @hookimpl, so that it is no hook",
-            remedy=f"decorate it with anyaccel.hookimpl, or update {found.distribution or found.name}",
+            hint=f"decorate it with anyaccel.hookimpl, or update {found.distribution or found.name}",
         )
     given = function()
     if not isinstance(given, Mapping if shape is dict else Iterable) or isinstance(given, (str, bytes)):
         raise PluginError(
             f"{hook}() of plugin {found.name} gave {type(given).__name__}, not a {shape.__name__}",
-            remedy=f"return a {shape.__name__}, or update {found.distribution or found.name}",
+            hint=f"return a {shape.__name__}, or update {found.distribution or found.name}",
         )
     return shape(given)
 

@@ -22,7 +22,7 @@ class Program(ABC):
     An input may be None: this step has no rows for it. What needs it, directly or through other operations, is left
     out: operations do not run and their buffers stay as they are, outputs are None, and losses are not in the mapping.
     Cotangents of outputs and of inputs that are None are None. Parameters that no gradient has reached are not touched
-    by `apply`, and their node does not count the step. `Stepping.steps` always has all columns. In a graph of several
+    by `apply`, and their node does not count the step. `MultiStepProgram.steps` always has all columns. In a graph of several
     segments an output that is None is given as None to the segments that take it, and one all of whose inputs are None
     is not asked in this step.
     """
@@ -84,11 +84,11 @@ class Program(ABC):
         return limit / (norm + 1e-6) if not norm + 1e-6 <= limit else 1.0
 
     @abstractmethod
-    def reduce(self, fn: Callable[[Any], Any]) -> None:
+    def map_gradients(self, fn: Callable[[Any], Any]) -> None:
         """Replace every parameter's gradient by `fn(gradient)`, in the order of the groups' nodes and parameters."""
 
     @abstractmethod
-    def apply(self, scale: Mapping[str, Any] | None = None) -> None:
+    def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
         """One optimizer step with the gradients, times `scale[group]` where given; then forget the gradients.
 
         Parameters that no gradient has reached stay as they are, and a node of which none was reached does not count
@@ -96,7 +96,7 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def discard(self) -> None:
+    def zero_grad(self) -> None:
         """Forget the gradients without a step."""
 
     @abstractmethod
@@ -108,32 +108,32 @@ class Program(ABC):
         """Go back to a snapshot, which can be used again; gradients are forgotten."""
 
     @abstractmethod
-    def states(self) -> dict[str, NodeState]:
+    def optimizer_states(self) -> dict[str, NodeState]:
         """The optimizer state by node, as it is now; tensors of the framework, on their devices."""
 
-    def publish(self) -> None:
+    def sync_models(self) -> None:
         """Let the user's own models hold the values of now; the program goes on, and its state stays its own.
 
         The default does nothing, which is right for a program that works on the user's models in place.
         """
 
     @abstractmethod
-    def release(self) -> dict[str, NodeState]:
+    def close(self) -> dict[str, NodeState]:
         """End: the user's own models hold the result, and the optimizer state is handed out. May be called twice."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class CompileEstimate:
     """What it would take to compile whole steps, and what it would bring: both guesses, from what the program knows.
 
     `seconds` is the time of the compilation; `ratio` that of a compiled step as a part of one that is not.
     """
 
-    seconds: float
-    ratio: float
+    compile_seconds: float
+    step_ratio: float
 
 
-class Stepping(Program):
+class MultiStepProgram(Program):
     """A Program that can run whole training steps in one call, however its framework does that best.
 
     Steps may be compiled: core calls `compile` before the first of them if the phase asks for it, or when `offer`
@@ -141,11 +141,13 @@ class Stepping(Program):
     `"off"` core asks for neither, and the program does not compile by itself nor import what would.
     """
 
-    in_parts: ClassVar[bool] = False
+    supports_microbatching: ClassVar[bool] = False
     """Whether `steps` takes `parts`."""
 
     @abstractmethod
-    def steps(self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int) -> Any:
+    def train_steps(
+        self, columns: Sequence[Any], orders: Sequence[Any], start: int, n_steps: int, batch_size: int
+    ) -> Any:
         """`count` training steps over resident columns; step i takes rows `order[start + i*batch :][:batch]`.
 
         Includes clipping within the segment and the optimizer step. No transfer and no wait happens inside. A program
@@ -165,14 +167,14 @@ class Stepping(Program):
             from `count` on say nothing.
         """
 
-    def offer(self, most: int) -> Offer | None:
+    def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
         """What compiling steps would take and bring if calls are of at most `most` steps; None if nothing.
 
         Asked between steps, so that it may answer from what it has seen. The default has nothing to compile.
         """
         return None
 
-    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch: int, parts: int = 1) -> None:
+    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
         """Compile `steps` of `batch` rows (in `parts`) over such columns, now. Changes no value.
 
         From then on `steps` takes the compiled way wherever it fits, and any other way where it does not (a last

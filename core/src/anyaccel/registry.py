@@ -100,7 +100,7 @@ class Registry:
             if isinstance(plugin.error, PluginError):
                 raise plugin.error
             if plugin.error is not None:
-                raise PluginError(f"plugin {name} is broken: {plugin.cause}", remedy=plugin.remedy) from plugin.error
+                raise PluginError(f"plugin {name} is broken: {plugin.cause}", hint=plugin.remedy) from plugin.error
             self._plugins[name] = plugin
 
     def _load_entry(self, entry: EntryPoint) -> None:
@@ -120,8 +120,8 @@ class Registry:
         if found.name in self._plugins:
             raise PluginError(
                 f"the name {found.name!r} is taken",
-                there=f"{self._plugins[found.name]} has it",
-                remedy=f"uninstall one of them, or rename the entry point of {found.distribution or found.name}",
+                available=f"{self._plugins[found.name]} has it",
+                hint=f"uninstall one of them, or rename the entry point of {found.distribution or found.name}",
             )
         check_hooks(found.name, module)
         backends = offered(found, module, "backends", list, [])
@@ -139,10 +139,10 @@ class Registry:
             if not isinstance(backend, Backend):
                 raise PluginError(
                     f"plugin {plugin.name} offers {type(backend).__name__}, which is not a Backend",
-                    remedy=f"derive it from anyaccel.Backend, or update {plugin.distribution or plugin.name}",
+                    hint=f"derive it from anyaccel.Backend, or update {plugin.distribution or plugin.name}",
                 )
             if backend.framework == BUILT_IN:
-                raise PluginError(f"plugin {plugin.name} claims {BUILT_IN!r}, which is core's own", remedy="rename it")
+                raise PluginError(f"plugin {plugin.name} claims {BUILT_IN!r}, which is core's own", hint="rename it")
             check_kinds(plugin, backend.kinds)
             for kind in backend.kinds:
                 self._check_free(plugin, (backend.framework, kind), mine)
@@ -150,15 +150,15 @@ class Registry:
     def _check_free(self, plugin: Plugin, pair: tuple[str, str], mine: set[tuple[str, str]]) -> None:
         shown = " on ".join(pair)
         if pair in mine:
-            raise PluginError(f"plugin {plugin.name} offers {shown} twice", remedy="offer it once")
+            raise PluginError(f"plugin {plugin.name} offers {shown} twice", hint="offer it once")
         mine.add(pair)
         if pair in self._table:
             holder = next(one for one in self._plugins.values() if self._table[pair] in one.backends)
             names = [one.distribution or one.name for one in (plugin, holder)]
             raise PluginError(
                 f"plugin {plugin.name} claims {shown}",
-                there=f"{holder} serves it",
-                remedy=f"uninstall {' or '.join(names)}",
+                available=f"{holder} serves it",
+                hint=f"uninstall {' or '.join(names)}",
             )
 
     def _enter(self, plugin: Plugin) -> None:
@@ -203,8 +203,8 @@ class Registry:
         if name not in self._policies:
             raise PluginError(
                 f"no plugin offers the placement policy {name!r}",
-                there=", ".join(sorted(self._policies)) or "none",
-                remedy="install the plugin that offers it, or leave policy= out",
+                available=", ".join(sorted(self._policies)) or "none",
+                hint="install the plugin that offers it, or leave policy= out",
             )
         return self._policies[name]
 
@@ -238,8 +238,8 @@ class Registry:
             known = sorted({k for _, k in self._table})
             raise FrameworkError(
                 f"{framework} is not served on {kind!r}" + ("" if kind in known else ", a kind nobody serves here"),
-                there=f"{framework} on {', '.join(kinds)}",
-                remedy="choose one of these, or install the plugin for it",
+                available=f"{framework} on {', '.join(kinds)}",
+                hint="choose one of these, or install the plugin for it",
             )
         return self._table[framework, kind]
 
@@ -253,8 +253,8 @@ class Registry:
         if not (isinstance(backend, Compute) and isinstance(backend, Exchange)):
             raise CapabilityError(
                 f"the backend of {framework} does not compute",
-                there="it can place and move",
-                remedy="use a plugin that declares the capabilities exchange and compute",
+                available="it can place and move",
+                hint="use a plugin that declares the capabilities exchange and compute",
             )
         return cast(ComputingBackend, backend)
 
@@ -273,18 +273,18 @@ class Registry:
         backend = self.find(framework, device.kind)
         there = backend.devices()
         if device not in there:
-            reason = backend.why_not(device)
+            reason = backend.unavailable_reason(device)
             raise DeviceUnavailableError(
                 f"{device} is not on this machine for {framework}" + (f" ({reason})" if reason else ""),
-                there=", ".join(map(str, there)) or "no device",
-                remedy=self._remedy_for(device, there),
+                available=", ".join(map(str, there)) or "no device",
+                hint=self._remedy_for(device, there),
             )
         found = backend.device_info(device).vendor if vendor else ""
         if found and found != vendor:
             raise DeviceUnavailableError(
                 f"{device} is of {found}, and {vendor} was asked for",
-                there=", ".join(map(str, there)),
-                remedy=f"write '{device}' for the device of any vendor",
+                available=", ".join(map(str, there)),
+                hint=f"write '{device}' for the device of any vendor",
             )
         return backend
 
@@ -308,7 +308,7 @@ class Registry:
         if owners:
             raise AmbiguousOwnerError(
                 f"{name} is claimed by {' and '.join(owners)}",
-                remedy=f"say which: ModelNode(..., framework={owners[0]!r})",
+                hint=f"say which: ModelNode(..., framework={owners[0]!r})",
             )
         raise self._unowned(name, obj)
 
@@ -323,7 +323,7 @@ class Registry:
     def _candidates(self, cls: type) -> Iterator[Backend]:
         roots = {str(base.__module__).partition(".")[0] for base in cls.__mro__}
         for backend in self.backends:
-            if any(root in roots and root in sys.modules for root in backend.roots):
+            if any(root in roots and root in sys.modules for root in backend.import_roots):
                 yield backend
 
     # -- telling ---------------------------------------------------------------------------------------------------
@@ -345,8 +345,8 @@ class Registry:
         if broken is not None:
             return FrameworkError(
                 f"{framework} is not served: its plugin {broken} is installed but broken ({broken.cause})",
-                there=there,
-                remedy=broken.remedy,
+                available=there,
+                hint=broken.remedy,
             )
         remedy = (
             install_line(distribution) if distribution else "check the spelling, or install the plugin that serves it"
@@ -356,19 +356,19 @@ class Registry:
         if allowed is not None and framework not in allowed:
             asked = f"no plugin for the framework {framework!r} is loaded, and {SWITCH} says which are"
             remedy = f"add it to {SWITCH} ({','.join(sorted(allowed))!r} now), or {remedy}"
-        return FrameworkError(asked, there=there, remedy=remedy)
+        return FrameworkError(asked, available=there, hint=remedy)
 
     def _unowned(self, name: str, obj: Any) -> NoBackendError:
         there = "backends for " + ", ".join(self.frameworks)
         hint = hint_of(type(obj))
         if hint is not None and hint[0] not in self.frameworks:
             inner = self._unserved(hint[0])
-            asked = f"{name} has no backend: {inner.asked}" + (f"; {hint[2]}" if hint[2] else "")
-            return NoBackendError(asked, there=there, remedy=inner.remedy)
+            asked = f"{name} has no backend: {inner.problem}" + (f"; {hint[2]}" if hint[2] else "")
+            return NoBackendError(asked, available=there, hint=inner.hint)
         return NoBackendError(
             f"{name} has no backend: no installed plugin owns it",
-            there=there,
-            remedy="install the plugin of its framework, or say ModelNode(..., framework=...)",
+            available=there,
+            hint="install the plugin of its framework, or say ModelNode(..., framework=...)",
         )
 
 
@@ -380,7 +380,7 @@ def registry() -> Registry:
     """The registry of this process, made on first use."""
     with _lock:
         if not _registry:
-            from anyaccel.numpy_backend import ReferenceBackend  # needs NumPy, which looking up nothing does not
+            from anyaccel.numpy_backend import NumpyBackend  # needs NumPy, which looking up nothing does not
 
-            _registry.append(Registry(ReferenceBackend))
+            _registry.append(Registry(NumpyBackend))
         return _registry[0]

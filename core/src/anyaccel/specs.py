@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyaccel.errors import AnyaccelError, ConfigError, RecipeError
+from anyaccel.errors import AnyaccelError, ConfigError, SpecError
 from anyaccel.suggestions import did_you_mean
 
 # Every setting a named optimizer knows, with its default. The formulas stand in docs/reference/formulas.md.
@@ -46,7 +46,7 @@ class Schedule:
     from there.
 
     Raises:
-        RecipeError: an unknown name, an unknown or missing setting, or a count that is not positive.
+        SpecError: an unknown name, an unknown or missing setting, or a count that is not positive.
     """
 
     name: str
@@ -60,15 +60,15 @@ class Schedule:
         settings = {**_SCHEDULE_DEFAULTS.get(name, {}), **settings}
         missing = [key for key in SCHEDULES[name] if key not in settings]
         if missing:
-            raise RecipeError(f"schedule {name!r} lacks {', '.join(missing)}", remedy=f"give {missing[0]}=...")
+            raise SpecError(f"schedule {name!r} lacks {', '.join(missing)}", hint=f"give {missing[0]}=...")
         counts: dict[str, Any] = {key: settings[key] for key in ("steps", "every") if key in settings}
         counts["warmup"] = warmup
         for key in ("rate", "final"):
             if key in settings and not _is_finite(settings[key], least=0):
-                raise RecipeError(f"schedule {name!r}: {key}={settings[key]!r} is not a finite number of at least 0")
+                raise SpecError(f"schedule {name!r}: {key}={settings[key]!r} is not a finite number of at least 0")
         for key, value in counts.items():
             if not _is_count(value) or value < (0 if key == "warmup" else 1):
-                raise RecipeError(f"schedule {name!r}: {key}={value!r} is not a count of steps")
+                raise SpecError(f"schedule {name!r}: {key}={value!r} is not a count of steps")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "warmup", int(warmup))
         object.__setattr__(self, "settings", tuple(sorted(settings.items())))
@@ -129,7 +129,7 @@ class Optimizer:
             at most this.
 
     Raises:
-        RecipeError: unknown name or setting, or a number out of range.
+        SpecError: unknown name or setting, or a number out of range.
     """
 
     name: str
@@ -153,10 +153,10 @@ class Optimizer:
         lr = given.pop("lr", lr)
         own = None if isinstance(name, str) else name
         if own is not None and not is_own_optimizer(own):
-            raise RecipeError(
+            raise SpecError(
                 f"an object of {type(own).__name__} is no optimizer that a graph can take",
-                there=f"names: {', '.join(OPTIMIZERS)}",
-                remedy="give a name, or the class itself, so that every node gets one of its own",
+                available=f"names: {', '.join(OPTIMIZERS)}",
+                hint="give a name, or the class itself, so that every node gets one of its own",
             )
         if lr is None:
             lr = 1e-3 if own is None or callable(own) else 1.0
@@ -167,7 +167,7 @@ class Optimizer:
         if isinstance(schedule, str):
             schedule = Schedule(schedule)
         if schedule is not None and not isinstance(schedule, Schedule):
-            raise RecipeError(f"optimizer {text!r}: {schedule!r} is no Schedule", there=", ".join(SCHEDULES))
+            raise SpecError(f"optimizer {text!r}: {schedule!r} is no Schedule", available=", ".join(SCHEDULES))
         if own is None:
             given = _optimizer_settings(text, given)
         for key, value in (
@@ -219,7 +219,7 @@ class Loss:
         loss_kwargs: arguments for the class, if it is one.
 
     Raises:
-        RecipeError: an unknown name, or arguments for something that takes none.
+        SpecError: an unknown name, or arguments for something that takes none.
     """
 
     name: str
@@ -236,9 +236,9 @@ class Loss:
         else:
             name, own = getattr(loss, "__name__", type(loss).__name__), loss
         if kwargs and not isinstance(own, type):
-            raise RecipeError(f"loss {name!r} was given {', '.join(kwargs)}, and takes no arguments")
+            raise SpecError(f"loss {name!r} was given {', '.join(kwargs)}, and takes no arguments")
         if own is not None and not callable(own):
-            raise RecipeError(f"{own!r} is not a loss", there=f"names: {', '.join(LOSSES)}", remedy="give a callable")
+            raise SpecError(f"{own!r} is not a loss", available=f"names: {', '.join(LOSSES)}", hint="give a callable")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "own", own)
         object.__setattr__(self, "kwargs", kwargs)
@@ -288,13 +288,13 @@ class AppliedLoss:
         label: str | None = None,
     ) -> None:
         if not isinstance(on, str):
-            raise RecipeError(f"a loss is on={on!r}, which is no label", remedy="give the label of a node")
+            raise SpecError(f"a loss is on={on!r}, which is no label", hint="give the label of a node")
         if isinstance(inputs, str) or not inputs or not all(isinstance(name, str) for name in inputs):
-            raise RecipeError(
-                f"loss on {on!r}: inputs={inputs!r} is not a list of names", remedy="write ['outputs', 'targets']"
+            raise SpecError(
+                f"loss on {on!r}: inputs={inputs!r} is not a list of names", hint="write ['outputs', 'targets']"
             )
         if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight >= 0):
-            raise RecipeError(f"loss on {on!r}: weight={weight!r} is not a finite number of at least 0")
+            raise SpecError(f"loss on {on!r}: weight={weight!r} is not a finite number of at least 0")
         object.__setattr__(self, "loss", loss if isinstance(loss, Loss) else Loss(loss))
         object.__setattr__(self, "on", on)
         object.__setattr__(self, "inputs", tuple(inputs))
@@ -328,23 +328,23 @@ def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if "betas" in merged:
         merged["betas"] = tuple(merged["betas"])
         if len(merged["betas"]) != 2 or not all(0 <= beta < 1 for beta in merged["betas"]):
-            raise RecipeError(f"optimizer {name!r}: betas={merged['betas']} are not two numbers in [0, 1)")
+            raise SpecError(f"optimizer {name!r}: betas={merged['betas']} are not two numbers in [0, 1)")
     if "momentum" in merged and not 0 <= merged["momentum"] < 1:
-        raise RecipeError(f"optimizer {name!r}: momentum={merged['momentum']} is not in [0, 1)")
+        raise SpecError(f"optimizer {name!r}: momentum={merged['momentum']} is not in [0, 1)")
     for key in ("weight_decay", "eps"):
         if key in merged and not _is_finite(merged[key], least=0):
-            raise RecipeError(f"optimizer {name!r}: {key}={merged[key]!r} is not a finite number of at least 0")
+            raise SpecError(f"optimizer {name!r}: {key}={merged[key]!r} is not a finite number of at least 0")
     if not isinstance(merged.get("nesterov", False), bool):
-        raise RecipeError(f"optimizer {name!r}: nesterov={merged['nesterov']!r} is neither True nor False")
+        raise SpecError(f"optimizer {name!r}: nesterov={merged['nesterov']!r} is neither True nor False")
     return merged
 
 
-def _unknown(what: str, name: object, known: Any) -> RecipeError:
+def _unknown(what: str, name: object, known: Any) -> SpecError:
     own = "" if what == "schedule" else f", or the node's own framework's {what}"
-    return RecipeError(
+    return SpecError(
         f"no {what} is called {name!r}",
-        there=", ".join(known),
-        remedy=did_you_mean(str(name).lower(), known, f"use one of these names{own}"),
+        available=", ".join(known),
+        hint=did_you_mean(str(name).lower(), known, f"use one of these names{own}"),
     )
 
 
@@ -353,16 +353,16 @@ def _check_settings(what: str, given: Mapping[str, Any], known: Any, also: tuple
     if strange:
         every = [*also, *known]
         short = "lr" if strange[0] in ("learning_rate", "learningrate", "step_size") else strange[0]
-        raise RecipeError(
+        raise SpecError(
             f"{what} has no setting {', '.join(strange)}",
-            there=", ".join(every) or "none",
-            remedy=did_you_mean(short, every, ""),
+            available=", ".join(every) or "none",
+            hint=did_you_mean(short, every, ""),
         )
 
 
 def _positive(what: str, value: Any) -> None:
     if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-        raise RecipeError(f"{what}={value!r} is not a positive number")
+        raise SpecError(f"{what}={value!r} is not a positive number")
 
 
 def _is_finite(value: Any, least: float) -> bool:
@@ -387,11 +387,11 @@ def _only_named(what: str, name: str, own: object) -> None:
     if own is not None:
         raise ConfigError(
             f"{what} {name!r} is a framework's own and has no configuration",
-            remedy=f"use a named {what}, or leave it out of the configuration and give it in code",
+            hint=f"use a named {what}, or leave it out of the configuration and give it in code",
         )
 
 
 def _plain(config: Mapping[str, Any], what: str) -> dict[str, Any]:
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
-        raise ConfigError(f"{config!r} is not the configuration of {what}", remedy="give a dict with text keys")
+        raise ConfigError(f"{config!r} is not the configuration of {what}", hint="give a dict with text keys")
     return dict(config)

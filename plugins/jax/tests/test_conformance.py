@@ -132,7 +132,7 @@ def keras_net(keras, middle):
 
 def of_models(subject, name):
     """The classes of the kit that concern models; the others are the same for all of them."""
-    return {key: cls for key, cls in suite(subject, name).items() if key.endswith(("Compute", "Stepping"))}
+    return {key: cls for key, cls in suite(subject, name).items() if key.endswith(("Compute", "MultiStepProgram"))}
 
 
 globals().update(suite(Jax) | suite(Standard, "Standard"))

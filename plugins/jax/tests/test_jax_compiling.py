@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.backend import Offer
+from anyaccel.backend import CompileEstimate
 from anyaccel.device import Device
 from anyaccel.errors import CompileError
 from anyaccel.segment import TensorSpec
@@ -58,8 +58,8 @@ def trained(backend: JaxBackend, segment: Any, data: Data, parts: int = 1, compi
     program.seed(9)
     if compiled:
         program.compile(columns, orders, 4, parts)
-    found = np.asarray(program.steps(columns, orders, 0, 5, 4, parts))[:5]
-    program.release()
+    found = np.asarray(program.train_steps(columns, orders, 0, 5, 4, parts))[:5]
+    program.close()
     return found
 
 
@@ -71,9 +71,7 @@ def test_all_modes_draw_the_same_and_give_the_same(
     backend: JaxBackend, segment_of: Make, data: Data, parts: int
 ) -> None:
     found = [
-        trained(
-            backend, segment_of(mlp(backend, dropout=0.4), optimizer=ADAM, compile=mode), data, parts, compiled
-        )
+        trained(backend, segment_of(mlp(backend, dropout=0.4), optimizer=ADAM, compile=mode), data, parts, compiled)
         for mode, compiled in (("off", False), ("auto", False), ("steps", True))
     ]
     np.testing.assert_allclose(found[1], found[0], rtol=2e-6)
@@ -96,13 +94,13 @@ def test_off_calls_the_model_in_each_step_with_values(backend: JaxBackend, segme
 def test_off_offers_nothing_and_compiles_nothing(backend: JaxBackend, segment_of: Make, data: Data) -> None:
     columns, orders = resident(backend, data)
     program = backend.build(segment_of(function(backend, linear), compile="off"))
-    assert program.offer(100) is None
+    assert program.estimate_compile(100) is None
     with pytest.raises(CompileError, match=r"steps of segment 's' cannot be compiled\. .*built with compile='off'"):
         program.compile(columns, orders, 4)
 
 
 def test_without_a_word_steps_are_compiled_at_once(backend: JaxBackend, segment_of: Make, data: Data) -> None:
-    assert backend.build(segment_of(function(backend, linear))).offer(1) == Offer(0.0, 0.0)
+    assert backend.build(segment_of(function(backend, linear))).estimate_compile(1) == CompileEstimate(0.0, 0.0)
 
 
 def test_a_model_that_cannot_be_traced_goes_on_untraced(backend: JaxBackend, segment_of: Make, data: Data) -> None:
@@ -111,8 +109,8 @@ def test_a_model_that_cannot_be_traced_goes_on_untraced(backend: JaxBackend, seg
     with pytest.raises(CompileError, match="cannot be compiled: ConcretizationTypeError: Abstract tracer") as caught:
         program.compile(columns, orders, 4)
     assert isinstance(caught.value.__cause__, jax.errors.ConcretizationTypeError)
-    found = np.asarray(program.steps(columns, orders, 0, 5, 4))[:5]
-    assert program.untraced.startswith("ConcretizationTypeError") and program.offer(100) is None
+    found = np.asarray(program.train_steps(columns, orders, 0, 5, 4))[:5]
+    assert program.untraced.startswith("ConcretizationTypeError") and program.estimate_compile(100) is None
     with pytest.raises(CompileError, match="ConcretizationTypeError"):
         program.compile(columns, orders, 4)
     other = trained(backend, segment_of(function(backend, linear), optimizer=ADAM), data)
@@ -141,7 +139,7 @@ def test_an_error_of_the_models_own_is_told_as_it_is(backend: JaxBackend, segmen
     columns, orders = resident(backend, data)
     program = backend.build(segment_of(function(backend, broken)))
     with pytest.raises(ZeroDivisionError, match="of the user's") as caught:
-        program.steps(columns, orders, 0, 1, 4)
+        program.train_steps(columns, orders, 0, 1, 4)
     assert caught.value.__context__ is None and program.untraced == ""
 
 
@@ -221,15 +219,15 @@ def test_steps_that_follow_each_other_send_nothing(backend: JaxBackend, segment_
     program = backend.build(segment_of(mlp(backend, dropout=0.2), optimizer=ADAM))
     program.seed(1)
     for start, count in ((0, 1), (4, 2), (0, 1)):  # of what is compiled here, and constants in it, nothing is counted
-        program.steps(columns, orders, start, count, 4)
+        program.train_steps(columns, orders, start, count, 4)
     kept = []
     with jax.transfer_guard("disallow_explicit"):
         for start, count in ((4, 1), (8, 2), (16, 1), (20, 1)):
-            kept.append(program.steps(columns, orders, start, count, 4))
+            kept.append(program.train_steps(columns, orders, start, count, 4))
         with pytest.raises(Exception, match=r"(?i)disallowed host-to-device transfer"):
-            program.steps(columns, orders, 0, 1, 4)  # an epoch begins: five whole numbers are sent
+            program.train_steps(columns, orders, 0, 1, 4)  # an epoch begins: five whole numbers are sent
     with jax.transfer_guard("disallow"):
-        kept.append(program.steps(columns, orders, 0, 1, 4))
+        kept.append(program.train_steps(columns, orders, 0, 1, 4))
     assert np.isfinite(np.concatenate(kept)).all()
 
 
@@ -257,4 +255,4 @@ def test_a_phase_sends_little_for_an_epoch(monkeypatch: pytest.MonkeyPatch, data
 
 def test_processes_with_it_are_not_forked() -> None:
     """JAX keeps threads of its own."""
-    assert JaxBackend.forks is False
+    assert JaxBackend.fork_safe is False

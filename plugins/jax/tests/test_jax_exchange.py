@@ -60,7 +60,7 @@ def test_what_is_given_away_is_computed_from(backend: JaxBackend, device: Device
     array = aligned_empty((3, 4), "float32")
     array[...] = 2
     where, owner = array.ctypes.data, weakref.ref(array.base)
-    tensor = backend.take(array, device)
+    tensor = backend.from_host_owned(array, device)
     assert tensor.unsafe_buffer_pointer() == where
     del array
     assert owner() is not None  # JAX keeps it
@@ -74,7 +74,7 @@ def test_what_cannot_be_given_away_is_copied(backend: JaxBackend) -> None:
     sealed = aligned(16).copy()
     sealed.flags.writeable = False
     for array in (aligned(16)[1:], aligned(16)[::2], sealed):
-        tensor = backend.take(array, CPU)
+        tensor = backend.from_host_owned(array, CPU)
         assert tensor.unsafe_buffer_pointer() != array.ctypes.data
         np.testing.assert_array_equal(backend.to_host(tensor), np.ones(len(array)))
 
@@ -82,12 +82,12 @@ def test_what_cannot_be_given_away_is_copied(backend: JaxBackend) -> None:
 @pytest.mark.parametrize("device", [CPU, SECOND], ids=str)
 def test_what_is_sent_does_not_follow_its_buffer(backend: JaxBackend, device: Device) -> None:
     for part in (slice(0, 1000), slice(1, 1000)):  # one that JAX would alias, and one that it would copy later
-        buffer = backend.buffer((1000, 50), "float32", device)
+        buffer = backend.staging_buffer((1000, 50), "float32", device)
         buffer[...] = 1
-        sent = backend.send(buffer[part], device)
-        sent.read()
+        sent = backend.copy_async(buffer[part], device)
+        sent.source_reusable()
         buffer[...] = 7
-        sent.arrive()
+        sent.wait()
         np.testing.assert_array_equal(backend.to_host(sent.tensor), np.ones((1000 - part.start, 50)))
 
 
@@ -97,14 +97,14 @@ def test_an_accelerator_is_sent_to_without_a_copy_before(backend: JaxBackend, mo
     given: list[np.ndarray] = []
     monkeypatch.setattr(backend, "jax_device", lambda device: jax.devices("cpu")[0], raising=False)
     monkeypatch.setattr(jax, "device_put", lambda array, target: given.append(array) or put(array.copy(), target))
-    buffer = backend.buffer((4, 2), "float32", Device("gpu"))
+    buffer = backend.staging_buffer((4, 2), "float32", Device("gpu"))
     buffer[...] = 3
-    sent = backend.send(buffer[:3], Device("gpu"))
+    sent = backend.copy_async(buffer[:3], Device("gpu"))
     assert given[0].ctypes.data == buffer.ctypes.data and given[0].shape == (3, 2)
-    assert sent.read() is sent.tensor  # block_until_ready gives it back
-    backend.send(np.ones((2, 3), "float32").T, Device("gpu"))
+    assert sent.source_reusable() is sent.tensor  # block_until_ready gives it back
+    backend.copy_async(np.ones((2, 3), "float32").T, Device("gpu"))
     assert given[1].flags.c_contiguous  # what lies otherwise is copied here
-    taken = backend.take(buffer, Device("gpu"))
+    taken = backend.from_host_owned(buffer, Device("gpu"))
     assert given[2] is buffer and taken.shape == (4, 2)
 
 
@@ -138,7 +138,7 @@ def test_keys_are_no_numbers(backend: JaxBackend) -> None:
 @pytest.mark.parametrize(("dtype", "held"), [("float64", "float32"), ("int64", "int32"), ("complex128", "complex64")])
 def test_nothing_is_made_narrower_in_silence(backend: JaxBackend, dtype: str, held: str) -> None:
     array = np.ones(3, dtype)
-    for act in (backend.from_host, backend.adopt):
+    for act in (backend.from_host, backend.from_dlpack):
         with pytest.raises(MoveError, match=f"JAX would make {dtype} {held}.*{REMEDY}.*astype\\('{held}'\\)"):
             act(array, CPU)
 
@@ -146,7 +146,7 @@ def test_nothing_is_made_narrower_in_silence(backend: JaxBackend, dtype: str, he
 def test_64_bits_are_kept_where_they_are_enabled(backend: JaxBackend, x64: Any) -> None:
     with x64(True):
         wide = backend.from_host(np.arange(3.0), CPU)
-        assert wide.dtype == "float64" == backend.adopt(np.arange(3.0), CPU).dtype
+        assert wide.dtype == "float64" == backend.from_dlpack(np.arange(3.0), CPU).dtype
     assert backend.move(wide, SECOND).dtype == "float64" == backend.place({"a": wide}, SECOND)["a"].dtype
 
 
@@ -166,9 +166,9 @@ def test_dtypes_go_by_name_too() -> None:
 
 def test_numpy_shares_aligned_memory_and_read_only_arrays_are_copied(backend: JaxBackend) -> None:
     array = aligned(8)
-    assert backend.adopt(array, CPU).unsafe_buffer_pointer() == array.ctypes.data
+    assert backend.from_dlpack(array, CPU).unsafe_buffer_pointer() == array.ctypes.data
     array.flags.writeable = False
-    copy = backend.adopt(array, CPU)
+    copy = backend.from_dlpack(array, CPU)
     assert copy.unsafe_buffer_pointer() != array.ctypes.data
     np.testing.assert_array_equal(copy, np.ones(8))
 
@@ -187,22 +187,22 @@ def test_numpy_shares_aligned_memory_and_read_only_arrays_are_copied(backend: Ja
     ],
 )
 def test_numpy_of_any_layout_and_dtype(backend: JaxBackend, source: Any) -> None:
-    taken = backend.adopt(source, CPU)
+    taken = backend.from_dlpack(source, CPU)
     assert taken.dtype == source.dtype.newbyteorder("=")
     np.testing.assert_array_equal(np.asarray(taken), source)
 
 
 def test_our_own_are_moved(backend: JaxBackend) -> None:
     here = backend.from_host(np.ones(2, "f4"), CPU)
-    assert backend.adopt(here, CPU) is here
-    assert backend.device_of(backend.adopt(here, SECOND)) == SECOND
+    assert backend.from_dlpack(here, CPU) is here
+    assert backend.device_of(backend.from_dlpack(here, SECOND)) == SECOND
 
 
 def test_what_is_no_tensor_is_told(backend: JaxBackend) -> None:
     with pytest.raises(
         MoveError, match=r"JAX cannot take over a builtins.object through DLPack.*does not speak DLPack.*from_host"
     ):
-        backend.adopt(object(), CPU)
+        backend.from_dlpack(object(), CPU)
 
 
 class Tensor:
@@ -229,15 +229,15 @@ class Tensor:
 @pytest.mark.parametrize(("array", "copies"), [(np.ones((4, 6), "f4").T, 0), (np.ones((4, 6), "f4")[:, ::2], 1)])
 def test_tensors_with_gaps_are_copied_by_their_framework(backend: JaxBackend, array: np.ndarray, copies: int) -> None:
     tensor = Tensor(array)
-    np.testing.assert_array_equal(backend.adopt(tensor, CPU), array)
+    np.testing.assert_array_equal(backend.from_dlpack(tensor, CPU), array)
     assert tensor.copies == copies
 
 
 def test_a_dtype_that_jax_would_change_is_told(backend: JaxBackend) -> None:
     with pytest.raises(MoveError, match=f"JAX would make float64 float32.*{REMEDY}"):
-        backend.adopt(Tensor(np.ones(3)), CPU)
+        backend.from_dlpack(Tensor(np.ones(3)), CPU)
     with pytest.raises(MoveError, match="JAX would make int16 float32"):
-        backend.adopt(Tensor(np.ones(3, "f4"), "framework.int16"), CPU)
+        backend.from_dlpack(Tensor(np.ones(3, "f4"), "framework.int16"), CPU)
 
 
 @pytest.mark.parametrize(
@@ -265,25 +265,25 @@ class TestWithTorch:
 
     def test_memory_is_shared_both_ways(self, backend: JaxBackend, torch: Any) -> None:
         for tensor in (torch.arange(6.0), torch.ones(4, 3).T, torch.tensor([True]), torch.ones(2).bfloat16()):
-            taken = backend.adopt(tensor, CPU)
+            taken = backend.from_dlpack(tensor, CPU)
             assert taken.unsafe_buffer_pointer() == tensor.data_ptr()
             assert str(tensor.dtype) == f"torch.{taken.dtype}"
             assert torch.from_dlpack(taken).data_ptr() == tensor.data_ptr()
 
     def test_a_second_cpu_gets_a_copy(self, backend: JaxBackend, torch: Any) -> None:
-        taken = backend.adopt(torch.arange(6.0), SECOND)
+        taken = backend.from_dlpack(torch.arange(6.0), SECOND)
         assert backend.device_of(taken) == SECOND
         np.testing.assert_array_equal(taken, np.arange(6.0))
         there = backend.from_host(np.ones(3, "f4"), SECOND)
         assert torch.from_dlpack(there).device.type == "cpu"
 
     def test_strides_gradients_and_64_bits(self, backend: JaxBackend, torch: Any) -> None:
-        np.testing.assert_array_equal(backend.adopt(torch.arange(12.0)[::3], CPU), [0, 3, 6, 9])
-        np.testing.assert_array_equal(backend.adopt(torch.ones(3).expand(2, 3), CPU), np.ones((2, 3)))
+        np.testing.assert_array_equal(backend.from_dlpack(torch.arange(12.0)[::3], CPU), [0, 3, 6, 9])
+        np.testing.assert_array_equal(backend.from_dlpack(torch.ones(3).expand(2, 3), CPU), np.ones((2, 3)))
         with pytest.raises(MoveError, match=r"torch.Tensor through DLPack.*require gradient"):
-            backend.adopt(torch.ones(2, requires_grad=True), CPU)
+            backend.from_dlpack(torch.ones(2, requires_grad=True), CPU)
         with pytest.raises(MoveError, match=f"JAX would make float64 float32.*{REMEDY}"):
-            backend.adopt(torch.ones(2, dtype=torch.float64), CPU)
+            backend.from_dlpack(torch.ones(2, dtype=torch.float64), CPU)
 
     def test_who_takes_an_array_waits_for_it(self, backend: JaxBackend, torch: Any) -> None:
         @jax.jit
@@ -304,7 +304,9 @@ def test_rows_are_compiled_once_for_each_size(backend: JaxBackend) -> None:
     compiled = gathered._cache_size  # noqa: SLF001  # JAX tells it in no other way
     before = compiled()
     for start in range(0, 40, 10):
-        np.testing.assert_array_equal(backend.rows(column, start, start + 10, order), np.arange(start, start + 10))
+        np.testing.assert_array_equal(
+            backend.gather_rows(column, start, start + 10, order), np.arange(start, start + 10)
+        )
     assert compiled() == before + 1
 
 

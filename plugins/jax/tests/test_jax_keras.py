@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import RecipeError, ShapeError
+from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax import JaxBackend
@@ -154,11 +154,11 @@ def test_models_of_several_inputs(backend: JaxBackend, keras: ModuleType) -> Non
 def test_layouts(backend: JaxBackend, keras: ModuleType) -> None:
     conv = keras.layers.Conv2D(4, 3)
     last = ("channels_last", "channels_last")
-    assert backend.layout(conv) == last
-    assert backend.layout(keras.Sequential([keras.layers.ReLU(), conv, keras.layers.MaxPool2D()])) == last
-    assert backend.layout(keras.Sequential([conv, keras.layers.Flatten()])) == last
-    assert backend.layout(keras.layers.Conv2D(4, 3, data_format="channels_first")) == ("channels_first",) * 2
-    assert backend.layout(keras.layers.Dense(2)) == ("", "")
+    assert backend.data_format(conv) == last
+    assert backend.data_format(keras.Sequential([keras.layers.ReLU(), conv, keras.layers.MaxPool2D()])) == last
+    assert backend.data_format(keras.Sequential([conv, keras.layers.Flatten()])) == last
+    assert backend.data_format(keras.layers.Conv2D(4, 3, data_format="channels_first")) == ("channels_first",) * 2
+    assert backend.data_format(keras.layers.Dense(2)) == ("", "")
 
 
 def test_keras_losses_are_taken(train: Train, keras: ModuleType, backend: JaxBackend) -> None:
@@ -177,7 +177,7 @@ def test_a_keras_loss_with_wrong_settings_is_told(backend: JaxBackend, keras: Mo
     segment = segment_of(net(keras))
     (term,) = segment.losses
     loss = Loss(keras.losses.Huber, loss_kwargs={"nothing": 1})
-    with pytest.raises(RecipeError, match=r"Huber' cannot be made.*nothing.*loss_kwargs"):
+    with pytest.raises(SpecError, match=r"Huber' cannot be made.*nothing.*loss_kwargs"):
         backend.build(replace(segment, losses=(replace(term, loss=loss),)))
 
 
@@ -185,9 +185,14 @@ def test_keras_on_another_framework_is_refused(
     backend: JaxBackend, keras: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss = Loss(keras.losses.MeanSquaredError())
-    assert backend.refuses(loss) == "" == backend.refuses(Loss(lambda y, t: 0)) == backend.refuses(Optimizer("adam"))
+    assert (
+        backend.unsupported_reason(loss)
+        == ""
+        == backend.unsupported_reason(Loss(lambda y, t: 0))
+        == backend.refuses(Optimizer("adam"))
+    )
     monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
-    assert backend.refuses(loss) == "Keras runs on torch, not on JAX"
+    assert backend.unsupported_reason(loss) == "Keras runs on torch, not on JAX"
 
 
 def test_a_graph_of_keras_and_ours(data: tuple[np.ndarray, ...], keras: ModuleType) -> None:

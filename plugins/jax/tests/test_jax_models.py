@@ -163,8 +163,11 @@ def test_linens_wishes(backend: JaxBackend, linen: ModuleType) -> None:
     assert backend.dtype_of(linen.Dense(2)) == "float32"
     assert backend.dtype_of(linen.Dense(2, param_dtype=jnp.bfloat16)) == "bfloat16"
     conv, elementwise = linen.Conv(4, (3, 3)), linen.Sequential([linen.relu, linen.Conv(4, (3, 3)), jnp.tanh])
-    assert backend.layout(conv) == ("channels_last",) * 2 == backend.layout(elementwise)
-    assert backend.layout(linen.Sequential([conv, lambda x: x.mean((1, 2)), linen.Dense(2)])) == ("channels_last", "")
+    assert backend.data_format(conv) == ("channels_last",) * 2 == backend.data_format(elementwise)
+    assert backend.data_format(linen.Sequential([conv, lambda x: x.mean((1, 2)), linen.Dense(2)])) == (
+        "channels_last",
+        "",
+    )
 
 
 # -- Flax NNX ----------------------------------------------------------------------------------------------------------
@@ -257,8 +260,8 @@ def test_streams_of_several_keys_keep_their_shape(nnx: ModuleType) -> None:
 def test_nnx_layouts(backend: JaxBackend, nnx: ModuleType) -> None:
     rngs = nnx.Rngs(0)
     conv = nnx.Conv(3, 4, (3, 3), rngs=rngs)
-    assert backend.layout(nnx.Sequential(nnx.Dropout(0.1, rngs=rngs), conv, nnx.relu)) == ("channels_last",) * 2
-    assert backend.layout(nnx.Linear(2, 2, rngs=rngs)) == ("", "")
+    assert backend.data_format(nnx.Sequential(nnx.Dropout(0.1, rngs=rngs), conv, nnx.relu)) == ("channels_last",) * 2
+    assert backend.data_format(nnx.Linear(2, 2, rngs=rngs)) == ("", "")
 
 
 # -- Equinox -----------------------------------------------------------------------------------------------------------
@@ -338,8 +341,12 @@ def test_arrays_that_are_not_trained_stay_in_the_equinox_module(train: Train, eq
 def test_equinox_layouts(backend: JaxBackend, eqx: ModuleType) -> None:
     conv, pool = eqx.nn.Conv2d(3, 4, 3, key=jax.random.key(0)), eqx.nn.MaxPool2d(2)
     both = ("channels_first",) * 2
-    assert backend.layout(conv) == both == backend.layout(eqx.nn.Sequential([eqx.nn.Lambda(jax.nn.relu), conv, pool]))
-    assert backend.layout(eqx.nn.Sequential([conv, eqx.nn.Lambda(jnp.ravel)])) == ("channels_first", "")
+    assert (
+        backend.data_format(conv)
+        == both
+        == backend.data_format(eqx.nn.Sequential([eqx.nn.Lambda(jax.nn.relu), conv, pool]))
+    )
+    assert backend.data_format(eqx.nn.Sequential([conv, eqx.nn.Lambda(jnp.ravel)])) == ("channels_first", "")
 
 
 # -- ours --------------------------------------------------------------------------------------------------------------
@@ -350,11 +357,11 @@ def test_equinox_layouts(backend: JaxBackend, eqx: ModuleType) -> None:
 def test_the_cnn_is_that_of_the_reference(
     backend: JaxBackend, activation: str, kernel: int, pool: int, size: tuple[int, int]
 ) -> None:
-    from anyaccel.numpy_backend import ReferenceBackend
+    from anyaccel.numpy_backend import NumpyBackend
     from anyaccel.numpy_backend import SequentialCNN as Reference
 
     settings: dict[str, Any] = {"channels": (4, 5), "kernel_size": kernel, "pool": pool, "activation": activation}
-    spec, numpy = TensorSpec((2, *size), "float32"), ReferenceBackend()
+    spec, numpy = TensorSpec((2, *size), "float32"), NumpyBackend()
     ours, theirs = SequentialCNN((2, 3), **settings), Reference((2, 3), **settings)
     assert backend.infer(ours, [spec], 5) == numpy.infer(theirs, [spec], 5) == (TensorSpec((2, 3), "float32"),)
     assert list(backend.state(ours)) == list(numpy.state(theirs))
@@ -363,7 +370,7 @@ def test_the_cnn_is_that_of_the_reference(
     x = np.random.default_rng(0).normal(size=(4, 2, *size)).astype("f4")
     found = theirs.apply(theirs.parameters, (x,), train=False, key=0).outputs[0]
     np.testing.assert_allclose(ours(x), found, rtol=2e-5, atol=1e-6)
-    assert backend.layout(ours) == ("channels_first", "") and ours.get_config()["kernel_size"] == kernel
+    assert backend.data_format(ours) == ("channels_first", "") and ours.get_config()["kernel_size"] == kernel
 
 
 def test_the_cnn_trains_as_the_reference_does() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel_jax import Function, JaxBackend
 
@@ -148,14 +148,14 @@ def test_a_state_of_another_optimizer_begins_afresh(backend: JaxBackend, segment
     program = backend.build(segment_of(model(), optimizer=Optimizer(optax.adam)))
     x, y = jnp.ones((4, 3)), jnp.ones((4, 1))
     program.forward_pullback((x, y))[2]([None])
-    program.apply()
-    states = program.release()
+    program.optimizer_step()
+    states = program.close()
     assert states["a"].step == 1 and set(states["a"].slots["a"]) == {"0.count", "0.mu", "0.nu"}
     assert set(states["a"].slots["b.c"]) == {"0.mu", "0.nu"}, "what is kept for all stands with the first by name"
     again = backend.build(segment_of(model(), optimizer=Optimizer(optax.adam), states=states))
-    assert again.states()["a"].step == 1
+    assert again.optimizer_states()["a"].step == 1
     other = backend.build(segment_of(model(), optimizer=Optimizer(optax.lion), states=states))
-    assert other.states()["a"].step == 0
+    assert other.optimizer_states()["a"].step == 0
 
 
 def test_steps_are_compiled_once(backend: JaxBackend, segment_of: Any, optax: ModuleType, data: Any) -> None:
@@ -177,7 +177,7 @@ def test_steps_are_compiled_once(backend: JaxBackend, segment_of: Any, optax: Mo
     try:
         with jax.log_compiles(True):
             for _ in range(3):
-                program.steps(columns[:2], [columns[2]] * 2, 0, 2, 4)
+                program.train_steps(columns[:2], [columns[2]] * 2, 0, 2, 4)
     finally:
         log.removeHandler(keep)
         log.propagate = propagate
@@ -188,7 +188,7 @@ def test_steps_are_compiled_once(backend: JaxBackend, segment_of: Any, optax: Mo
 
 
 def refused(backend: JaxBackend, segment_of: Any, *arguments: Any, **settings: Any) -> str:
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         backend.build(segment_of(model(), optimizer=Optimizer(*arguments, **settings)))
     return str(caught.value)
 
@@ -205,11 +205,15 @@ def test_what_cannot_be_taken_is_told(backend: JaxBackend, segment_of: Any, opta
 def test_one_that_wants_more_than_gradients_is_told(backend: JaxBackend, segment_of: Any, optax: ModuleType) -> None:
     program = backend.build(segment_of(model(), optimizer=Optimizer(optax.lbfgs)))
     program.forward_pullback((jnp.ones((4, 3)), jnp.ones((4, 1))))[2]([None])
-    with pytest.raises(RecipeError, match=r"lbfgs wants more than gradients.*value"):
-        program.apply()
+    with pytest.raises(SpecError, match=r"lbfgs wants more than gradients.*value"):
+        program.optimizer_step()
 
 
 def test_optimizers_of_other_frameworks_are_refused(backend: JaxBackend, optax: ModuleType) -> None:
     foreign = type("Foreign", (), {"__module__": "another_framework.parts", "__call__": lambda self: None})
-    assert backend.refuses(Optimizer(foreign)) == "Foreign comes from another_framework.parts"
-    assert backend.refuses(Optimizer(optax.adam)) == "" == backend.refuses(Optimizer(optax.adam(1e-3)))
+    assert backend.unsupported_reason(Optimizer(foreign)) == "Foreign comes from another_framework.parts"
+    assert (
+        backend.unsupported_reason(Optimizer(optax.adam))
+        == ""
+        == backend.unsupported_reason(Optimizer(optax.adam(1e-3)))
+    )

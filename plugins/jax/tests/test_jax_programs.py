@@ -16,7 +16,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.device import Device
-from anyaccel.errors import DeviceMismatchError, MoveError, RecipeError
+from anyaccel.errors import DeviceMismatchError, MoveError, SpecError
 from anyaccel.segment import NodeState, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax import Function, JaxBackend, SequentialMLP, compute
@@ -59,7 +59,7 @@ def test_the_state_of_large_models_is_donated(backend: JaxBackend, segment_of: A
     model = backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU)
     program = backend.build(segment_of(model, optimizer=ADAM))
     given: list[Any] = []
-    program.reduce(given.append)
+    program.map_gradients(given.append)
     snapshot = program.snapshot()
     steps(program, resident(backend, data))
     inside = list(flat(program.snapshot()))
@@ -83,13 +83,13 @@ def test_the_users_arrays_live_through_everything(
     program = backend.build(segment_of(model, optimizer=ADAM))
     kept: list[Any] = [given, before, columns]
     first = steps(program, columns)
-    kept += [program.snapshot(), program.states()]
-    program.publish()
+    kept += [program.snapshot(), program.optimizer_states()]
+    program.sync_models()
     kept += [dict(model.parameters), program.snapshot()]
     steps(program, columns)
     program.restore(kept[3])
     np.testing.assert_array_equal(steps(program, columns), steps_again(program, kept[3], columns))
-    kept.append(program.release())
+    kept.append(program.close())
     steps(program, columns)
     assert is_alive([state.slots if isinstance(state, NodeState) else state for state in flat(kept)])
     assert is_alive(model.parameters) and first.shape == (3, 1)
@@ -115,7 +115,7 @@ def test_states_of_an_earlier_phase_live_on(backend: JaxBackend, segment_of: Any
     model = backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU)
     program = backend.build(segment_of(model, optimizer=ADAM))
     steps(program, columns)
-    states = program.release()
+    states = program.close()
     steps(backend.build(segment_of(model, optimizer=ADAM, states=states)), columns)
     assert is_alive(flat(dict(states)))
 
@@ -129,7 +129,7 @@ def test_an_nnx_modules_own_arrays_live_on(
     program = backend.build(segment_of(model, optimizer=ADAM))
     steps(program, resident(backend, data))
     assert is_alive(before) and is_alive(nnx.state(model))
-    program.publish()
+    program.sync_models()
     steps(program, resident(backend, data))
     assert is_alive(nnx.state(model)) and (nnx.state(model)["kernel"][...] != before["kernel"]).any()
 
@@ -148,11 +148,11 @@ def test_more_steps_than_one_call_does(backend: JaxBackend, segment_of: Any, don
         begins = np.cumsum([0, *cuts])
         found.append(
             [
-                np.asarray(program.steps(columns[:2], [columns[2]] * 2, int(start), n, 1))[:n]
+                np.asarray(program.train_steps(columns[:2], [columns[2]] * 2, int(start), n, 1))[:n]
                 for start, n in zip(begins, cuts, strict=False)
             ]
         )
-        assert program.states()["a"].step == count
+        assert program.optimizer_states()["a"].step == count
     for parts in found:
         assert [len(part) for part in parts] in ([count], [CHUNK, 3], [7, count - 7])
         np.testing.assert_allclose(np.concatenate(parts), np.concatenate(found[0]), rtol=1e-5)
@@ -328,9 +328,9 @@ def test_a_loss_that_gives_a_number_a_sample_is_told(backend: JaxBackend, segmen
     segment = segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU))
     (term,) = segment.losses
     program = backend.build(replace(segment, losses=(replace(term, loss=Loss(lambda y, t: (y - t) ** 2)),)))
-    with pytest.raises(RecipeError, match=r"gives shape \[4, 1\].*mean over the batch"):
+    with pytest.raises(SpecError, match=r"gives shape \[4, 1\].*mean over the batch"):
         program.forward((jnp.ones((4, 3)), jnp.ones((4, 1))))
 
 
 def test_writing_to_inputs_is_never_feared(backend: JaxBackend) -> None:
-    assert not backend.writes(SequentialMLP(), [TensorSpec((3,), "float32")])
+    assert not backend.mutates_inputs(SequentialMLP(), [TensorSpec((3,), "float32")])

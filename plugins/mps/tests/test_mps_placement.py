@@ -20,7 +20,7 @@ from anyaccel_mps import MpsBackend
 from anyaccel_mps import dtype_support as refusals
 
 CPU, MPS, GIB = Device("cpu"), Device("mps"), 2**30
-CLOSEST = "There is: its closest is float32; moves keep dtypes. To do: convert it first:"
+CLOSEST = "Available: its closest is float32; moves keep dtypes. Hint: convert it first:"
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def test_there_is_one_device_or_none(
 
 def test_there_is_no_second_one(backend: MpsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
-    assert backend.why_not(MPS) == ""
-    assert backend.why_not(Device("mps", 1)) == "torch has one Apple GPU, mps:0"
+    assert backend.unavailable_reason(MPS) == ""
+    assert backend.unavailable_reason(Device("mps", 1)) == "torch has one Apple GPU, mps:0"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_why_not(backend: MpsBackend, monkeypatch: pytest.MonkeyPatch, system: s
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.mac_ver", lambda: ("12.1", ("", "", ""), "arm64"))
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: built)
-    assert backend.why_not(MPS) == told
+    assert backend.unavailable_reason(MPS) == told
 
 
 def test_a_torch_that_cannot_be_imported(backend: MpsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_a_torch_that_cannot_be_imported(backend: MpsBackend, monkeypatch: pytes
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr(builtins, "__import__", broken)
     assert list(backend.devices()) == []
-    assert backend.why_not(MPS) == "torch cannot be imported: libtorch.dylib: missing"
+    assert backend.unavailable_reason(MPS) == "torch cannot be imported: libtorch.dylib: missing"
 
 
 def test_what_the_device_is(backend: MpsBackend, metal: list[str]) -> None:
@@ -161,8 +161,8 @@ def test_an_array_of_the_host_is_waited_for(pretend: MpsBackend, monkeypatch: py
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pytest.fail("pinned"))
     pretend.from_host(np.ones(3, "float32"), MPS, pinned=True)
     pretend.move(torch.ones(3), MPS, pinned=True)
-    pretend.take(np.ones(3, "float32"), MPS)
-    pretend.send(pretend.buffer((3,), "float32", MPS), MPS).read()
+    pretend.from_host_owned(np.ones(3, "float32"), MPS)
+    pretend.copy_async(pretend.staging_buffer((3,), "float32", MPS), MPS).source_reusable()
     assert [kwargs.get("non_blocking", False) for _, kwargs in calls] == [False] * 4
 
 
@@ -234,18 +234,18 @@ def test_a_tree_is_refused_whole(backend: MpsBackend) -> None:
 @pytest.mark.parametrize(("dtype", "remedy"), [("float64", "float32"), (">f8", "float32"), ("complex128", "complex64")])
 def test_an_array_of_the_host(backend: MpsBackend, dtype: str, remedy: str) -> None:
     name = np.dtype(dtype).newbyteorder("=").name
-    for act in (backend.from_host, backend.take, backend.send):
+    for act in (backend.from_host, backend.from_host_owned, backend.copy_async):
         with pytest.raises(MoveError) as told:
             act(np.zeros(3, dtype), MPS)
         assert str(told.value) == (
-            f"an array of {name} was given, which mps:0 cannot hold. There is: its closest is {remedy}; moves keep "
-            f"dtypes. To do: convert it first: array.astype('{remedy}')."
+            f"an array of {name} was given, which mps:0 cannot hold. Available: its closest is {remedy}; moves keep "
+            f"dtypes. Hint: convert it first: array.astype('{remedy}')."
         )
 
 
 def test_an_array_of_another_framework(backend: MpsBackend) -> None:
     with pytest.raises(MoveError, match="a tensor is float64, which mps:0 cannot hold"):
-        backend.adopt(np.zeros(3), MPS)
+        backend.from_dlpack(np.zeros(3), MPS)
 
 
 def test_what_a_version_lacks_is_asked_of_torch_itself(backend: MpsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,5 +263,5 @@ def test_what_a_version_lacks_is_asked_of_torch_itself(backend: MpsBackend, monk
             backend.move(torch.zeros(3, dtype=torch.bfloat16), MPS)
     assert asked == [((0,), torch.bfloat16, "mps")]  # and no more than once
     assert str(told.value) == (
-        f"a tensor is bfloat16, which mps:0 cannot hold. There is: {words}. To do: convert it first: tensor.float()."
+        f"a tensor is bfloat16, which mps:0 cannot hold. Available: {words}. Hint: convert it first: tensor.float()."
     )

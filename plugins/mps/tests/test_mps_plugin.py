@@ -17,7 +17,7 @@ import anyaccel_torch
 from anyaccel import registry as registries
 from anyaccel.backend import capabilities
 from anyaccel.errors import DeviceUnavailableError
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
 from anyaccel_mps import MpsBackend
 from anyaccel_torch import SequentialMLP, TorchBackend
@@ -48,7 +48,7 @@ def test_the_facts() -> None:
     (backend,) = anyaccel_mps.backends()
     assert isinstance(backend, TorchBackend)
     assert capabilities(backend) == ("exchange", "compute", "memory")
-    assert (backend.framework, backend.kinds, backend.roots) == ("torch", ("mps",), ("torch",))
+    assert (backend.framework, backend.kinds, backend.import_roots) == ("torch", ("mps",), ("torch",))
     assert (backend.pinning, backend.lacking) == (frozenset(), frozenset({"float64", "complex128"}))
     assert backend.device_string(MPS) == "mps:0"
 
@@ -60,7 +60,7 @@ def test_placement_is_at_most_100_lines() -> None:
 
 
 def test_it_is_loaded_beside_the_torch_plugin() -> None:
-    registry = Registry(ReferenceBackend, list)
+    registry = Registry(NumpyBackend, list)
     registry.register(anyaccel_torch, "torch")
     registry.register(anyaccel_mps, "mps")
     assert registry.kinds("torch") == ("gpu", "xpu", "cpu", "mps")
@@ -71,7 +71,7 @@ def test_it_is_loaded_beside_the_torch_plugin() -> None:
 def test_the_registry_tells_why_mps_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MpsBackend, "devices", lambda self: [])
     monkeypatch.setattr("platform.system", lambda: "Linux")
-    registry = Registry(ReferenceBackend, list)
+    registry = Registry(NumpyBackend, list)
     registry.register(anyaccel_mps, "mps")
     with pytest.raises(DeviceUnavailableError, match=r"mps:0 is not on this machine for torch \(MPS is a part of mac"):
         registry.serving("torch", MPS)
@@ -105,7 +105,7 @@ def test_the_cache_is_emptied_after_a_phase_that_used_it(metal: list[str], plan:
 @pytest.fixture
 def loaded(pretend: Any, metal: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A registry with the torch plugin, and this one with the CPU as its device."""
-    plugin, registry = ModuleType("pretended"), Registry(ReferenceBackend, list)
+    plugin, registry = ModuleType("pretended"), Registry(NumpyBackend, list)
     plugin.backends = aa.hookimpl(lambda: [pretend])  # type: ignore[attr-defined]
     plugin.phase_end = anyaccel_mps.phase_end  # type: ignore[attr-defined]
     registry.register(anyaccel_torch, "torch")

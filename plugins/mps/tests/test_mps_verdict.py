@@ -69,9 +69,9 @@ def test_a_lacking_operator_is_named_with_its_node(published: Operators, segment
     assert words.startswith(
         "segment 's' cannot be computed on mps:0: it needs operators that MPS lacks: aten::mode (node 'net'). There"
     )
-    assert f"There is: torch {torch.__version__} has " in words
+    assert f"Available: torch {torch.__version__} has " in words
     assert words.endswith(
-        "To do: give the node accelerator='cpu', use other layers, or start Python with PYTORCH_ENABLE_MPS_FALLBACK=1 "
+        "Hint: give the node accelerator='cpu', use other layers, or start Python with PYTORCH_ENABLE_MPS_FALLBACK=1 "
         "to compute these operators on the CPU, which is slow and is reported."
     )
 
@@ -174,7 +174,7 @@ def test_a_fallback_that_is_asked_for_is_reported_every_time(
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")  # which shows a warning once for each line of code
         for _ in range(2):
-            build(pretending, segment_of(Applied(mode)), published).release()
+            build(pretending, segment_of(Applied(mode)), published).close()
     assert [one.category for one in told] == [FallbackWarning] * 2
     assert {str(one.message) for one in told} == {
         "segment 's' needs operators that MPS lacks; torch computes them on the CPU in every step, as "
@@ -187,4 +187,4 @@ def test_where_nothing_is_lacking_nothing_is_reported(
     pretending: Any, segment_of: Make, published: Operators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SWITCH, "1")
-    build(pretending, segment_of(nn.Linear(4, 1)), published).release()
+    build(pretending, segment_of(nn.Linear(4, 1)), published).close()

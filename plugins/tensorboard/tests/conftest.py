@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import anyaccel as aa
 import anyaccel_tensorboard
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
 from anyaccel.testing import entry
 from anyaccel_tensorboard import log_to, switch
@@ -26,7 +26,7 @@ class Oops(Exception):
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """The process's registry exchanged for one with this plugin; logging is off."""
-    made = Registry(ReferenceBackend, lambda: [entry("tensorboard", anyaccel_tensorboard)])
+    made = Registry(NumpyBackend, lambda: [entry("tensorboard", anyaccel_tensorboard)])
     monkeypatch.setattr("anyaccel.registry._registry", [made])
     monkeypatch.setattr(switch, "_calls", [])
     for name in ("ANYACCEL_PLUGINS", switch.VARIABLE):

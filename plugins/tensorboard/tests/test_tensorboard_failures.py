@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_moves(where, by
         ours.run_phase(train(accelerator="sim:0", callbacks=callbacks))
     message = str(caught.value)
     assert message.startswith(f"phase 'train' cannot be logged: TensorBoard's folder {str(runs)!r} cannot be written (")
-    assert str(in_the_way) in message and message.endswith("To do: log to another folder, or to none.")
+    assert str(in_the_way) in message and message.endswith("Hint: log to another folder, or to none.")
     assert (moments, ours.last_run.plan) == ([], None)
     after = ours.graph.state()
     assert all(np.array_equal(before[name], after[name]) for name in before)
@@ -144,12 +144,12 @@ def test_a_full_disk_at_the_end_is_raised_when_all_is_closed(runs, experiment, e
 @pytest.mark.parametrize(
     ("folder", "words"),
     [
-        (3, "3, which is no folder. To do: name one, such as 'runs'"),
-        ("", "'', which is no folder. To do: name one"),
-        (b"runs", "b'runs', which is no folder. To do: name one"),
-        ("gs://bucket/runs", "'gs://bucket/runs', which is no folder of this machine. To do: name a local folder"),
+        (3, "3, which is no folder. Hint: name one, such as 'runs'"),
+        ("", "'', which is no folder. Hint: name one"),
+        (b"runs", "b'runs', which is no folder. Hint: name one"),
+        ("gs://bucket/runs", "'gs://bucket/runs', which is no folder of this machine. Hint: name a local folder"),
         ("a\0b", "which is no folder of this machine"),
-        ("~no such user/runs", "and there is no such home folder. To do: write the folder without '~'"),
+        ("~no such user/runs", "and there is no such home folder. Hint: write the folder without '~'"),
     ],
 )
 def test_what_is_no_folder_is_told_at_once(folder, words):
@@ -177,6 +177,6 @@ def test_a_number_of_steps_that_is_none_is_told(every, runs):
 
 def test_one_callback_given_twice_is_told(runs, folders, experiment, train, still_open):
     callback = TensorBoard(runs)
-    with pytest.raises(PhaseError, match=r"phase 'train' has one TensorBoard callback twice\. To do: give it to the"):
+    with pytest.raises(PhaseError, match=r"phase 'train' has one TensorBoard callback twice\. Hint: give it to the"):
         experiment(callbacks=[callback]).run_phase(train(callbacks=[callback]))
     assert folders(runs) == ["demo/train-1"] and still_open(runs) == []

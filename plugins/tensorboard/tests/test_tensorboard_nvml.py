@@ -13,7 +13,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.backend import DeviceInfo
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel_tensorboard.device_stats import Gauges
 
 UUIDS = {"sim:0": "GPU-0c9e0d2a-3f1e-7a61-9bd0-000000000000", "sim:1": "00000000:3B:00.0"}
@@ -88,7 +88,7 @@ def fake(monkeypatch):
         return DeviceInfo("a GPU", "nvidia", UUIDS.get(str(device), "")) if device.kind == "sim" else DeviceInfo("cpu")
 
     module = Fake()
-    monkeypatch.setattr(ReferenceBackend, "device_info", info)
+    monkeypatch.setattr(NumpyBackend, "device_info", info)
     monkeypatch.setitem(sys.modules, "pynvml", module)
     with aa.simulate(3):
         yield module

@@ -122,24 +122,24 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch, folder
 
 
 def test_a_call_without_the_plugin_is_an_error(monkeypatch, runs):
-    from anyaccel.numpy_backend import ReferenceBackend
+    from anyaccel.numpy_backend import NumpyBackend
     from anyaccel.registry import Registry
 
-    monkeypatch.setattr("anyaccel.registry._registry", [Registry(ReferenceBackend, list)])
+    monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, list)])
     with pytest.raises(PluginError) as caught:
         log_to(runs)
     assert str(caught.value).startswith(
-        "log_to() has no effect: the plugin 'tensorboard' is not loaded. There is: numpy"
+        "log_to() has no effect: the plugin 'tensorboard' is not loaded. Available: numpy"
     )
     assert "give phases the callback TensorBoard(folder)" in str(caught.value)
     assert log_to(None).folder is None
 
 
 def test_the_callback_logs_without_the_plugin(monkeypatch, runs, folders, experiment, train):
-    from anyaccel.numpy_backend import ReferenceBackend
+    from anyaccel.numpy_backend import NumpyBackend
     from anyaccel.registry import Registry
 
-    monkeypatch.setattr("anyaccel.registry._registry", [Registry(ReferenceBackend, list)])
+    monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, list)])
     experiment().run_phase(train(callbacks=[TensorBoard(runs)]))
     assert folders(runs) == ["demo/train-1"]
 

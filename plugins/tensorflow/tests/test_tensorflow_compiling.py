@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as internals
 
 import anyaccel as aa
-from anyaccel.backend import Offer
+from anyaccel.backend import CompileEstimate
 from anyaccel.device import Device
 from anyaccel.errors import CompileError
 from anyaccel.segment import Segment, TensorSpec
@@ -64,8 +64,8 @@ def trained(
     program.seed(9)
     if compiled:
         program.compile(columns, orders, 4, parts)
-    found = np.asarray(program.steps(columns, orders, 0, 5, 4, parts))[:5]
-    program.release()
+    found = np.asarray(program.train_steps(columns, orders, 0, 5, 4, parts))[:5]
+    program.close()
     return found
 
 
@@ -84,9 +84,9 @@ def test_rows_that_are_gathered_ahead_are_the_same(
         program = backend.build(segment_of(mlp(backend, dropout=0.4), optimizer=ADAM))
         program.compile(columns, orders, 4, parts)
         cuts = ((0, 5), (4, 4), (8, 1))
-        calls = [program.steps(columns, orders, start, count, 4, parts)[:count] for start, count in cuts]
+        calls = [program.train_steps(columns, orders, start, count, 4, parts)[:count] for start, count in cuts]
         found.append(np.concatenate([np.asarray(one) for one in calls]))
-        program.release()
+        program.close()
     np.testing.assert_allclose(found[1], found[0], rtol=2e-6)
 
 
@@ -132,7 +132,7 @@ def test_off_calls_the_model_in_each_step_with_values(backend: TensorFlowBackend
 def test_off_offers_nothing_and_compiles_nothing(backend: TensorFlowBackend, segment_of: Make) -> None:
     columns, orders = resident(backend)
     program = backend.build(segment_of(Linear(), compile="off"))
-    assert program.offer(100) is None
+    assert program.estimate_compile(100) is None
     with pytest.raises(CompileError, match=r"segment 's' cannot be compiled\. .*built with compile='off'"):
         program.compile(columns, orders, 4)
 
@@ -142,18 +142,20 @@ def test_steps_begin_plain_and_an_offer_is_made(backend: TensorFlowBackend, segm
     columns, orders = resident(backend)
     model = Linear(lambda x: calls.append(1))
     program = backend.build(segment_of(model))
-    program.steps(columns, orders, 0, 3, 4)
+    program.train_steps(columns, orders, 0, 3, 4)
     assert len(calls) == 3
-    offer = program.offer(100)
+    offer = program.estimate_compile(100)
     assert offer is not None and offer.seconds > 0.0 and 0.0 < offer.ratio < 1.0
     program.compile(columns, orders, 4)
     before = len(calls)
-    program.steps(columns, orders, 0, 3, 4)
+    program.train_steps(columns, orders, 0, 3, 4)
     assert len(calls) == before, "compiled"
-    program.steps(columns, orders, 0, 1, 3)
+    program.train_steps(columns, orders, 0, 1, 3)
     assert len(calls) == before + 1, "the last batch, which is smaller, is done plain"
-    program.release()
-    assert backend.build(segment_of(model)).offer(100) == Offer(0.0, 0.0), "what is compiled already takes no time"
+    program.close()
+    assert backend.build(segment_of(model)).estimate_compile(100) == CompileEstimate(0.0, 0.0), (
+        "what is compiled already takes no time"
+    )
 
 
 def test_small_last_batches_are_compiled_when_they_have_taken_long_enough(
@@ -167,8 +169,8 @@ def test_small_last_batches_are_compiled_when_they_have_taken_long_enough(
         if compiled:
             program.compile(columns, orders, 4)
         calls = ((0, 5, 4), (20, 1, 3), (0, 5, 4), (20, 1, 3))
-        tables = [program.steps(columns, orders, *call)[: call[1]] for call in calls]
-        program.release()
+        tables = [program.train_steps(columns, orders, *call)[: call[1]] for call in calls]
+        program.close()
         found.append(np.concatenate(tables))
     np.testing.assert_allclose(found[0], found[1], rtol=2e-6)
 
@@ -223,17 +225,17 @@ def test_a_model_that_cannot_be_traced_goes_on_untraced(
     program = backend.build(segment_of(Linear(float_of), optimizer=ADAM))
     with pytest.raises(CompileError, match=r"cannot be compiled: TypeError: .*SymbolicTensor"):
         program.compile(columns, orders, 4)
-    inputs = [backend.rows(column, 0, 4) for column in columns]
+    inputs = [backend.gather_rows(column, 0, 4) for column in columns]
     _, losses = program.forward(inputs)
-    assert "SymbolicTensor" in program.untraced and program.offer(100) is None
+    assert "SymbolicTensor" in program.untraced and program.estimate_compile(100) is None
     program.forward_pullback(inputs)[2]([None])
-    program.discard()
-    found = np.asarray(program.steps(columns, orders, 0, 5, 4))[:5]
-    program.release()
+    program.zero_grad()
+    found = np.asarray(program.train_steps(columns, orders, 0, 5, 4))[:5]
+    program.close()
     other = backend.build(segment_of(Linear(), optimizer=ADAM))
     np.testing.assert_allclose(losses["l"][0], other.forward(inputs)[1]["l"][0], rtol=1e-6)
-    np.testing.assert_allclose(found, np.asarray(other.steps(columns, orders, 0, 5, 4))[:5], rtol=1e-6)
-    other.release()
+    np.testing.assert_allclose(found, np.asarray(other.train_steps(columns, orders, 0, 5, 4))[:5], rtol=1e-6)
+    other.close()
 
 
 def float_of(x: Any) -> float:
@@ -304,21 +306,23 @@ def test_steps_that_follow_each_other_send_nothing(
     program.seed(1)
     program.compile(columns, orders, 4)
     for start, count in ((0, 1), (4, 2), (0, 1)):
-        program.steps(columns, orders, start, count, 4)
+        program.train_steps(columns, orders, start, count, 4)
     told: list[str] = []
     for name in ("numpy", "__array__", "__float__", "__int__", "__bool__"):
         monkeypatch.setattr(internals.EagerTensor, name, _refused(name, told), raising=False)
     make = tf.constant
     monkeypatch.setattr(tf, "constant", lambda *given, **named: told.append("constant") or make(*given, **named))
     assert tf.config.experimental.get_device_policy() == "explicit"
-    kept = [program.steps(columns, orders, start, count, 4) for start, count in ((4, 1), (8, 2), (16, 1), (20, 1))]
+    kept = [
+        program.train_steps(columns, orders, start, count, 4) for start, count in ((4, 1), (8, 2), (16, 1), (20, 1))
+    ]
     follows = list(told)
-    program.steps(columns, orders, 0, 1, 4)
+    program.train_steps(columns, orders, 0, 1, 4)
     monkeypatch.undo()
     assert follows == []
     assert told == ["constant"] * 4, "an epoch begins: five whole numbers are sent, and a table of three columns"
     assert np.isfinite(np.concatenate([np.asarray(one) for one in kept])).all()
-    program.release()
+    program.close()
 
 
 def _refused(name: str, told: list[str]) -> Callable[..., Any]:
@@ -331,4 +335,4 @@ def _refused(name: str, told: list[str]) -> Callable[..., Any]:
 
 def test_processes_with_it_are_not_forked() -> None:
     """TensorFlow keeps threads of its own."""
-    assert TensorFlowBackend.forks is False
+    assert TensorFlowBackend.fork_safe is False

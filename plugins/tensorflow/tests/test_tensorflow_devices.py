@@ -109,7 +109,7 @@ def test_a_tensorflow_that_cannot_be_imported_has_no_devices(
 
     monkeypatch.setattr(builtins, "__import__", broken)
     assert list(backend.devices()) == []
-    assert backend.why_not(CPU) == "TensorFlow cannot be imported: libtensorflow.so: undefined symbol"
+    assert backend.unavailable_reason(CPU) == "TensorFlow cannot be imported: libtensorflow.so: undefined symbol"
 
 
 # -- GPUs, by recorded calls -----------------------------------------------------------------------------------------
@@ -153,15 +153,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_gpus_come_first_and_parts_of_one_count(backend: TensorFlowBackend, machine: Machine) -> None:
     machine.parts[machine.gpus[1].name] = [object(), object()]
     assert [str(one) for one in backend.devices()][:4] == ["gpu:0", "gpu:1", "gpu:2", "cpu:0"]
-    assert backend.why_not(Device("gpu", 2)) == ""
-    assert backend.why_not(Device("gpu", 3)) == "TensorFlow sees 3 of this kind"
+    assert backend.unavailable_reason(Device("gpu", 2)) == ""
+    assert backend.unavailable_reason(Device("gpu", 3)) == "TensorFlow sees 3 of this kind"
 
 
 def test_why_there_is_no_gpu(backend: TensorFlowBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: False)
-    assert backend.why_not(GPU) == f"this TensorFlow, {tf.__version__}, is built without support for GPUs"
+    assert backend.unavailable_reason(GPU) == f"this TensorFlow, {tf.__version__}, is built without support for GPUs"
     monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: True)
-    assert "no driver or no library" in backend.why_not(GPU)
+    assert "no driver or no library" in backend.unavailable_reason(GPU)
 
 
 @pytest.mark.parametrize(("build", "vendor"), [("is_cuda_build", "nvidia"), ("is_rocm_build", "amd"), ("", "")])

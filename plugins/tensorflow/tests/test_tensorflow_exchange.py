@@ -66,7 +66,7 @@ def test_from_host_owns_its_memory(backend: TensorFlowBackend, device: Device, s
 def test_what_is_given_away_is_computed_from(backend: TensorFlowBackend, dtype: str) -> None:
     array = aligned(12, dtype)
     before, where, owner = array.copy(), address(array), weakref.ref(array.base)
-    tensor = backend.take(array.reshape(3, 4), CPU)
+    tensor = backend.from_host_owned(array.reshape(3, 4), CPU)
     assert address(tensor) == where
     del array
     gc.collect()
@@ -80,13 +80,13 @@ def test_what_is_given_away_is_computed_from(backend: TensorFlowBackend, dtype: 
 @pytest.mark.parametrize("dtype", ["bool", "complex64"])
 def test_what_goes_no_such_way_is_copied(backend: TensorFlowBackend, dtype: str) -> None:
     array = aligned(12, dtype)
-    for tensor in (backend.take(array, CPU), backend.from_host(array, CPU)):
+    for tensor in (backend.from_host_owned(array, CPU), backend.from_host(array, CPU)):
         assert address(tensor) != address(array)
         np.testing.assert_array_equal(np.asarray(tensor), array)
 
 
 def test_what_is_given_away_to_another_cpu_is_copied(backend: TensorFlowBackend) -> None:
-    tensor = backend.take(aligned(12), SECOND)
+    tensor = backend.from_host_owned(aligned(12), SECOND)
     assert backend.device_of(tensor) == SECOND
     np.testing.assert_array_equal(np.asarray(tensor), np.arange(12))
 
@@ -95,7 +95,7 @@ def test_what_tensorflow_would_die_of_is_not_taken(backend: TensorFlowBackend) -
     sealed = aligned(12)
     sealed.flags.writeable = False
     for array in (aligned(12, off=4), aligned(24)[::2], sealed):
-        tensor = backend.take(array, CPU)
+        tensor = backend.from_host_owned(array, CPU)
         assert address(tensor) % 64 == 0 and address(tensor) != address(array)
         np.testing.assert_array_equal(np.asarray(tensor), array)
 
@@ -108,10 +108,10 @@ def test_a_copy_for_the_cpu_is_made_once(backend: TensorFlowBackend) -> None:
 
 
 def test_buffers_are_aligned_and_sent_by_a_copy(backend: TensorFlowBackend) -> None:
-    buffer = backend.buffer((4, 2), "float32", CPU)
+    buffer = backend.staging_buffer((4, 2), "float32", CPU)
     assert address(buffer) % 64 == 0
     buffer[...] = 1
-    sent = backend.send(buffer, CPU)
+    sent = backend.copy_async(buffer, CPU)
     buffer[...] = 7
     np.testing.assert_array_equal(np.asarray(sent.tensor), np.ones((4, 2)))
 
@@ -138,7 +138,7 @@ def test_short_floats_come_and_go(backend: TensorFlowBackend, dtype: str) -> Non
     ids=lambda array: str(array.dtype),
 )
 def test_what_no_device_holds_is_told(backend: TensorFlowBackend, array: np.ndarray) -> None:
-    with pytest.raises(MoveError, match=r"TensorFlow has no dtype for NumPy's .*There is: .*To do: convert the array"):
+    with pytest.raises(MoveError, match=r"TensorFlow has no dtype for NumPy's .*Available: .*Hint: convert the array"):
         backend.from_host(array, CPU)
 
 
@@ -170,7 +170,7 @@ def test_what_numpy_cannot_hold_is_told(backend: TensorFlowBackend, make: Callab
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8", "bool", "complex64", "float16"])
 def test_adopted_memory_is_shared(backend: TensorFlowBackend, device: Device, dtype: str) -> None:
     foreign = aligned(128, dtype)
-    tensor = backend.adopt(Foreign(foreign), device)
+    tensor = backend.from_dlpack(Foreign(foreign), device)
     assert address(tensor) == address(foreign)
     assert backend.device_of(tensor) == device and tensor.dtype.name == dtype
     foreign[0] = 1
@@ -187,7 +187,7 @@ def test_what_is_given_out_is_shared_too(backend: TensorFlowBackend) -> None:
 def test_memory_that_tensorflow_would_die_of_is_copied(backend: TensorFlowBackend, off: int) -> None:
     """TensorFlow takes memory that is not aligned, and ends the process at the first kernel that wants it so."""
     foreign = aligned(64, off=off)
-    tensor = backend.adopt(Foreign(foreign), CPU)
+    tensor = backend.from_dlpack(Foreign(foreign), CPU)
     assert address(tensor) % 64 == 0
     np.testing.assert_array_equal((tensor[1:] + 1.0).numpy(), foreign[1:] + 1)
     foreign[:] = -1
@@ -210,20 +210,20 @@ def test_memory_that_tensorflow_would_die_of_is_copied(backend: TensorFlowBacken
 )
 def test_any_strides_are_taken(backend: TensorFlowBackend, view: Any) -> None:
     foreign = np.asarray(view(aligned(64).reshape(8, 8)))
-    np.testing.assert_array_equal(np.asarray(backend.adopt(Foreign(foreign), CPU)), foreign)
+    np.testing.assert_array_equal(np.asarray(backend.from_dlpack(Foreign(foreign), CPU)), foreign)
 
 
 def test_read_only_arrays_are_copied(backend: TensorFlowBackend) -> None:
     array = aligned(64)
     array.flags.writeable = False
-    tensor = backend.adopt(array, CPU)
+    tensor = backend.from_dlpack(array, CPU)
     assert address(tensor) != address(array)
     np.testing.assert_array_equal(np.asarray(tensor), array)
 
 
 def test_an_adopted_tensor_outlives_the_name_of_its_owner(backend: TensorFlowBackend) -> None:
     foreign = Foreign(aligned(4096))
-    tensor = backend.adopt(foreign, CPU)
+    tensor = backend.from_dlpack(foreign, CPU)
     del foreign
     [np.full(4096, 7, "float32") for _ in range(20)]
     np.testing.assert_array_equal(np.asarray(tensor), np.arange(4096))
@@ -235,15 +235,15 @@ def test_nothing_computed_is_written_into_adopted_memory(backend: TensorFlowBack
     for act in (lambda x: tf.nn.relu(-x), step, lambda x: tf.function(lambda y: -y)(x)):
         foreign = aligned(4096)
         for _ in range(3):
-            act(backend.adopt(Foreign(foreign), CPU))
+            act(backend.from_dlpack(Foreign(foreign), CPU))
         np.testing.assert_array_equal(foreign, np.arange(4096))
 
 
 def test_a_tensor_of_its_own_is_moved_only(backend: TensorFlowBackend) -> None:
     with tf.device("/CPU:0"):
         tensor = tf.constant([1.0])
-    assert backend.adopt(tensor, CPU) is tensor
-    assert backend.device_of(backend.adopt(tensor, SECOND)) == SECOND
+    assert backend.from_dlpack(tensor, CPU) is tensor
+    assert backend.device_of(backend.from_dlpack(tensor, SECOND)) == SECOND
 
 
 class Elsewhere(Foreign):
@@ -279,22 +279,22 @@ STRANGE = [object(), 3, "text", Refusing(), Elsewhere(aligned(64)), Wide(aligned
 @pytest.mark.parametrize("foreign", STRANGE, ids=lambda one: type(one).__name__)
 def test_what_cannot_be_taken_over_is_told(backend: TensorFlowBackend, foreign: Any) -> None:
     with pytest.raises(MoveError, match=r"TensorFlow cannot take over a .* through DLPack.*from_host"):
-        backend.adopt(foreign, CPU)
+        backend.from_dlpack(foreign, CPU)
 
 
 def test_torch_and_back(backend: TensorFlowBackend) -> None:
     torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.int64):
         foreign = torch.arange(64).to(dtype)
-        tensor = backend.adopt(foreign, SECOND)
+        tensor = backend.from_dlpack(foreign, SECOND)
         assert foreign.data_ptr() == address(tensor)
         assert str(dtype) == f"torch.{tensor.dtype.name}"
     strided = torch.arange(64.0).to(torch.bfloat16).reshape(8, 8).T[1:]
-    taken = backend.adopt(strided, CPU)
+    taken = backend.from_dlpack(strided, CPU)
     np.testing.assert_array_equal(np.asarray(taken).astype("float32"), strided.float().numpy())
     assert torch.from_dlpack(tensor).data_ptr() == address(tensor)
     with pytest.raises(MoveError, match=r"torch.Tensor through DLPack.*gradient"):
-        backend.adopt(torch.ones(3, requires_grad=True), CPU)
+        backend.from_dlpack(torch.ones(3, requires_grad=True), CPU)
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_rows_under_the_explicit_policy(backend: TensorFlowBackend, device: Devi
     order = backend.from_host(np.array([5, 0, 7, 2]), device)
     tf.config.experimental.set_device_policy("explicit")
     try:
-        found, cut = backend.rows(column, 1, 3, order), backend.rows(column, 6, 20)
+        found, cut = backend.gather_rows(column, 1, 3, order), backend.gather_rows(column, 6, 20)
     finally:
         tf.config.experimental.set_device_policy("silent")
     assert backend.device_of(found) == backend.device_of(cut) == device
@@ -318,4 +318,4 @@ def test_rows_under_the_explicit_policy(backend: TensorFlowBackend, device: Devi
 def test_int32_orders_are_taken_as_well(backend: TensorFlowBackend) -> None:
     column = backend.from_host(np.arange(24.0).reshape(8, 3), SECOND)
     order = backend.from_host(np.array([5, 0], "int32"), SECOND)
-    np.testing.assert_array_equal(np.asarray(backend.rows(column, 0, 2, order))[:, 0], [15.0, 0.0])
+    np.testing.assert_array_equal(np.asarray(backend.gather_rows(column, 0, 2, order))[:, 0], [15.0, 0.0])

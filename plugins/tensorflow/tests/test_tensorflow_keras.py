@@ -215,7 +215,7 @@ def test_dropout_works_where_the_call_does_not_name_training(
     (one,), _, _ = program.forward_pullback((x, y))
     (two,), _, _ = program.forward_pullback((x, y))
     (plain,), _ = program.forward((x, y))
-    program.release()
+    program.close()
     assert (one.numpy() != two.numpy()).any() and (one.numpy() != plain.numpy()).any()
     np.testing.assert_allclose(plain.numpy(), model(np.ones((4, 6), "float32")).numpy(), rtol=1e-6)
 
@@ -228,8 +228,8 @@ def test_seed_generators_are_left_as_they_were(backend: TensorFlowBackend, segme
     x, y = backend.from_host(np.ones((4, 6), "float32"), CPU), backend.from_host(np.zeros((4, 3), "float32"), CPU)
     _, _, pull = program.forward_pullback((x, y))
     pull([None])
-    program.apply()
-    program.release()
+    program.optimizer_step()
+    program.close()
     np.testing.assert_array_equal(backend.state(model)["buffers/drop.seed_generator.state"], before)
 
 
@@ -306,8 +306,8 @@ def test_an_output_that_gradients_do_not_come_from_is_given_all_the_same(backend
     with tf.GradientTape() as tape:
         total = tf.reduce_mean(model(x)[1] ** 2) + tf.add_n(model.losses)
     expected = tape.gradient(total, model.trainable_variables[0])
-    program.apply()
-    program.release()
+    program.optimizer_step()
+    program.close()
     np.testing.assert_array_equal(outputs[0].numpy(), np.argmax(outputs[1].numpy(), -1))
     np.testing.assert_allclose(model.get_weights()[0], before - 0.1 * expected.numpy(), rtol=1e-5)
 
@@ -456,11 +456,14 @@ def test_models_that_do_not_fit_are_told(make: Callable[[], Any], spec: TensorSp
 
 def test_layouts_of_images(backend: TensorFlowBackend) -> None:
     first = keras.Sequential([layers.Conv2D(2, 3), layers.ReLU(), layers.MaxPooling2D()])
-    assert backend.layout(first) == ("channels_last", "channels_last")
-    assert backend.layout(keras.Sequential([first, layers.Flatten()])) == ("channels_last", "")
-    assert backend.layout(keras.Sequential([first, layers.GlobalAveragePooling2D()])) == ("channels_last", "")
-    assert backend.layout(layers.Conv2D(2, 3, data_format="channels_first")) == ("channels_first", "channels_first")
-    assert backend.layout(Subclassed()) == ("", "")
+    assert backend.data_format(first) == ("channels_last", "channels_last")
+    assert backend.data_format(keras.Sequential([first, layers.Flatten()])) == ("channels_last", "")
+    assert backend.data_format(keras.Sequential([first, layers.GlobalAveragePooling2D()])) == ("channels_last", "")
+    assert backend.data_format(layers.Conv2D(2, 3, data_format="channels_first")) == (
+        "channels_first",
+        "channels_first",
+    )
+    assert backend.data_format(Subclassed()) == ("", "")
 
 
 class Odd(keras.initializers.Initializer):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import anyaccel as aa
 from anyaccel.device import Device
-from anyaccel.errors import RecipeError, ShapeError
+from anyaccel.errors import ShapeError, SpecError
 from anyaccel_tensorflow import SequentialMLP
 from anyaccel_tensorflow.backend import TensorFlowBackend
 from anyaccel_tensorflow.losses import scalar_loss
@@ -62,7 +62,7 @@ def test_own_losses_train_as_the_named_one_of_the_same_formula(own: Any, named: 
 
 
 def test_a_loss_that_is_no_scalar_is_told() -> None:
-    with pytest.raises(RecipeError, match=r"the loss 'each' gives shape \[8\].*a loss must give a scalar.*mean over"):
+    with pytest.raises(SpecError, match=r"the loss 'each' gives shape \[8\].*a loss must give a scalar.*mean over"):
 
         def each(outputs: Any, targets: Any) -> Any:
             return tf.reduce_mean((outputs - targets) ** 2, -1)
@@ -72,7 +72,7 @@ def test_a_loss_that_is_no_scalar_is_told() -> None:
 
 def test_settings_that_a_loss_does_not_take_are_told() -> None:
     wrong = aa.Loss(keras.losses.MeanSquaredError, loss_kwargs={"no_such": 1})
-    with pytest.raises(RecipeError, match=r"'MeanSquaredError' cannot be made: .*no_such.*correct loss_kwargs"):
+    with pytest.raises(SpecError, match=r"'MeanSquaredError' cannot be made: .*no_such.*correct loss_kwargs"):
         losses(wrong)
 
 
@@ -86,20 +86,20 @@ def test_integer_targets_have_no_gradient_and_are_no_obstacle() -> None:
 
 @pytest.mark.parametrize("own", [keras.optimizers.Adam, keras.optimizers.RMSprop], ids=lambda one: one.__name__)
 def test_optimizers_of_keras_are_refused_and_what_works_is_named(backend: TensorFlowBackend, own: Any) -> None:
-    told = backend.refuses(aa.Optimizer(own))
+    told = backend.unsupported_reason(aa.Optimizer(own))
     assert own.__name__ in told and "sgd, momentum, adam, adamw" in told
     given = source()
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(), given.reference(targets=["y"]))], aa.Optimizer(own))
     phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="net")])
-    with pytest.raises(RecipeError, match=rf"{own.__name__}.*sgd, momentum, adam, adamw"):
+    with pytest.raises(SpecError, match=rf"{own.__name__}.*sgd, momentum, adam, adamw"):
         aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 
 def test_losses_of_another_framework_are_refused(backend: TensorFlowBackend) -> None:
     torch = pytest.importorskip("torch")
-    assert "torch" in backend.refuses(aa.Loss(torch.nn.MSELoss))
-    assert backend.refuses(aa.Loss(keras.losses.MeanSquaredError)) == ""
-    assert backend.refuses(aa.Loss(squares)) == ""
+    assert "torch" in backend.unsupported_reason(aa.Loss(torch.nn.MSELoss))
+    assert backend.unsupported_reason(aa.Loss(keras.losses.MeanSquaredError)) == ""
+    assert backend.unsupported_reason(aa.Loss(squares)) == ""
 
 
 @pytest.mark.parametrize("name", ["MeanSquaredError", "Huber", "mean_absolute_error"])

@@ -11,7 +11,7 @@ import tensorflow as tf
 import anyaccel as aa
 from anyaccel import numpy_backend
 from anyaccel.device import Device
-from anyaccel.errors import RecipeError, ShapeError, StateError
+from anyaccel.errors import ShapeError, SpecError, StateError
 from anyaccel.registry import registry
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel_tensorflow import SequentialCNN, SequentialMLP
@@ -117,11 +117,11 @@ def test_other_shapes_are_refused() -> None:
     model = SequentialMLP()
     model.build([(5,)], seed=0)
     model.build([(5,)], seed=1)
-    with pytest.raises(ShapeError, match=r"cannot take inputs of shapes \[6\]\. There is: it is built for \[5\]"):
+    with pytest.raises(ShapeError, match=r"cannot take inputs of shapes \[6\]\. Available: it is built for \[5\]"):
         model.build([(6,)], seed=0)
     with pytest.raises(ShapeError, match=r"one input \[channels, height, width\]"):
         SequentialCNN().build([(5,)], seed=0)
-    with pytest.raises(RecipeError, match="activation"):
+    with pytest.raises(SpecError, match="activation"):
         SequentialMLP(activation="swish")
 
 
@@ -148,8 +148,8 @@ def test_a_recipe_inside_a_module_is_built_from_the_seed(backend: TensorFlowBack
 
 
 def test_layouts(backend: TensorFlowBackend) -> None:
-    assert backend.layout(SequentialCNN()) == ("channels_first", "")
-    assert backend.layout(SequentialMLP()) == ("", "")
+    assert backend.data_format(SequentialCNN()) == ("channels_first", "")
+    assert backend.data_format(SequentialMLP()) == ("", "")
 
 
 def test_weights_go_to_another_framework_and_back(backend: TensorFlowBackend) -> None:

@@ -126,9 +126,9 @@ def test_training_is_that_of_a_loop_by_hand(
     program = backend.build(segment_of(model, device=device))
     columns = [backend.from_host(array, device) for array in arrays()]
     order = backend.from_host(np.arange(24), device)
-    found = program.steps(columns, [order, order], 0, 3, 8)
+    found = program.train_steps(columns, [order, order], 0, 3, 8)
     assert backend.device_of(found) == device
-    program.release()
+    program.close()
     batches = [slice(i, i + 8) for i in range(0, 24, 8)]
     expected = by_hand(other, batches, backend.device_string(device))
     np.testing.assert_allclose(np.asarray(found)[:3, 0], expected, rtol=1e-5)
@@ -147,8 +147,8 @@ def test_the_users_own_tf_functions_keep_no_trace_of_a_phase(
     inputs = [backend.from_host(array, CPU) for array in arrays()]
     program.forward(inputs)
     program.forward_pullback(inputs)[2]([None])
-    program.apply()
-    program.release()
+    program.optimizer_step()
+    program.close()
     function = model.middle if make is CompiledInside else type(model).__call__.__get__(model, make)
     assert function.experimental_get_tracing_count() == 0
     backend.place(model, SECOND)
@@ -166,8 +166,8 @@ def test_a_function_that_was_traced_before_goes_on_with_the_result(
     backend.infer(model, [X], 5)
     program = backend.build(segment_of(model))
     program.forward_pullback([backend.from_host(x, CPU), backend.from_host(y, CPU)])[2]([None])
-    program.apply()
-    program.release()
+    program.optimizer_step()
+    program.close()
     after = model(tf.constant(x)).numpy()
     assert np.abs(after - before).max() > 1e-3
     np.testing.assert_allclose(after, x @ model.w.numpy() + model.b.numpy(), rtol=1e-5)
@@ -203,9 +203,9 @@ def test_variables_that_a_call_changes_are_buffers(
     inputs = [backend.from_host(array, CPU) for array in arrays()]
     program.forward(inputs)
     program.forward_pullback(inputs)
-    program.discard()
+    program.zero_grad()
     program.forward_pullback(inputs)
-    program.release()
+    program.close()
     assert model.seen.numpy() == 2
     np.testing.assert_allclose(model.mean.numpy(), 0.75 * arrays()[0].mean(0), rtol=1e-5)
 
@@ -226,7 +226,7 @@ def test_random_numbers_of_a_generator_follow_the_seed(
         return np.stack([np.asarray(program.forward_pullback(inputs)[0][0]) for _ in range(2)])
 
     one, same, other = outputs(1), outputs(1), outputs(2)
-    program.release()
+    program.close()
     np.testing.assert_array_equal(one, same)
     assert (one != other).any() and (one[0] != one[1]).any()
     np.testing.assert_array_equal(model.draw.state.numpy(), state)
@@ -245,7 +245,7 @@ def test_the_flag_of_other_libraries_is_set_too(backend: TensorFlowBackend, segm
     inputs = [backend.from_host(array, CPU) for array in arrays()]
     (plain,), _ = program.forward(inputs)
     (train,), _, _ = program.forward_pullback(inputs)
-    program.release()
+    program.close()
     np.testing.assert_allclose(np.asarray(train) - np.asarray(plain), 1.0, rtol=1e-6)
 
 

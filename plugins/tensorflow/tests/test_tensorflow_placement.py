@@ -110,7 +110,9 @@ def test_the_error_names_what_there_is(backend: TensorFlowBackend) -> None:
         backend.move(tf.constant([1.0]), GPU)
     assert "float32 tensor of shape [1] to /GPU:0" in str(caught.value) or "was to be on /GPU:0" in str(caught.value)
     assert "CPU:2" in str(caught.value)
-    with pytest.raises(DeviceUnavailableError, match=r"TensorFlow has no gpu:0 \(.*\)\. There is: cpu:0, cpu:1, cpu:2"):
+    with pytest.raises(
+        DeviceUnavailableError, match=r"TensorFlow has no gpu:0 \(.*\)\. Available: cpu:0, cpu:1, cpu:2"
+    ):
         backend.place(Inside(), GPU)
 
 

@@ -48,7 +48,11 @@ def test_the_backend_declares_every_capability() -> None:
     (backend,) = anyaccel_tensorflow.backends()
     assert isinstance(backend, Backend)
     assert capabilities(backend) == ("exchange", "compute", "memory")
-    assert (backend.framework, backend.kinds, backend.roots) == ("tensorflow", ("gpu", "cpu"), ("tensorflow", "keras"))
+    assert (backend.framework, backend.kinds, backend.import_roots) == (
+        "tensorflow",
+        ("gpu", "cpu"),
+        ("tensorflow", "keras"),
+    )
 
 
 class _Nothing(Backend):

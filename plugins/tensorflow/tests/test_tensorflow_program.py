@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import anyaccel as aa
 from anyaccel.device import Device
-from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError, OutOfMemoryError, RecipeError
+from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError, OutOfMemoryError, SpecError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel_tensorflow import SequentialMLP
 from anyaccel_tensorflow.backend import TensorFlowBackend
@@ -63,12 +63,12 @@ def test_settings_are_strict_from_build_to_release(
     program = backend.build(segment_of(mlp(backend)))
     assert settings() == STRICT
     other = backend.build(segment_of(mlp(backend)))
-    program.release()
+    program.close()
     assert settings() == STRICT
-    other.release()
+    other.close()
     assert settings() == USUAL
-    other.release()
-    program.release()
+    other.close()
+    program.close()
     assert settings() == USUAL
 
 
@@ -78,7 +78,7 @@ def test_settings_of_the_user_come_back(backend: TensorFlowBackend, segment_of: 
     try:
         program = backend.build(segment_of(mlp(backend)))
         assert settings() == STRICT
-        program.release()
+        program.close()
         assert settings() == (False, "warn")
     finally:
         tf.config.set_soft_device_placement(True)
@@ -89,7 +89,7 @@ def test_a_program_that_cannot_be_built_leaves_no_trace(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment]
 ) -> None:
     optimizer = aa.Optimizer(keras.optimizers.Adam)
-    with pytest.raises(RecipeError):
+    with pytest.raises(SpecError):
         backend.build(segment_of(mlp(backend), optimizer=optimizer))
     assert settings() == USUAL
 
@@ -150,7 +150,7 @@ def test_b16_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
 ) -> None:
     """Its variables stayed where they were made, its batches were never moved, its losses were outside the tape."""
     seen: list[str] = []
-    whole = TensorFlowProgram.steps
+    whole = TensorFlowProgram.train_steps
 
     def steps(self: Any, columns: Any, orders: Any, *rest: Any) -> Any:
         table = whole(self, columns, orders, *rest)
@@ -160,7 +160,7 @@ def test_b16_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
     def loss(outputs: Any, targets: Any) -> Any:
         return tf.reduce_mean((outputs - targets) ** 2)
 
-    monkeypatch.setattr(TensorFlowProgram, "steps", steps)
+    monkeypatch.setattr(TensorFlowProgram, "train_steps", steps)
     model = keras.Sequential([layers.Dense(1)])
     graph = aa.ModelGraph([aa.ModelNode("net", model, data().reference())], aa.Optimizer("sgd", lr=0.1, momentum=0.9))
     graph.build()
@@ -194,7 +194,7 @@ def test_loss_and_gradients_are_those_of_the_formula_on_a_second_device(
     stats = program.grad_stats()["g"]
     for one in (*outputs, *losses["l"], *stats):
         assert backend.device_of(one) == SECOND
-    program.release()
+    program.close()
 
 
 # -- tracing ---------------------------------------------------------------------------------------------------------
@@ -242,23 +242,23 @@ def test_nothing_is_traced_anew_from_step_to_step(
 
     def epoch(key: int, count: int) -> None:
         program.seed(key)
-        program.steps(columns, [order, order], 8, count, 4)
-        inputs = [backend.rows(column, 0, 4, order) for column in columns]
+        program.train_steps(columns, [order, order], 8, count, 4)
+        inputs = [backend.gather_rows(column, 0, 4, order) for column in columns]
         program.forward(inputs)
         for scale in (None, {"l": key + 0.5}):
             _, _, pull = program.forward_pullback(inputs, scale)
             pull([None])
             stats = program.grad_stats()
-            program.apply({"g": program.clip_factor(0.1 * key, [stats["g"][0]])})
+            program.optimizer_step({"g": program.clip_factor(0.1 * key, [stats["g"][0]])})
             program.forward_pullback(inputs)[2]([None])
-            program.apply({"g": 0.5 * key})
+            program.optimizer_step({"g": 0.5 * key})
 
     epoch(1, 4)
     first = len(traces)
     assert first
     for key, count in ((2, 3), (3, 1), (4, 2)):
         epoch(key, count)
-    program.release()
+    program.close()
     assert len(traces) == first
 
 
@@ -274,9 +274,9 @@ def test_more_steps_than_fit_in_one_loop(backend: TensorFlowBackend, segment_of:
         order, start, parts = backend.from_host(np.arange(count), CPU), 0, []
         program.compile(columns, [order, order], 1)
         for size in calls:
-            parts.append(np.asarray(program.steps(columns, [order, order], start, size, 1))[:size])
+            parts.append(np.asarray(program.train_steps(columns, [order, order], start, size, 1))[:size])
             start += size
-        program.release()
+        program.close()
         found.append(np.concatenate(parts))
     assert found[0].shape == (count, 1)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
@@ -314,21 +314,21 @@ def trained(backend: TensorFlowBackend, segment: Segment) -> tuple[np.ndarray, d
         orders.append(backend.from_host(np.arange(24)[::-1].copy(), device))
         assert name
     program = backend.build(segment)
-    table = np.asarray(program.steps(columns, orders, 0, 6, 4))[:6]
-    inputs = [backend.rows(column, 0, 8) for column in columns]
+    table = np.asarray(program.train_steps(columns, orders, 0, 6, 4))[:6]
+    inputs = [backend.gather_rows(column, 0, 8) for column in columns]
     for _ in range(2):  # gradients of two batches add up, and cotangents come from outside
         outputs, _, pull = program.forward_pullback(inputs)
-        back = pull([backend.adopt(np.ones((8, 4)), segment.operations[0].device), None])
+        back = pull([backend.from_dlpack(np.ones((8, 4)), segment.operations[0].device), None])
         assert [backend.device_of(one) for one in outputs] == [one.device for one in segment.operations]
         assert [backend.device_of(one) for one in back] == [segment.inputs[n][1] for n in segment.needs_pullback]
     square, finite = program.grad_stats()["g"]
-    program.apply({"g": program.clip_factor(0.1, [square])})
+    program.optimizer_step({"g": program.clip_factor(0.1, [square])})
     assert bool(finite)
-    for node, state in program.states().items():
+    for node, state in program.optimizer_states().items():
         place = next(one.device for one in segment.operations if one.label == node)
         for slots in state.slots.values():
             assert {backend.device_of(one) for one in slots.values()} == {place}
-    program.release()
+    program.close()
     state = {}
     for one in segment.operations:
         assert backend.device_of(one.model) == one.device
@@ -381,8 +381,8 @@ def test_each_model_is_computed_on_its_own_device_forward_and_back(backend: Tens
     )
     inputs = [backend.from_host(np.ones((4, n)), d) for n, d in ((3, SECOND), (2, CPU))]
     program.forward_pullback(inputs)[2]([None, None])
-    program.apply()
-    program.release()
+    program.optimizer_step()
+    program.close()
     assert seen == {"forward": {"CPU:2"}, "back": {"CPU:2"}}
     assert backend.device_of(model) == THIRD
 
@@ -398,13 +398,13 @@ def test_a_missing_device_is_told_before_anything_is_computed(backend: TensorFlo
 
 
 def test_a_lack_of_memory_is_told_by_name() -> None:
-    told = r"no room for a batch\. There is: OOM when allocating\. To do: use smaller"
+    told = r"no room for a batch\. Available: OOM when allocating\. Hint: use smaller"
     with pytest.raises(OutOfMemoryError, match=told), telling("a batch"):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\n\t [[{{node x}}]]")
 
 
 def test_a_device_that_tensorflow_lacks_is_told_by_name() -> None:
-    told = r"a batch: TensorFlow has no such device. There is: .*CPU:2"
+    told = r"a batch: TensorFlow has no such device. Available: .*CPU:2"
     tf.config.set_soft_device_placement(False)
     try:
         with pytest.raises(DeviceUnavailableError, match=told), telling("a batch"), tf.device("/GPU:3"):
@@ -443,9 +443,9 @@ def test_many_programs_do_not_make_tensorflow_warn_of_tracing(
     order = backend.from_host(np.arange(24), CPU)
     for width in range(1, 9):
         program = backend.build(segment_of(mlp(backend, hidden_dim=width)))
-        program.steps(columns, [order, order], 0, 3, 8)
-        program.forward_pullback([backend.rows(column, 0, 8, order) for column in columns])[2]([None])
+        program.train_steps(columns, [order, order], 0, 3, 8)
+        program.forward_pullback([backend.gather_rows(column, 0, 8, order) for column in columns])[2]([None])
         program.grad_stats()
-        program.apply()
-        program.release()
+        program.optimizer_step()
+        program.close()
     assert [record.getMessage() for record in caplog.records if "retracing" in record.getMessage()] == []

@@ -94,7 +94,8 @@ class World:
 
     def steps(self, start: int, count: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
         one, other = (
-            program.steps(self.columns, self.orders, start, count, batch) for program in (self.plain, self.compiled)
+            program.train_steps(self.columns, self.orders, start, count, batch)
+            for program in (self.plain, self.compiled)
         )
         return one, other
 
@@ -122,10 +123,10 @@ def world(backend: TorchBackend) -> Iterator[World]:
     compiled.compile(found.columns, found.orders, BATCH)
     assert all(map(torch.equal, before, values(held[1]))) and torch.equal(random, torch.get_rng_state())
     assert compiled.compiled_as == "all steps of a call in one compiled loop"
-    assert all(state.step == 0 for state in compiled.states().values())
+    assert all(state.step == 0 for state in compiled.optimizer_states().values())
     yield found
-    plain.release()
-    compiled.release()
+    plain.close()
+    compiled.close()
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +151,7 @@ def test_a_hundred_compiled_steps_are_those_of_the_plain_way(world: World) -> No
     assert not world.compiled.compiled_as.endswith("changed")
     torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
     world.same()
-    theirs, ours = world.plain.states(), world.compiled.states()
+    theirs, ours = world.plain.states(), world.compiled.optimizer_states()
     assert {node: state.step for node, state in ours.items()} == dict.fromkeys(("words", "waves", "head"), 100)
     for node, state in theirs.items():
         for name, slots in state.slots.items():
@@ -173,13 +174,13 @@ def test_every_number_of_steps_and_a_partial_batch_take_their_way(
         world.plain.seed(start)
         plain = world.plain.steps(world.columns, world.orders, start, count, batch)
         world.compiled.seed(start)
-        compiled = world.compiled.steps(world.columns, world.orders, start, count, batch)
+        compiled = world.compiled.train_steps(world.columns, world.orders, start, count, batch)
         assert compiled.shape == (count, 2)
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
     world.same()
     monkeypatch.setattr("anyaccel_torch.program.BLOCK_BYTES", 3000)
     world.compiled.seed(1)
-    cut = world.compiled.steps(world.columns, world.orders, 0, 20, BATCH)
+    cut = world.compiled.train_steps(world.columns, world.orders, 0, 20, BATCH)
     monkeypatch.undo()
     torch.testing.assert_close(
         cut, seeded(world.plain, 1, world.columns, world.orders, 0, 20, BATCH), rtol=1e-4, atol=1e-4
@@ -189,7 +190,7 @@ def test_every_number_of_steps_and_a_partial_batch_take_their_way(
 def test_single_steps_snapshots_and_evaluation_see_the_true_values(world: World) -> None:
     for program in (world.plain, world.compiled):
         program.seed(2)
-        program.steps(world.columns, world.orders, 0, 5, BATCH)
+        program.train_steps(world.columns, world.orders, 0, 5, BATCH)
     rows = [column[:BATCH] for column in world.columns]
     (plain,), _ = world.plain.forward(rows)
     (compiled,), _ = world.compiled.forward(rows)
@@ -199,12 +200,12 @@ def test_single_steps_snapshots_and_evaluation_see_the_true_values(world: World)
         program.seed(3)
         _, _, pull = program.forward_pullback(rows)
         pull([None])
-        program.apply()
-        program.steps(world.columns, world.orders, 0, 5, BATCH)
+        program.optimizer_step()
+        program.train_steps(world.columns, world.orders, 0, 5, BATCH)
     world.same()
-    assert world.compiled.states()["head"].step == 11
+    assert world.compiled.optimizer_states()["head"].step == 11
     world.compiled.restore(snapshot)
-    assert world.compiled.states()["head"].step == 5
+    assert world.compiled.optimizer_states()["head"].step == 5
     torch.testing.assert_close(world.compiled.forward(rows)[0][0], compiled)
 
 
@@ -216,10 +217,10 @@ def test_a_step_that_parts_the_counts_is_seen(world: World) -> None:
         program.seed(4)
         _, _, pull = program.forward_pullback(without)
         pull([None])
-        program.apply()
-        program.steps(world.columns, world.orders, 0, 4, BATCH)
+        program.optimizer_step()
+        program.train_steps(world.columns, world.orders, 0, 4, BATCH)
     world.same()
-    assert world.compiled.states()["head"].step == world.plain.states()["head"].step
+    assert world.compiled.optimizer_states()["head"].step == world.plain.states()["head"].step
 
 
 class Moves(TorchDispatchMode):  # type: ignore[no-untyped-call]

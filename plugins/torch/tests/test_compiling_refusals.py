@@ -69,9 +69,9 @@ def replacing(module: Function, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (counting, r"a step changes the attribute Function\.calls.*To do: keep in register_buffer"),
-        (replacing, r"a step puts another tensor in the place of buffer seen.*To do: change it in place"),
-        (lambda module, x: x if x.sum() > 0 else -x, r"steps of segment 's' cannot be traced: .*To do: avoid Python"),
+        (counting, r"a step changes the attribute Function\.calls.*Hint: keep in register_buffer"),
+        (replacing, r"a step puts another tensor in the place of buffer seen.*Hint: change it in place"),
+        (lambda module, x: x if x.sum() > 0 else -x, r"steps of segment 's' cannot be traced: .*Hint: avoid Python"),
     ],
 )
 def test_models_that_only_plain_steps_can_train(
@@ -99,7 +99,7 @@ class Sparse(nn.Module):
 def test_recipes_and_sizes_that_cannot_be(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     own = segment_of(nn.Linear(3, 1), optimizer=Optimizer(torch.optim.NAdam, lr=0.1))
     with pytest.raises(
-        CompileError, match=r"steps with NAdam cannot be compiled.*There is: sgd, momentum, adam, adamw"
+        CompileError, match=r"steps with NAdam cannot be compiled.*Available: sgd, momentum, adam, adamw"
     ):
         compile(backend, own, data)
     assert backend.build(own).offer(100) is None  # type: ignore[attr-defined]
@@ -131,9 +131,9 @@ def test_off_and_several_devices(backend: TorchBackend, segment_of: Make, data: 
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({"CXX": "no-such-compiler"}, r"there is no C\+\+ compiler\. There is: CXX=no-such-compiler.*To do: install"),
-        ({"PATH": ""}, r"there is no C\+\+ compiler\. There is: no CXX in the environment"),
-        ({"TORCHDYNAMO_DISABLE": "1"}, r"torch is not to compile\. There is: TORCHDYNAMO_DISABLE=1.*unset"),
+        ({"CXX": "no-such-compiler"}, r"there is no C\+\+ compiler\. Available: CXX=no-such-compiler.*Hint: install"),
+        ({"PATH": ""}, r"there is no C\+\+ compiler\. Available: no CXX in the environment"),
+        ({"TORCHDYNAMO_DISABLE": "1"}, r"torch is not to compile\. Available: TORCHDYNAMO_DISABLE=1.*unset"),
     ],
 )
 def test_what_is_missing_is_found_before_it_is_needed(
@@ -152,7 +152,7 @@ def test_missing_headers_are_found_too(
     backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(CompileError, match=r"Python's header files are missing.*To do: install python3-dev"):
+    with pytest.raises(CompileError, match=r"Python's header files are missing.*Hint: install python3-dev"):
         compile(backend, segment_of(nn.Linear(3, 1)), data)
 
 
@@ -190,18 +190,18 @@ def test_compiled_steps_that_are_slower_or_wrong_are_not_used(
     program: Any = backend.build(segment_of(nn.Linear(3, 1)))
     program.steps([x, y], [order, order], 0, 2, 4)
     monkeypatch.setattr(steps, "_SLOWER", 0.0)
-    with pytest.raises(CompileError, match=r"are slower than plain ones\. There is: \d+ us a step instead of \d+ us"):
+    with pytest.raises(CompileError, match=r"are slower than plain ones\. Available: \d+ us a step instead of \d+ us"):
         program.compile([x, y], [order, order], 4)
     unseen: Any = backend.build(segment_of(nn.Linear(3, 1)))
     monkeypatch.setattr(steps, "_MUCH_SLOWER", 0.0)
-    with pytest.raises(CompileError, match=r"are slower than plain ones\. There is: \d+ us a step instead of \d+ us"):
+    with pytest.raises(CompileError, match=r"are slower than plain ones\. Available: \d+ us a step instead of \d+ us"):
         unseen.compile([x, y], [order, order], 4)
     monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)
     monkeypatch.setattr(
         strategies, "compiler", lambda function, options: lambda *args: [one + 9 for one in function(*args)]
     )
     monkeypatch.setattr(strategies, "_KEPT", OrderedDict())
-    with pytest.raises(CompileError, match=r"do not give the loss 'l' of plain ones\. There is: .* instead of"):
+    with pytest.raises(CompileError, match=r"do not give the loss 'l' of plain ones\. Available: .* instead of"):
         compile(backend, segment_of(nn.Linear(3, 1)), data)
 
 

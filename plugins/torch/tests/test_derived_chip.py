@@ -9,7 +9,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel import registry as registries
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
 from anyaccel_torch import SequentialMLP
 from anyaccel_torch.backend import TorchBackend
@@ -31,7 +31,7 @@ def test_a_graph_trains_on_a_chip_that_only_says_where_it_is(monkeypatch: pytest
     plugin, torch_plugin = ModuleType("chip"), ModuleType("torch_plugin")
     plugin.backends = aa.hookimpl(lambda: [Chip()])  # type: ignore[attr-defined]
     torch_plugin.backends = aa.hookimpl(lambda: [TorchBackend()])  # type: ignore[attr-defined]
-    registry = Registry(ReferenceBackend, lambda: ())
+    registry = Registry(NumpyBackend, lambda: ())
     registry.register(torch_plugin, "torch")
     registry.register(plugin, "chip")
     monkeypatch.setattr(registries, "_registry", [registry])

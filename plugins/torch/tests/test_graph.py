@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import anyaccel as aa
-from anyaccel.errors import AnyaccelError, DeviceUnavailableError, PhaseError, RecipeError, ShapeError
+from anyaccel.errors import AnyaccelError, DeviceUnavailableError, PhaseError, ShapeError, SpecError
 from anyaccel_torch import SequentialMLP
 from anyaccel_torch.backend import TorchBackend
 
@@ -134,7 +134,7 @@ def test_b12_a_gpu_that_is_not_here_is_told_before_anything_moves() -> None:
     net = seeded_net()
     made = graph(data(), net)
     for phase in (training(accelerator="cuda:0"), training(accelerator="gpu")):
-        with pytest.raises(DeviceUnavailableError, match=r"(gpu|cuda:0)' is not on this machine .*There is: cpu:0"):
+        with pytest.raises(DeviceUnavailableError, match=r"(gpu|cuda:0)' is not on this machine .*Available: cpu:0"):
             run(made, phase)
     assert net.first.weight.device.type == "cpu"
 
@@ -148,13 +148,13 @@ def test_an_optimizer_of_another_framework_is_refused_before_anything_moves() ->
     class Alien:
         """No optimizer of torch."""
 
-    with pytest.raises(RecipeError, match=r"node 'net' is of torch, which does not take the optimizer 'Alien'"):
+    with pytest.raises(SpecError, match=r"node 'net' is of torch, which does not take the optimizer 'Alien'"):
         run(graph(data(), seeded_net(), aa.Optimizer(Alien)), training(1))
 
 
 def test_everything_frozen_is_told() -> None:
     made = graph(data(), seeded_net()).freeze("net")
-    with pytest.raises(PhaseError, match=r"nothing to train. There is: net \(frozen\)"):
+    with pytest.raises(PhaseError, match=r"nothing to train. Available: net \(frozen\)"):
         run(made, training(1))
 
 

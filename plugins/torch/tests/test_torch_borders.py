@@ -52,7 +52,7 @@ def test_a_module_that_writes_for_some_batches_only_is_told() -> None:
         program.forward((torch.full((2, 4), 3.0), target))
     assert str(caught.value) == (
         "a module of segment 's' has written to its input 'x', and did not on the first batch: others may read that "
-        "memory. To do: let it write to a copy: x = x.clone()."
+        "memory. Hint: let it write to a copy: x = x.clone()."
     )
 
 
@@ -75,8 +75,8 @@ def test_clipping_writes_to_no_cotangent(scale: Any) -> None:
     lent = np.full((2, 4), 2.0, "float32")
     _, _, pullback = program.forward_pullback((torch.zeros(2, 4),))
     pullback((torch.from_numpy(lent),))
-    program.apply({"g": scale})
-    program.release()
+    program.optimizer_step({"g": scale})
+    program.close()
     np.testing.assert_array_equal(lent, 2.0)
     np.testing.assert_array_equal(model.table.detach().numpy(), 0.0)
 
@@ -94,8 +94,8 @@ def test_parameters_of_16_bits_all_learn(name: str, dtype: torch.dtype) -> None:
     for _ in range(2):
         _, _, pullback = program.forward_pullback(given)
         pullback((None,))
-        program.apply()
-    program.release()
+        program.optimizer_step()
+    program.close()
     assert (model.weight != before).float().mean() > 0.9
 
 

@@ -105,10 +105,10 @@ def test_infer_tells_what_torch_says_and_which_dtype(backend: TorchBackend) -> N
         backend.infer(nn.Linear(3, 2), [spec(3, dtype="float64")], 0)
     assert str(caught.value) == (
         "Linear does not take float64[3] per sample. "
-        "There is: mat1 and mat2 must have the same dtype, but got Double and Float. To do: "
+        "Available: mat1 and mat2 must have the same dtype, but got Double and Float. Hint: "
         "give float32 inputs if the dtype is in the way, or convert the model: model.to(torch.float64)."
     )
-    with pytest.raises(ShapeError, match=r"float32\[4\] per sample.*\(2x4 and 3x2\).*To do: correct the sizes"):
+    with pytest.raises(ShapeError, match=r"float32\[4\] per sample.*\(2x4 and 3x2\).*Hint: correct the sizes"):
         backend.infer(nn.Linear(3, 2), [spec(4)], 0)
     with pytest.raises(ShapeError, match=r"float32\[3\] and float32\[3\] per sample"):
         backend.infer(nn.Linear(3, 2), [spec(3), spec(3)], 0)
@@ -117,11 +117,11 @@ def test_infer_tells_what_torch_says_and_which_dtype(backend: TorchBackend) -> N
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: x.sum(0), r"gives shape \[3\] for a batch of 2\. There is: the first axis.*To do: keep the batch"),
+        (lambda x: x.sum(0), r"gives shape \[3\] for a batch of 2\. Available: the first axis.*Hint: keep the batch"),
         (lambda x: x.sum(), r"gives shape \[\] for a batch of 2"),
         (lambda x: x[:1], r"gives shape \[1, 3\] for a batch of 2"),
         (lambda x: x @ x.T, r"gives float32\[2\] per sample for a batch of 2 and float32\[3\] for a batch of 3"),
-        (lambda x: (x, (x, x)), r"gives a tuple of Tensor, tuple, which is no output.*To do: wrap it"),
+        (lambda x: (x, (x, x)), r"gives a tuple of Tensor, tuple, which is no output.*Hint: wrap it"),
         (lambda x: 3, r"gives a int of no tensor, which is no output of a node"),
         (lambda x: (), r"gives a tuple of nothing, which is no output"),
     ],
@@ -178,7 +178,7 @@ def test_parameters(backend: TorchBackend) -> None:
 @pytest.mark.parametrize("model", [nn.LazyLinear(1), SequentialMLP(), nn.Sequential(nn.ReLU(), SequentialMLP())])
 def test_unbuilt_models_have_no_state(backend: TorchBackend, model: nn.Module) -> None:
     for ask in (backend.parameters, backend.state, lambda m: backend.load_state(m, {})):
-        with pytest.raises(StateError, match=r"has no parameters yet.*To do: build the graph"):
+        with pytest.raises(StateError, match=r"has no parameters yet.*Hint: build the graph"):
             ask(model)
 
 
@@ -218,13 +218,13 @@ def test_load_state_writes_in_place(backend: TorchBackend) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"parameters/0.bias": None}, r"the state lacks parameters/0\.bias\. There is: the model has parameters/0"),
-        ({"buffers/x": np.zeros(1)}, r"the state has buffers/x, which the model has not.*To do: load the state"),
+        ({"parameters/0.bias": None}, r"the state lacks parameters/0\.bias\. Available: the model has parameters/0"),
+        ({"buffers/x": np.zeros(1)}, r"the state has buffers/x, which the model has not.*Hint: load the state"),
         (
             {"parameters/0.bias": np.zeros(3, "f4")},
-            r"parameters/0\.bias in the state is float32\[3\]\. There is: .*\[2\]",
+            r"parameters/0\.bias in the state is float32\[3\]\. Available: .*\[2\]",
         ),
-        ({"parameters/0.bias": np.zeros(2)}, r"is float64\[2\]\. There is: the model's is float32\[2\]"),
+        ({"parameters/0.bias": np.zeros(2)}, r"is float64\[2\]\. Available: the model's is float32\[2\]"),
         ({"parameters/0.bias": np.zeros(2, "U1")}, r"the state cannot be loaded: torch has no dtype"),
     ],
 )
@@ -239,5 +239,5 @@ def test_load_state_is_strict_and_whole(backend: TorchBackend, change: dict[str,
 
 
 def test_the_state_of_bfloat16_is_an_error(backend: TorchBackend) -> None:
-    with pytest.raises(StateError, match=r"parameters/weight is bfloat16, which NumPy lacks.*To do: convert the model"):
+    with pytest.raises(StateError, match=r"parameters/weight is bfloat16, which NumPy lacks.*Hint: convert the model"):
         backend.state(nn.Linear(1, 1, dtype=torch.bfloat16))

@@ -38,7 +38,7 @@ class InPlace(nn.Module):
     ],
 )
 def test_writing_is_found_by_running(model: nn.Module, expected: bool) -> None:
-    assert TorchBackend().writes(model, ROW) is expected
+    assert TorchBackend().mutates_inputs(model, ROW) is expected
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_writing_is_found_by_running(model: nn.Module, expected: bool) -> None:
     ],
 )
 def test_layouts_are_known_of_plain_sequences(model: nn.Module, expected: tuple[str, str]) -> None:
-    assert TorchBackend().layout(model) == expected
+    assert TorchBackend().data_format(model) == expected

@@ -53,11 +53,11 @@ def test_a_frozen_node_passes_gradients_on_and_stays_as_it_is(backend: TorchBack
         )
     )
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
-    at_work.steps([x, y], [order, order], 0, 3, 8)
+    at_work.train_steps([x, y], [order, order], 0, 3, 8)
     assert (first.training, frozen.training, last.training) == (True, False, True)
     assert not equal(weights(first), before[0]) and equal(weights(frozen), before[1])
     assert torch.equal(frozen[0].running_mean, mean)
-    at_work.release()
+    at_work.close()
     assert all(parameter.requires_grad for parameter in frozen.parameters()) and frozen[0].training
 
 
@@ -67,9 +67,9 @@ def test_parameters_that_the_user_froze_stay_frozen(backend: TorchBackend, segme
     model[0].weight.requires_grad_(False)
     before = weights(model)
     at_work = backend.build(segment_of(model))
-    at_work.steps([x, y], [order, order], 0, 2, 8)
+    at_work.train_steps([x, y], [order, order], 0, 2, 8)
     assert torch.equal(model[0].weight, before[0]) and not torch.equal(model[0].bias, before[1])
-    assert "0.weight" not in at_work.release()["a"].slots
+    assert "0.weight" not in at_work.close()["a"].slots
     assert [p.requires_grad for p in model.parameters()] == [False, True, True, True]
 
 
@@ -84,11 +84,11 @@ def test_modes_are_switched_where_needed_and_given_back(
     seen: list[tuple[bool, bool]] = []
     model[1].register_forward_hook(lambda *_: seen.append((model.training, model[1].training)))
     for _ in range(2):
-        at_work.steps([x, y], [order, order], 0, 1, 8)
+        at_work.train_steps([x, y], [order, order], 0, 1, 8)
         other.forward([x, y])
     # a part in evaluation mode inside a module in training mode is the user's own doing, and stays so
     assert seen == [(True, not root), (False, False)] * 2
-    at_work.release()
+    at_work.close()
     assert (model.training, model[0].training, model[1].training) == (root, root, False)
 
 
@@ -98,9 +98,9 @@ def test_an_evaluating_program_leaves_flags_alone(backend: TorchBackend, segment
     training = backend.build(segment_of(model))
     with_eval = backend.build(segment_of(model, groups=()))
     with_eval.forward([x, y])
-    with_eval.release()
-    training.steps([x, y], [order, order], 0, 1, 8)
-    training.release()
+    with_eval.close()
+    training.train_steps([x, y], [order, order], 0, 1, 8)
+    training.close()
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -109,7 +109,7 @@ def test_old_gradients_of_the_user_do_not_count(backend: TorchBackend, segment_o
     model, fresh = mlp(), mlp()
     model(x).sum().backward()
     for each in (model, fresh):
-        backend.build(segment_of(each)).steps([x, y], [order, order], 0, 1, 8)
+        backend.build(segment_of(each)).train_steps([x, y], [order, order], 0, 1, 8)
     assert equal(weights(model), weights(fresh))
 
 
@@ -121,12 +121,12 @@ def test_release_gives_back_the_random_state_and_may_be_called_twice(
     before = torch.get_rng_state()
     at_work = backend.build(segment_of(model, optimizer=Optimizer("adam")))
     at_work.seed(2**64 - 1)
-    at_work.steps([x, y], [order, order], 0, 2, 8)
-    states = at_work.release()
+    at_work.train_steps([x, y], [order, order], 0, 2, 8)
+    states = at_work.close()
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(1)
     after = torch.get_rng_state()
-    assert at_work.release() is states is at_work.states()
+    assert at_work.close() is states is at_work.optimizer_states()
     assert torch.equal(torch.get_rng_state(), after)
     assert states["a"].step == 2 and set(states["a"].slots["1.0.weight"]) == {"m", "v"}
 
@@ -138,8 +138,8 @@ def test_a_key_decides_the_dropout(backend: TorchBackend, segment_of: Make, data
         model = nn.Sequential(mlp()[0], nn.Dropout(0.5), mlp(1)[2])
         at_work = backend.build(segment_of(model))
         at_work.seed(key)
-        at_work.steps([x, y], [order, order], 0, 3, 8)
-        at_work.release()
+        at_work.train_steps([x, y], [order, order], 0, 3, 8)
+        at_work.close()
         found.append(weights(model))
     assert equal(found[0], found[1]) and not equal(found[0], found[2])
 
@@ -167,23 +167,25 @@ def test_a_snapshot_brings_everything_back(
     model = nn.Sequential(Counting(), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
     at_work = backend.build(segment_of(model, optimizer=recipe))
     start = at_work.snapshot()
-    at_work.steps([x, y], [order, order], 0, 2, 8)
+    at_work.train_steps([x, y], [order, order], 0, 2, 8)
     snapshot = at_work.snapshot()
     kept = [tensor.clone() for tensor in model.state_dict().values()]
 
     def go_on() -> list[Tensor]:
         at_work.forward_pullback([x, y])[2]([None])
-        losses = at_work.steps([x, y], [order, order], 0, 3, 8)
+        losses = at_work.train_steps([x, y], [order, order], 0, 3, 8)
         return [losses, *[tensor.clone() for tensor in model.state_dict().values()]]
 
-    at_work.discard()
+    at_work.zero_grad()
     wanted = go_on()
     for _ in range(2):
         at_work.restore(snapshot)
-        assert equal(list(model.state_dict().values()), kept) and at_work.states()["a"].step == 2
+        assert equal(list(model.state_dict().values()), kept) and at_work.optimizer_states()["a"].step == 2
         assert equal(go_on(), wanted)
     at_work.restore(start)
-    assert at_work.states()["a"].step == 0 and at_work.states()["a"].slots == {} and model[0].seen == 0
+    assert (
+        at_work.optimizer_states()["a"].step == 0 and at_work.optimizer_states()["a"].slots == {} and model[0].seen == 0
+    )
 
 
 def test_own_losses_train_with_their_node(backend: TorchBackend, segment_of: Make, data: Data) -> None:
@@ -199,9 +201,9 @@ def test_own_losses_train_with_their_node(backend: TorchBackend, segment_of: Mak
 
     loss = Scaled().eval()
     at_work = backend.build(segment_of(mlp(), loss=loss, optimizer=Optimizer("adam")))
-    at_work.steps([x, y], [order, order], 0, 2, 8)
+    at_work.train_steps([x, y], [order, order], 0, 2, 8)
     assert loss.factor != 2 and loss.training
-    states = at_work.release()
+    states = at_work.close()
     assert "loss.l.factor" in states["a"].slots and not loss.training
 
 
@@ -209,7 +211,9 @@ def test_sequential_mlp_trains(backend: TorchBackend, segment_of: Make, data: Da
     x, y, order = data
     model = SequentialMLP()
     backend.infer(model, [TensorSpec((3,), "float32")], 1)
-    losses = backend.build(segment_of(model, optimizer=Optimizer("adam", lr=0.05))).steps([x, y], [order] * 2, 0, 6, 4)
+    losses = backend.build(segment_of(model, optimizer=Optimizer("adam", lr=0.05))).train_steps(
+        [x, y], [order] * 2, 0, 6, 4
+    )
     assert losses.isfinite().all()
 
 
@@ -221,5 +225,5 @@ def test_sparse_gradients_are_taken(backend: TorchBackend, segment_of: Callable[
     at_work.forward_pullback([rows, y])[2]([None])
     square, finite = at_work.grad_stats()["g"]
     torch.testing.assert_close(square, (2 / 24 * (model[0].weight - y)).square().sum().detach())
-    at_work.apply({"g": 0.5})
-    assert finite and at_work.steps([rows, y], [order, order], 0, 3, 8).shape == (3, 1)
+    at_work.optimizer_step({"g": 0.5})
+    assert finite and at_work.train_steps([rows, y], [order, order], 0, 3, 8).shape == (3, 1)

@@ -35,8 +35,8 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, count: int = 2, hip: str | None =
 def test_gpus_come_first_and_nothing_is_initialised(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch)
     assert list(backend.devices()) == [Device("gpu", 0), Device("gpu", 1), CPU]
-    assert backend.why_not(Device("gpu", 1)) == ""
-    assert backend.why_not(Device("gpu", 2)) == "torch sees 2 of this kind"
+    assert backend.unavailable_reason(Device("gpu", 1)) == ""
+    assert backend.unavailable_reason(Device("gpu", 2)) == "torch sees 2 of this kind"
 
 
 def test_listing_never_raises(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_a_torch_that_cannot_be_imported_has_no_devices(backend: TorchBackend, m
 
     monkeypatch.setattr(builtins, "__import__", broken)
     assert list(backend.devices()) == []
-    assert backend.why_not(CPU) == "torch cannot be imported: libtorch.so: undefined symbol"
+    assert backend.unavailable_reason(CPU) == "torch cannot be imported: libtorch.so: undefined symbol"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_why_not(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert expected in backend.why_not(device)
+    assert expected in backend.unavailable_reason(device)
 
 
 @pytest.mark.parametrize(("hip", "vendor", "identity"), [(None, "nvidia", "GPU-ab-12"), ("7.0", "amd", "ab-12")])

@@ -61,7 +61,7 @@ def test_read_only_arrays_are_copied_without_a_warning(backend: TorchBackend) ->
     array.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for take in (backend.from_host, backend.adopt):
+        for take in (backend.from_host, backend.from_dlpack):
             tensor = take(array, CPU)
             tensor += 1
     assert array.tolist() == [1, 1, 1]
@@ -69,7 +69,7 @@ def test_read_only_arrays_are_copied_without_a_warning(backend: TorchBackend) ->
 
 @pytest.mark.parametrize("dtype", ["datetime64[s]", "object", "U3"])
 def test_dtypes_that_torch_lacks(backend: TorchBackend, dtype: str) -> None:
-    with pytest.raises(MoveError, match=r"torch has no dtype for NumPy's .*To do: convert the array first"):
+    with pytest.raises(MoveError, match=r"torch has no dtype for NumPy's .*Hint: convert the array first"):
         backend.from_host(np.empty(2, dtype), CPU)
 
 
@@ -108,9 +108,7 @@ def test_to_host_of_anything_that_numpy_has(backend: TorchBackend) -> None:
 
 @pytest.mark.parametrize("tensor", [torch.ones(2, dtype=torch.bfloat16), torch.eye(2).to_sparse()])
 def test_to_host_of_what_numpy_lacks(backend: TorchBackend, tensor: torch.Tensor) -> None:
-    with pytest.raises(
-        MoveError, match=r"NumPy cannot hold a tensor of torch\..*To do: convert it first: tensor.float"
-    ):
+    with pytest.raises(MoveError, match=r"NumPy cannot hold a tensor of torch\..*Hint: convert it first: tensor.float"):
         backend.to_host(tensor)
 
 
@@ -119,14 +117,14 @@ def test_to_host_of_what_numpy_lacks(backend: TorchBackend, tensor: torch.Tensor
 
 def test_adopt_shares_memory(backend: TorchBackend) -> None:
     array = np.zeros(3, dtype="float32")
-    tensor = backend.adopt(array, CPU)
+    tensor = backend.from_dlpack(array, CPU)
     array[0] = 7
     assert tensor.tolist() == [7, 0, 0]
 
 
 def test_adopt_its_own_is_a_move(backend: TorchBackend) -> None:
     tensor = torch.zeros(1)
-    assert backend.adopt(tensor, CPU) is tensor
+    assert backend.from_dlpack(tensor, CPU) is tensor
 
 
 class Refuses:
@@ -139,8 +137,8 @@ class Refuses:
 
 @pytest.mark.parametrize(("foreign", "words"), [(Refuses(), "it requires gradients"), ([1.0], "invalid capsule")])
 def test_adopt_what_cannot_be_taken(backend: TorchBackend, foreign: Any, words: str) -> None:
-    with pytest.raises(MoveError, match=rf"cannot take over a .*There is: .*{words}.*To do: .*from_host"):
-        backend.adopt(foreign, CPU)
+    with pytest.raises(MoveError, match=rf"cannot take over a .*Available: .*{words}.*Hint: .*from_host"):
+        backend.from_dlpack(foreign, CPU)
 
 
 # -- rows and scalars ------------------------------------------------------------------------------------------------
@@ -149,9 +147,9 @@ def test_adopt_what_cannot_be_taken(backend: TorchBackend, foreign: Any, words: 
 def test_rows(backend: TorchBackend) -> None:
     column = torch.arange(12).reshape(6, 2)
     order = torch.tensor([5, 4, 3, 2, 1, 0])
-    assert backend.rows(column, 1, 3).tolist() == [[2, 3], [4, 5]]
-    assert backend.rows(column, 1, 3, order).tolist() == [[8, 9], [6, 7]]
-    assert backend.rows(column, 4, 9, order).shape == (2, 2)
+    assert backend.gather_rows(column, 1, 3).tolist() == [[2, 3], [4, 5]]
+    assert backend.gather_rows(column, 1, 3, order).tolist() == [[8, 9], [6, 7]]
+    assert backend.gather_rows(column, 4, 9, order).shape == (2, 2)
 
 
 def test_scalars_are_one_transfer(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +204,7 @@ def test_memory_of_a_gpu(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch)
 
 def test_what_is_given_away_is_computed_from(backend: TorchBackend) -> None:
     array = np.arange(6, dtype="float32").reshape(2, 3)
-    tensor = backend.take(array, CPU)
+    tensor = backend.from_host_owned(array, CPU)
     assert tensor.data_ptr() == array.ctypes.data
     owner = weakref.ref(array)
     del array
@@ -216,17 +214,17 @@ def test_what_is_given_away_is_computed_from(backend: TorchBackend) -> None:
 
 @pytest.mark.parametrize("array", [strided(), np.arange(3, dtype=">i4"), np.frombuffer(bytearray(8), "float32")])
 def test_what_cannot_be_given_away_is_copied(backend: TorchBackend, array: np.ndarray) -> None:
-    tensor = backend.take(array, CPU)
+    tensor = backend.from_host_owned(array, CPU)
     assert tensor.data_ptr() != array.ctypes.data
     np.testing.assert_array_equal(tensor.numpy(), array)
 
 
 def test_a_dtype_that_torch_lacks_is_not_given_away(backend: TorchBackend) -> None:
-    for act in (backend.take, backend.send):
+    for act in (backend.from_host_owned, backend.copy_async):
         with pytest.raises(MoveError, match=r"torch has no dtype for NumPy's datetime64.*astype\('float32'\)"):
             act(np.zeros(2, "datetime64[s]"), CPU)
     with pytest.raises(MoveError, match=r"torch has no dtype for NumPy's datetime64"):
-        backend.buffer((2,), "datetime64[s]", GPU)
+        backend.staging_buffer((2,), "datetime64[s]", GPU)
 
 
 def test_a_chip_that_lacks_a_dtype_is_not_given_it() -> None:
@@ -234,13 +232,13 @@ def test_a_chip_that_lacks_a_dtype_is_not_given_it() -> None:
         lacking = frozenset({"float64"})
 
     with pytest.raises(MoveError, match="float64"):
-        Chip().take(np.zeros(2), CPU)
+        Chip().from_host_owned(np.zeros(2), CPU)
 
 
 def test_on_the_cpu_a_buffer_is_plain_memory_and_sent_by_one_copy(backend: TorchBackend) -> None:
-    buffer = backend.buffer((4, 2), "float32", CPU)
+    buffer = backend.staging_buffer((4, 2), "float32", CPU)
     buffer[...] = 3
-    sent = backend.send(buffer[:3], CPU)
+    sent = backend.copy_async(buffer[:3], CPU)
     buffer[...] = 5
     assert not sent.tensor.is_pinned() and sent.tensor.tolist() == [[3, 3]] * 3
 
@@ -289,14 +287,14 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_a_gpu_is_sent_to_on_a_stream_of_its_own(backend: TorchBackend, cuda: list[str]) -> None:
     buffer = np.ones((4, 2), "float32")
-    sent = backend.send(buffer[:3], GPU)
+    sent = backend.copy_async(buffer[:3], GPU)
     assert cuda == ["stream on cuda:0", "aside", "copy to cuda:0 meanwhile", "event", "back"]
     del cuda[:]
-    sent.read()
-    sent.arrive()
+    sent.source_reusable()
+    sent.wait()
     assert cuda == ["host waits for the copy", "device waits for the copy", "memory is noted"]
     del cuda[:]
-    backend.send(buffer, GPU)
+    backend.copy_async(buffer, GPU)
     assert cuda == ["aside", "copy to cuda:0 meanwhile", "event", "back"]  # the stream is there
 
 
@@ -304,7 +302,7 @@ def test_a_gpu_is_sent_to_on_a_stream_of_its_own(backend: TorchBackend, cuda: li
 def test_what_torch_cannot_copy_meanwhile_is_copied_at_once(
     backend: TorchBackend, cuda: list[str], array: np.ndarray
 ) -> None:
-    backend.send(array, GPU)
+    backend.copy_async(array, GPU)
     assert cuda == ["copy to cuda:0"]
 
 
@@ -312,7 +310,7 @@ def test_memory_that_is_not_page_locked_is_copied_at_once(
     backend: TorchBackend, cuda: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: False)
-    backend.send(np.ones(3), GPU)
+    backend.copy_async(np.ones(3), GPU)
     assert cuda == ["copy to cuda:0"]
 
 
@@ -331,7 +329,7 @@ def test_buffers_for_a_gpu_are_page_locked_as_long_as_there_is_such_memory(
     monkeypatch.setattr(torch, "empty_like", recorded)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: len(asked) == 1)
     for _ in range(2):
-        buffer = backend.buffer((3, 2), "int32", GPU)
+        buffer = backend.staging_buffer((3, 2), "int32", GPU)
         buffer[...] = 1
         assert (buffer.shape, buffer.dtype) == ((3, 2), np.int32)
     assert asked == [True, True, False]

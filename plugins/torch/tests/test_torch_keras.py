@@ -46,8 +46,8 @@ def test_it_trains_like_the_same_module_of_torch(backend: TorchBackend, segment_
     found = []
     for each in (module, model):
         program = backend.build(segment_of(each, optimizer=aa.Optimizer("adam", lr=0.01)))
-        losses = [program.steps([x, y], [order, order], 0, 4, 6) for _ in range(5)]
-        program.release()
+        losses = [program.train_steps([x, y], [order, order], 0, 4, 6) for _ in range(5)]
+        program.close()
         (outputs,), _ = backend.build(segment_of(each, groups=())).forward([x, y])
         found.append((torch.cat(losses), outputs))
     assert found[0][0].shape == (20, 1) and found[0][0][-1] < found[0][0][0]
@@ -89,10 +89,10 @@ def test_a_frozen_node_is_in_evaluation_mode_and_stays_as_it_is(
     program = backend.build(segment_of(None, operations=operations, outputs=("a",), losses=terms, groups=groups))
     outputs = [program.forward_pullback([x, y])[0][0] for _ in range(2)]
     assert torch.equal(*outputs) and torch.equal(outputs[0], frozen(x, training=False))
-    program.discard()
-    program.steps([x, y], [order, order], 0, 3, 8)
+    program.zero_grad()
+    program.train_steps([x, y], [order, order], 0, 3, 8)
     assert same(backend.state(frozen), before)
-    program.release()
+    program.close()
     assert all(one.value.requires_grad for one in frozen.trainable_variables)
 
 
@@ -103,8 +103,8 @@ def test_a_layer_that_the_user_froze_is_not_trained(backend: TorchBackend, segme
     model.layers[1].trainable = False
     before = backend.state(model)
     program = backend.build(segment_of(model))
-    program.steps([x, y], [order, order], 0, 3, 8)
-    program.release()
+    program.train_steps([x, y], [order, order], 0, 3, 8)
+    program.close()
     changed = {name for name, value in backend.state(model).items() if not np.array_equal(value, before[name])}
     assert changed == {f"parameters/layers.{i}.{name}" for i in (0, 4) for name in ("kernel", "bias")}
     assert list(backend.parameters(model)) == names
@@ -126,7 +126,7 @@ def test_losses_that_a_model_adds_enter_the_gradients(
             _, losses, pullback = program.forward_pullback([x, y])
             pullback([None])
             found.append(layer.kernel.value.grad)
-            program.discard()
+            program.zero_grad()
         return found, losses["l"][0], layer.kernel.value.detach()
 
     (without, _), loss, kernel = gradients(None)
@@ -164,14 +164,14 @@ def test_keras_layers_inside_a_module_train(backend: TorchBackend, segment_of: M
     program = backend.build(segment_of(model))
     one, two = (program.forward_pullback([x, y])[0][0] for _ in range(2))
     assert not torch.equal(one, two)
-    program.discard()
-    program.steps([x, y], [order, order], 0, 3, 8)
+    program.zero_grad()
+    program.train_steps([x, y], [order, order], 0, 3, 8)
     after = backend.state(model)
     still = {name for name, value in after.items() if np.array_equal(value, before[name])}
     assert still == {"buffers/body.layers.1.seed_generator.state"}  # Keras uses those with a seed only
     one, two = (program.forward([x, y])[0][0] for _ in range(2))
     assert torch.equal(one, two) and same(backend.state(model), after)
-    program.release()
+    program.close()
 
 
 def test_what_a_module_tells_its_layers_goes_first(backend: TorchBackend, segment_of: Make, data: Data) -> None:
@@ -191,7 +191,7 @@ def test_modules_of_torch_inside_keras_layers(backend: TorchBackend, segment_of:
     assert inner[1].num_batches_tracked == 0 and not inner.training
     program = backend.build(segment_of(model))
     snapshot = program.snapshot()
-    program.steps([x, y], [order, order], 0, 3, 8)
+    program.train_steps([x, y], [order, order], 0, 3, 8)
     assert inner[1].num_batches_tracked == 3 and inner.training
     program.restore(snapshot)
     assert same(backend.state(model), start)
@@ -207,12 +207,12 @@ def test_a_snapshot_has_what_keras_keeps_as_parameters(backend: TorchBackend, se
     model = built(backend, everything())
     program = backend.build(segment_of(model, optimizer=aa.Optimizer("adam")))
     program.seed(1)
-    program.steps([x, y], [order, order], 0, 1, 8)
+    program.train_steps([x, y], [order, order], 0, 1, 8)
     snapshot, kept = program.snapshot(), backend.state(model)
-    first = program.steps([x, y], [order, order], 0, 3, 8)
+    first = program.train_steps([x, y], [order, order], 0, 3, 8)
     program.restore(snapshot)
     assert same(backend.state(model), kept)
-    assert torch.equal(program.steps([x, y], [order, order], 0, 3, 8), first)
+    assert torch.equal(program.train_steps([x, y], [order, order], 0, 3, 8), first)
 
 
 def test_release_gives_back_the_seeds(backend: TorchBackend, segment_of: Make, data: Data) -> None:
@@ -222,9 +222,9 @@ def test_release_gives_back_the_seeds(backend: TorchBackend, segment_of: Make, d
     before = backend.state(model)
     program = backend.build(segment_of(model))
     program.seed(2**64 - 1)
-    program.steps([x, y], [order, order], 0, 2, 8)
+    program.train_steps([x, y], [order, order], 0, 2, 8)
     assert not np.array_equal(backend.state(model)[seed], before[seed])
-    program.release()
+    program.close()
     changed = {name for name, value in backend.state(model).items() if not np.array_equal(value, before[name])}
     assert seed in before.keys() - changed
     assert {"buffers/layers.1.moving_mean", "buffers/layers.1.moving_variance"} <= changed

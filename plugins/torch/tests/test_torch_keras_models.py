@@ -16,7 +16,7 @@ from torch import nn
 
 import anyaccel as aa
 from anyaccel.device import Device
-from anyaccel.errors import MoveError, RecipeError, ShapeError, StateError
+from anyaccel.errors import MoveError, ShapeError, SpecError, StateError
 from anyaccel.segment import Operation, Segment, TensorSpec
 from anyaccel_torch import shape_inference
 from anyaccel_torch.backend import TorchBackend
@@ -118,7 +118,7 @@ def test_several_inputs_and_outputs_by_name(backend: TorchBackend) -> None:
     (p, q), _ = backend.build(Segment("s", (operation,), names, ("p", "q"))).forward([a, b])
     assert torch.equal(q, torch.cat([b, a], 1))
     torch.testing.assert_close(p, (b @ dense.kernel.value + dense.bias.value).detach())
-    assert backend.writes(model, given) is False
+    assert backend.mutates_inputs(model, given) is False
     with pytest.raises(ShapeError, match="Functional does not take"):
         backend.infer(model, given[:1], 0)
 
@@ -156,9 +156,9 @@ def test_dtype_and_layout(backend: TorchBackend) -> None:
     assert backend.dtype_of(keras.Sequential([layers.Dense(2, dtype="float64")])) == "float64"
     assert backend.dtype_of(built(backend, mixed())) == "float32"
     images = [layers.Activation("relu"), layers.Conv2D(2, 2), layers.GlobalAveragePooling2D()]
-    assert backend.layout(keras.Sequential(images[:2])) == ("channels_last", "channels_last")
-    assert backend.layout(keras.Sequential(images)) == ("channels_last", "")
-    assert backend.layout(everything()) == ("", "") == backend.layout(Net())
+    assert backend.data_format(keras.Sequential(images[:2])) == ("channels_last", "channels_last")
+    assert backend.data_format(keras.Sequential(images)) == ("channels_last", "")
+    assert backend.data_format(everything()) == ("", "") == backend.data_format(Net())
 
 
 def test_large_models_are_run_as_they_are(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_where_keras_makes_its_own_tensors_does_not_matter(backend: TorchBackend
     model = built(backend, everything())
     program = backend.build(segment_of(model, loss=keras.losses.MeanSquaredError()))
     with keras.device("meta"):
-        losses = program.steps([x, y], [order, order], 0, 3, 8)
+        losses = program.train_steps([x, y], [order, order], 0, 3, 8)
     assert backend.device_of(model) == CPU and losses.isfinite().all()
 
 
@@ -205,7 +205,7 @@ def test_a_move_that_keras_would_not_follow_is_refused(backend: TorchBackend) ->
 def test_losses_of_keras_take_targets_first(backend: TorchBackend, segment_of: Make, data: Data, own: Any) -> None:
     x, _, order = data
     y = (x.sum(1, keepdim=True) > 0).float() * 0.8 + 0.1
-    assert backend.refuses(aa.Loss(own)) == ""
+    assert backend.unsupported_reason(aa.Loss(own)) == ""
     model = built(backend, keras.Sequential([layers.Dense(1, "sigmoid")]))
     with torch.no_grad():
         p = model(x)
@@ -213,7 +213,7 @@ def test_losses_of_keras_take_targets_first(backend: TorchBackend, segment_of: M
     program = backend.build(segment_of(model, loss=own))
     _, losses = program.forward([x, y])
     torch.testing.assert_close(losses["l"][0] / losses["l"][1], expected, rtol=1e-4, atol=1e-5)
-    table = program.steps([x, y], [order, order], 0, 3, 8)
+    table = program.train_steps([x, y], [order, order], 0, 3, 8)
     assert table.isfinite().all()
 
 
@@ -224,9 +224,9 @@ def test_optimizers_of_keras_are_refused(backend: TorchBackend) -> None:
     recipe = aa.Optimizer(keras.optimizers.Adam)
     graph = aa.ModelGraph([aa.ModelNode("net", model, source.reference())], recipe)
     phase = aa.TrainPhase("train", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=8)
-    with pytest.raises(RecipeError, match=r"Adam comes from keras.*torch\.optim has most"):
+    with pytest.raises(SpecError, match=r"Adam comes from keras.*torch\.optim has most"):
         aa.Experiment("e", graph, progress="none").run_phase(phase)
-    assert "optimizers change" not in backend.refuses(aa.Optimizer(type("Odd", (), {})))
+    assert "optimizers change" not in backend.unsupported_reason(aa.Optimizer(type("Odd", (), {})))
 
 
 def test_plain_modules_need_no_keras() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch.optimizers import GroupOptimizer, make, slots_of
@@ -311,18 +311,18 @@ class NeedsClosure(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (Optimizer(dict), r"dict is not an optimizer of torch\. There is: names: sgd, .*To do: use one"),
-        (Optimizer(torch.optim.LBFGS), r"LBFGS wants to compute the loss itself.*To do: use another"),
+        (Optimizer(dict), r"dict is not an optimizer of torch\. Available: names: sgd, .*Hint: use one"),
+        (Optimizer(torch.optim.LBFGS), r"LBFGS wants to compute the loss itself.*Hint: use another"),
         (Optimizer(NeedsClosure), r"NeedsClosure wants to compute the loss itself"),
         (
             Optimizer(torch.optim.RMSprop, speed=1),
-            r"RMSprop cannot be made: .*'speed'.*There is: settings lr, speed\. To do",
+            r"RMSprop cannot be made: .*'speed'.*Available: settings lr, speed\. To do",
         ),
         (Optimizer(torch.optim.RMSprop, alpha=-1), r"RMSprop cannot be made: Invalid alpha value: -1"),
     ],
 )
 def test_recipes_that_cannot_be_made(recipe: Optimizer, message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(SpecError, match=message):
         make(recipe, [nn.Parameter(torch.zeros(1))])
 
 

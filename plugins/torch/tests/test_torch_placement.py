@@ -178,7 +178,7 @@ def test_a_pinned_copy_is_sent_from_a_buffer_of_our_own(monkeypatch: pytest.Monk
 
 def test_a_dtype_that_the_device_lacks_is_an_error() -> None:
     for act in (NoDouble().move, NoDouble().place):
-        with pytest.raises(MoveError, match=r"cpu:0 cannot hold float64\. There is: moves keep dtypes\. To do: cast"):
+        with pytest.raises(MoveError, match=r"cpu:0 cannot hold float64\. Available: moves keep dtypes\. Hint: cast"):
             act(torch.zeros(1, dtype=torch.float64), CPU)
     with pytest.raises(MoveError, match="cannot hold float64"):
         NoDouble().place(nn.Linear(1, 1, dtype=torch.float64), CPU)
@@ -210,7 +210,7 @@ def test_synchronize_waits_for_accelerators_only(backend: TorchBackend, monkeypa
 def test_no_room_is_an_error_of_ours() -> None:
     with (
         pytest.raises(
-            OutOfMemoryError, match=r"no room for a test\. There is: .*1125899906842624.*\. To do: use smaller"
+            OutOfMemoryError, match=r"no room for a test\. Available: .*1125899906842624.*\. Hint: use smaller"
         ),
         telling("a test"),
     ):

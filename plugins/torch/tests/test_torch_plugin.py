@@ -40,7 +40,7 @@ def test_the_backend_declares_every_capability() -> None:
     (backend,) = anyaccel_torch.backends()
     assert isinstance(backend, Backend)
     assert capabilities(backend) == ("exchange", "compute", "memory")
-    assert (backend.framework, backend.kinds, backend.roots) == ("torch", ("gpu", "xpu", "cpu"), ("torch",))
+    assert (backend.framework, backend.kinds, backend.import_roots) == ("torch", ("gpu", "xpu", "cpu"), ("torch",))
 
 
 class _Nothing(Backend):

@@ -60,13 +60,13 @@ def test_pullback_and_apply_equal_steps(backend: TorchBackend, segment_of: Make,
     one, other = mlp(), mlp()
     recipe = Optimizer("adam", lr=0.01)
     whole, parts = (backend.build(segment_of(model, optimizer=recipe, weight=0.7)) for model in (one, other))
-    wanted = whole.steps([x, y], [order, order], 0, 3, 8)
+    wanted = whole.train_steps([x, y], [order, order], 0, 3, 8)
     for i in range(3):
         rows = order[i * 8 :][:8]
         (out,), losses, pullback = parts.forward_pullback([x[rows], y[rows]])
         assert not out.requires_grad and not losses["l"][0].requires_grad
         assert pullback([None]) == ()
-        parts.apply()
+        parts.optimizer_step()
         torch.testing.assert_close(losses["l"][0] / losses["l"][1], wanted[i, 0])
     for a, b in zip(weights(one), weights(other), strict=True):
         torch.testing.assert_close(a, b)
@@ -80,8 +80,8 @@ def test_micro_batches_with_scale_add_up(backend: TorchBackend, segment_of: Make
     for rows in (slice(0, 16), slice(16, 24)):
         parts.forward_pullback([x[rows], y[rows]], {"l": torch.tensor(1 / 24)})[2]([None])
     torch.testing.assert_close(parts.grad_stats()["g"][0], whole.grad_stats()["g"][0])
-    whole.apply()
-    parts.apply()
+    whole.optimizer_step()
+    parts.optimizer_step()
     for a, b in zip(weights(one), weights(other), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -142,7 +142,7 @@ def test_a_module_that_writes_in_place_does_not_reach_the_columns(
             at_work.forward_pullback([x[2:8], y[2:8]])[2]([None])
         else:
             at_work.forward([x[2:8], y[2:8]])
-    at_work.steps([x, y], [order, order], 0, 2, 4)
+    at_work.train_steps([x, y], [order, order], 0, 2, 4)
     assert torch.equal(x, kept)
 
 
@@ -156,16 +156,16 @@ def test_stats_reduce_scale_and_discard(backend: TorchBackend, segment_of: Make,
     square, finite = at_work.grad_stats()["g"]
     assert square > 0 and finite
     seen: list[tuple[int, ...]] = []
-    at_work.reduce(lambda grad: seen.append(tuple(grad.shape)) or grad * 2)
+    at_work.map_gradients(lambda grad: seen.append(tuple(grad.shape)) or grad * 2)
     assert seen == [tuple(tensor.shape) for tensor in before]
     torch.testing.assert_close(at_work.grad_stats()["g"][0], square * 4)
-    at_work.discard()
+    at_work.zero_grad()
     assert at_work.grad_stats()["g"][0] == 0
-    at_work.apply()
+    at_work.optimizer_step()
     assert equal(weights(model), before)
     pull()
-    at_work.apply({"g": 0.0})
+    at_work.optimizer_step({"g": 0.0})
     assert equal(weights(model), before)
     pull()
-    at_work.reduce(lambda grad: grad * float("inf"))
+    at_work.map_gradients(lambda grad: grad * float("inf"))
     assert not at_work.grad_stats()["g"][1]

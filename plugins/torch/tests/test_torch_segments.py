@@ -128,7 +128,7 @@ def test_a_segment_computes_what_plain_torch_computes(problem: tuple[list[Node],
     x = torch.randn(ROWS, WIDTH, generator=draw, dtype=torch.float64)
     ys = [torch.randn(ROWS, width[on + 1], generator=draw, dtype=torch.float64) for on, _, _ in terms]
     at_work = TorchBackend().build(segment_of(nodes, models, terms, recipes))
-    found = at_work.steps([x, *ys], [torch.arange(ROWS)] * (1 + len(ys)), 0, STEPS, BATCH)
+    found = at_work.train_steps([x, *ys], [torch.arange(ROWS)] * (1 + len(ys)), 0, STEPS, BATCH)
     wanted = plain_steps(nodes, plain, terms, recipes, x, ys)
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
     (out,), losses = at_work.forward([x, *ys])

@@ -87,8 +87,8 @@ def test_torchs_words_for_several_devices_are_known(words: str) -> None:
     with pytest.raises(DeviceMismatchError) as caught, telling("a step"):
         raise RuntimeError(words)
     assert str(caught.value) == (
-        f"a step: tensors of several devices meet in one operation. There is: {words}. "
-        "To do: bring them to one device; what functions of your own make belongs where their inputs are."
+        f"a step: tensors of several devices meet in one operation. Available: {words}. "
+        "Hint: bring them to one device; what functions of your own make belongs where their inputs are."
     )
     with pytest.raises(DeviceMismatchError, match=r"node 'a' on gpu:0 .* its inputs are x on no device; torch says: "):
         refuse_mixing(RuntimeError(words), "node 'a' on gpu:0", {"x": 3})
@@ -146,7 +146,7 @@ except anyaccel.errors.FrameworkError as error:
 """
     first, second = told(program, simulate=None).splitlines()
     assert first == "TorchBackend False"
-    assert second.startswith("torch is not served on 'sim'. There is: torch on gpu, xpu, cpu.")
+    assert second.startswith("torch is not served on 'sim'. Available: torch on gpu, xpu, cpu.")
 
 
 def test_start_enters_them_though_the_plugins_are_loaded() -> None:
@@ -213,7 +213,7 @@ def test_another_device_in_torchs_one_place_is_told() -> None:
     words = told(REFUSED.format(before="torch.utils.rename_privateuse1_backend('npu')"), simulate=None)
     assert words == (
         "torch cannot be given simulated devices: its one place for a further kind is taken by 'npu'. "
-        "To do: do it in a process that does not import the package that has taken it."
+        "Hint: do it in a process that does not import the package that has taken it."
     )
 
 
@@ -226,8 +226,8 @@ def test_another_device_in_torchs_one_place_is_told() -> None:
 )
 def test_a_torch_whose_inside_is_another_is_told(module: str, name: str) -> None:
     words = told(REFUSED.format(before=f"import {module} as inside; del inside.{name}"), simulate=None)
-    assert f"cannot be given simulated devices: it has no {module}.{name}. There is: they are tested with " in words
-    assert words.endswith("To do: install that version for these tests.")
+    assert f"cannot be given simulated devices: it has no {module}.{name}. Available: they are tested with " in words
+    assert words.endswith("Hint: install that version for these tests.")
 
 
 def test_the_placement_of_a_chip_stays_small() -> None:

@@ -272,7 +272,7 @@ def test_memory_runs_out_with_figures() -> None:
         assert words in str(caught.value)
     assert torch.sim.mem_get_info(0) == (200, device.capacity)
     assert device.used == device.capacity - 200
-    with pytest.raises(OutOfMemoryError, match=r"no room for Linear on sim:0. There is: .*of which 200 are free"):
+    with pytest.raises(OutOfMemoryError, match=r"no room for Linear on sim:0. Available: .*of which 200 are free"):
         SimulatedBackend().place(nn.Linear(10, 10), Device("sim"))
 
 
@@ -307,13 +307,13 @@ def test_transfers_and_waits_are_counted() -> None:
 
 def test_a_process_has_one_simulation() -> None:
     assert list(simulated.start(2)) == list(DEVICES) == list(simulated.running())
-    with pytest.raises(ConfigError, match=r"has simulated devices already.*There is: sim:0 \(no bytes\), sim:1"):
+    with pytest.raises(ConfigError, match=r"has simulated devices already.*Available: sim:0 \(no bytes\), sim:1"):
         simulated.start(3)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 65, True, "2", 1.0])
 def test_a_count_is_a_positive_number(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=r"that many devices cannot be simulated. There is: 1 to 64"):
+    with pytest.raises(ConfigError, match=r"that many devices cannot be simulated. Available: 1 to 64"):
         simulated.start(wrong)
 
 
@@ -324,7 +324,7 @@ def test_a_capacity_is_a_positive_number_of_bytes() -> None:
 
 def test_a_device_that_is_not_there_says_how_many_are() -> None:
     told = "2 simulated devices were started; ANYACCEL_TORCH_SIMULATE=6 before Python is started makes it"
-    assert SimulatedBackend().why_not(Device("sim", 5)) == told == missing(Device("sim", 5))
+    assert SimulatedBackend().unavailable_reason(Device("sim", 5)) == told == missing(Device("sim", 5))
 
 
 def test_device_info_names_it() -> None:
@@ -343,7 +343,7 @@ def test_what_is_not_simulated_says_so() -> None:
 
 
 def test_dlpack_is_refused_by_adopt() -> None:
-    from anyaccel.numpy_backend import ReferenceBackend
+    from anyaccel.numpy_backend import NumpyBackend
 
     with pytest.raises((MoveError, BufferError)):
-        ReferenceBackend().adopt(ones(), Device("cpu"))
+        NumpyBackend().from_dlpack(ones(), Device("cpu"))

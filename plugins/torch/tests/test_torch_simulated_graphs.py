@@ -211,7 +211,7 @@ def test_after_a_phase_things_go_where_it_says_and_nothing_of_it_stays() -> None
     gc.collect()
     before = [device.used for device in DEVICES]
     made = graph(data(), (ONE, TWO))
-    result = run(made, training(2, after="cpu", validation=aa.EvalPhase.from_split("val", split="val")))
+    result = run(made, training(2, final_device="cpu", validation=aa.EvalPhase.from_split("val", split="val")))
     assert places(made, "encoder") == places(made, "head") == {"cpu"}
     gc.collect()
     assert [device.used for device in DEVICES] == before
@@ -291,8 +291,8 @@ def test_devices_of_one_segment_with_the_cpu_are_crossed_by_torch() -> None:
         program = TorchProgram(segment, on)
         x, y = torch.ones(8, 4).to(on(places_[0])), torch.zeros(8, 1).to(on(places_[1]))
         orders = [torch.arange(8).to(on(device)) for device in places_]
-        losses.append(program.steps([x, y], orders, 0, 4, 2).cpu())
-        program.release()
+        losses.append(program.train_steps([x, y], orders, 0, 4, 2).cpu())
+        program.close()
     torch.testing.assert_close(*losses, rtol=1e-6, atol=1e-7)
 
 
@@ -350,7 +350,7 @@ def test_a_tensor_on_the_wrong_device_names_node_and_devices() -> None:
         run(wired(Forgetful(nn.Linear(6, 8)), head(), TWO), training(1))
     told = str(caught.value)
     assert told.startswith(
-        "node 'encoder' on sim:1 computes with tensors of several devices. There is: its inputs are data.x on sim:1; "
+        "node 'encoder' on sim:1 computes with tensors of several devices. Available: its inputs are data.x on sim:1; "
         "torch says: Expected all tensors to be on the same device, but found at least two devices, sim:1 and cpu!"
     )
     assert REMEDY in told
@@ -395,7 +395,7 @@ def test_no_room_for_a_model_is_told_with_figures_and_the_cpu_goes_on() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         run(made, training(1, accelerator=TWO))
     told = str(caught.value)
-    assert told.startswith("no room for SequentialMLP on sim:1. There is: simulated device out of memory. Tried to ")
+    assert told.startswith("no room for SequentialMLP on sim:1. Available: simulated device out of memory. Tried to ")
     assert f"allocate 1536 bytes. sim:1 has a capacity of {capacity} bytes, of which 1000 are free" in told
     assert run(made, training(1)).loss.shape == (1,)
     assert {str(one.device) for one in made["head"].model.parameters()} == {"cpu"}
@@ -416,7 +416,7 @@ def test_no_room_for_what_a_phase_needs_is_told_with_figures(room: int, asked: s
     run(made, training(1, accelerator=ONE))
     DEVICES[0].capacity = DEVICES[0].used + room
     with pytest.raises(
-        OutOfMemoryError, match=rf"{asked}\. There is: .*sim:0 (has a capacity of \d+ bytes, of|\(torch\))"
+        OutOfMemoryError, match=rf"{asked}\. Available: .*sim:0 (has a capacity of \d+ bytes, of|\(torch\))"
     ):
         run(made, training(1, accelerator=ONE, residency="resident"))
     DEVICES[0].capacity = None
@@ -430,7 +430,7 @@ def test_a_device_that_was_not_started_is_told() -> None:
 
 def test_code_that_names_no_framework_finds_the_devices() -> None:
     assert [str(one) for one in aa.devices("sim", framework="torch")] == [ONE, TWO]
-    assert aa.Accelerator(ONE).is_available("torch") and aa.best(framework="torch").kind != "sim"
+    assert aa.Accelerator(ONE).is_available("torch") and aa.best_device(framework="torch").kind != "sim"
     moved = aa.move({"a": torch.zeros(2)}, TWO)
     assert aa.device_of(moved) == aa.Device("sim", 1)
     assert aa.device_of(aa.place(nn.Linear(1, 1), ONE)) == aa.Device("sim", 0)
@@ -471,7 +471,7 @@ def test_memory_may_run_out_anywhere_and_is_given_back_at_once(where: tuple[str,
             try:
                 run(made, training(1))
             except OutOfMemoryError as error:
-                told.add(error.asked)
+                told.add(error.problem)
             DEVICES[1].capacity = None
             for node in ("encoder", "head"):
                 made[node].accelerator = aa.Accelerator("cpu")

@@ -50,7 +50,7 @@ def test_steps_equal_the_loop_by_hand(backend: TorchBackend, segment_of: Make, d
     x, y, order = data
     ours, hand = mlp(), mlp()
     at_work = backend.build(segment_of(ours, optimizer=Optimizer(recipe, lr=0.01)))
-    losses = at_work.steps([x, y], [order, order], 4, 5, 4)
+    losses = at_work.train_steps([x, y], [order, order], 4, 5, 4)
     kinds = {"sgd": torch.optim.SGD, "momentum": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     extra = {"momentum": 0.9} if recipe == "momentum" else {}
     optimizer = kinds[recipe](hand.parameters(), lr=0.01, fused=True, **extra)
@@ -76,14 +76,14 @@ def test_blocks_change_nothing(
     for bound in (program.BLOCK_BYTES, 100, 1):
         monkeypatch.setattr(program, "BLOCK_BYTES", bound)
         model = mlp()
-        found.append((backend.build(segment_of(model)).steps([x, y], [order, order], 0, 6, 4), weights(model)))
+        found.append((backend.build(segment_of(model)).train_steps([x, y], [order, order], 0, 6, 4), weights(model)))
     assert all(torch.equal(losses, found[0][0]) and equal(values, found[0][1]) for losses, values in found)
 
 
 def test_a_short_last_step(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
     at_work = backend.build(segment_of(mlp()))
-    assert at_work.steps([x, y], [order, order], 20, 1, 10).shape == (1, 1)
+    assert at_work.train_steps([x, y], [order, order], 20, 1, 10).shape == (1, 1)
 
 
 def test_clipping_and_schedule_happen_inside_steps(backend: TorchBackend, segment_of: Make, data: Data) -> None:
@@ -91,8 +91,8 @@ def test_clipping_and_schedule_happen_inside_steps(backend: TorchBackend, segmen
     recipe = Optimizer("sgd", lr=0.5, clip_norm=0.1, schedule=Schedule("linear", steps=4))
     ours, hand = mlp(), mlp()
     at_work = backend.build(segment_of(ours, optimizer=recipe))
-    at_work.steps([x, y], [order, order], 0, 2, 8)
-    at_work.steps([x, y], [order, order], 16, 1, 8)
+    at_work.train_steps([x, y], [order, order], 0, 2, 8)
+    at_work.train_steps([x, y], [order, order], 16, 1, 8)
     for i in range(3):
         rows = order[i * 8 :][:8]
         grads = torch.autograd.grad(F.mse_loss(hand(x[rows]), y[rows]), list(hand.parameters()))
@@ -139,7 +139,7 @@ def test_b18_no_transfer_and_no_wait_inside_steps(
     for name in WAITS:
         monkeypatch.setattr(Tensor, name, counting(name, getattr(Tensor, name)))
     monkeypatch.setattr(program.TorchProgram, "_stacked", lambda self, found: found)  # after the last step, it may move
-    found = at_work.steps([x, y, classes], [order] * 3, 0, 6, 4)
+    found = at_work.train_steps([x, y, classes], [order] * 3, 0, 6, 4)
     assert counted == [] and len(found) == 18
 
 
@@ -147,7 +147,7 @@ def test_losses_are_weighted_means_in_their_order(backend: TorchBackend, segment
     x, y, order = data
     terms = tuple(LossTerm(n, "a", Loss(n), ("a", "y"), CPU, w) for n, w in (("mse", 0.5), ("mae", 2.0)))
     ours, hand = mlp(), mlp()
-    found = backend.build(segment_of(ours, losses=terms)).steps([x, y], [order, order], 0, 1, 8)
+    found = backend.build(segment_of(ours, losses=terms)).train_steps([x, y], [order, order], 0, 1, 8)
     rows = order[:8]
     parts = F.mse_loss(hand(x[rows]), y[rows]), F.l1_loss(hand(x[rows]), y[rows])
     torch.testing.assert_close(found, torch.stack(parts).detach()[None])
@@ -160,20 +160,20 @@ def test_a_segment_that_trains_nothing_says_so(backend: TorchBackend, segment_of
     x, y, order = data
     frozen = mlp().requires_grad_(False)
     for segment in (segment_of(frozen), segment_of(mlp(), losses=()), segment_of(mlp(), groups=())):
-        with pytest.raises(PhaseError, match=r"no loss of segment 's' reaches a parameter.*To do: unfreeze a node"):
-            backend.build(segment).steps([x, y], [order, order], 0, 1, 4)
+        with pytest.raises(PhaseError, match=r"no loss of segment 's' reaches a parameter.*Hint: unfreeze a node"):
+            backend.build(segment).train_steps([x, y], [order, order], 0, 1, 4)
 
 
 def test_shapes_that_would_broadcast_stop_the_first_step(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
     with pytest.raises(ShapeError, match="nothing is broadcast"):
-        backend.build(segment_of(mlp())).steps([x, y[:, 0]], [order, order], 0, 1, 4)
+        backend.build(segment_of(mlp())).train_steps([x, y[:, 0]], [order, order], 0, 1, 4)
 
 
 def test_no_room_in_a_step_is_an_error_of_ours(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
     greedy = nn.Sequential(mlp(), Function(lambda a: a + a.new_empty(2**48)))
     at_work = backend.build(segment_of(greedy))
-    for act in (lambda: at_work.steps([x, y], [order, order], 0, 1, 4), lambda: at_work.forward([x, y])):
+    for act in (lambda: at_work.train_steps([x, y], [order, order], 0, 1, 4), lambda: at_work.forward([x, y])):
         with pytest.raises(OutOfMemoryError, match=r"no room for a .* segment 's'"):
             act()

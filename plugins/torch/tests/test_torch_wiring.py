@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyaccel.device import Device
-from anyaccel.errors import GraphError, RecipeError, ShapeError
+from anyaccel.errors import GraphError, ShapeError, SpecError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch.backend import TorchBackend
@@ -69,8 +69,8 @@ def test_concat_several_outputs_and_inputs(backend: TorchBackend, data: Data) ->
     torch.testing.assert_close(both, torch.cat([x + 1, x - 1], 1))
     torch.testing.assert_close(out, hand(both, x).detach())
     assert torch.equal(same, x)
-    assert at_work.steps([x, y], [order, order], 0, 2, 4).shape == (2, 1)
-    assert list(at_work.states()) == ["two", "head"]
+    assert at_work.train_steps([x, y], [order, order], 0, 2, 4).shape == (2, 1)
+    assert list(at_work.optimizer_states()) == ["two", "head"]
 
 
 def test_the_batch_is_never_joined(backend: TorchBackend, data: Data) -> None:
@@ -79,7 +79,7 @@ def test_the_batch_is_never_joined(backend: TorchBackend, data: Data) -> None:
     for rows, axis in ((x[:, 0], -1), (x, -2)):
         spec = {"x": (TensorSpec(tuple(rows.shape[1:]), "float32"), CPU)}
         operation = Operation("c", None, ("x", "x"), ("c",), CPU, axis=axis)
-        with pytest.raises(ShapeError, match=rf"'c' cannot join along axis {axis}\. There is: .*To do: name an axis"):
+        with pytest.raises(ShapeError, match=rf"'c' cannot join along axis {axis}\. Available: .*Hint: name an axis"):
             backend.build(Segment("s", (operation,), spec, ("c",))).forward([rows])
     spec = {"x": (TensorSpec((3,), "float32"), CPU)}
     assert backend.build(Segment("s", joined, spec, ("c",))).forward([x])[0][0].shape == (24, 6)
@@ -88,14 +88,14 @@ def test_the_batch_is_never_joined(backend: TorchBackend, data: Data) -> None:
 def test_outputs_that_change_their_number(backend: TorchBackend, data: Data) -> None:
     operation = Operation("a", Function(lambda x: (x, x, x)), ("x",), ("a.0", "a.1"), CPU)
     spec = {"x": (TensorSpec((3,), "float32"), CPU)}
-    with pytest.raises(GraphError, match=r"'a' gives 3 outputs\. There is: 2 stand in the graph: a\.0, a\.1\. To do"):
+    with pytest.raises(GraphError, match=r"'a' gives 3 outputs\. Available: 2 stand in the graph: a\.0, a\.1\. To do"):
         backend.build(Segment("s", (operation,), spec, ("a.0",))).forward([data[0]])
 
 
 def test_values_that_are_not_there(backend: TorchBackend, segment_of: Make) -> None:
-    with pytest.raises(GraphError, match=r"'z' is no value of the segment so far\. There is: x, y, a\. To do: put the"):
+    with pytest.raises(GraphError, match=r"'z' is no value of the segment so far\. Available: x, y, a\. Hint: put the"):
         backend.build(segment_of(mlp(), outputs=("z",)))
-    with pytest.raises(RecipeError, match=r"'a' cannot be called: it is a Tensor\. To do: give an nn\.Module"):
+    with pytest.raises(SpecError, match=r"'a' cannot be called: it is a Tensor\. Hint: give an nn\.Module"):
         backend.build(segment_of(torch.zeros(1)))
 
 
@@ -130,15 +130,15 @@ def test_a_shared_module_is_trained_once(backend: TorchBackend, data: Data) -> N
         (ParameterGroup("g", Optimizer("momentum", lr=0.1), ("a", "b")),),
     )
     at_work = backend.build(segment)
-    at_work.steps([x], [order], 0, 1, 24)
+    at_work.train_steps([x], [order], 0, 1, 24)
     grads = torch.autograd.grad(F.mse_loss(hand(hand(x[order])), x[order]), list(hand.parameters()))
     for a, b, grad in zip(weights(ours), weights(hand), grads, strict=True):
         torch.testing.assert_close(a, b - 0.1 * grad)
-    states = at_work.release()
+    states = at_work.close()
     assert set(states["a"].slots) == {"weight", "bias"} and states["b"] is states["a"]
     swapped = Segment(**{**vars_of(segment), "groups": (ParameterGroup("g", Optimizer("momentum"), ("b", "a")),)})
     again = backend.build(Segment(**{**vars_of(swapped), "states": states}))
-    found = again.states()
+    found = again.optimizer_states()
     assert (found["a"].step, found["b"].step) == (1, 1) and set(found["b"].slots) == {"weight", "bias"}
     assert torch.equal(found["b"].slots["weight"]["velocity"], states["a"].slots["weight"]["velocity"])
 

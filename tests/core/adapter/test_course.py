@@ -101,14 +101,14 @@ def test_guesses_learn_from_what_compiling_took_and_from_plain_steps():
 
     guess = Guess(Kind, 10)
     first = guess.offer(100)
-    assert first.seconds > 0.0 and first.ratio == 0.01, "nothing is known of plain steps yet"
-    guess.took(3.0 * first.seconds)
-    assert Guess(Kind, 10).offer(100).seconds == pytest.approx(3.0 * first.seconds)
-    assert Guess(Kind, 20).offer(100).seconds > Guess(Kind, 10).offer(100).seconds
+    assert first.compile_seconds > 0.0 and first.step_ratio == 0.01, "nothing is known of plain steps yet"
+    guess.took(3.0 * first.compile_seconds)
+    assert Guess(Kind, 10).offer(100).compile_seconds == pytest.approx(3.0 * first.compile_seconds)
+    assert Guess(Kind, 20).offer(100).compile_seconds > Guess(Kind, 10).offer(100).compile_seconds
     guess.plain(0.5)
-    slow = guess.offer(100).ratio
+    slow = guess.offer(100).step_ratio
     guess.plain(0.005)
     guess.plain(0.5)
     assert 0.9 < slow < 1.0, "a step that computes for long gains little"
-    assert guess.offer(1).ratio > guess.offer(100).ratio, "each call costs"
-    assert guess.offer(100).ratio < 0.5
+    assert guess.offer(1).step_ratio > guess.offer(100).step_ratio, "each call costs"
+    assert guess.offer(100).step_ratio < 0.5

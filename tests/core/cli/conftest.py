@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 import anyaccel
 from anyaccel.cli.main import group
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
 
 SOURCES = str(Path(anyaccel.__file__).parents[1])
@@ -23,7 +23,7 @@ SOURCES = str(Path(anyaccel.__file__).parents[1])
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plugin that happens to be installed, and no terminal's settings."""
-    monkeypatch.setattr("anyaccel.registry._registry", [Registry(ReferenceBackend, lambda: ())])
+    monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, lambda: ())])
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS", "ANYACCEL_SIMULATE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ANYACCEL_PLUGINS", "")

@@ -103,7 +103,7 @@ def test_core_itself_conforms(simulated):
     assert (status, told["conforms"], told["plugin"], told["distribution"]) == (0, True, "numpy", "anyaccel")
     (one,) = told["backends"]
     assert (one["framework"], one["kinds"], one["devices"]) == ("numpy", ["cpu", "sim"], ["cpu:0", "sim:0", "sim:1"])
-    assert (one["device"], one["backend"]) == ("sim:0", "anyaccel.numpy_backend.backend:ReferenceBackend")
+    assert (one["device"], one["backend"]) == ("sim:0", "anyaccel.numpy_backend.backend:NumpyBackend")
     assert list(one["capabilities"]) == ["backend", "exchange", "compute", "stepping", "memory"]
     for name, counts in one["capabilities"].items():
         assert counts["passed"] > 5 and (counts["failed"], counts["not_declared"]) == (0, 0), name
@@ -133,7 +133,7 @@ def test_a_card_is_for_people(spawn):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nope",), ("no plugin called 'nope' is installed", "There is: numpy", "`anyaccel plugins` lists them")),
+        (("nope",), ("no plugin called 'nope' is installed", "Available: numpy", "`anyaccel plugins` lists them")),
         (("numpy", "--device", "gpu:0"), ("plugin numpy (anyaccel", "does not serve gpu:0", "numpy on cpu, sim")),
         (("numpy", "--device", "no where"), ("'no where' does not name a device",)),
     ],
@@ -151,7 +151,7 @@ def test_a_device_that_is_not_on_this_machine_is_told_with_the_reason(spawn):
     answer = spawn("conform", "numpy", "--device", "sim:1", ANYACCEL_PLUGINS="", ANYACCEL_SIMULATE="1")
     assert (answer.returncode, answer.stdout) == (2, "")
     assert "sim:1 is not on this machine for numpy (1 simulated device was made" in answer.stderr
-    assert "There is: cpu:0, sim:0" in answer.stderr
+    assert "Available: cpu:0, sim:0" in answer.stderr
 
 
 def no_policy():
@@ -171,7 +171,7 @@ def test_a_plugin_without_a_backend_has_nothing_to_test(hooks, has, call):
     registry().register(plugin_module("moments", **hooks), "moments")
     words = (
         f"plugin moments (not a distribution) has no backend, and backends are what the kit tests; it has {has}",
-        "There is: plugins with a backend: numpy. To do: name one of these",
+        "Available: plugins with a backend: numpy. Hint: name one of these",
     )
     answer = call("conform", "moments")
     assert (answer.exit_code, answer.stdout) == (2, "") and all(word in answer.stderr for word in words), answer.stderr
@@ -299,7 +299,7 @@ def test_a_derived_subject_has_the_registrys_own_backend():
     registry().register(plugin_module("tiny", backends=lambda: [TinyBackend("tiny", ("cpu",))]), "tiny")
     derived = choosing.chosen("tiny", 0, "", "")
     assert issubclass(derived, choosing.DerivedSubject) and issubclass(derived, Subject)
-    assert issubclass(choosing.chosen("numpy", 0, "", "cpu:0"), choosing.ReferenceSubject)
+    assert issubclass(choosing.chosen("numpy", 0, "", "cpu:0"), choosing.NumpySubject)
 
 
 # -- what is counted ---------------------------------------------------------------------------------------------------

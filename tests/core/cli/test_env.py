@@ -13,7 +13,7 @@ import pytest
 
 from anyaccel import simulate
 from anyaccel.cli import env
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry, registry
 from anyaccel.testing import entry
 from anyaccel.testing.fake_plugins import plugin_module
@@ -76,7 +76,7 @@ def test_folders_users_hosts_and_serial_numbers_stay_out(call, monkeypatch):
     def refuse() -> None:
         raise OSError(f"no file {Path.home()}/x")
 
-    found = Registry(ReferenceBackend, lambda: [entry("bad", plugin_module("bad", backends=refuse))])
+    found = Registry(NumpyBackend, lambda: [entry("bad", plugin_module("bad", backends=refuse))])
     monkeypatch.setattr("anyaccel.registry._registry", [found])
     monkeypatch.delenv("ANYACCEL_PLUGINS")
     with simulate(1):

@@ -20,7 +20,7 @@ from anyaccel.backend import Backend
 from anyaccel.cli.bases import Base, named
 from anyaccel.cli.projects import Wish, chip_project
 from anyaccel.cli.rendering import imports
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import registry
 from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
@@ -86,8 +86,8 @@ NO_NAME = "cannot be the name of a plugin"
         (("chip", "--base", "anyaccel.numpy_backend:Dense"), ("anyaccel.numpy_backend:Dense is not a Backend",)),
         (("chip", "--base", "anyaccel.backend:Backend"), ("is not a whole backend: it lacks device_of",)),
         (
-            ("chip", "--base", "anyaccel.numpy_backend:ReferenceBackend", "--framework", "other"),
-            ("anyaccel.numpy_backend:ReferenceBackend does not serve other", "it serves numpy"),
+            ("chip", "--base", "anyaccel.numpy_backend:NumpyBackend", "--framework", "other"),
+            ("anyaccel.numpy_backend:NumpyBackend does not serve other", "it serves numpy"),
         ),
         (("chip", "--kind", "framework", "--base", "a:B"), ("a new framework has no base", "--kind chip")),
         (("chip", "--kind", "framework", "--framework", "torch"), ("the name 'torch' is taken",)),
@@ -111,8 +111,8 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(arguments, words, call
         ("raise RuntimeError('no\\ndriver')", ("cannot be imported (RuntimeError: no driver)",)),
         ("raise SystemExit(3)", ("cannot be imported (SystemExit: 3)",)),
         (
-            "from anyaccel.numpy_backend import ReferenceBackend\n"
-            "class C(ReferenceBackend):\n    def __init__(self): raise OSError('no board')",
+            "from anyaccel.numpy_backend import NumpyBackend\n"
+            "class C(NumpyBackend):\n    def __init__(self): raise OSError('no board')",
             ("cannot be made without arguments (OSError: no board)",),
         ),
     ],
@@ -131,10 +131,10 @@ def test_a_base_that_does_not_work_is_told(source, words, call, tmp_path, monkey
     [
         (TinyBackend("tiny", ["unit:0"]), "TinyBackend says its framework and kinds of its objects only"),
         (
-            type("Inner", (ReferenceBackend,), {"framework": "tiny", "__qualname__": "make.<locals>.Inner"})(),
+            type("Inner", (NumpyBackend,), {"framework": "tiny", "__qualname__": "make.<locals>.Inner"})(),
             "inside of",
         ),
-        (type("Odd", (ReferenceBackend,), {"framework": "a'b"})(), 'whose framework is "a\'b"'),
+        (type("Odd", (NumpyBackend,), {"framework": "a'b"})(), 'whose framework is "a\'b"'),
     ],
     ids=lambda given: type(given).__name__,
 )
@@ -197,7 +197,7 @@ def test_by_default_it_stands_beside_and_says_what_is_next(call, tmp_path, monke
     assert [each.name for each in tmp_path.iterdir()] == ["anyaccel-my-chip"]
     first, *rest = answer.stdout.splitlines()
     assert first.endswith(
-        "anyaccel-my-chip: 15 files of the chip my_chip, derived from anyaccel.numpy_backend:ReferenceBackend"
+        "anyaccel-my-chip: 15 files of the chip my_chip, derived from anyaccel.numpy_backend:NumpyBackend"
     )
     assert rest[0] == f"  cd {tmp_path / 'anyaccel-my-chip'}"
     assert "  anyaccel conform my_chip" in rest
@@ -269,7 +269,7 @@ def test_the_base_of_an_installed_framework_is_found(call, tmp_path, monkeypatch
 
 
 def test_a_published_subject_of_the_base_is_derived_from(tmp_path):
-    base = Base(ReferenceBackend, "lib.backend", "anyaccel-lib", "2.7.1", "lib.kit:LibSubject")
+    base = Base(NumpyBackend, "lib.backend", "anyaccel-lib", "2.7.1", "lib.kit:LibSubject")
     project = chip_project(Wish("chip", "lib"), base)
     text = project["src/anyaccel_chip/conformance.py"]
     assert "from lib.kit import LibSubject" in text and "class ChipSubject(LibSubject):" in text
@@ -277,8 +277,8 @@ def test_a_published_subject_of_the_base_is_derived_from(tmp_path):
 
 
 def test_a_base_of_unknown_version_is_required_as_it_is():
-    project = chip_project(Wish("chip", "lib"), Base(ReferenceBackend, "lib", "lib", "main"))
-    assert '    "lib",  # the home of ReferenceBackend' in project["pyproject.toml"]
+    project = chip_project(Wish("chip", "lib"), Base(NumpyBackend, "lib", "lib", "main"))
+    assert '    "lib",  # the home of NumpyBackend' in project["pyproject.toml"]
 
 
 def test_long_imports_are_broken_where_linters_want_it():

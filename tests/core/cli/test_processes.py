@@ -188,7 +188,7 @@ def test_the_demo_runs_on_a_device_of_the_environment(spawn):
         (("plugins",), r"numpy +anyaccel[ .0-9]+ok +numpy on cpu, sim +exchange, compute, memory"),
         (
             ("demo", "--device", "gpu:9"),
-            r"error: no framework here computes on gpu:9\. There is: .* why others are missing\.",
+            r"error: no framework here computes on gpu:9\. Available: .* why others are missing\.",
         ),
     ],
 )

@@ -154,7 +154,7 @@ def test_tags_come_along() -> None:
 
 @pytest.mark.parametrize("conditions", [{}, None, "label", [("label", 1)]])
 def test_conditions_are_a_mapping(conditions: Any) -> None:
-    assert f"the conditions of the filter of 'fs' are {conditions!r}. There is: a condition is a value" in refusal(
+    assert f"the conditions of the filter of 'fs' are {conditions!r}. Available: a condition is a value" in refusal(
         conditions
     )
 
@@ -192,7 +192,7 @@ def test_conditions_that_are_none() -> None:
 def test_masks_of_another_shape_or_dtype(mask: Any, dtype: str, shape: list[int]) -> None:
     message = refusal({"x": mask})
     assert f"the condition on 'x' of 'fs' gave dtype {dtype} and shape {shape}" in message
-    assert "There is: a mask is of dtype bool and shape [10]; the function was given [10, 2]" in message
+    assert "Available: a mask is of dtype bool and shape [10]; the function was given [10, 2]" in message
 
 
 def test_an_error_of_the_function_says_where_it_was() -> None:
@@ -206,8 +206,8 @@ def test_an_error_of_the_function_says_where_it_was() -> None:
 def test_nothing_left_tells_what_each_condition_met() -> None:
     message = refusal({"label": 7, "who": "b", "volt": lambda v: v > 9}, SplitError)
     assert "the filter of 'fs' leaves no row: none meets label=7, who='b', volt by <lambda>" in message
-    assert "There is: label=7 is met by 0 of 10 rows (there is 0, 1, 2); who='b' is met by 2 of 10 rows" in message
-    assert "volt by <lambda> is met by 0 of 10 rows. To do: widen the conditions" in message
+    assert "Available: label=7 is met by 0 of 10 rows (there is 0, 1, 2); who='b' is met by 2 of 10 rows" in message
+    assert "volt by <lambda> is met by 0 of 10 rows. Hint: widen the conditions" in message
     assert "(there is 'a', 'b', 'c', None)" in refusal({"who": "z"}, SplitError)
     assert "datetime.date(2024, 1, 5), ...)" in refusal({"day": datetime(2024, 1, 1)}, SplitError)
 
@@ -221,7 +221,7 @@ def test_positions_that_are_none(positions: Any) -> None:
 @pytest.mark.parametrize("position", [-1, 3])
 def test_positions_are_counted_within_the_view(position: int) -> None:
     view = make().filter({"label": 2}, name="twos")
-    with pytest.raises(SplitError, match=rf"from 'twos' of 'fs' asks for row {position}. There is: rows 0 to 2"):
+    with pytest.raises(SplitError, match=rf"from 'twos' of 'fs' asks for row {position}. Available: rows 0 to 2"):
         view.take([0, position])
 
 
@@ -247,7 +247,7 @@ def test_select_keeps_columns_of_a_view() -> None:
     assert view.to_arrow().column_names == ["volt", "who"]
     assert view.schema.names == ["volt", "who"]
     for read in (view.array, view.column, view.spec, view.role):
-        with pytest.raises(ColumnError, match=r"'fs' has no column 'x'. There is: volt, who"):
+        with pytest.raises(ColumnError, match=r"'fs' has no column 'x'. Available: volt, who"):
             read("x")
     assert view.take([0]).columns == view.filter({"who": "b"}).columns == ("volt", "who")
     assert view.select(tags=()).columns == ("volt",)
@@ -278,7 +278,7 @@ def test_intersection_and_difference_keep_order_and_columns() -> None:
 def test_sets_that_are_empty_or_of_others() -> None:
     fs = make()
     one, other = fs.take([1, 2], name="one"), fs.take([3], name="other")
-    with pytest.raises(SplitError, match=r"'one & other' of 'fs' has no rows. There is: 2 rows in 'one'"):
+    with pytest.raises(SplitError, match=r"'one & other' of 'fs' has no rows. Available: 2 rows in 'one'"):
         one.intersection(other)
     with pytest.raises(SplitError, match=r"'one - one' of 'fs' has no rows"):
         one.difference(one)
@@ -301,7 +301,9 @@ def test_splits_by_condition_that_overlap_or_are_empty() -> None:
     view = fs.take(np.arange(9, -1, -1))
     with pytest.raises(SplitError) as caught:
         view.split_by_condition({"a": {"label": [0, 1]}, "b": {"label": 2}, "c": {"volt": lambda v: v < 0.25}})
-    assert "splits 'a' and 'c' of 'fs' overlap. There is: 2 rows meet the conditions of both: 1, 0" in str(caught.value)
+    assert "splits 'a' and 'c' of 'fs' overlap. Available: 2 rows meet the conditions of both: 1, 0" in str(
+        caught.value
+    )
     with pytest.raises(SplitError, match=r"split 'b' of 'fs' leaves no row: none meets label=7"):
         fs.split_by_condition({"a": {"label": 1}, "b": {"label": 7}})
     for wrong in ({}, None, [1]):
@@ -319,7 +321,7 @@ def test_splits_by_condition_keep_groups_together_or_say_which_crosses() -> None
     fs = make()
     with pytest.raises(SplitError) as caught:
         fs.split_by_condition({"low": {"volt": lambda v: v < 0.35}, "high": {"volt": lambda v: v > 0.35}}, "label")
-    assert "group label=0 of 'fs' crosses splits. There is: 2 of its rows in 'low', 2 of its rows in 'high'" in str(
+    assert "group label=0 of 'fs' crosses splits. Available: 2 of its rows in 'low', 2 of its rows in 'high'" in str(
         caught.value
     )
     assert not fs.splits

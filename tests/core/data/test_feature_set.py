@@ -33,7 +33,7 @@ def test_names_and_roles(fs: FeatureSet) -> None:
 def test_unknown_columns(fs: FeatureSet) -> None:
     for read in (fs.role, fs.spec, fs.array, fs.column):
         with pytest.raises(
-            ColumnError, match=r"'fs' has no column 'whom'. There is: x, n, y, who. To do: did you mean 'who'"
+            ColumnError, match=r"'fs' has no column 'whom'. Available: x, n, y, who. Hint: did you mean 'who'"
         ):
             read("whom")
 
@@ -167,13 +167,15 @@ def test_a_cast_says_which_columns(fs: FeatureSet) -> None:
     for given, shown in (("float64", r"'float64'"), (np.float64, r"<class 'numpy.float64'>")):
         with pytest.raises(ColumnError) as caught:
             fs.cast(given)  # type: ignore[arg-type]
-        assert f"cast({shown}) of 'fs' does not say which columns. There is: columns: x, n, y, who" in str(caught.value)
-    with pytest.raises(ColumnError, match=r"To do: write cast\(\{'x': 'float64'\}\)"):
+        assert f"cast({shown}) of 'fs' does not say which columns. Available: columns: x, n, y, who" in str(
+            caught.value
+        )
+    with pytest.raises(ColumnError, match=r"Hint: write cast\(\{'x': 'float64'\}\)"):
         fs.cast("float64")  # type: ignore[arg-type]
 
 
 def test_a_column_is_no_split(fs: FeatureSet) -> None:
-    with pytest.raises(SplitError, match=r"no split 'x'. There is: all. To do: it is a column: data.array\('x'\)"):
+    with pytest.raises(SplitError, match=r"no split 'x'. Available: all. Hint: it is a column: data.array\('x'\)"):
         fs["x"]
 
 
@@ -187,5 +189,5 @@ def test_a_column_is_no_split(fs: FeatureSet) -> None:
 )
 def test_the_class_itself_takes_an_arrow_table(given: object, way: str) -> None:
     found = type(given).__name__
-    with pytest.raises(DataError, match=rf"'houses', ...\) was given a {found}.*To do: write FeatureSet.{way}"):
+    with pytest.raises(DataError, match=rf"'houses', ...\) was given a {found}.*Hint: write FeatureSet.{way}"):
         FeatureSet("houses", given)

@@ -134,7 +134,7 @@ def test_integers_of_pandas_with_nan_are_floats_and_nan_is_a_value_of_floats() -
 
 
 def test_not_a_data_frame() -> None:
-    with pytest.raises(DataError, match=r"the data of 'fs' is a dict, not a data frame. There is: .*use from_dict"):
+    with pytest.raises(DataError, match=r"the data of 'fs' is a dict, not a data frame. Available: .*use from_dict"):
         FeatureSet.from_pandas("fs", {"x": [1]}, ["x"])
 
 
@@ -173,7 +173,7 @@ def test_polars_nulls_are_refused() -> None:
 
 def test_polars_that_is_lazy() -> None:
     pl = pytest.importorskip("polars")
-    with pytest.raises(DataError, match=r"is a LazyFrame, not a data frame.*To do: call collect\(\) on it first"):
+    with pytest.raises(DataError, match=r"is a LazyFrame, not a data frame.*Hint: call collect\(\) on it first"):
         FeatureSet.from_pandas("fs", pl.DataFrame({"x": [1]}).lazy(), "x")
 
 
@@ -193,10 +193,10 @@ def test_duckdb_relations() -> None:
 
 def test_what_is_not_a_data_frame_yet() -> None:
     pd, duckdb = pytest.importorskip("pandas"), pytest.importorskip("duckdb")
-    with pytest.raises(DataError, match=r"is a Series, not a data frame.*To do: call to_frame\(\) on it first"):
+    with pytest.raises(DataError, match=r"is a Series, not a data frame.*Hint: call to_frame\(\) on it first"):
         FeatureSet.from_pandas("fs", pd.Series([1], name="x"), "x")
     connection = duckdb.connect().execute("select 1 as x")
-    with pytest.raises(DataError, match=r"is a DuckDBPyConnection, not.*To do: call to_arrow_table\(\) on it first"):
+    with pytest.raises(DataError, match=r"is a DuckDBPyConnection, not.*Hint: call to_arrow_table\(\) on it first"):
         FeatureSet.from_pandas("fs", connection, "x")
     assert len(FeatureSet.from_pandas("fs", duckdb.sql("select 1 as x").to_arrow_table(), "x")) == 1
 

@@ -167,10 +167,10 @@ def test_a_text_tag_is_not_read_as_an_array() -> None:
 def test_what_is_not_numbers_is_refused(values: object, found: str) -> None:
     message = refusal(values)
     assert f"column 'x' cannot be read as numbers: it is of type {found}" in message
-    assert "There is: features and targets are of bool, int8" in message
+    assert "Available: features and targets are of bool, int8" in message
     is_text = found in ("<U1", "string", "dictionary")
     remedy = "name it in tag_cols/tag_keys, then fit_transform(OneHotEncoder(), 'x', fit_on='train', role='feature')"
-    assert f"To do: {remedy if is_text else 'make numbers of it first, or pass it as a tag'}" in message
+    assert f"Hint: {remedy if is_text else 'make numbers of it first, or pass it as a tag'}" in message
 
 
 @pytest.mark.parametrize(
@@ -246,18 +246,18 @@ def test_empty_shapes_are_refused() -> None:
 
 @pytest.mark.parametrize("values", [[], np.zeros((0, 3)), pa.array([], pa.int64())])
 def test_no_rows_are_refused(values: object) -> None:
-    with pytest.raises(DataError, match=r"'fs' has no rows. There is: columns: x"):
+    with pytest.raises(DataError, match=r"'fs' has no rows. Available: columns: x"):
         one(values)
 
 
 def test_unequal_lengths_are_refused() -> None:
-    with pytest.raises(ColumnError, match=r"the columns of 'fs' differ in length. There is: a: 2, b: 3"):
+    with pytest.raises(ColumnError, match=r"the columns of 'fs' differ in length. Available: a: 2, b: 3"):
         FeatureSet.from_dict("fs", {"a": [1, 2], "b": [1, 2, 3]}, ["a"], ["b"])
 
 
 def test_unknown_keys_name_the_closest() -> None:
     with pytest.raises(
-        ColumnError, match=r"'fs' has no column 'pixel'. There is: pixels, label. To do: did you mean 'pixels'"
+        ColumnError, match=r"'fs' has no column 'pixel'. Available: pixels, label. Hint: did you mean 'pixels'"
     ):
         FeatureSet.from_dict("fs", {"pixels": [1], "label": [1]}, ["pixel"])
     with pytest.raises(ColumnError, match=r"no column 'zzz'.*use one of these names"):
@@ -270,21 +270,21 @@ def test_long_lists_of_columns_are_cut() -> None:
 
 
 def test_one_role_per_column() -> None:
-    with pytest.raises(ColumnError, match=r"column 'a' of 'fs' cannot be a target. There is: it is already a feature"):
+    with pytest.raises(ColumnError, match=r"column 'a' of 'fs' cannot be a target. Available: it is already a feature"):
         FeatureSet.from_dict("fs", {"a": [1]}, ["a"], ["a"])
     with pytest.raises(ColumnError, match=r"cannot be a feature"):
         FeatureSet.from_dict("fs", {"a": [1]}, ["a", "a"])
 
 
 def test_at_least_one_feature() -> None:
-    with pytest.raises(ColumnError, match=r"'fs' has no feature. There is: columns: a. To do: name at least one"):
+    with pytest.raises(ColumnError, match=r"'fs' has no feature. Available: columns: a. Hint: name at least one"):
         FeatureSet.from_dict("fs", {"a": [1]}, [], ["a"])
     with pytest.raises(ColumnError, match=r"columns: nothing"):
         FeatureSet.from_dict("fs", {}, [])
 
 
 def test_names_are_text() -> None:
-    with pytest.raises(ColumnError, match=r"3 is not the name of a column. There is: names of columns are text"):
+    with pytest.raises(ColumnError, match=r"3 is not the name of a column. Available: names of columns are text"):
         FeatureSet.from_dict("fs", {3: [1]}, [3])  # type: ignore[dict-item, list-item]
 
 
@@ -296,13 +296,13 @@ def test_tags_that_arrow_cannot_hold() -> None:
 
 
 def test_data_is_a_mapping() -> None:
-    with pytest.raises(DataError, match=r"the data of 'fs' is a list. There is: from_dict takes a mapping"):
+    with pytest.raises(DataError, match=r"the data of 'fs' is a list. Available: from_dict takes a mapping"):
         FeatureSet.from_dict("fs", [1], ["a"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("label", ["", "a.b", 3, None])
 def test_labels(label: object) -> None:
-    with pytest.raises(DataError, match=r"is not a label of a feature set. There is: labels are text without a dot"):
+    with pytest.raises(DataError, match=r"is not a label of a feature set. Available: labels are text without a dot"):
         FeatureSet.from_dict(label, {"x": [1]}, ["x"])  # type: ignore[arg-type]
 
 

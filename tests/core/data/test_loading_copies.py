@@ -17,7 +17,7 @@ import anyaccel as aa
 from anyaccel.data import FeatureSet, Rows, column_copy, joined_array, loadable_array
 from anyaccel.data.column_copy import gather
 from anyaccel.host_memory import is_aligned, is_own
-from anyaccel.numpy_backend import ReferenceBackend, SequentialMLP
+from anyaccel.numpy_backend import NumpyBackend, SequentialMLP
 
 MANY, WIDTH = 100_000, 50
 NAMES = [f"c{i}" for i in range(WIDTH)]
@@ -257,21 +257,21 @@ def test_parquet_is_copied_once_after_it_was_read(tmp_path: Path, monkeypatch: p
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How the reference backend came by its columns."""
     noted: list[str] = []
-    take, copy = ReferenceBackend.take, ReferenceBackend.from_host
+    take, copy = NumpyBackend.from_host_owned, NumpyBackend.from_host
 
-    def taking(self: ReferenceBackend, array: np.ndarray, device: Any) -> Any:
+    def taking(self: NumpyBackend, array: np.ndarray, device: Any) -> Any:
         noted.append(f"take {list(array.shape)}")
         tensor = take(self, array, device)
         assert tensor is array
         return tensor
 
-    def copying(self: ReferenceBackend, array: np.ndarray, device: Any, *, pinned: bool = False) -> Any:
+    def copying(self: NumpyBackend, array: np.ndarray, device: Any, *, pinned: bool = False) -> Any:
         if array.ndim > 1:  # no order of rows
             noted.append(f"copy {list(array.shape)}{' pinned' if pinned else ''}")
         return copy(self, array, device, pinned=pinned)
 
-    monkeypatch.setattr(ReferenceBackend, "take", taking)
-    monkeypatch.setattr(ReferenceBackend, "from_host", copying)
+    monkeypatch.setattr(NumpyBackend, "from_host_owned", taking)
+    monkeypatch.setattr(NumpyBackend, "from_host", copying)
     return noted
 
 

@@ -125,7 +125,7 @@ def test_a_column_of_one_of_several_feature_sets() -> None:
         anchors, pairs = orders(PairSampler(2, Same(name)), both)
         assert (LABELS[anchors] == LABELS[pairs]).all()
     twin: dict[str, Rows] = {"data": one, "more": FeatureSet.from_dict("more", {"label": LABELS}, ["label"])}
-    with pytest.raises(SamplerError, match=r"several feature sets. There is: data, more. To do: write 'data.label'"):
+    with pytest.raises(SamplerError, match=r"several feature sets. Available: data, more. Hint: write 'data.label'"):
         PairSampler(2, Same("label")).draws(twin)
 
 
@@ -230,8 +230,8 @@ def test_nobody_has_a_partner() -> None:
     of = rows(label=[0, 1, 2], temp=[0.0, 0.0, 5.0])
     message = told(SamplerError, lambda: PairSampler(2, [Same("label"), Within("temp", 2)]).draws(of))
     assert message == (
-        "no row of 'data' has a partner by Same('label') and Within('temp', 2). There is: 3 rows; of these have one "
-        "by Same('label'): 0, Within('temp', 2): 2. To do: loosen a condition, or take other rows."
+        "no row of 'data' has a partner by Same('label') and Within('temp', 2). Available: 3 rows; of these have one "
+        "by Same('label'): 0, Within('temp', 2): 2. Hint: loosen a condition, or take other rows."
     )
     both = rows(label=[0, 0, 1, 2], temp=[1.0, 1.0, 1.0, 9.0])
     message = told(SamplerError, lambda: TripletSampler(2, Same("label"), Beyond("temp", 8)).draws(both))
@@ -239,7 +239,7 @@ def test_nobody_has_a_partner() -> None:
     far = TripletSampler(2, Same("label"), [Beyond("temp", 1), Where("temp", lambda a, c: np.full(len(c), a > 5))])
     message = told(SamplerError, lambda: far.draws(both))
     assert (
-        "no row of 'data' has both a positive and a negative. There is: 4 rows; 2 have a positive, 1 a neg" in message
+        "no row of 'data' has both a positive and a negative. Available: 4 rows; 2 have a positive, 1 a neg" in message
     )
 
 
@@ -250,28 +250,28 @@ def test_columns_that_are_not_there_or_cannot_be_compared() -> None:
     message = told(SamplerError, lambda: PairSampler(2, Within("name", 1)).draws(of))
     assert "Within('name', 1) compares numbers, and 'name' is " in message and "use Same('name')" in message
     message = told(SamplerError, lambda: PairSampler(2, Same("x")).draws(of))
-    assert "'x' of 'data' has [2] numbers in a row. There is: rows are compared by one value each" in message
+    assert "'x' of 'data' has [2] numbers in a row. Available: rows are compared by one value each" in message
 
 
 def test_functions_that_give_no_mask() -> None:
     sampler = PairSampler(2, Where("label", lambda anchor, candidates: candidates - anchor))
     message = told(SamplerError, lambda: sampler.draws(rows(label=LABELS)))
-    assert "gave int64[3]. There is: 3 candidates' values; a mask is bool[3]" in message
+    assert "gave int64[3]. Available: 3 candidates' values; a mask is bool[3]" in message
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PairSampler(2, "label"), "match='label' is no condition between two rows. There is: Same, Different"),
-        (lambda: PairSampler(2, []), "match has no condition. To do: write match=Same('COLUMN')"),
+        (lambda: PairSampler(2, "label"), "match='label' is no condition between two rows. Available: Same, Different"),
+        (lambda: PairSampler(2, []), "match has no condition. Hint: write match=Same('COLUMN')"),
         (lambda: PairSampler(2, Same("a"), 3), "unlike=3 is no condition between two rows"),
         (lambda: TripletSampler(2, Same("a"), None), "negative=None is no condition"),
         (lambda: PairSampler(0, Same("a")), "batch_size=0 holds no row"),
         (lambda: PairSampler(2, Same("a"), per_anchor=0), "per_anchor=0 draws nothing"),
         (lambda: PairSampler(2, Same("a"), unlike_per_anchor=1.5), "unlike_per_anchor=1.5 is not an integer"),
         (lambda: TripletSampler(2, Same("a"), Same("b"), shuffle=1), "shuffle=1 is not True or False"),
-        (lambda: Same(3), "Same of 3. There is: it takes the name of a column"),
-        (lambda: Within("t", -1), "Within('t', -1) has no distance. To do: give a number from 0"),
+        (lambda: Same(3), "Same of 3. Available: it takes the name of a column"),
+        (lambda: Within("t", -1), "Within('t', -1) has no distance. Hint: give a number from 0"),
         (lambda: Beyond("t", "far"), "Beyond('t', 'far') has no distance"),
         (lambda: Where("t", 3), "Where('t', 3) has no function"),
     ],
@@ -303,7 +303,7 @@ def test_configurations_that_are_none() -> None:
     )
     for one in ({"relation": "near"}, {"relation": "same"}, 5, {"relation": "same", "column": "a", "distance": 2}):
         message = told(ConfigError, lambda o=one: PairSampler.from_config({**good, "match": [o]}))
-        assert "is not the configuration of a condition. There is: same: column; different: column" in message
+        assert "is not the configuration of a condition. Available: same: column; different: column" in message
     function = PairSampler(2, Where("a", lambda a, c: c == a))
     assert "is a function and has no configuration" in told(ConfigError, function.get_config)
 

@@ -42,12 +42,12 @@ def test_references_are_values(fs: FeatureSet) -> None:
 
 
 def test_unknown_names(fs: FeatureSet) -> None:
-    message = "'fs' has no feature 'wid'. There is: features: a, b, wide, wider, n. To do: did you mean 'wide'"
+    message = "'fs' has no feature 'wid'. Available: features: a, b, wide, wider, n. Hint: did you mean 'wide'"
     with pytest.raises(ColumnError, match=message):
         fs.reference("wid")
-    with pytest.raises(ColumnError, match=r"'fs' has no feature 'y', it is a target. There is: features: a,"):
+    with pytest.raises(ColumnError, match=r"'fs' has no feature 'y', it is a target. Available: features: a,"):
         fs.reference("y")
-    with pytest.raises(ColumnError, match=r"'fs' has no tag 'qqq'. There is: tags: who. To do: use one of these names"):
+    with pytest.raises(ColumnError, match=r"'fs' has no tag 'qqq'. Available: tags: who. Hint: use one of these names"):
         fs.reference(tags="qqq")
 
 
@@ -55,13 +55,13 @@ def test_roles_that_nobody_has() -> None:
     bare = FeatureSet.from_dict("bare", {"x": [1]}, "x")
     assert bare.reference().targets == ()
     with pytest.raises(
-        ColumnError, match=r"'bare' has no target 'y'. There is: targets: nothing. To do: name it in target_keys"
+        ColumnError, match=r"'bare' has no target 'y'. Available: targets: nothing. Hint: name it in target_keys"
     ):
         bare.reference(targets="y")
 
 
 def test_names_once(fs: FeatureSet) -> None:
-    with pytest.raises(ColumnError, match=r"feature 'a' of 'fs' was named twice. To do: name it once"):
+    with pytest.raises(ColumnError, match=r"feature 'a' of 'fs' was named twice. Hint: name it once"):
         fs.reference(["a", "b", "a"])
 
 
@@ -76,17 +76,17 @@ def test_config_there_and_back(fs: FeatureSet) -> None:
 @pytest.mark.parametrize("config", [[], {"features": ["a"]}, {"feature_set": "fs", "strange": 1}])
 def test_configurations_that_are_none(fs: FeatureSet, config: dict[str, object]) -> None:
     with pytest.raises(
-        ConfigError, match=r"is not the configuration of a reference. There is: keys: feature_set, features"
+        ConfigError, match=r"is not the configuration of a reference. Available: keys: feature_set, features"
     ):
         Reference.from_config(config, {"fs": fs})
 
 
 def test_configurations_of_other_feature_sets(fs: FeatureSet) -> None:
     with pytest.raises(
-        ConfigError, match=r"names the feature set 'f', which was not given. There is: fs. To do: did you mean 'fs'"
+        ConfigError, match=r"names the feature set 'f', which was not given. Available: fs. Hint: did you mean 'fs'"
     ):
         Reference.from_config({"feature_set": "f"}, {"fs": fs})
-    with pytest.raises(ConfigError, match=r"There is: nothing. To do: give it in feature_sets"):
+    with pytest.raises(ConfigError, match=r"Available: nothing. Hint: give it in feature_sets"):
         Reference.from_config({"feature_set": "f"}, {})
     with pytest.raises(ColumnError, match=r"no feature 'zz'"):
         Reference.from_config({"feature_set": "fs", "features": ["zz"]}, {"fs": fs})
@@ -128,7 +128,7 @@ def test_columns_that_do_not_fit(fs: FeatureSet, names: list[str], first: str, s
 
 
 def test_columns_to_join_are_there(fs: FeatureSet) -> None:
-    with pytest.raises(ColumnError, match=r"no columns of 'fs' were named. There is: a, b, .*name at least one"):
+    with pytest.raises(ColumnError, match=r"no columns of 'fs' were named. Available: a, b, .*name at least one"):
         joined_spec(fs, [])
     with pytest.raises(ColumnError, match=r"no column 'z'"):
         joined_array(fs, ["a", "z"])
@@ -197,7 +197,7 @@ def test_integers_without_a_common_dtype_are_not_made_floats() -> None:
     for join in (joined_spec, joined_array):
         with pytest.raises(
             ColumnError,
-            match=r"'small' \(int16\S*\) and 'unsigned' .*cannot be joined. There is: no integer dtype holds both. "
-            r"To do: cast\(\{'unsigned': 'int64'\}, keep_splits=True\)",
+            match=r"'small' \(int16\S*\) and 'unsigned' .*cannot be joined. Available: no integer dtype holds both. "
+            r"Hint: cast\(\{'unsigned': 'int64'\}, keep_splits=True\)",
         ):
             join(mixed(), ["flag", "small", "unsigned"])

@@ -57,7 +57,7 @@ def test_counts(size: int, drop: bool, n: int, batches: tuple[int, int], steps: 
 def test_drop_last_that_leaves_no_batch() -> None:
     sampler = SimpleSampler(16, drop_last=True)
     message = (
-        "drop_last leaves no batch of 16. There is: 10 rows. To do: use a batch size of at most 10, or drop_last=False"
+        "drop_last leaves no batch of 16. Available: 10 rows. Hint: use a batch size of at most 10, or drop_last=False"
     )
     for count in (sampler.batches, sampler.steps):
         with pytest.raises(SamplerError, match=message):
@@ -67,24 +67,24 @@ def test_drop_last_that_leaves_no_batch() -> None:
 def test_no_rows() -> None:
     sampler = SimpleSampler(1)
     for ask in (sampler.batches, sampler.steps, lambda n: sampler.order(n, 0)):
-        with pytest.raises(SamplerError, match=r"0 rows make no batch. To do: give data with at least one row"):
+        with pytest.raises(SamplerError, match=r"0 rows make no batch. Hint: give data with at least one row"):
             ask(0)
 
 
 @pytest.mark.parametrize("size", [True, 1.0, "8", None, int])
 def test_batch_sizes_are_integers(size: object) -> None:
-    with pytest.raises(SamplerError, match=rf"batch_size={size!r} is not an integer. To do: write a whole number"):
+    with pytest.raises(SamplerError, match=rf"batch_size={size!r} is not an integer. Hint: write a whole number"):
         SimpleSampler(size)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [0, -3])
 def test_batch_sizes_are_positive(size: int) -> None:
-    with pytest.raises(SamplerError, match=rf"batch_size={size} holds no row. To do: give a batch size of 1 or more"):
+    with pytest.raises(SamplerError, match=rf"batch_size={size} holds no row. Hint: give a batch size of 1 or more"):
         SimpleSampler(size)
 
 
 def test_other_settings_are_of_their_type() -> None:
-    with pytest.raises(SamplerError, match=r"shuffle='no' is not True or False. To do: write shuffle=True"):
+    with pytest.raises(SamplerError, match=r"shuffle='no' is not True or False. Hint: write shuffle=True"):
         SimpleSampler(4, shuffle="no")  # type: ignore[arg-type]
     with pytest.raises(SamplerError, match=r"drop_last=13 is not True or False"):
         SimpleSampler(4, True, 13)  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def test_config_there_and_back() -> None:
 
 @pytest.mark.parametrize("config", [{}, {"batch_size": 4, "stratify": True}, [4], {"shuffle": True}])
 def test_configurations_that_are_none(config: dict[str, object]) -> None:
-    message = "is not the configuration of a sampler. There is: keys: batch_size, shuffle, drop_last, seed. To do"
+    message = "is not the configuration of a sampler. Available: keys: batch_size, shuffle, drop_last, seed. To do"
     with pytest.raises(ConfigError, match=message):
         SimpleSampler.from_config(config)
 

@@ -162,19 +162,19 @@ def test_rows_that_are_none(rows: list[object]) -> None:
 
 @pytest.mark.parametrize("row", [-1, 10])
 def test_rows_out_of_range(row: int) -> None:
-    with pytest.raises(SplitError, match=rf"split 'mine' of 'fs' asks for row {row}. There is: rows 0 to 9"):
+    with pytest.raises(SplitError, match=rf"split 'mine' of 'fs' asks for row {row}. Available: rows 0 to 9"):
         make().add_split("mine", [0, row])
 
 
 def test_unknown_splits() -> None:
     fs = make()
     with pytest.raises(
-        SplitError, match=r"'fs' has no split 'train'. There is: all. To do: make splits with split_random"
+        SplitError, match=r"'fs' has no split 'train'. Available: all. Hint: make splits with split_random"
     ):
         fs["train"]
     fs.split_random({"train": 0.5, "test": 0.5})
     with pytest.raises(
-        SplitError, match=r"'fs' has no split 'trian'. There is: train, test, all. To do: did you mean 'train'"
+        SplitError, match=r"'fs' has no split 'trian'. Available: train, test, all. Hint: did you mean 'train'"
     ):
         fs["trian"]
     with pytest.raises(SplitError, match=r"no split 0"):
@@ -185,33 +185,33 @@ def test_names_are_taken_once_and_nothing_is_registered_on_failure() -> None:
     fs = make()
     fs.split_random({"train": 0.5, "test": 0.5})
     assert (
-        "'fs' already has a split 'test' of other rows. There is: train, test, all. "
-        "To do: make the feature set anew in the same cell, or choose another name"
+        "'fs' already has a split 'test' of other rows. Available: train, test, all. "
+        "Hint: make the feature set anew in the same cell, or choose another name"
     ) in refusal({"other": 0.5, "test": 0.5}, seed=3, fs=fs)
     assert list(fs.splits) == ["train", "test"]
     assert "already has a split 'all'" in refusal({"all": 1.0})
     for name in ("", 3):
-        assert f"a split of 'fs' is called {name!r}. There is: names of splits are text" in refusal({name: 1.0})
+        assert f"a split of 'fs' is called {name!r}. Available: names of splits are text" in refusal({name: 1.0})
 
 
 @pytest.mark.parametrize("ratios", [{}, [0.5, 0.5], 0.5, None])
 def test_ratios_are_a_mapping(ratios: object) -> None:
-    assert refusal(ratios).startswith(f"the ratios of a split of 'fs' are {ratios!r}. To do: write {{'train': 0.8")
+    assert refusal(ratios).startswith(f"the ratios of a split of 'fs' are {ratios!r}. Hint: write {{'train': 0.8")
 
 
 @pytest.mark.parametrize("ratio", [0, -0.5, float("nan"), float("inf"), True, "0.5", None, np.array([0.5])])
 def test_ratios_are_positive_numbers(ratio: object) -> None:
     message = refusal({"a": 0.5, "b": ratio})
     assert (
-        f"split 'b' of 'fs' has the ratio {ratio!r}. There is: ratios are positive numbers that add up to 1" in message
+        f"split 'b' of 'fs' has the ratio {ratio!r}. Available: ratios are positive numbers that add up to 1" in message
     )
 
 
 def test_ratios_add_up() -> None:
-    assert "add up to 0.9, not to 1. There is: a: 0.5, b: 0.4. To do: change them, or add" in refusal(
+    assert "add up to 0.9, not to 1. Available: a: 0.5, b: 0.4. Hint: change them, or add" in refusal(
         {"a": 0.5, "b": 0.4}
     )
-    assert "add up to 1.1, not to 1. There is: a: 0.5, b: 0.6. To do: make them smaller" in refusal(
+    assert "add up to 1.1, not to 1. Available: a: 0.5, b: 0.6. Hint: make them smaller" in refusal(
         {"a": 0.5, "b": 0.6}
     )
     assert "add up to" in refusal({"a": 0.5, "b": 0.500002})
@@ -219,12 +219,12 @@ def test_ratios_add_up() -> None:
 
 def test_no_split_is_empty() -> None:
     message = refusal({"a": 0.96, "b": 0.04})
-    assert "split 'b' of 'fs' would be empty. There is: 10 rows, of which 0.04 is less than one" in message
+    assert "split 'b' of 'fs' would be empty. Available: 10 rows, of which 0.04 is less than one" in message
 
 
 @pytest.mark.parametrize("seed", [True, 0.5, "0", None])
 def test_seeds_are_integers(seed: object) -> None:
-    assert f"the seed of a split of 'fs' is {seed!r}. There is: seeds are integers" in refusal({"a": 1}, seed)
+    assert f"the seed of a split of 'fs' is {seed!r}. Available: seeds are integers" in refusal({"a": 1}, seed)
 
 
 def test_views_refuse_unknown_columns() -> None:
@@ -267,6 +267,6 @@ def test_a_split_that_is_made_again_is_the_same_one() -> None:
     assert fs.add_split("test", first["test"].rows) is first["test"]
     half = {"low": {"y": [0, 1]}}
     assert fs.split_by_condition(half)["low"] is fs.split_by_condition(half)["low"]
-    with pytest.raises(SplitError, match=r"'train' of other rows.*To do: make the feature set anew in the same cell"):
+    with pytest.raises(SplitError, match=r"'train' of other rows.*Hint: make the feature set anew in the same cell"):
         fs.split_random(ratios, seed=4)
     assert fs["train"] is first["train"]

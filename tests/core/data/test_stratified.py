@@ -204,8 +204,8 @@ def test_a_view_is_stratified_by_its_own_rows() -> None:
 def test_a_stratum_of_one_is_named_with_its_count_and_the_remedy() -> None:
     message = refusal(make(["a"] * 5 + ["b"] + ["c"] * 4), "label")
     assert "stratum label='b' of 'fs' cannot be cut into 2 splits" in message
-    assert "There is: rows: 1; splits: a, b; strata too small: 1 of 3" in message
-    assert "To do: leave its rows out with filter(), or join it with another stratum" in message
+    assert "Available: rows: 1; splits: a, b; strata too small: 1 of 3" in message
+    assert "Hint: leave its rows out with filter(), or join it with another stratum" in message
     assert make(["a", "b"]).split_random({"whole": 1.0}, stratify_by="label")["whole"].name == "whole"
 
 
@@ -213,7 +213,7 @@ def test_a_stratum_smaller_than_the_splits() -> None:
     thirds = {"a": 0.4, "b": 0.3, "c": 0.3}
     message = refusal(make([1.5] * 10 + [2.5] * 2, other=[3] * 12), ["label", "other"], thirds)
     assert (
-        "stratum label=2.5, other=3 of 'fs' cannot be cut into 3 splits. There is: rows: 2; splits: a, b, c" in message
+        "stratum label=2.5, other=3 of 'fs' cannot be cut into 3 splits. Available: rows: 2; splits: a, b, c" in message
     )
 
 
@@ -256,7 +256,7 @@ def test_categories_that_are_null() -> None:
 )
 def test_columns_without_scalars(values: Any, found: str) -> None:
     message = refusal(make(values), "label", kind=ColumnError)
-    assert f"stratify_by cannot use column 'label': it has {found}. There is: strata and groups are told" in message
+    assert f"stratify_by cannot use column 'label': it has {found}. Available: strata and groups are told" in message
 
 
 def test_names_of_columns() -> None:
@@ -277,6 +277,6 @@ def test_a_continuous_column_makes_no_strata() -> None:
         make(values).split_random({"train": 0.5, "test": 0.5}, stratify_by="label")
     different = len(np.unique(values))
     assert f"'fs' cannot be stratified by label: {different} different values in 1200 rows" in str(caught.value)
-    assert "To do: stratify by bins of it: a tag with pandas.qcut" in str(caught.value)
+    assert "Hint: stratify by bins of it: a tag with pandas.qcut" in str(caught.value)
     with pytest.raises(SplitError, match=r"stratum label=19 of 'fs' cannot be cut"):
         make([*np.repeat(np.arange(19), 10), 19]).split_random({"a": 0.5, "b": 0.5}, stratify_by="label")

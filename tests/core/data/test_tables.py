@@ -115,7 +115,7 @@ def test_keys_override_the_roles_of_the_schema() -> None:
 
 def test_no_keys_and_no_roles() -> None:
     with pytest.raises(
-        ColumnError, match=r"no column of 'fs' has a role. There is: columns: x; none has 'anyaccel.role'"
+        ColumnError, match=r"no column of 'fs' has a role. Available: columns: x; none has 'anyaccel.role'"
     ):
         FeatureSet.from_arrow("fs", pa.table({"x": [1]}))
 
@@ -123,7 +123,7 @@ def test_no_keys_and_no_roles() -> None:
 def test_strange_roles() -> None:
     schema = pa.schema([pa.field("x", pa.int64(), metadata={"anyaccel.role": "input"})])
     with pytest.raises(
-        ColumnError, match=r"column 'x' of 'fs' has the role 'input'. There is: roles: feature, target, tag"
+        ColumnError, match=r"column 'x' of 'fs' has the role 'input'. Available: roles: feature, target, tag"
     ):
         FeatureSet.from_arrow("fs", pa.table({"x": [1]}, schema=schema))
 
@@ -201,7 +201,7 @@ def test_lists_of_one_length_have_a_shape() -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ([[1, 2], [3]], r"'x' is ragged: its samples differ in shape. There is: lists of 1 to 2 entries, but all"),
+        ([[1, 2], [3]], r"'x' is ragged: its samples differ in shape. Available: lists of 1 to 2 entries, but all"),
         ([[[1], [2]], [[3], []]], r"'x' is ragged: .*lists of 0 to 1 entries"),
         ([[1], None], r"'x' has nulls in 1 of 2 rows, the first in row 1"),
         ([[1, 2], [3, None]], r"'x' has nulls in 1 of 2 rows, the first in row 1"),
@@ -221,14 +221,14 @@ def test_samples_of_no_size() -> None:
 
 def test_two_columns_of_one_name() -> None:
     table = pa.table([[1], [2]], names=["x", "x"])
-    with pytest.raises(ColumnError, match=r"'fs' has 2 columns called 'x'. To do: rename all but one"):
+    with pytest.raises(ColumnError, match=r"'fs' has 2 columns called 'x'. Hint: rename all but one"):
         FeatureSet.from_arrow("fs", table, "x")
 
 
 def test_not_a_table() -> None:
     with pytest.raises(
         DataError,
-        match=r"'fs' is a dict, not an Arrow table. There is: from_arrow takes.*give a pyarrow.Table",
+        match=r"'fs' is a dict, not an Arrow table. Available: from_arrow takes.*give a pyarrow.Table",
     ):
         FeatureSet.from_arrow("fs", {"x": [1]}, "x")
 
@@ -243,7 +243,7 @@ def test_buffers_that_are_too_short() -> None:
         FeatureSet.from_arrow("fs", pa.ipc.open_stream(claimed).read_all(), "x")
 
 
-class Offer:
+class CompileEstimate:
     """An object of another library that hands its data over through Arrow's C interface, as often as it is asked."""
 
     def __init__(self, table: Any) -> None:
@@ -254,7 +254,7 @@ class Offer:
 
 
 class Batch:
-    """As `Offer`, with a single batch."""
+    """As `CompileEstimate`, with a single batch."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -266,14 +266,14 @@ class Batch:
 def test_what_offers_a_stream_or_a_batch_is_taken_without_a_copy() -> None:
     values = np.arange(4.0)
     table = pa.table({"x": values, "t": list("abcd")})
-    for source in (Offer(table), Batch(table.to_batches()[0]), table.__arrow_c_stream__()):
+    for source in (CompileEstimate(table), Batch(table.to_batches()[0]), table.__arrow_c_stream__()):
         fs = FeatureSet.from_arrow("fs", source, "x", tag_keys="t")
         assert fs.array("x").ctypes.data == values.ctypes.data
         assert fs.column("t").to_pylist() == list("abcd")
 
 
 def test_a_stream_carries_the_roles() -> None:
-    assert same(FeatureSet.from_arrow("again", Offer(example().to_arrow())), example())
+    assert same(FeatureSet.from_arrow("again", CompileEstimate(example().to_arrow())), example())
 
 
 def test_a_stream_that_breaks_off() -> None:

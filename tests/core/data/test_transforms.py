@@ -227,8 +227,8 @@ def test_several_columns_of_another_width_need_a_name() -> None:
     message = refusal(lambda: fs.fit_transform(Total(), ["x", "y"], fit_on="all"))
     assert message == (
         "Total on x, y of 'fs' gives rows of width 1, which do not fit into these 2 columns. "
-        "There is: together they are of width 3. "
-        "To do: name the one new column with into='NAME', or transform the columns one by one."
+        "Available: together they are of width 3. "
+        "Hint: name the one new column with into='NAME', or transform the columns one by one."
     )
     done = fs.fit_transform(Total(), ["x", "z"], fit_on="all", into="sum")
     assert done.features == ("x", "z", "sum") and done.spec("sum").shape == (1,)
@@ -259,7 +259,7 @@ def test_words_become_features_in_their_place_or_beside() -> None:
 def test_numbers_made_of_a_text_tag_need_a_role(into: str | None) -> None:
     message = refusal(lambda: example().fit_transform(Codes(), "kind", fit_on="all", into=into))
     assert "Codes on kind of 'fs' makes numbers of the tag 'kind', which would stay a tag" in message
-    assert message.endswith("To do: say role='feature', or role='tag' to keep it one.")
+    assert message.endswith("Hint: say role='feature', or role='tag' to keep it one.")
 
 
 def test_a_transform_may_give_words_for_a_tag_alone() -> None:
@@ -308,8 +308,8 @@ def test_columns_of_several_chunks_and_of_bool_are_read_too() -> None:
 def test_without_fit_on_the_splits_are_told() -> None:
     message = refusal(lambda: example().fit_transform(Shift(), ["x", "y"]))
     assert message == (
-        "Shift on x, y of 'fs': say on which rows it is fitted. There is: splits: train, test, all. "
-        "To do: write fit_on='train'; 'all' also takes the rows that you evaluate on."
+        "Shift on x, y of 'fs': say on which rows it is fitted. Available: splits: train, test, all. "
+        "Hint: write fit_on='train'; 'all' also takes the rows that you evaluate on."
     )
 
 
@@ -327,18 +327,20 @@ def test_fit_on_something_else() -> None:
 def test_what_is_no_transform() -> None:
     fs = example()
     assert refusal(lambda: fs.fit_transform(Shift, "x", fit_on="all")) == (
-        "Shift is a class, not a transform. To do: make one of it: Shift()."
+        "Shift is a class, not a transform. Hint: make one of it: Shift()."
     )
     message = refusal(lambda: fs.fit_transform(np.log, "x", fit_on="all"))
     assert "a ufunc is no transform: it has no fit(X) and no transform(X)" in message
-    assert "There is: a transform has fit(X), transform(X)" in message
+    assert "Available: a transform has fit(X), transform(X)" in message
 
 
 def test_columns_that_are_not_there_or_named_wrongly() -> None:
     fs = example()
     with pytest.raises(ColumnError, match=r"'fs' has no column 'knid'.*did you mean 'kind'"):
         fs.fit_transform(Shift(), "knid", fit_on="all")
-    assert "names none. There is: x, z, y, w, kind, row" in refusal(lambda: fs.fit_transform(Shift(), [], fit_on="all"))
+    assert "names none. Available: x, z, y, w, kind, row" in refusal(
+        lambda: fs.fit_transform(Shift(), [], fit_on="all")
+    )
     assert "names one twice" in refusal(lambda: fs.fit_transform(Shift(), ["x", "x"], fit_on="all"))
 
 
@@ -348,11 +350,11 @@ def test_roles_and_new_names_that_cannot_be() -> None:
     def told(**settings: Any) -> str:
         return refusal(lambda: fs.fit_transform(Shift(), ["x", "y"], fit_on="all", **settings))
 
-    assert "role='label' is no role. There is: feature, target, tag" in told(role="label")
+    assert "role='label' is no role. Available: feature, target, tag" in told(role="label")
     for name in ("z", "", 3):
-        assert f"into={name!r} is no name for a new column. There is: columns: x, z, y" in told(into=name)
+        assert f"into={name!r} is no name for a new column. Available: columns: x, z, y" in told(into=name)
     message = told(into="all")
-    assert "the role of 'all' is not clear. There is: feature, target. To do: say role='feature'" in message
+    assert "the role of 'all' is not clear. Available: feature, target. Hint: say role='feature'" in message
 
 
 def test_errors_of_a_transform_name_it_and_its_columns() -> None:
@@ -369,8 +371,11 @@ def test_errors_of_a_transform_name_it_and_its_columns() -> None:
 
     fs = example()
     for transform, told in [
-        (Giving(fail), "Giving on x, z of 'fs' cannot be applied: ValueError: no room. There is: X [6, 3] of float64"),
-        (Unfit(), "Unfit on x, z of 'fs' cannot be fitted: RuntimeError: too few. There is: it was called with fit(X)"),
+        (Giving(fail), "Giving on x, z of 'fs' cannot be applied: ValueError: no room. Available: X [6, 3] of float64"),
+        (
+            Unfit(),
+            "Unfit on x, z of 'fs' cannot be fitted: RuntimeError: too few. Available: it was called with fit(X)",
+        ),
         (Uncopied(), "Uncopied on x, z of 'fs' cannot be copied: TypeError: a lock"),
     ]:
         with pytest.raises(TransformError) as caught:
@@ -398,7 +403,7 @@ def test_an_encoder_that_fails_for_another_reason_is_not_told_of_categories() ->
 def test_a_transform_gives_one_row_for_each(function: Any) -> None:
     message = refusal(lambda: example().fit_transform(Giving(function), "x", fit_on="all"))
     assert "Giving on x of 'fs': transform gives an array of shape [" in message
-    assert "for 6 rows. There is: [6, numbers] is wanted, one row for each that goes in" in message
+    assert "for 6 rows. Available: [6, numbers] is wanted, one row for each that goes in" in message
 
 
 def test_nan_of_complete_rows_is_an_error() -> None:
@@ -406,7 +411,9 @@ def test_nan_of_complete_rows_is_an_error() -> None:
         return np.where(x == 4, np.nan, x)
 
     message = refusal(lambda: example().fit_transform(Giving(holes), "z", fit_on="all"))
-    assert message.startswith("Giving on z of 'fs' gives NaN or infinity in 1 of 6 rows, the first in row 2. There is:")
+    assert message.startswith(
+        "Giving on z of 'fs' gives NaN or infinity in 1 of 6 rows, the first in row 2. Available:"
+    )
     assert "before it, these rows are complete and finite" in message
     words = Giving(lambda x: np.full((len(x), 1), np.inf))
     assert "infinity in 6 of 6 rows" in refusal(lambda: example().fit_transform(words, "kind", fit_on="all"))
@@ -454,7 +461,7 @@ def test_undone_twice_is_an_error() -> None:
     undone = fs.fit_transform(Shift(), "y", fit_on="train").undo_transform()
     for again in (undone.undo_transform, undone.undo_transforms, fs.undo_transforms):
         message = refusal(again)
-        assert message.startswith("'fs' has no transform to undo. There is: its columns are as they came. To do: undo")
+        assert message.startswith("'fs' has no transform to undo. Available: its columns are as they came. Hint: undo")
 
 
 def test_splits_made_after_a_transform_stay_when_it_is_undone() -> None:
@@ -547,7 +554,7 @@ def test_what_does_not_come_apart_is_told() -> None:
     message = refusal(lambda: done.inverse(done.array("y"), "y"))
     assert message == (
         "Turned on y, w of 'fs' cannot be turned round for y alone: the outcome depends on w. "
-        "To do: give all of y, w together, or fit a transform to each column."
+        "Hint: give all of y, w together, or fit a transform to each column."
     )
     both = np.column_stack([done.array("w"), done.array("y")])
     assert np.allclose(done.inverse(both, ["w", "y"]), np.column_stack([fs.array("w"), fs.array("y")]))
@@ -580,14 +587,14 @@ def test_columns_of_several_axes_come_back_joined_where_they_can_be() -> None:
     )
     assert whole.inverse(np.ones((2, 5)), "five").shape == (2, 9)
     message = refusal(lambda: done.inverse(np.ones((5, 7)), ["a", "c"]))
-    assert "values of shape ['n', 7] are not those of a, c. There is: shapes per sample: [2, 3], [3]" in message
+    assert "values of shape ['n', 7] are not those of a, c. Available: shapes per sample: [2, 3], [3]" in message
 
 
 def test_values_of_another_shape_are_refused() -> None:
     done = example().fit_transform(Times(), "y", fit_on="train")
     for values, told in [(np.ones((3, 2)), "['n', 2]"), (np.float64(1), "[]")]:
         message = refusal(lambda values=values: done.inverse(values, "y"))
-        assert message.startswith(f"values of shape {told} are not those of y. There is: shapes per sample: []")
+        assert message.startswith(f"values of shape {told} are not those of y. Available: shapes per sample: []")
 
 
 def test_a_transform_without_a_way_back() -> None:
@@ -608,7 +615,7 @@ def test_a_way_back_that_fails_or_gives_another_shape() -> None:
         return refusal(lambda: done.inverse(np.ones(3), "y"))
 
     assert "Giving on y of 'fs' cannot be turned round for these values: KeyError: 'lost'" in told(fail)
-    assert "inverse_transform gives rows of width 2. There is: it was fitted to rows of 1" in told(
+    assert "inverse_transform gives rows of width 2. Available: it was fitted to rows of 1" in told(
         lambda x: np.ones((3, 2))
     )
     assert "inverse_transform gives an array of shape [2] for 3 rows" in told(lambda x: np.ones(2))
@@ -663,7 +670,7 @@ def test_fresh_data_need_no_targets_and_know_their_units_all_the_same() -> None:
 def test_fresh_data_that_lack_a_feature_or_half_of_what_was_fitted_together() -> None:
     here = FeatureSet.from_dict("fresh", {"x": np.ones((2, 2)), "z": [1, 2]}, ["x", "z"])
     message = refusal(lambda: here.transform_like(fitted()))
-    assert "Codes on kind of 'fresh' cannot be applied without kind. There is: columns: x, z" in message
+    assert "Codes on kind of 'fresh' cannot be applied without kind. Available: columns: x, z" in message
     together = example().fit_transform(Shift(), ["y", "w"], fit_on="all")
     message = refusal(lambda: fresh(y=[1.0, 2.0]).transform_like(together))
     assert "Shift on y, w of 'fresh' cannot be applied without w" in message
@@ -673,28 +680,28 @@ def test_fresh_data_that_lack_a_feature_or_half_of_what_was_fitted_together() ->
 def test_fresh_data_of_another_shape_or_width() -> None:
     here = FeatureSet.from_dict("fresh", {"y": np.ones((2, 3))}, "y")
     message = refusal(lambda: here.transform_like(example().fit_transform(Shift(), "y", fit_on="all")))
-    assert "Shift on y of 'fresh': column 'y' has samples of shape [3]. There is: in fitting they had []" in message
+    assert "Shift on y of 'fresh': column 'y' has samples of shape [3]. Available: in fitting they had []" in message
     growing = example().fit_transform(Giving(lambda x: np.ones((len(x), len(x)))), "y", fit_on="all")
     message = refusal(lambda: fresh(y=[1.0, 2.0]).transform_like(growing))
-    assert message == "Giving on y of 'fresh' gives rows of width 2. There is: in fitting: 6."
+    assert message == "Giving on y of 'fresh' gives rows of width 2. Available: in fitting: 6."
 
 
 def test_fresh_data_that_have_the_new_column_already() -> None:
     there = example().fit_transform(Times(), "y", fit_on="all", into="w2")
     here = FeatureSet.from_dict("fresh", {"y": [1.0], "w2": [2.0]}, "y", "w2")
     message = refusal(lambda: here.transform_like(there))
-    assert "Times on y of 'fresh' makes the column 'w2', which is there already. There is: columns: y, w2" in message
+    assert "Times on y of 'fresh' makes the column 'w2', which is there already. Available: columns: y, w2" in message
 
 
 def test_transforms_are_taken_from_what_has_them_and_once() -> None:
     message = refusal(lambda: fresh().transform_like(example()))
     assert "'fresh' cannot be transformed like FeatureSet('fs'" in message
-    assert "it has no transforms. To do: give the feature set that fit_transform returned" in message
+    assert "it has no transforms. Hint: give the feature set that fit_transform returned" in message
     assert "cannot be transformed like 3" in refusal(lambda: fresh().transform_like(3))  # type: ignore[arg-type]
     there = fitted()
     done = fresh().transform_like(there)
     for again in (lambda: done.transform_like(there), lambda: there.transform_like(there)):
-        assert "has these transforms already. There is: FittedTransform(Shift on x, z" in refusal(again)
+        assert "has these transforms already. Available: FittedTransform(Shift on x, z" in refusal(again)
 
 
 def test_roles_of_fresh_data_stay_unless_the_transform_changes_them() -> None:

@@ -10,7 +10,7 @@ import pytest
 from anyaccel import FeatureSet, SequentialMLP
 from anyaccel.adapter import Applied
 from anyaccel.device import Device
-from anyaccel.numpy_backend import Module, ReferenceBackend, simulate
+from anyaccel.numpy_backend import Module, NumpyBackend, simulate
 from anyaccel.registry import Registry
 from anyaccel.testing.fake_plugins import plugin_module
 
@@ -23,7 +23,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
     """
 
     def exchange(*backends: object, policies: dict[str, object] | None = None) -> Registry:
-        registry = Registry(ReferenceBackend, lambda: ())
+        registry = Registry(NumpyBackend, lambda: ())
         for i, backend in enumerate(backends):
             registry.register(plugin_module(f"p{i}", backends=lambda backend=backend: [backend]), f"p{i}")
         if policies is not None:
@@ -35,11 +35,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
     return exchange
 
 
-class Twin(ReferenceBackend):
+class Twin(NumpyBackend):
     """A second framework that computes: NumPy under another name, for nodes that say `framework="twin"`."""
 
     framework = "twin"
-    roots = ("twin_models",)
+    import_roots = ("twin_models",)
 
     def __init__(self, devices: tuple[str, ...] = ("cpu",), vendor: str = "") -> None:
         self._there = [Device.parse(text) for text in devices]

@@ -13,24 +13,24 @@ from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.graph.transfers import route
-from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, ReferenceBackend
-from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend
+from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.phases.executor.border import carrier
 
 CPU, GPU = Device("cpu"), Device("gpu")
 
 
-class Unmoving(ReferenceOps):
+class Unmoving(NumpyOps):
     """A device is only a word here."""
 
     def move(self, array, device):
         return array
 
 
-class Guest(ReferenceBackend):
+class Guest(NumpyBackend):
     """NumPy under another name; counts what crosses, and says what a test wants it to say."""
 
-    roots = ("guest_models",)
+    import_roots = ("guest_models",)
     space = "host"
     image = ("", "")
     writer = False
@@ -60,7 +60,7 @@ class Guest(ReferenceBackend):
     def device_info(self, device):
         return DeviceInfo(str(device), memory_space=self.space, identity=getattr(self, "identity", ""))
 
-    def adopt(self, foreign, device):
+    def from_dlpack(self, foreign, device):
         self.crossed.append("adopt")
         return np.asarray(foreign)
 
@@ -71,10 +71,10 @@ class Guest(ReferenceBackend):
     def build(self, segment):
         return ArrayProgram(segment, Unmoving())
 
-    def writes(self, model, inputs):
+    def mutates_inputs(self, model, inputs):
         return self.writer
 
-    def layout(self, model):
+    def data_format(self, model):
         return self.image
 
     def share(self, device, fraction):
@@ -118,7 +118,7 @@ def test_within_one_framework_values_are_moved():
 
 def test_scalars_of_numpy_cross_as_arrays():
     guest = Guest()
-    crossed = carrier(ReferenceBackend(), CPU, guest, CPU)(np.float32(3))
+    crossed = carrier(NumpyBackend(), CPU, guest, CPU)(np.float32(3))
     assert isinstance(crossed, np.ndarray) and crossed.shape == ()
     assert guest.crossed == ["adopt"]
 
@@ -200,8 +200,8 @@ def test_images_read_in_another_order_of_axes_are_refused(serve, chain):
     with pytest.raises(errors.ShapeError) as caught:
         chain("first", "last")[0].graph.build()
     assert str(caught.value) == (
-        "node 'b' (last) reads images channels_last, and 'a' (first) gives them channels_first [3]. There is: the "
-        "numbers might fit by chance, the axes do not. To do: put a model between them that moves the channels, or "
+        "node 'b' (last) reads images channels_last, and 'a' (first) gives them channels_first [3]. Available: the "
+        "numbers might fit by chance, the axes do not. Hint: put a model between them that moves the channels, or "
         "build one of them channels_first."
     )
     chain("first", "first")[0].graph.build()
@@ -351,7 +351,7 @@ def test_a_loss_on_what_comes_first_in_another_framework_says_where_to_put_it(se
     with pytest.raises(errors.GraphError) as caught:
         states_of(serve, table, ("numpy", "guest", "numpy"), lambda: Dense(3), losses)
     assert str(caught.value) == (
-        "a loss on 'a' compares with 'b', which another framework computes after it. To do: put the loss on 'b', with "
+        "a loss on 'a' compares with 'b', which another framework computes after it. Hint: put the loss on 'b', with "
         "inputs=['outputs', 'a']."
     )
 
@@ -359,11 +359,11 @@ def test_a_loss_on_what_comes_first_in_another_framework_says_where_to_put_it(se
 def test_a_dtype_that_a_framework_lacks_is_told_with_the_node(serve, table):
     class Narrow(Guest):
         def infer(self, model, inputs, seed):
-            raise errors.MoveError("no float64 here", remedy="switch it on")
+            raise errors.MoveError("no float64 here", hint="switch it on")
 
     serve(Narrow())
     graph = ModelGraph([ModelNode("a", Dense(1), table().reference(), framework="guest")], "sgd")
-    with pytest.raises(errors.MoveError, match=r"node 'a' does not take .* no float64 here. To do: switch it on"):
+    with pytest.raises(errors.MoveError, match=r"node 'a' does not take .* no float64 here. Hint: switch it on"):
         graph.build()
 
 
@@ -372,8 +372,8 @@ def test_a_plugin_that_is_switched_off_is_told_of(serve, monkeypatch):
     with pytest.raises(errors.FrameworkError) as caught:
         serve().find("torch")
     assert str(caught.value) == (
-        "no plugin for the framework 'torch' is loaded, and ANYACCEL_PLUGINS says which are. There is: served here: "
-        "numpy. To do: add it to ANYACCEL_PLUGINS ('other' now), or python -m pip install anyaccel-torch."
+        "no plugin for the framework 'torch' is loaded, and ANYACCEL_PLUGINS says which are. Available: served here: "
+        "numpy. Hint: add it to ANYACCEL_PLUGINS ('other' now), or python -m pip install anyaccel-torch."
     )
 
 
@@ -391,6 +391,6 @@ def test_a_model_of_a_framework_without_its_plugin_is_no_estimator(serve, table,
     framework = backend or "tensorflow"
     assert str(caught.value) == (
         f"node 'net': keras.src.Sequential has no backend: no plugin for the framework '{framework}' is installed; "
-        f"Keras computes by {framework} here, as KERAS_BACKEND says. There is: backends for numpy. To do: "
+        f"Keras computes by {framework} here, as KERAS_BACKEND says. Available: backends for numpy. Hint: "
         f"python -m pip install anyaccel-{framework}."
     )

@@ -76,7 +76,7 @@ def test_a_graph_goes_there_and_back(graph):
     assert (again.label, again.seed, again.optimizer) == ("everything", 7, graph.optimizer)
     assert again.frozen == ("b",)
     assert again["a"].accelerator == Accelerator("gpu:1", pin_memory=True)
-    assert again["a"].accelerator.written == "cuda:1"
+    assert again["a"].accelerator.spec == "cuda:1"
     assert again["b"].outputs == ("y",) and again["b"].framework == "numpy"
     assert again["c"].axis == 0 and again["c"].upstreams == ("b.y", "a")
     assert again["d"].optimizer == graph["d"].optimizer
@@ -107,15 +107,15 @@ def test_a_convolutional_model_goes_there_and_back(table):
 def test_an_accelerator_is_kept_whole_by_nodes_and_phases(accelerator, table, mlp):
     """B19: pin_memory was dropped on the way."""
     graph = ModelGraph([ModelNode("a", mlp(), table().reference(), accelerator)])
-    phase = EvalPhase("e", data="all", accelerator=accelerator, after=accelerator)
+    phase = EvalPhase("e", data="all", accelerator=accelerator, final_device=accelerator)
     again = [
         read(through_json(graph.get_config()), graph)["a"].accelerator,
         Phase.from_config(through_json(phase.get_config())).accelerator,
-        Phase.from_config(through_json(phase.get_config())).after,
+        Phase.from_config(through_json(phase.get_config())).final_device,
     ]
     for one in again:
         assert one == accelerator
-        assert one is None or (one.written, one.vendor) == (accelerator.written, accelerator.vendor)
+        assert one is None or (one.spec, one.vendor) == (accelerator.written, accelerator.vendor)
 
 
 def test_nodes_that_share_a_model_share_it_afterwards(table, mlp):
@@ -140,7 +140,7 @@ def test_sharing_with_a_node_that_does_not_come_before_is_refused(table, mlp):
     config = graph.get_config()
     config["nodes"].reverse()
     with pytest.raises(
-        ConfigError, match=r"node 'b' shares the model of 'a', which is no node before it. There is: none"
+        ConfigError, match=r"node 'b' shares the model of 'a', which is no node before it. Available: none"
     ):
         read(config, graph)
 
@@ -157,7 +157,7 @@ def test_a_train_phase_goes_there_and_back():
         accelerator="cuda:0",
         strict=True,
         policy="spread",
-        after="cpu",
+        final_device="cpu",
     )
     config = through_json(phase.get_config())
     again = Phase.from_config(config)
@@ -165,7 +165,7 @@ def test_a_train_phase_goes_there_and_back():
     assert through_json(again.get_config()) == config
     assert (again.sampler, again.losses, again.n_epochs) == (phase.sampler, phase.losses, 5)
     assert [metric.label for metric in again.validation.metrics] == ["rmse", "fit"]
-    assert (again.strict, again.policy, str(again.after)) == (True, "spread", "cpu:0")
+    assert (again.strict, again.policy, str(again.final_device)) == (True, "spread", "cpu:0")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_data_by_their_objects_are_named_where_they_have_a_name(table):
     fs = table()
     train = fs.split_random({"train": 0.5, "test": 0.5})["train"]
     assert EvalPhase("e", data=train).get_config()["data"] == {"fs": "train"}
-    with pytest.raises(ConfigError, match=r"phase 'e' runs over data that have no name. To do: register a split"):
+    with pytest.raises(ConfigError, match=r"phase 'e' runs over data that have no name. Hint: register a split"):
         EvalPhase("e", data={"fs": train.feature_set.view()}).get_config()
 
 
@@ -220,7 +220,7 @@ def test_a_model_without_a_configuration_must_be_given(table, mlp):
     config = through_json(graph.get_config())
     assert config["nodes"][0]["model"] is None
     with pytest.raises(
-        ConfigError, match=r"node 'a' has a model that a configuration cannot hold. To do: give it: models="
+        ConfigError, match=r"node 'a' has a model that a configuration cannot hold. Hint: give it: models="
     ):
         read(config, graph)
     model = Dense(1)
@@ -238,7 +238,7 @@ def test_a_class_with_a_configuration_must_be_allowed(table):
         f"the configuration names the class '{__name__}:Small', which is not registered; nothing was imported"
         in message
     )
-    assert "There is: no class is allowed. To do: if you trust it, import it: allow=[Small]" in message
+    assert "Available: no class is allowed. Hint: if you trust it, import it: allow=[Small]" in message
     model = read(config, graph, allow=[Dense, Small])["a"].model
     assert (type(model), model.features, model.bias) == (Small, 3, False)
 
@@ -246,7 +246,7 @@ def test_a_class_with_a_configuration_must_be_allowed(table):
 def test_a_class_of_the_same_name_from_elsewhere_is_not_the_one_that_was_named(table):
     graph = ModelGraph([ModelNode("a", Small(3), table().reference())])
     other = type("Small", (Dense,), {"__module__": "elsewhere"})
-    with pytest.raises(ConfigError, match=r"which is not registered; nothing was imported. There is: elsewhere:Small"):
+    with pytest.raises(ConfigError, match=r"which is not registered; nothing was imported. Available: elsewhere:Small"):
         read(through_json(graph.get_config()), graph, allow=[other])
 
 
@@ -257,7 +257,7 @@ def test_a_model_that_is_given_goes_before_what_the_configuration_says(graph, ml
 
 def test_a_model_for_a_node_that_is_not_there_is_told(graph, mlp):
     with pytest.raises(
-        GraphError, match=r"graph 'everything' has no node 'aa'. There is: a, b, c, d. To do: did you mean"
+        GraphError, match=r"graph 'everything' has no node 'aa'. Available: a, b, c, d. Hint: did you mean"
     ):
         read(through_json(graph.get_config()), graph, models={"aa": mlp()})
 
@@ -280,7 +280,7 @@ def test_a_name_in_a_configuration_reaches_nothing_but_registered_models(graph):
     config = through_json(graph.get_config())
     for name in ("__class__", "SequentialMLP.__init__", "os.system", "Dense"):
         config["nodes"][0]["model"] = {"framework": "numpy", "name": name, "config": {}}
-        with pytest.raises(ConfigError, match=r"numpy has no model called .* There is: SequentialMLP"):
+        with pytest.raises(ConfigError, match=r"numpy has no model called .* Available: SequentialMLP"):
             read(config, graph)
 
 
@@ -296,23 +296,23 @@ NODE = {"type": "model", "label": "a", "upstreams": [{"feature_set": "fs"}], "mo
         (None, r"None is not the configuration of a graph"),
         ([], r"\[\] is not the configuration of a graph"),
         ({}, r"the configuration of a graph lacks nodes"),
-        ({"nodes": None}, r"nodes of a graph is None. There is: it is a list"),
-        ({"nodes": {}}, r"nodes of a graph is {}. There is: it is a list"),
+        ({"nodes": None}, r"nodes of a graph is None. Available: it is a list"),
+        ({"nodes": {}}, r"nodes of a graph is {}. Available: it is a list"),
         (
             {"nodes": [], "extra": 1},
-            r"the configuration of a graph has no extra. There is: label, nodes, optimizer, seed",
+            r"the configuration of a graph has no extra. Available: label, nodes, optimizer, seed",
         ),
-        ({"nodes": [None]}, r"a node's type is None. There is: model, concat"),
+        ({"nodes": [None]}, r"a node's type is None. Available: model, concat"),
         ({"nodes": [{"type": "lambda"}]}, r"a node's type is 'lambda'"),
         ({"nodes": [{"type": "model"}]}, r"the configuration of a ModelNode lacks label, upstreams"),
         ({"nodes": [{"type": "concat", "label": "c"}]}, r"the configuration of a ConcatNode lacks axis, upstreams"),
         ({"nodes": [{**NODE, "code": "x"}]}, r"the configuration of a ModelNode has no code"),
-        ({"nodes": [{**NODE, "upstreams": "fs"}]}, r"upstreams of node 'a' is 'fs'. There is: it is a list"),
+        ({"nodes": [{**NODE, "upstreams": "fs"}]}, r"upstreams of node 'a' is 'fs'. Available: it is a list"),
         ({"nodes": [{**NODE, "upstreams": [3]}]}, r"3 is not the configuration of a reference"),
         ({"nodes": [{**NODE, "upstreams": [{"feature_set": "x"}]}]}, r"names the feature set 'x', which was not given"),
         ({"nodes": [{**NODE, "accelerator": "gpu"}]}, r"'gpu' is not the configuration of an accelerator"),
         ({"nodes": [{**NODE, "optimizer": "adam"}]}, r"'adam' is not the configuration of an optimizer"),
-        ({"nodes": [{**NODE, "model": "x"}]}, r"node 'a': 'x' is not the configuration of a model. To do: write"),
+        ({"nodes": [{**NODE, "model": "x"}]}, r"node 'a': 'x' is not the configuration of a model. Hint: write"),
         ({"nodes": [{**NODE, "model": {**MODEL, "name": []}}]}, r"numpy has no model called '\[\]'"),
         ({"nodes": [{**NODE, "model": {**MODEL, "config": []}}]}, r"\[\] is not the configuration of a model"),
         (
@@ -367,7 +367,7 @@ def test_a_framework_that_is_not_here_says_what_to_install(table):
 
 
 def test_two_feature_sets_of_one_label_are_refused(table):
-    with pytest.raises(ConfigError, match=r"two feature sets are called 'fs'. To do: give each its own label"):
+    with pytest.raises(ConfigError, match=r"two feature sets are called 'fs'. Hint: give each its own label"):
         ModelGraph.from_config({"nodes": [NODE]}, feature_sets=[table(), table()])
 
 
@@ -384,14 +384,14 @@ def test_a_framework_s_own_optimizer_has_no_configuration(table, mlp):
 @pytest.mark.parametrize("config", [None, {}, {"label": "e"}, {"graph": {}, "more": 1}])
 def test_a_malformed_experiment_is_told_its_keys(config):
     with pytest.raises(
-        ConfigError, match=r"is not the configuration of an experiment. There is: keys label, graph and phases"
+        ConfigError, match=r"is not the configuration of an experiment. Available: keys label, graph and phases"
     ):
         Experiment.from_config(config)
 
 
 @pytest.mark.parametrize("phases", [None, "train", {"type": "train"}])
 def test_phases_of_an_experiment_are_a_list(phases, table):
-    with pytest.raises(ConfigError, match=r"the phases of an experiment are .* There is: they are a list"):
+    with pytest.raises(ConfigError, match=r"the phases of an experiment are .* Available: they are a list"):
         Experiment.from_config({"graph": {"nodes": [NODE]}, "phases": phases}, feature_sets=[table()])
 
 

@@ -132,7 +132,7 @@ def test_other_formats_are_refused(graph):
     with pytest.raises(GraphError) as caught:
         graph.visualize("png")
     assert str(caught.value) == (
-        "graph 'g' cannot be drawn as 'png'. There is: mermaid and svg. To do: write graph.visualize('svg')."
+        "graph 'g' cannot be drawn as 'png'. Available: mermaid and svg. Hint: write graph.visualize('svg')."
     )
 
 
@@ -142,8 +142,8 @@ def test_the_plan_of_another_graph_is_refused(graph, table, mlp):
     with pytest.raises(GraphError) as caught:
         graph.visualize(plan=plan)
     assert str(caught.value) == (
-        "the plan of 'eval' is of the graph 'other', not of 'g'. There is: a, c, d. "
-        "To do: make it anew with experiment.plan(phase)."
+        "the plan of 'eval' is of the graph 'other', not of 'g'. Available: a, c, d. "
+        "Hint: make it anew with experiment.plan(phase)."
     )
     with pytest.raises(GraphError, match="was given a plan of type str"):
         graph.visualize(plan="train")

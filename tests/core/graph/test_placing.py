@@ -21,7 +21,7 @@ CPU, SIM0, SIM1 = Device("cpu"), Device("sim", 0), Device("sim", 1)
 def plan(graph: ModelGraph, accelerator: object = None, **settings: object) -> Plan:
     """The plan of a phase that wants every tail of the graph."""
     where = None if accelerator is None else Accelerator.of(accelerator)
-    return resolve(graph, Request("p", where, wants=graph.tails, **settings)).plan
+    return resolve(graph, Request("p", where, wants=graph.output_nodes, **settings)).plan
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_strict_forbids_the_fallback_and_names_the_node(serve, chain):
     with pytest.raises(FrameworkError) as caught:
         plan(chain(None), "gpu:0", strict=True)
     assert str(caught.value) == (
-        "node 'a': numpy is not served on 'gpu'. There is: numpy on cpu, sim. "
-        "To do: choose one of these, or install the plugin for it."
+        "node 'a': numpy is not served on 'gpu'. Available: numpy on cpu, sim. "
+        "Hint: choose one of these, or install the plugin for it."
     )
 
 
@@ -90,12 +90,12 @@ def test_a_phase_on_a_device_that_is_not_there_is_an_error_even_if_no_node_wants
         plan(chain("cpu"), "sim:7")
     message = str(caught.value)
     assert "'sim:7' is not on this machine (2 simulated devices were made; anyaccel.simulate(8)" in message
-    assert "There is: cpu:0, sim:0, sim:1. To do: use one of these; `anyaccel devices` lists them" in message
+    assert "Available: cpu:0, sim:0, sim:1. Hint: use one of these; `anyaccel devices` lists them" in message
 
 
 def test_a_kind_that_nobody_serves_is_not_on_this_machine(chain):
     with pytest.raises(
-        DeviceUnavailableError, match=r"'npu:3' is not on this machine. There is: cpu:0. To do: use one"
+        DeviceUnavailableError, match=r"'npu:3' is not on this machine. Available: cpu:0. Hint: use one"
     ):
         plan(chain(None), "npu:3")
 
@@ -105,7 +105,7 @@ def test_a_node_on_a_device_that_is_not_there_is_named(chain, sims):
         plan(chain(None, "sim:2"))
     message = str(caught.value)
     assert "node 'b': sim:2 is not on this machine for numpy (2 simulated devices were made" in message
-    assert "There is: cpu:0, sim:0, sim:1. To do: make simulated devices first: anyaccel.simulate(3)" in message
+    assert "Available: cpu:0, sim:0, sim:1. Hint: make simulated devices first: anyaccel.simulate(3)" in message
 
 
 def test_a_device_of_another_framework_only_is_an_error_for_this_one(serve, twin, chain):
@@ -114,7 +114,7 @@ def test_a_device_of_another_framework_only_is_an_error_for_this_one(serve, twin
     graph = chain(None)
     graph["a"].framework = "twin"
     with pytest.raises(
-        DeviceUnavailableError, match=r"node 'a': gpu:1 is not on this machine for twin. There is: cpu:0, gpu:0"
+        DeviceUnavailableError, match=r"node 'a': gpu:1 is not on this machine for twin. Available: cpu:0, gpu:0"
     ):
         plan(graph, "gpu:1")
 
@@ -154,7 +154,7 @@ def test_nodes_that_share_a_model_are_trained_alike(what, table, mlp):
     else:
         graph["b"].optimizer = Optimizer("adam")
     with pytest.raises(
-        GraphError, match=r"share one model, and differ in being frozen or in optimizer. To do: freeze both"
+        GraphError, match=r"share one model, and differ in being frozen or in optimizer. Hint: freeze both"
     ):
         plan(graph)
 
@@ -254,7 +254,7 @@ def test_a_policy_chooses_for_nodes_without_an_accelerator_of_their_own(serve, c
 
 def test_a_policy_that_nobody_offers_is_an_error(chain):
     with pytest.raises(
-        PluginError, match=r"no plugin offers the placement policy 'spread'. There is: none. To do: install"
+        PluginError, match=r"no plugin offers the placement policy 'spread'. Available: none. Hint: install"
     ):
         plan(chain(None), policy="spread")
 
@@ -262,7 +262,7 @@ def test_a_policy_that_nobody_offers_is_an_error(chain):
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        ({"zzz": "cpu"}, PluginError, "policy 'odd' places zzz, which is no node of this phase. There is: a"),
+        ({"zzz": "cpu"}, PluginError, "policy 'odd' places zzz, which is no node of this phase. Available: a"),
         (None, PluginError, "policy 'odd' gave NoneType, not devices by label"),
         ({"a": "gpu:0"}, FrameworkError, "node 'a': numpy is not served on 'gpu'"),
         ({"a": "sim:0"}, DeviceUnavailableError, "node 'a': sim:0 is not on this machine for numpy"),
@@ -315,7 +315,7 @@ def test_every_reason_is_explained(serve, chain, sims):
 
 
 def test_a_node_that_is_not_in_the_plan_is_told(whole):
-    with pytest.raises(GraphError, match=r"'z' is not in the plan of 'p'. There is: a, b, c, d"):
+    with pytest.raises(GraphError, match=r"'z' is not in the plan of 'p'. Available: a, b, c, d"):
         plan(whole).device("z")
 
 
@@ -471,13 +471,13 @@ def test_a_model_is_not_shared_between_two_segments(serve, twin, table, mlp):
         ModelNode("c", model, "b"),
     ]
     with pytest.raises(
-        GraphError, match=r"node 'c' shares its model with a node of another segment. To do: give it a model"
+        GraphError, match=r"node 'c' shares its model with a node of another segment. Hint: give it a model"
     ):
         plan(ModelGraph(nodes))
 
 
 def test_a_node_that_the_phase_names_and_the_graph_has_not_is_answered_with_the_closest(chain):
-    with pytest.raises(GraphError, match=r"phase 'p' names the node 'aa'. There is: a, b. To do: did you mean 'a'"):
+    with pytest.raises(GraphError, match=r"phase 'p' names the node 'aa'. Available: a, b. Hint: did you mean 'a'"):
         resolve(chain(None, None), Request("p", wants=("aa",)))
 
 

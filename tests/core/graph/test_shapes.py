@@ -156,11 +156,11 @@ def test_an_output_that_is_not_there_is_named(given, said, table, mlp, parts):
         ModelGraph([*nodes, ModelNode("c", mlp(), given)]).build()
     message = str(caught.value)
     assert f"node 'c' takes {given!r}, which {given[0]!r} does not give" in message
-    assert f"There is: {said}. To do: " in message
+    assert f"Available: {said}. Hint: " in message
 
 
 def test_a_wrong_count_of_named_outputs_is_refused(table, parts):
-    with pytest.raises(GraphError, match=r"node 'a' names 3 outputs. There is: its model gives 2. To do: name each"):
+    with pytest.raises(GraphError, match=r"node 'a' names 3 outputs. Available: its model gives 2. Hint: name each"):
         ModelGraph([ModelNode("a", parts(2, 2), table().reference(), outputs=["x", "y", "z"])]).build()
 
 
@@ -206,13 +206,13 @@ def test_an_axis_that_samples_do_not_have_is_refused(axis, table, mlp):
     nodes = [ModelNode("a", mlp(3, 2), fs.reference()), ConcatNode("c", ["a", "a"], axis)]
     with pytest.raises(ShapeError) as caught:
         ModelGraph(nodes).build()
-    assert f"node 'c' joins along axis {axis}. There is: samples of shape [3, 2]" in str(caught.value)
+    assert f"node 'c' joins along axis {axis}. Available: samples of shape [3, 2]" in str(caught.value)
     assert "choose an axis of a sample, without the batch" in str(caught.value)
 
 
 def test_scalars_are_not_joined(table):
     fs = table(x=((), "float32"))
-    with pytest.raises(ShapeError, match=r"node 'c' joins along axis -1. There is: samples of shape \[\]"):
+    with pytest.raises(ShapeError, match=r"node 'c' joins along axis -1. Available: samples of shape \[\]"):
         ModelGraph([ConcatNode("c", [fs.reference(), fs.reference()])]).build()
 
 
@@ -274,7 +274,7 @@ def test_a_model_of_a_framework_without_a_plugin_says_what_to_install(module, di
         ModelGraph([ModelNode("a", alien(module), table().reference())]).build()
     message = str(caught.value)
     assert f"node 'a': {module}.Linear has no backend" in message
-    assert "There is: backends for numpy" in message
+    assert "Available: backends for numpy" in message
     assert f"python -m pip install {distribution}" in message
 
 
@@ -294,7 +294,7 @@ def test_a_model_of_nobody_names_the_node(model, table):
 def test_two_owners_of_one_model_are_both_named(serve, table, monkeypatch):
     monkeypatch.setitem(sys.modules, "both", ModuleType("both"))
     one, two = TinyBackend("one"), TinyBackend("two")
-    one.roots = two.roots = ("both",)
+    one.import_roots = two.import_roots = ("both",)
     serve(one, two)
     with pytest.raises(AmbiguousOwnerError) as caught:
         ModelGraph([ModelNode("a", alien("both.models"), table().reference())]).build()
@@ -315,14 +315,16 @@ def test_a_framework_that_nobody_serves_is_told_with_the_node(table, mlp):
     with pytest.raises(FrameworkError) as caught:
         ModelGraph([ModelNode("a", mlp(), table().reference(), framework="jax")]).build()
     message = str(caught.value)
-    assert "node 'a': no plugin for the framework 'jax' is installed. There is: served here: numpy" in message
+    assert "node 'a': no plugin for the framework 'jax' is installed. Available: served here: numpy" in message
     assert "python -m pip install anyaccel-jax" in message
 
 
 def test_a_backend_that_does_not_compute_is_told(serve, table):
     tiny = TinyBackend("tiny")
     serve(tiny)
-    with pytest.raises(CapabilityError, match=r"the backend of tiny does not compute. There is: it can place and move"):
+    with pytest.raises(
+        CapabilityError, match=r"the backend of tiny does not compute. Available: it can place and move"
+    ):
         ModelGraph([ModelNode("a", tiny.new(), table().reference())]).build()
 
 

@@ -161,9 +161,9 @@ def test_a_run_that_goes_on_in_another_process_is_bit_for_bit_the_same(table, un
 def test_a_run_over_several_devices_goes_on_bit_for_bit_whatever_was_moved_in_between(where, table, sims):
     whole, graph = build(table(), where), build(table(), where)
     run(whole, 4)
-    run(graph, 1, after="sim:1")
-    run(graph, 1, after="cpu")
-    Experiment("e", graph).run_phase(EvalPhase("eval", data="all", after="sim:0"))
+    run(graph, 1, final_device="sim:1")
+    run(graph, 1, final_device="cpu")
+    Experiment("e", graph).run_phase(EvalPhase("eval", data="all", final_device="sim:0"))
     fresh = build(table(), where, seed=99).load_state(through_a_file(graph.state()))
     run(fresh, 2)
     assert_same(fresh.state(), whole.state())
@@ -350,7 +350,7 @@ BIAS = "head/parameters/1.bias"
 MISTAKES = {
     "unknown node": (
         put("tail/parameters/w", ONE),
-        r"has 'tail/parameters/w', and graph 'graph' has no node 'tail'. There is: body",
+        r"has 'tail/parameters/w', and graph 'graph' has no node 'tail'. Available: body",
     ),
     "no node at all": (put("weights", ONE), r"the state has 'weights', and graph 'graph' has no node 'weights'"),
     "missing parameter": (drop(BIAS), r"state of node 'head' does not fit: it lacks parameters/1.bias"),
@@ -359,16 +359,16 @@ MISTAKES = {
         put("head/parameters/9.bias", ONE),
         r"'head' does not fit: the node has no parameters/9.bias",
     ),
-    "strange kind": (put("head/extras/w", ONE), r"the node has no extras/w. To do: load it into the graph that it was"),
+    "strange kind": (put("head/extras/w", ONE), r"the node has no extras/w. Hint: load it into the graph that it was"),
     "shape": (
         put(BIAS, np.zeros(2, "float32")),
-        r"bias is float32\[2\] in the state. There is: float32\[1\] in the graph",
+        r"bias is float32\[2\] in the state. Available: float32\[1\] in the graph",
     ),
-    "dtype": (put(BIAS, np.zeros(1)), r"bias is float64\[1\] in the state. There is: float32\[1\] in the graph"),
+    "dtype": (put(BIAS, np.zeros(1)), r"bias is float64\[1\] in the state. Available: float32\[1\] in the graph"),
     "objects": (put(BIAS, np.array([None])), r"is object\[1\] in the state"),
     "text": (put(BIAS, "text"), r"is <U4\[\] in the state"),
     "strange slot": (put("head/optimizer/m/nope", ONE), r"node 'head' does not fit: it has optimizer/m/nope"),
-    "slot of nothing": (put("head/optimizer/m", ONE), r"it has optimizer/m. There is: parameters/"),
+    "slot of nothing": (put("head/optimizer/m", ONE), r"it has optimizer/m. Available: parameters/"),
     "shape of a slot": (
         put("head/optimizer/m/1.bias", np.zeros(3)),
         r"head/optimizer/m/1.bias is float64\[3\] in the state",
@@ -376,7 +376,7 @@ MISTAKES = {
     "slots without a step": (drop("head/optimizer_step"), r"node 'head' has optimizer/.*, and no optimizer_step"),
     "step": (
         put("head/optimizer_step", np.array(1.5)),
-        r"optimizer_step is float64\[\] in the state. There is: it is one int",
+        r"optimizer_step is float64\[\] in the state. Available: it is one int",
     ),
     "seed": (put("seed", np.array([1, 2])), r"seed is int64\[2\] in the state"),
     "progress": (put("progress/train", "two"), r"progress/train is <U3\[\] in the state"),
@@ -398,7 +398,7 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_is_changed(mistake
 @pytest.mark.parametrize("given", [None, [], "state.npz", 3])
 def test_what_is_no_state_is_named(given, table):
     with pytest.raises(
-        StateError, match=rf"a {type(given).__name__} is not the state of a graph. To do: give what state"
+        StateError, match=rf"a {type(given).__name__} is not the state of a graph. Hint: give what state"
     ):
         build(table()).load_state(given)
 
@@ -407,7 +407,7 @@ def test_the_state_of_a_smaller_model_is_refused(table):
     one = ModelGraph([ModelNode("a", Dense(3), table().reference())])
     other = ModelGraph([ModelNode("a", Dense(4), table().reference())])
     with pytest.raises(
-        StateError, match=r"a/parameters/weight is float32\[3, 4\] in the state. There is: float32\[4, 4\]"
+        StateError, match=r"a/parameters/weight is float32\[3, 4\] in the state. Available: float32\[4, 4\]"
     ):
         other.load_state(one.state())
 
@@ -455,7 +455,7 @@ def test_a_state_of_what_an_estimator_has_still_to_feed(table, estimator, mlp):
     with pytest.raises(StateError) as caught:
         make().load_state(whole)
     assert str(caught.value) == (
-        "node 'b' cannot take a state: not built yet, it depends on an estimator that is not fitted. There is: e. "
-        "To do: put the fitted estimator into the graph first: neither a state nor a configuration holds it."
+        "node 'b' cannot take a state: not built yet, it depends on an estimator that is not fitted. Available: e. "
+        "Hint: put the fitted estimator into the graph first: neither a state nor a configuration holds it."
     )
     assert make(2.0).load_state(whole).state().keys() == whole.keys()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anyaccel import AppliedLoss, Experiment, FeatureSet, Loss, ModelGraph, ModelNode, Optimizer, TrainPhase
-from anyaccel.errors import AnyaccelError, ColumnError, GraphError, PhaseError, RecipeError, ShapeError
+from anyaccel.errors import AnyaccelError, ColumnError, GraphError, PhaseError, ShapeError, SpecError
 from anyaccel.graph import Request, Resolution, resolve
 from anyaccel.numpy_backend import Activation
 from anyaccel.segment import TensorSpec
@@ -41,8 +41,8 @@ def test_shapes_that_would_broadcast_or_fold_are_refused_naming_both(loss, outpu
         f"{loss} on node 'a' cannot compare its output float32{list(output)} with fs.y, float32{list(target)}"
         in message
     )
-    assert "losses never broadcast. There is: it takes " in message
-    assert "To do: change the model's output_shape, or choose another column" in message
+    assert "losses never broadcast. Available: it takes " in message
+    assert "Hint: change the model's output_shape, or choose another column" in message
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "binary_cross_entropy"])
@@ -126,18 +126,18 @@ def test_a_column_with_a_plus_is_not_mistaken_for_two_joined(mlp):
 @pytest.mark.parametrize("loss", ["mse", "mae", "binary_cross_entropy"])
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
 def test_integer_targets_of_a_loss_of_numbers_are_refused_with_the_remedy(loss, dtype, table, mlp):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         training(one(mlp(), table(y=((1,), dtype))), AppliedLoss(loss, on="a"))
     message = str(caught.value)
     assert f"{loss} on 'a' compares float32 outputs with fs.y, which is {dtype}" in message
-    assert "To do: say what the integers mean: feature_set.cast({'y': 'float32'}" in message
+    assert "Hint: say what the integers mean: feature_set.cast({'y': 'float32'}" in message
 
 
 def test_the_remedy_for_integer_targets_works_as_written(table, mlp):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         training(one(mlp(), table(y=((1,), "int64"))), AppliedLoss("mse", on="a"))
     feature_set = table(y=((1,), "int64"))
-    code = caught.value.remedy.partition(": ")[2]
+    code = caught.value.hint.partition(": ")[2]
     mended = eval(code, {"feature_set": feature_set})  # noqa: S307  # the message promises that this can be pasted
     assert columns(one(mlp(), mended), AppliedLoss("mse", on="a"))["fs.y"].dtype == "float32"
 
@@ -145,7 +145,7 @@ def test_the_remedy_for_integer_targets_works_as_written(table, mlp):
 def test_the_remedy_names_each_of_several_targets(mlp):
     data = {"x": np.zeros((8, 2), "float32"), "y": np.zeros(8, "int64"), "z": np.zeros(8, "int64")}
     fs = FeatureSet.from_dict("fs", data, "x", ["y", "z"])
-    with pytest.raises(RecipeError, match=r"feature_set.cast\({'y': 'float32', 'z': 'float32'}"):
+    with pytest.raises(SpecError, match=r"feature_set.cast\({'y': 'float32', 'z': 'float32'}"):
         training(one(mlp(2), fs), AppliedLoss("mse", on="a"))
 
 
@@ -180,7 +180,7 @@ def test_classes_that_do_not_fit_are_refused(output, target, dtype, table, mlp):
         training(one(mlp(*output), table(y=(target, dtype))), AppliedLoss("cross_entropy", on="a"))
     message = str(caught.value)
     assert f"its output float32{list(output)} with fs.y, {dtype}{list(target)}" in message
-    assert "There is: it takes logits [classes] and one class index, or probabilities [classes]" in message
+    assert "Available: it takes logits [classes] and one class index, or probabilities [classes]" in message
 
 
 def test_class_indices_that_came_as_floats_are_told_how_to_become_indices(table, mlp):
@@ -198,7 +198,7 @@ def test_a_class_index_out_of_range_is_caught_before_anything_moves(bad, said, m
     phase = TrainPhase("t", data="all", losses=[AppliedLoss("cross_entropy", on="a")], accelerator="sim:0")
     with pytest.raises(ColumnError) as caught:
         Experiment("e", graph).run_phase(phase)
-    assert f"fs.y has the class index {said}. There is: the model gives 3 classes, 0 to 2" in str(caught.value)
+    assert f"fs.y has the class index {said}. Available: the model gives 3 classes, 0 to 2" in str(caught.value)
     assert sims[0].used == sims[0].transfers.into.number == 0
     assert graph.progress == {}
 
@@ -212,7 +212,7 @@ def test_the_classes_are_those_of_the_output_that_is_compared(parts):
         Experiment("e", graph).run_phase(TrainPhase("t", data="all", losses=[loss]))
 
     run("0")
-    with pytest.raises(ColumnError, match=r"fs.y has the class index 2. There is: the model gives 2 classes, 0 to 1"):
+    with pytest.raises(ColumnError, match=r"fs.y has the class index 2. Available: the model gives 2 classes, 0 to 1"):
         run("1")
 
 
@@ -249,7 +249,7 @@ def test_several_targets_that_could_be_meant_are_listed(table, mlp):
     nodes = [ModelNode("a", mlp(), [table("one").reference(), table("two").reference()])]
     with pytest.raises(ColumnError) as caught:
         training(ModelGraph(nodes, "sgd"), AppliedLoss("mse", on="a"))
-    assert "takes 'targets', and there are several. There is: one.y, two.y. To do: name one of these" in str(
+    assert "takes 'targets', and there are several. Available: one.y, two.y. Hint: name one of these" in str(
         caught.value
     )
     loss = AppliedLoss("mse", on="a", inputs=["outputs", "two.y"])
@@ -266,7 +266,7 @@ def test_any_column_can_be_named_a_feature_too(table, mlp):
 
 
 def test_a_column_that_is_not_there_is_answered_with_the_closest(table, mlp):
-    with pytest.raises(ColumnError, match=r"'fs' has no column 'yy'. There is: x, y. To do: did you mean 'y'"):
+    with pytest.raises(ColumnError, match=r"'fs' has no column 'yy'. Available: x, y. Hint: did you mean 'y'"):
         training(one(mlp(), table()), AppliedLoss("mse", on="a", inputs=["outputs", "fs.yy"]))
 
 
@@ -276,7 +276,7 @@ def test_a_name_that_means_nothing_gets_the_list(text, table, mlp):
         training(one(mlp(), table()), AppliedLoss("mse", on="a", inputs=["outputs", text]))
     message = str(caught.value)
     assert f"the loss on 'a' takes {text!r}, which is nothing in this graph" in message
-    assert "There is: outputs, targets, fs.x, a. To do: use one of these names" in message
+    assert "Available: outputs, targets, fs.x, a. Hint: use one of these names" in message
 
 
 # -- which outputs -----------------------------------------------------------------------------------------------------
@@ -290,10 +290,10 @@ def test_a_named_output_is_compared(table, parts):
 
 
 def test_several_outputs_must_be_told_apart(table, parts):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         training(one(parts(2, 2), table()), AppliedLoss("mse", on="a"))
     message = str(caught.value)
-    assert "mse on 'a': 'a' has several outputs. There is: a.0, a.1" in message
+    assert "mse on 'a': 'a' has several outputs. Available: a.0, a.1" in message
     assert "write inputs=['outputs.NAME', 'targets']" in message
 
 
@@ -332,7 +332,7 @@ def test_the_output_of_another_node_is_what_its_targets_are_compared_with(table,
 
 def test_order_matters_where_the_loss_is_not_symmetric(table, mlp):
     graph = one(mlp(3), table(y=((), "int64")))
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         training(graph, AppliedLoss("cross_entropy", on="a", inputs=["targets", "outputs"]))
     assert "cross_entropy on 'a' is called with 'targets' first, which is no output" in str(caught.value)
     assert "write inputs=['outputs', 'targets'], in this order" in str(caught.value)
@@ -341,12 +341,12 @@ def test_order_matters_where_the_loss_is_not_symmetric(table, mlp):
 
 @pytest.mark.parametrize("inputs", [["outputs"], ["outputs", "targets", "targets"]])
 def test_a_named_loss_compares_two_values(inputs, table, mlp):
-    with pytest.raises(RecipeError, match=rf"mse on 'a' compares two values, and is given {len(inputs)}. To do: write"):
+    with pytest.raises(SpecError, match=rf"mse on 'a' compares two values, and is given {len(inputs)}. Hint: write"):
         training(one(mlp(), table()), AppliedLoss("mse", on="a", inputs=inputs))
 
 
 def test_a_loss_on_a_node_that_is_not_there_is_answered_with_the_closest(table, mlp):
-    with pytest.raises(GraphError, match=r"phase 'p' names the node 'aa'. There is: a. To do: did you mean 'a'"):
+    with pytest.raises(GraphError, match=r"phase 'p' names the node 'aa'. Available: a. Hint: did you mean 'a'"):
         training(one(mlp(), table()), AppliedLoss("mse", on="aa"))
 
 
@@ -354,7 +354,7 @@ def test_a_loss_on_a_node_that_is_not_there_is_answered_with_the_closest(table, 
 
 
 def test_a_phase_that_trains_without_a_loss_is_refused(table, mlp):
-    with pytest.raises(PhaseError, match=r"phase 'p' trains and has no loss\. .* To do: give losses=\[AppliedLoss"):
+    with pytest.raises(PhaseError, match=r"phase 'p' trains and has no loss\. .* Hint: give losses=\[AppliedLoss"):
         training(one(mlp(), table()))
 
 
@@ -369,7 +369,7 @@ def test_nothing_to_train_says_why_of_each_node(table, mlp):
     nodes = [ModelNode("a", mlp(), table().reference()), ModelNode("b", Activation("tanh"), "a")]
     with pytest.raises(PhaseError) as caught:
         training(ModelGraph(nodes, "sgd").freeze("a"), AppliedLoss("mse", on="b"))
-    assert "phase 'p' has nothing to train. There is: a (frozen), b (no parameters)" in str(caught.value)
+    assert "phase 'p' has nothing to train. Available: a (frozen), b (no parameters)" in str(caught.value)
     assert "unfreeze a node that a loss depends on" in str(caught.value)
 
 
@@ -384,16 +384,16 @@ def test_a_node_that_no_loss_depends_on_is_noted(table, mlp):
 
 def test_an_optimizer_of_another_framework_is_refused_naming_the_node(table, mlp):
     adam = type("Adam", (), {"__module__": "torch.optim.adam"})
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         training(one(mlp(), table(), Optimizer(adam)), AppliedLoss("mse", on="a"))
     assert "node 'a' is of numpy, which does not take the optimizer 'Adam'" in str(caught.value)
     assert "use a named optimizer, or one of numpy's own" in str(caught.value)
 
 
 def test_unknown_recipes_are_refused_when_they_are_written():
-    with pytest.raises(RecipeError, match=r"no optimizer is called 'adamz'. There is: sgd, momentum, adam, adamw"):
+    with pytest.raises(SpecError, match=r"no optimizer is called 'adamz'. Available: sgd, momentum, adam, adamw"):
         Optimizer("adamz")
-    with pytest.raises(RecipeError, match=r"no loss is called 'rmse'. There is: mse, mae, cross_entropy"):
+    with pytest.raises(SpecError, match=r"no loss is called 'rmse'. Available: mse, mae, cross_entropy"):
         AppliedLoss("rmse", on="a")
 
 
@@ -456,7 +456,7 @@ def test_an_estimator_between_a_loss_and_a_trained_node_is_refused(table, mlp, e
 def test_an_estimator_that_is_not_fitted_cannot_be_asked(table, mlp, estimator):
     graph = ModelGraph([ModelNode("e", estimator(), table().reference())])
     with pytest.raises(
-        PhaseError, match=r"phase 'p' needs 'e', an estimator that has not been fitted. To do: run a FitPhase"
+        PhaseError, match=r"phase 'p' needs 'e', an estimator that has not been fitted. Hint: run a FitPhase"
     ):
         resolve(graph, Request("p", wants=("e",)))
 

@@ -31,13 +31,13 @@ def test_an_unknown_upstream_is_answered_with_the_closest_label(table, mlp):
     with pytest.raises(GraphError) as caught:
         ModelGraph([ModelNode("encoder", mlp(), table().reference()), ModelNode("head", mlp(), "encodr")])
     assert str(caught.value) == (
-        "node 'head' takes its input from 'encodr', which is no node. There is: encoder, head. "
-        "To do: did you mean 'encoder'?"
+        "node 'head' takes its input from 'encodr', which is no node. Available: encoder, head. "
+        "Hint: did you mean 'encoder'?"
     )
 
 
 def test_an_unknown_upstream_like_no_other_gets_the_list(table, mlp):
-    with pytest.raises(GraphError, match=r"which is no node. There is: a, b. To do: use one of these labels"):
+    with pytest.raises(GraphError, match=r"which is no node. Available: a, b. Hint: use one of these labels"):
         ModelGraph([ModelNode("a", mlp(), table().reference()), ModelNode("b", mlp(), "zzz.0")])
 
 
@@ -61,29 +61,29 @@ def test_a_node_that_feeds_itself_is_a_cycle(mlp):
 
 def test_two_nodes_of_one_label_are_refused(table, mlp):
     fs = table()
-    with pytest.raises(GraphError, match=r"two nodes are called 'a'. There is: a. To do: give each its own label"):
+    with pytest.raises(GraphError, match=r"two nodes are called 'a'. Available: a. Hint: give each its own label"):
         ModelGraph([ModelNode("a", mlp(), fs.reference()), ModelNode("a", mlp(), fs.reference())])
 
 
 def test_a_node_may_not_be_called_like_a_feature_set(table, mlp):
-    with pytest.raises(GraphError, match=r"'fs' names a node and a feature set. To do: rename one of them"):
+    with pytest.raises(GraphError, match=r"'fs' names a node and a feature set. Hint: rename one of them"):
         ModelGraph([ModelNode("fs", mlp(), table("fs").reference())])
 
 
 def test_two_feature_sets_of_one_label_are_refused(table, mlp):
-    with pytest.raises(GraphError, match=r"two feature sets are called 'fs'. To do: give each its own label"):
+    with pytest.raises(GraphError, match=r"two feature sets are called 'fs'. Hint: give each its own label"):
         ModelGraph([ModelNode("a", mlp(), table().reference()), ModelNode("b", mlp(), table().reference())])
 
 
 def test_an_empty_graph_is_refused():
-    with pytest.raises(GraphError, match=r"graph 'g' has no node. To do: give it ModelNode\(\.\.\.\) objects"):
+    with pytest.raises(GraphError, match=r"graph 'g' has no node. Hint: give it ModelNode\(\.\.\.\) objects"):
         ModelGraph([], label="g")
 
 
 @pytest.mark.parametrize("nodes", ["model", "feature set", "text"])
 def test_what_is_no_node_is_named(nodes, table, mlp):
     given = {"model": mlp(), "feature set": table(), "text": "a"}[nodes]
-    with pytest.raises(GraphError, match=rf"a {type(given).__name__} is no node. To do: wrap it: ModelNode\('LABEL'"):
+    with pytest.raises(GraphError, match=rf"a {type(given).__name__} is no node. Hint: wrap it: ModelNode\('LABEL'"):
         ModelGraph([given])
 
 
@@ -127,7 +127,7 @@ def test_nodes_are_found_by_label_in_the_order_given(chain):
 def test_a_label_that_is_not_there_is_answered_with_the_closest(table, mlp):
     graph = ModelGraph([ModelNode("encoder", mlp(), table().reference())], label="g")
     with pytest.raises(
-        GraphError, match=r"graph 'g' has no node 'encodre'. There is: encoder. To do: did you mean 'encoder'\?"
+        GraphError, match=r"graph 'g' has no node 'encodre'. Available: encoder. Hint: did you mean 'encoder'\?"
     ):
         graph["encodre"]
 
@@ -216,7 +216,7 @@ def test_replacing_what_is_not_there_names_the_closest(chain, mlp):
 
 def test_a_node_that_feeds_others_is_not_removed(chain):
     with pytest.raises(
-        GraphError, match=r"node 'a' feeds 'b'. To do: remove or rewire these first, or use replace_node"
+        GraphError, match=r"node 'a' feeds 'b'. Hint: remove or rewire these first, or use replace_node"
     ):
         chain.remove_node("a")
     assert list(chain.nodes) == ["a", "b", "c"]
@@ -252,8 +252,8 @@ def test_freezing_takes_lists_too(chain):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], r"^\[\] names no node\. There is: .* To do: give labels, freeze\('NODE', 'NODE'\), or nothing for all"),
-        (3, r"^3 is no label of a node\. There is: "),
+        ([], r"^\[\] names no node\. Available: .* Hint: give labels, freeze\('NODE', 'NODE'\), or nothing for all"),
+        (3, r"^3 is no label of a node\. Available: "),
         (None, r"^None is no label of a node"),
         ([["a"]], r"is no label of a node"),
     ],
@@ -318,7 +318,7 @@ def test_a_back_edge_is_a_cycle_that_can_be_walked(parents, data):
     nodes[end].upstreams = (*nodes[end].upstreams, start)
     with pytest.raises(GraphError) as caught:
         topology.topological(nodes)
-    walk = caught.value.asked.removeprefix("the graph has a cycle: ").split(" -> ")
+    walk = caught.value.problem.removeprefix("the graph has a cycle: ").split(" -> ")
     assert walk[0] == walk[-1] and len(set(walk)) == len(walk) - 1
     assert all(after in nodes[label].upstreams for label, after in itertools.pairwise(walk))
 
@@ -327,7 +327,7 @@ def test_a_back_edge_is_a_cycle_that_can_be_walked(parents, data):
 def test_the_closest_label_is_the_one_that_difflib_finds(label, labels):
     error = topology.unknown_node("asked", label, labels)
     close = difflib.get_close_matches(label, labels, n=1)
-    assert (repr(close[0]) in error.remedy) if close else error.remedy == "use one of these labels"
+    assert (repr(close[0]) in error.hint) if close else error.hint == "use one of these labels"
 
 
 def test_a_graph_may_be_deep(table):
@@ -335,7 +335,7 @@ def test_a_graph_may_be_deep(table):
     nodes += [ModelNode(f"n{i}", object(), f"n{i - 1}") for i in range(1, 3000)]
     graph = ModelGraph(nodes[::-1])
     assert topology.topological(graph.nodes) == [f"n{i}" for i in range(3000)]
-    assert graph.tails == ("n2999",)
+    assert graph.output_nodes == ("n2999",)
 
 
 def test_a_graph_that_nobody_holds_is_gone_at_once_with_its_models(table, mlp):
@@ -355,5 +355,5 @@ def test_a_graph_that_nobody_holds_is_gone_at_once_with_its_models(table, mlp):
 
 
 def test_a_label_that_is_no_text_is_answered_like_any_other(table, mlp):
-    with pytest.raises(GraphError, match=r"graph 'graph' has no node 3. There is: a. To do: use one of these labels"):
+    with pytest.raises(GraphError, match=r"graph 'graph' has no node 3. Available: a. Hint: use one of these labels"):
         ModelGraph([ModelNode("a", mlp(), table().reference())])[3]

@@ -13,8 +13,8 @@ from anyaccel import registry as registry_module
 from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.hookspecs import MOMENTS, hookimpl
-from anyaccel.numpy_backend import Dense, ReferenceBackend, SimArray, Simulation, simulate
+from anyaccel.hookspecs import HOOKS, hookimpl
+from anyaccel.numpy_backend import Dense, NumpyBackend, SimArray, Simulation, simulate
 from anyaccel.phases import Callback, EvalPhase, TrainPhase
 from anyaccel.registry import Registry
 from anyaccel.specs import AppliedLoss, Optimizer
@@ -25,7 +25,7 @@ MSE = AppliedLoss("mse", on="net")
 @pytest.fixture(autouse=True)
 def numpy_only(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """The process's registry exchanged for one with the built-in backend, to which a test may register plugins."""
-    registry = Registry(ReferenceBackend, lambda: ())
+    registry = Registry(NumpyBackend, lambda: ())
     monkeypatch.setattr(registry_module, "_registry", [registry])
     return registry
 
@@ -145,7 +145,7 @@ Seen = list[tuple[str, str, dict[str, Any]]]
 """Who was called, at which moment, with what."""
 
 
-def plugin_spy(seen: Seen, moments: tuple[str, ...] = MOMENTS, act: Any = None) -> ModuleType:
+def plugin_spy(seen: Seen, moments: tuple[str, ...] = HOOKS, act: Any = None) -> ModuleType:
     """A plugin that writes every moment down, then does `act(moment)`."""
     module = ModuleType("spy")
     told = {
@@ -169,7 +169,7 @@ def plugin_spy(seen: Seen, moments: tuple[str, ...] = MOMENTS, act: Any = None) 
     return module
 
 
-def callback_spy(seen: Seen, moments: tuple[str, ...] = MOMENTS, act: Any = None) -> Callback:
+def callback_spy(seen: Seen, moments: tuple[str, ...] = HOOKS, act: Any = None) -> Callback:
     """A callback that does the same."""
 
     def method(moment: str) -> Callable[..., None]:

@@ -17,7 +17,7 @@ from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
-from anyaccel.numpy_backend import BatchNorm, Dense, ReferenceBackend, Sequential, SequentialMLP
+from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import Callback, TrainPhase
 from anyaccel.phases.loading import provision
 from anyaccel.registry import Registry
@@ -122,9 +122,9 @@ def test_one_batch_is_itself() -> None:
 def elsewhere(numpy_only: Registry) -> None:
     """Two more frameworks, `one` and `two`: NumPy under other names."""
 
-    class Other(ReferenceBackend):
+    class Other(NumpyBackend):
         kinds = ("cpu",)
-        roots = ("elsewhere",)
+        import_roots = ("elsewhere",)
 
         def __init__(self, framework: str) -> None:
             self.framework = framework  # type: ignore[misc]
@@ -266,6 +266,6 @@ def test_batches_that_differ_cannot_be_put_together(schedule: str) -> None:
         with pytest.raises(PhaseError) as caught:
             attempt(phase)
         assert str(caught.value) == (
-            "phase 't' has accumulate=2, and samplers whose batches differ from each other. To do: draw larger batches "
+            "phase 't' has accumulate=2, and samplers whose batches differ from each other. Hint: draw larger batches "
             "instead, or give all samplers one batch size by 'zip_strict'."
         )

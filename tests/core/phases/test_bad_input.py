@@ -14,10 +14,10 @@ from anyaccel.errors import (
     GraphError,
     PhaseError,
     PluginError,
-    RecipeError,
     SamplerError,
     ShapeError,
     SourceError,
+    SpecError,
     SplitError,
 )
 from anyaccel.experiment import Experiment
@@ -113,21 +113,21 @@ def test_a_feature_set_without_data(house, data):
     house(
         training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train"}),
         PhaseError,
-        "phase 'bad' has data for data. There is: the graph takes data, other",
+        "phase 'bad' has data for data. Available: the graph takes data, other",
         "give data={'data': ..., 'other': ...}, a split or view for each",
         "outputs=['NODE']",
     )
 
 
 def test_data_of_another_feature_set(house, table):
-    house(training(data=table(16, "elsewhere")), PhaseError, "has data for elsewhere. There is: the graph takes data")
+    house(training(data=table(16, "elsewhere")), PhaseError, "has data for elsewhere. Available: the graph takes data")
 
 
 def test_data_for_a_feature_set_that_takes_no_part(house, table):
     house(
         training(data={"data": "train", "other": "all"}),
         PhaseError,
-        "has data for data, other. There is: the graph takes data",
+        "has data for data, other. Available: the graph takes data",
     )
 
 
@@ -139,7 +139,7 @@ def test_no_data_at_all(house):
     ("given", "message"),
     [
         ([1, 2], "batch 0 of source 'data' in epoch 0 (both counted from 0) has 1 part for"),
-        (np.zeros(3), "a ndarray was given as the data of 'data'. To do: write FeatureSet.from_dict"),
+        (np.zeros(3), "a ndarray was given as the data of 'data'. Hint: write FeatureSet.from_dict"),
     ],
     ids=["list", "array"],
 )
@@ -159,7 +159,7 @@ def test_unequal_rows_in_two_feature_sets(house):
     house(
         training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train", "other": "all"}),
         PhaseError,
-        "different numbers of rows. There is: data: 16, other: 8",
+        "different numbers of rows. Available: data: 16, other: 8",
         "batches are drawn together",
     )
 
@@ -215,7 +215,7 @@ def test_drop_last_that_leaves_no_batch(house):
     house(
         training(sampler=SimpleSampler(17, drop_last=True)),
         SamplerError,
-        "drop_last leaves no batch of 17. There is: 16 rows",
+        "drop_last leaves no batch of 17. Available: 16 rows",
         "use a batch size of at most 16",
     )
 
@@ -234,7 +234,7 @@ def test_losses_that_would_broadcast(house):
 def test_integers_as_targets_of_a_regression(house):
     house(
         training(losses=[AppliedLoss("mse", on="net", inputs=["outputs", "data.c"])]),
-        RecipeError,
+        SpecError,
         "mse on 'net' compares float32 outputs with data.c, which is int64",
         "feature_set.cast({'c': 'float32'}, keep_splits=True)",
     )
@@ -269,7 +269,7 @@ def test_metrics_without_a_column_to_compare_with(house):
 
 def test_two_metrics_of_one_label(house):
     metrics = [Metric(lambda outputs, targets: 0.0), Metric(lambda outputs, targets: 1.0)]
-    house(evaluation(metrics=metrics), RecipeError, "phase 'bad' has two metrics called <lambda>", "give each a label=")
+    house(evaluation(metrics=metrics), SpecError, "phase 'bad' has two metrics called <lambda>", "give each a label=")
 
 
 # -- devices and recipes -----------------------------------------------------------------------------------------------
@@ -282,8 +282,10 @@ def test_a_device_that_is_not_here(house, make):
 
 
 def test_a_device_for_afterwards_that_is_not_here(house):
-    house(training(after="sim:9"), DeviceUnavailableError, "sim:9 is not on this machine for numpy", "sim:0, sim:1")
-    house(evaluation(after="gpu:3"), FrameworkError, "numpy is not served on 'gpu'", "numpy on cpu, sim")
+    house(
+        training(final_device="sim:9"), DeviceUnavailableError, "sim:9 is not on this machine for numpy", "sim:0, sim:1"
+    )
+    house(evaluation(final_device="gpu:3"), FrameworkError, "numpy is not served on 'gpu'", "numpy on cpu, sim")
 
 
 def test_a_policy_that_nobody_offers(house):
@@ -312,12 +314,12 @@ def test_a_fallback_is_forbidden_by_strict(numpy_only, line, experiment, train):
 def test_nodes_that_are_not_served_afterwards_stay_unless_it_is_strict(numpy_only, line, experiment, train):
     offer_tpu(numpy_only)
     with pytest.raises(FrameworkError, match="numpy is not served on 'tpu'"):
-        experiment(line()).run_phase(train(after="tpu"))
+        experiment(line()).run_phase(train(final_device="tpu"))
 
 
 def test_training_with_everything_frozen(data, line, experiment, train):
     graph = line().freeze()
-    with pytest.raises(PhaseError, match=r"nothing to train. There is: net \(frozen\). To do: unfreeze a node"):
+    with pytest.raises(PhaseError, match=r"nothing to train. Available: net \(frozen\). Hint: unfreeze a node"):
         experiment(graph).run_phase(train())
 
 
@@ -422,7 +424,7 @@ def test_a_column_that_a_transform_made_is_missing_in_raw_data():
     with pytest.raises(
         ColumnError,
         match=r"'d' has no column 'z', which the graph's data have from a transform.*Hundredth on y into z.*"
-        r"To do: give fresh.transform_like\(data\)",
+        r"Hint: give fresh.transform_like\(data\)",
     ):
         Experiment("e", ModelGraph(nodes), progress="none").run_phase(phase)
 

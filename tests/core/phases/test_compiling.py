@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from anyaccel import SimpleSampler
 from anyaccel.adapter import ArrayProgram
-from anyaccel.backend import Offer, Stepping
+from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.data import FeatureSet
 from anyaccel.errors import CompileError, CompileWarning, OutOfMemoryError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.numpy_backend import Dense, ReferenceBackend, SequentialMLP
+from anyaccel.numpy_backend import Dense, NumpyBackend, SequentialMLP
 from anyaccel.phases import (
     Callback,
     EarlyStopping,
@@ -54,25 +54,27 @@ class Fake(ArrayProgram):
 
     speeds: SimpleNamespace
 
-    def steps(self, columns: Any, orders: Any, start: int, count: int, batch: int, parts: int = 1) -> Any:
+    def train_steps(
+        self, columns: Any, orders: Any, start: int, n_steps: int, batch_size: int, n_microbatches: int = 1
+    ) -> Any:
         speeds = self.speeds
-        compiled = (batch, parts, len(orders[0])) in speeds.compiled
-        speeds.calls.append(("compiled" if compiled else "plain", count, batch, parts))
-        speeds.clock.now += speeds.call + count * speeds.each * (speeds.ratio if compiled else 1.0)
+        compiled = (batch_size, n_microbatches, len(orders[0])) in speeds.compiled
+        speeds.calls.append(("compiled" if compiled else "plain", n_steps, batch_size, n_microbatches))
+        speeds.clock.now += speeds.call + n_steps * speeds.each * (speeds.ratio if compiled else 1.0)
         if speeds.computes:
-            return super().steps(columns, orders, start, count, batch, parts)
-        return np.broadcast_to(np.zeros((1, 1)), (count + 1, 1))  # more rows than steps are allowed
+            return super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
+        return np.broadcast_to(np.zeros((1, 1)), (n_steps + 1, 1))  # more rows than steps are allowed
 
-    def offer(self, most: int) -> Offer | None:
-        self.speeds.offers.append(most)
+    def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
+        self.speeds.offers.append(max_steps)
         return self.speeds.offered
 
-    def compile(self, columns: Any, orders: Any, batch: int, parts: int = 1) -> None:
-        self.speeds.asked.append((batch, parts, len(orders[0])))
+    def compile(self, columns: Any, orders: Any, batch_size: int, n_microbatches: int = 1) -> None:
+        self.speeds.asked.append((batch_size, n_microbatches, len(orders[0])))
         self.speeds.clock.now += self.speeds.seconds
         if self.speeds.fails is not None:
             raise self.speeds.fails
-        self.speeds.compiled.add((batch, parts, len(orders[0])))
+        self.speeds.compiled.add((batch_size, n_microbatches, len(orders[0])))
 
 
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
@@ -99,9 +101,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
             }
         )
         if "offered" not in given:
-            found.offered = Offer(found.seconds, found.ratio)
+            found.offered = CompileEstimate(found.seconds, found.ratio)
         monkeypatch.setattr(Fake, "speeds", found, raising=False)
-        monkeypatch.setattr(ReferenceBackend, "build", lambda self, segment: Fake(segment, _ops()))
+        monkeypatch.setattr(NumpyBackend, "build", lambda self, segment: Fake(segment, _ops()))
         clock.now = 0.0
         return found
 
@@ -109,9 +111,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
 
 
 def _ops() -> Any:
-    from anyaccel.numpy_backend.ops import ReferenceOps
+    from anyaccel.numpy_backend.ops import NumpyOps
 
-    return ReferenceOps()
+    return NumpyOps()
 
 
 @pytest.fixture
@@ -138,12 +140,12 @@ def train(steps: int, epochs: int = 1, *, rest: int = 0, batch: int = 4, **setti
 
 def told(result: Any) -> list[str]:
     """What was said of compiling, but for what is routine."""
-    return [event.text for event in result.events if event.what == "compile" and not event.routine]
+    return [event.text for event in result.events if event.what == "compile" and not event.verbose]
 
 
 def why_not(result: Any) -> list[str]:
     """What was said where steps are not compiled."""
-    return [event.text for event in result.events if event.what == "compile" and event.routine]
+    return [event.text for event in result.events if event.what == "compile" and event.verbose]
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------
@@ -254,14 +256,18 @@ def test_epochs_that_one_call_takes_are_timed(speeds: Callable[..., SimpleNamesp
 
 
 def test_what_costs_nothing_is_compiled_at_once(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds(offered=Offer(0.0, 0.5), seconds=0.0)
+    found = speeds(offered=CompileEstimate(0.0, 0.5), seconds=0.0)
     result = train(10)
     assert [kind for kind, *_ in found.calls] == ["compiled"] * len(found.calls)
     assert told(result) == ["steps compiled in 0.0 s: that takes no longer than plain steps do"]
 
 
-@pytest.mark.parametrize("offered", [None, Offer(0.0, 2.0), Offer(3.0, 1.0), Offer(0.5, 1.5)])
-def test_what_brings_nothing_is_not_compiled(offered: Offer | None, speeds: Callable[..., SimpleNamespace]) -> None:
+@pytest.mark.parametrize(
+    "offered", [None, CompileEstimate(0.0, 2.0), CompileEstimate(3.0, 1.0), CompileEstimate(0.5, 1.5)]
+)
+def test_what_brings_nothing_is_not_compiled(
+    offered: CompileEstimate | None, speeds: Callable[..., SimpleNamespace]
+) -> None:
     found = speeds(offered=offered)
     for callbacks in ([], [EARLY]):
         result = train(1000, 20, batch=1, callbacks=callbacks)
@@ -276,7 +282,7 @@ def test_an_offer_may_come_later(speeds: Callable[..., SimpleNamespace]) -> None
 
     class Later(Callback):
         def epoch_start(self, run: Any) -> None:
-            found.offered = Offer(1.0, 0.1) if run.epoch == 3 else found.offered
+            found.offered = CompileEstimate(1.0, 0.1) if run.epoch == 3 else found.offered
 
     train(1000, 100, batch=1, callbacks=[Later()])
     assert found.asked and 2900 < sum(count for kind, count, _, _ in found.calls if kind == "plain") < 3100
@@ -301,7 +307,7 @@ def test_why_nothing_is_compiled_is_said_once_and_with_what_plain_steps_took(
     speeds(each=2e-4, ratio=0.5, seconds=14.0)
     result = train(200, 10)
     (event,) = [one for one in result.events if one.what == "compile"]
-    assert (event.epoch, event.step, event.routine) == (9, 200, True)
+    assert (event.epoch, event.step, event.verbose) == (9, 200, True)
     assert event.text == (
         "steps are not compiled: compiling would take about 14.0 s and save 0.2 s in 1,999 steps of 0.2 ms"
     )
@@ -370,7 +376,7 @@ def test_nothing_is_said_of_steps_after_others_were_compiled(
 ) -> None:
     """Rows that are streamed from the middle of a phase on come in other columns, for which it does not pay again."""
     found = speeds(computes=True, each=0.1, seconds=4.0)
-    steps, left = Fake.steps, [9]
+    steps, left = Fake.train_steps, [9]
 
     def full(self: Fake, *args: Any) -> Any:
         left[0] -= bool(found.compiled)
@@ -417,13 +423,13 @@ def test_off_asks_for_nothing(speeds: Callable[..., SimpleNamespace]) -> None:
 @pytest.mark.parametrize("mode", ["auto", "off", "steps"])
 def test_a_segment_knows_the_mode(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    build = ReferenceBackend.build
+    build = NumpyBackend.build
 
-    def watch(self: ReferenceBackend, segment: Any) -> Any:
+    def watch(self: NumpyBackend, segment: Any) -> Any:
         seen.append(segment.compile)
         return build(self, segment)
 
-    monkeypatch.setattr(ReferenceBackend, "build", watch)
+    monkeypatch.setattr(NumpyBackend, "build", watch)
     train(3, compile=mode)
     Experiment("e", line(8), progress="none").run_phase(EvalPhase("e", data="all", compile=mode))
     assert seen == [mode, mode]
@@ -520,7 +526,7 @@ def test_auto_says_that_no_single_program_takes_steps_whole_where_one_could_comp
 ) -> None:
     speeds(computes=True)
     if not able:
-        monkeypatch.setattr(Fake, "offer", Stepping.offer)
+        monkeypatch.setattr(Fake, "offer", MultiStepProgram.estimate_compile)
     data = numbers(12)
     graph = ModelGraph([ModelNode("net", Dense(1, dtype="float64"), data.reference())], "adam")
     graph.add_node(ModelNode("est", Mean(), "net"))
@@ -551,8 +557,8 @@ def _float32() -> FeatureSet:
 
 # -- what fails --------------------------------------------------------------------------------------------------------
 
-NO = CompileError("steps of segment 'x' cannot be compiled", there="no C++ compiler", remedy="install one")
-SAID = "steps run uncompiled: steps of segment 'x' cannot be compiled. There is: no C++ compiler. To do: install one."
+NO = CompileError("steps of segment 'x' cannot be compiled", available="no C++ compiler", hint="install one")
+SAID = "steps run uncompiled: steps of segment 'x' cannot be compiled. Available: no C++ compiler. Hint: install one."
 
 
 def test_what_cannot_be_compiled_runs_plain_with_a_warning_where_it_was_asked_for(
@@ -611,7 +617,7 @@ def test_steps_that_are_done_again_are_not_counted_twice(
 
     monkeypatch.setattr(compile_policy.Compiling, "took", watch)
     found = speeds(computes=True)
-    steps, left = Fake.steps, [3]
+    steps, left = Fake.train_steps, [3]
 
     def full(self: Fake, *args: Any) -> Any:
         left[0] -= 1
@@ -629,7 +635,7 @@ def test_other_blocks_are_compiled_anew(
 ) -> None:
     """Rows that are streamed because memory ran out come in columns of another length."""
     found = speeds(computes=True)
-    steps, left = Fake.steps, [2]
+    steps, left = Fake.train_steps, [2]
 
     def full(self: Fake, *args: Any) -> Any:
         left[0] -= 1

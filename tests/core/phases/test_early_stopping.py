@@ -250,15 +250,15 @@ def test_a_figure_that_there_is_not_is_an_error_at_the_end_of_the_first_epoch(mo
     with pytest.raises(PhaseError) as caught:
         ours.run_phase(train(n_epochs=3, callbacks=[EarlyStopping(monitor)]))
     assert str(caught.value) == (
-        f"EarlyStopping watches {monitor!r}, which an epoch of 'train' does not have. There is: loss, loss.net. "
-        f"To do: {remedy}"
+        f"EarlyStopping watches {monitor!r}, which an epoch of 'train' does not have. Available: loss, loss.net. "
+        f"Hint: {remedy}"
     )
     assert len(ours.history[-1].epochs) == 1
 
 
 def test_a_misspelt_figure_of_the_validation_is_an_error_at_the_first_validation(line, experiment, train):
     ours = experiment(line())
-    with pytest.raises(PhaseError, match=r"watches 'val_los', .* There is: loss, loss.net, val_loss, val_loss.net"):
+    with pytest.raises(PhaseError, match=r"watches 'val_los', .* Available: loss, loss.net, val_loss, val_loss.net"):
         ours.run_phase(train(n_epochs=5, validation="val", validate_every=2, callbacks=[EarlyStopping("val_los")]))
     assert len(ours.history[-1].epochs) == 2
 
@@ -266,8 +266,8 @@ def test_a_misspelt_figure_of_the_validation_is_an_error_at_the_first_validation
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mode": "least"}, r"mode='least'\. There is: 'min' and 'max'"),
-        ({"patience": 0}, r"patience=0 and min_delta=0.0\. There is: patience from 1, min_delta from 0"),
+        ({"mode": "least"}, r"mode='least'\. Available: 'min' and 'max'"),
+        ({"patience": 0}, r"patience=0 and min_delta=0.0\. Available: patience from 1, min_delta from 0"),
         ({"min_delta": -1.0}, r"patience=5 and min_delta=-1.0\. There is"),
         ({"min_delta": math.nan}, r"min_delta=nan\. There is"),
     ],

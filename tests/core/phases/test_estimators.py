@@ -7,7 +7,7 @@ import pytest
 
 import anyaccel
 from anyaccel.data import FeatureSet
-from anyaccel.errors import EstimatorError, GraphError, NoBackendError, PhaseError, RecipeError
+from anyaccel.errors import EstimatorError, GraphError, NoBackendError, PhaseError, SpecError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, Estimator
 from anyaccel.numpy_backend.estimator_methods import is_estimator
@@ -117,7 +117,7 @@ def test_one_estimator_with_two_inputs_is_not_fitted_by_guess(data, experiment):
     with pytest.raises(anyaccel.errors.PhaseError) as caught:
         ours.run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "phase 'fit' fits 'a' and 'b', which have one estimator and different inputs. To do: name the one to fit, "
+        "phase 'fit' fits 'a' and 'b', which have one estimator and different inputs. Hint: name the one to fit, "
         "nodes=['a'], or give each an estimator of its own."
     )
 
@@ -136,23 +136,23 @@ def test_floating_outputs_are_handed_on_in_the_dtype_that_is_asked_for(fitted):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Estimator(Shift), r"Estimator was given the class Shift, not an object\. To do: make one: Shift"),
+        (lambda: Estimator(Shift), r"Estimator was given the class Shift, not an object\. Hint: make one: Shift"),
         (
             lambda: Estimator(Shift()),
-            r"Shift has no method 'predict' that could compute a node's output\. There is: transform\. To do: name one",
+            r"Shift has no method 'predict' that could compute a node's output\. Available: transform\. Hint: name one",
         ),
-        (lambda: Estimator(Shift(), "transfrom"), r"There is: transform\. To do: did you mean 'transform'\?"),
+        (lambda: Estimator(Shift(), "transfrom"), r"Available: transform\. Hint: did you mean 'transform'\?"),
         (lambda: Estimator(Shift(), "fit"), r"Shift has no method 'fit' that could compute a node's output"),
         (lambda: Estimator(Shift(), "__init__"), r"Shift has no method '__init__'"),
         (lambda: Estimator(Shift(), None), r"Shift has no method None"),
-        (lambda: Estimator(object()), r"object has no method 'predict'.* There is: no usual one\. To do: give an obj"),
+        (lambda: Estimator(object()), r"object has no method 'predict'.* Available: no usual one\. Hint: give an obj"),
         (
             lambda: Estimator(Estimator(Shift(), "transform"), "transform"),
-            r"Estimator\(Shift, method='transform'\) is an Estimator already\. To do: give it the object it was made",
+            r"Estimator\(Shift, method='transform'\) is an Estimator already\. Hint: give it the object it was made",
         ),
         (
             lambda: Estimator(Shift(), "transform", output_dtype="int8"),
-            r"output_dtype='int8'\. There is: float16, float32, float64",
+            r"output_dtype='int8'\. Available: float16, float32, float64",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_an_object_that_only_predicts_cannot_be_fitted():
         def predict(self, features):
             return features
 
-    with pytest.raises(EstimatorError, match=r"Oracle has neither fit nor partial_fit\. There is: predict\. To do: gi"):
+    with pytest.raises(EstimatorError, match=r"Oracle has neither fit nor partial_fit\. Available: predict\. Hint: gi"):
         Estimator(Oracle())
     assert not is_estimator(Oracle())
 
@@ -176,8 +176,8 @@ def test_an_object_with_fit_and_no_predict_is_told_what_to_write(data):
     with pytest.raises(EstimatorError) as caught:
         graph.build()
     assert str(caught.value) == (
-        "node 'scale': Shift has fit, and no predict. There is: transform. "
-        "To do: give Estimator(Shift(...), method='transform')."
+        "node 'scale': Shift has fit, and no predict. Available: transform. "
+        "Hint: give Estimator(Shift(...), method='transform')."
     )
 
 
@@ -191,8 +191,8 @@ def test_an_object_that_can_only_be_fitted_computes_nothing(data):
 
     with pytest.raises(
         EstimatorError,
-        match=r"node 'e': Clusters has fit, and no predict\. There is: no method that computes something of new rows\."
-        r" To do: give an object with fit and predict, or fit and transform",
+        match=r"node 'e': Clusters has fit, and no predict\. Available: no method that computes something of new rows\."
+        r" Hint: give an object with fit and predict, or fit and transform",
     ):
         ModelGraph([ModelNode("e", Clusters(), data.reference(["x"], ["y"]))]).build()
 
@@ -215,18 +215,18 @@ class Sparse:
     [
         (
             lambda x: np.full(len(x), "cat"),
-            r"node 'est': Own\.predict gives text, and a graph carries numbers\. There is: such as 'cat'\. To do: fit "
+            r"node 'est': Own\.predict gives text, and a graph carries numbers\. Available: such as 'cat'\. Hint: fit "
             r"it to class indices 0, 1, 2, \.\.\. and keep the names beside them\.$",
         ),
         (lambda x: np.array(["a", None] * (len(x) // 2), object), r"gives text, and a graph .* such as 'a'"),
         (
             lambda x: [np.zeros((len(x), 2)), np.zeros((len(x), 3))],
-            r"node 'est': Own\.predict gives a list of 2 arrays, one for each target, and a node gives one\. To do: "
+            r"node 'est': Own\.predict gives a list of 2 arrays, one for each target, and a node gives one\. Hint: "
             r"fit an estimator for each target, or wrap it",
         ),
         (
             lambda x: Sparse(),
-            r"gives a sparse Sparse, and a graph carries dense arrays\. To do: switch it off .*sparse_",
+            r"gives a sparse Sparse, and a graph carries dense arrays\. Hint: switch it off .*sparse_",
         ),
         (lambda x: None, r"Own\.predict gives NoneType, and a node gives an array of numbers"),
         (lambda x: [[1], [2, 3]], r"Own\.predict gives list, and a node gives an array of numbers"),
@@ -264,7 +264,7 @@ def test_targets_that_an_estimator_needs_and_does_not_get_are_asked_for(data, ex
     with pytest.raises(EstimatorError) as caught:
         experiment(graph).run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "Needs.fit takes targets, and the data that feed it have none. To do: name target_keys in the feature set, or "
+        "Needs.fit takes targets, and the data that feed it have none. Hint: name target_keys in the feature set, or "
         "columns in reference(targets=[...])."
     )
 
@@ -286,11 +286,11 @@ def test_classes_keep_their_dtype_and_have_an_accuracy(data, fitted):
 
 
 def test_class_indices_that_scores_do_not_have_are_told():
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         accuracy(np.zeros((3, 2)), np.array([1, 2, 2]))
     assert str(caught.value) == (
-        "accuracy takes class indices for the columns of 2 scores, and the targets have 2. There is: 0 to 1. "
-        "To do: number the classes from 0, or give a function."
+        "accuracy takes class indices for the columns of 2 scores, and the targets have 2. Available: 0 to 1. "
+        "Hint: number the classes from 0, or give a function."
     )
 
 
@@ -321,7 +321,7 @@ def test_a_state_holds_no_estimator_and_what_needs_one_says_so(data, experiment)
     with pytest.raises(anyaccel.errors.PhaseError) as caught:
         experiment(other).run_phase(EvalPhase("e", data="val"))
     assert str(caught.value) == (
-        "phase 'e' needs 'est', an estimator that has not been fitted. To do: run a FitPhase first, "
+        "phase 'e' needs 'est', an estimator that has not been fitted. Hint: run a FitPhase first, "
         "FitPhase('fit', data=..., nodes='est'); a state or configuration that was loaded holds no estimators."
     )
 
@@ -382,7 +382,7 @@ def test_methods_that_sklearn_hides_are_told():
     pytest.importorskip("sklearn")
     from sklearn.linear_model import SGDClassifier
 
-    with pytest.raises(EstimatorError, match=r"no method 'predict_proba'.* There is: predict, decision_function"):
+    with pytest.raises(EstimatorError, match=r"no method 'predict_proba'.* Available: predict, decision_function"):
         Estimator(SGDClassifier(loss="hinge"), method="predict_proba")
 
 
@@ -491,5 +491,5 @@ def test_a_refit_that_fails_is_not_taken_for_the_fit_before(data, experiment):
 
 def test_a_fit_of_no_nodes_says_so(data, experiment):
     ours = experiment(ModelGraph([ModelNode("est", Own(None), data.reference(["x"], ["c"]))]))
-    with pytest.raises(PhaseError, match=r"has nothing to fit\. There is: nodes=\[\]"):
+    with pytest.raises(PhaseError, match=r"has nothing to fit\. Available: nodes=\[\]"):
         ours.run_phase(FitPhase("fit", data="train", nodes=[]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from anyaccel.adapter import Applied
 from anyaccel.data import FeatureSet
-from anyaccel.errors import ColumnError, PhaseError, RecipeError, ResultError
+from anyaccel.errors import ColumnError, PhaseError, ResultError, SpecError
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
 from anyaccel.phases import EvalPhase
@@ -123,9 +123,9 @@ def test_without_losses_there_is_no_loss(several, experiment):
 def test_a_metric_that_cannot_compare_is_an_error_with_the_shapes(several, experiment):
     ours = experiment(several)
     phase = EvalPhase("e", data="val", losses=[MSE], metrics=[Metric("mse", on="sort", targets="data.y")])
-    with pytest.raises(RecipeError, match=r"cannot compare outputs \[8, 3\] with targets \[8, 1\]"):
+    with pytest.raises(SpecError, match=r"cannot compare outputs \[8, 3\] with targets \[8, 1\]"):
         ours.run_phase(phase)
-    assert math.isnan(ours.last_run.loss) and isinstance(ours.last_run.error, RecipeError)
+    assert math.isnan(ours.last_run.loss) and isinstance(ours.last_run.error, SpecError)
 
 
 # -- predictions -------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_an_evaluation_brings_models_where_it_says(sims, line, experiment, evalu
     for accelerator, used in (("sim:0", [16, 0]), ("sim:1", [0, 16]), (None, [0, 0])):
         ours.run_phase(evaluate(accelerator=accelerator))
         assert [sims[0].used, sims[1].used] == used
-    ours.run_phase(evaluate(accelerator="sim:0", after="sim:1"))
+    ours.run_phase(evaluate(accelerator="sim:0", final_device="sim:1"))
     assert owned(graph, "sim:1") == 16
 
 

@@ -34,14 +34,14 @@ def test_an_event_is_a_value_that_says_when_it_was():
     assert event == Event(2, 4, "memory", "split in two") and hash(event)
     plain = {"epoch": 2, "step": 4, "what": "memory", "text": "split in two", "routine": False}
     assert json.loads(json.dumps(event.to_dict())) == plain
-    assert Event(2, 4, "compile", "not", routine=True).to_dict()["routine"] is True
+    assert Event(2, 4, "compile", "not", verbose=True).to_dict()["routine"] is True
     with pytest.raises(FrozenInstanceError):
-        event.text = "other"
+        event.message = "other"
 
 
 @pytest.mark.parametrize("what", KINDS)
 def test_every_kind_can_be_made(what):
-    assert Event(0, 0, what, "x").what == what
+    assert Event(0, 0, what, "x").kind == what
 
 
 @pytest.mark.parametrize("what", ["", "Memory", "other", None])
@@ -62,7 +62,7 @@ def test_decisions_are_logged_as_information(what, level, caplog):
 
 def test_what_is_routine_is_logged_for_debugging(caplog):
     with caplog.at_level(logging.DEBUG, "anyaccel"):
-        log(Event(-1, -1, "residency", "resident", routine=True), "train")
+        log(Event(-1, -1, "residency", "resident", verbose=True), "train")
     assert [(one.levelno, one.getMessage()) for one in caplog.records] == [
         (logging.DEBUG, "train: residency: resident")
     ]
@@ -114,7 +114,7 @@ def test_a_notebook_shows_events_as_text(cls):
 
 
 def test_what_is_routine_is_in_the_data_of_results_and_in_no_picture_of_them():
-    usual, other = Event(-1, -1, "residency", "resident;", routine=True), Event(0, 0, "compile", "compiled;")
+    usual, other = Event(-1, -1, "residency", "resident;", verbose=True), Event(0, 0, "compile", "compiled;")
     for one in results_of(*[usual] * 20, other):
         assert len(one.events) == 21 and one.to_dict()["events"][0] == usual.to_dict()
         shown = one._repr_html_()
@@ -129,15 +129,15 @@ def test_progress_is_told_nothing_that_is_routine(line, experiment, train, caplo
             heard.append(event)
 
     def say(run):
-        run.tell("compile", "usual", routine=True)
+        run.tell("compile", "usual", verbose=True)
         run.tell("compile", "new")
 
     with caplog.at_level(logging.INFO, "anyaccel"):
         result = experiment(line(), progress=Hears()).run_phase(train(n_epochs=1, callbacks=[at("epoch_end", say)]))
     (new,) = heard
-    assert (new.text, new.routine) == ("new", False)
+    assert (new.text, new.verbose) == ("new", False)
     assert [one.getMessage() for one in caplog.records] == [f"train: {new}"]
-    assert [(one.what, one.routine) for one in result.events] == [
+    assert [(one.what, one.verbose) for one in result.events] == [
         ("residency", True),
         ("compile", True),
         ("compile", False),

@@ -16,7 +16,7 @@ from anyaccel.numpy_backend import (
     Dense,
     Dropout,
     Module,
-    ReferenceBackend,
+    NumpyBackend,
     Sequential,
     SequentialMLP,
     simulate,
@@ -82,7 +82,7 @@ def test_after_an_error_in_a_step_everything_is_where_it_belongs(error, way, sim
         "net/parameters/2.weight",
         "net/parameters/2.bias",
     ]
-    assert str(ReferenceBackend().device_of(graph["net"].model)) == "sim:0"
+    assert str(NumpyBackend().device_of(graph["net"].model)) == "sim:0"
     assert owned(graph, "sim:0") == 21 * 3 * 4
     result = ours.run_phase(train(n_epochs=2, accelerator="sim:0"))
     assert [epoch.number for epoch in result.epochs] == [1, 2]
@@ -173,13 +173,13 @@ class Custody:
 
     def __init__(self, monkeypatch):
         self.fail_build, self.fail_release, self.released = None, None, []
-        build = ReferenceBackend.build
+        build = NumpyBackend.build
 
         def watched(backend, segment):
             if self.fail_build is not None:
                 raise self.fail_build
             program = build(backend, segment)
-            release = program.release
+            release = program.close
 
             def end():
                 self.released.append(segment.label)
@@ -187,10 +187,10 @@ class Custody:
                     raise self.fail_release
                 return release()
 
-            program.release = end
+            program.close = end
             return program
 
-        monkeypatch.setattr(ReferenceBackend, "build", watched)
+        monkeypatch.setattr(NumpyBackend, "build", watched)
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("stuck"), KeyboardInterrupt("again")], ids=lambda e: type(e).__name__)
@@ -245,9 +245,9 @@ def test_nodes_go_where_after_says_also_after_an_error(sims, line, experiment, t
 
     graph = line()
     with pytest.raises(RuntimeError):
-        experiment(graph).run_phase(train(accelerator="sim:0", after="cpu", callbacks=[at("epoch_end", fail)]))
+        experiment(graph).run_phase(train(accelerator="sim:0", final_device="cpu", callbacks=[at("epoch_end", fail)]))
     assert sims[0].used == 0
-    assert str(ReferenceBackend().device_of(graph["net"].model)) == "cpu:0"
+    assert str(NumpyBackend().device_of(graph["net"].model)) == "cpu:0"
 
 
 def test_nodes_stay_if_nothing_was_placed(sims, line, experiment, train, at):
@@ -258,18 +258,18 @@ def test_nodes_stay_if_nothing_was_placed(sims, line, experiment, train, at):
     ours = experiment(graph)
     ours.run_phase(train(accelerator="sim:0"))
     for phase in (
-        train(accelerator="sim:0", after="cpu", callbacks=[at("before_placement", refuse)]),
-        train(accelerator="sim:0", after="cpu", data="nope"),
-        train(accelerator="sim:9", after="cpu"),
+        train(accelerator="sim:0", final_device="cpu", callbacks=[at("before_placement", refuse)]),
+        train(accelerator="sim:0", final_device="cpu", data="nope"),
+        train(accelerator="sim:9", final_device="cpu"),
     ):
         with pytest.raises(Exception, match=r"^$|nope|sim:9"):
             ours.run_phase(phase)
-        assert str(ReferenceBackend().device_of(graph["net"].model)) == "sim:0"
+        assert str(NumpyBackend().device_of(graph["net"].model)) == "sim:0"
 
 
 def test_after_a_phase_the_optimizer_goes_with_its_nodes(sims, line, experiment, train):
     graph = line()
-    experiment(graph).run_phase(train(accelerator="sim:0", after="sim:1"))
+    experiment(graph).run_phase(train(accelerator="sim:0", final_device="sim:1"))
     assert sims[0].used == 0
     slots = graph.optimizer_states["net"].slots["weight"]
     assert {str(slots[slot].device) for slot in ("m", "v")} == {"sim:1"}
@@ -395,7 +395,7 @@ def test_a_run_that_somebody_keeps_holds_nothing_on_a_device(sims, line, experim
     experiment(graph).run_phase(train(accelerator="sim:0", callbacks=[holder]))
     assert sims[0].used == owned(graph, "sim:0")
     assert holder.run.step_losses() == {}
-    with pytest.raises(PhaseError, match=r"phase 'train' is not at work\. To do: use snapshots between after_loading"):
+    with pytest.raises(PhaseError, match=r"phase 'train' is not at work\. Hint: use snapshots between after_loading"):
         holder.run.snapshot()
     with pytest.raises(PhaseError, match="is not at work"):
         holder.run.restore(None)
@@ -441,7 +441,7 @@ def test_a_graph_at_work_cannot_begin_another_phase(line, experiment, train, eva
     assert (
         told
         == [
-            "phase 'inner' cannot begin: graph 'graph' is at work in 'train'. To do: evaluate with "
+            "phase 'inner' cannot begin: graph 'graph' is at work in 'train'. Hint: evaluate with "
             "TrainPhase(validation=...), or when that phase has ended."
         ]
         * 2
@@ -509,7 +509,7 @@ def test_a_state_cannot_be_loaded_into_a_graph_at_work(line, experiment, train, 
     graph = line().build()
     before = graph.state()
     with pytest.raises(
-        StateError, match=r"graph 'graph' is at work\. To do: load a state before the phase, or after it"
+        StateError, match=r"graph 'graph' is at work\. Hint: load a state before the phase, or after it"
     ):
         experiment(graph).run_phase(train(callbacks=[at("epoch_end", load)]))
     graph.load_state(before)

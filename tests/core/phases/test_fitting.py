@@ -297,7 +297,7 @@ def test_nodes_before_what_is_fitted_must_be_fitted(data, experiment):
         fit(ours.graph, nodes="second")
     assert str(caught.value) == (
         "phase 'fit' fits 'second', which needs 'first', an estimator that is not fitted. "
-        "To do: name it too, nodes=['first', 'second']."
+        "Hint: name it too, nodes=['first', 'second']."
     )
     with pytest.raises(PhaseError, match=r"phase 'e' needs 'first', an estimator that has not been fitted"):
         ours.run_phase(EvalPhase("e", data="val", outputs=["first"]))
@@ -421,7 +421,7 @@ def test_the_pullback_of_an_estimator_says_what_is_wrong():
 
 
 def test_a_fit_takes_no_losses():
-    with pytest.raises(PhaseError, match=r"phase 'fit' fits and takes no losses\. To do: leave them out"):
+    with pytest.raises(PhaseError, match=r"phase 'fit' fits and takes no losses\. Hint: leave them out"):
         FitPhase("fit", data="train", losses=[MSE])
 
 
@@ -430,7 +430,7 @@ def test_targets_that_are_not_clear_are_an_error(data, table):
     other.add_split("train", np.arange(16))
     refs = [data.reference(["x"], ["y"]), other.reference(["x"], ["y"])]
     with pytest.raises(
-        ColumnError, match=r"'est' learns from targets, and .* have several\. There is: data\.y, other\."
+        ColumnError, match=r"'est' learns from targets, and .* have several\. Available: data\.y, other\."
     ):
         fit(ModelGraph([ModelNode("est", LeastSquares(), refs)]))
 

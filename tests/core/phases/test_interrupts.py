@@ -10,7 +10,7 @@ import pytest
 
 import anyaccel
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
-from anyaccel.numpy_backend import Dense, ReferenceBackend
+from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
 from anyaccel.specs import AppliedLoss, Optimizer
 
@@ -90,7 +90,7 @@ def test_a_phase_can_be_interrupted_anywhere(house):
         ours.run_phase(phase())
     calls, seen, late, arrays = counter.count, set(), [], 3 * 2
     assert calls > 1000, calls
-    backend = ReferenceBackend()
+    backend = NumpyBackend()
     for after in range(3, calls, calls // POINTS):
         moments.clear()
         steps = {label: state.step for label, state in graph.optimizer_states.items()}

@@ -16,7 +16,7 @@ from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.errors import AnyaccelError, PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
-from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SimArray, simulate
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SimArray, simulate
 from anyaccel.phases import Callback, EvalPhase, TrainPhase
 from anyaccel.registry import Registry
 from anyaccel.specs import AppliedLoss, Optimizer
@@ -81,7 +81,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(registry_module, "_registry", [Registry(ReferenceBackend, lambda: ())])
+        self.patch.setattr(registry_module, "_registry", [Registry(NumpyBackend, lambda: ())])
         self.sims = simulate(2)
         self.data = rows()
         self.real, self.shadow = graph_on(self.data), graph_on(self.data)
@@ -151,14 +151,14 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @rule(where=st.sampled_from(DEVICES[1:]), after=st.sampled_from(DEVICES))
     def evaluate_and_move(self, where, after) -> None:
-        self.both(lambda there: EvalPhase("move", data="val", accelerator=there, after=there and after), where)
+        self.both(lambda there: EvalPhase("move", data="val", accelerator=there, final_device=there and after), where)
         self.devices = dict.fromkeys(MODELS, after)
 
     @rule(setting=trainings, where=st.sampled_from(DEVICES[1:]))
     def refuse(self, setting, where) -> None:
         real, _ = self.both(
             lambda accelerator: TrainPhase(
-                data="nowhere", losses=[MSE], accelerator=accelerator, after="sim:1", **setting
+                data="nowhere", losses=[MSE], accelerator=accelerator, final_device="sim:1", **setting
             ),
             where,
         )
@@ -220,7 +220,7 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @invariant()
     def nodes_are_where_the_plan_said(self) -> None:
-        backend = ReferenceBackend()
+        backend = NumpyBackend()
         for label, device in self.devices.items():
             assert str(backend.device_of(self.real[label].model)) == device
             state = self.real.optimizer_states.get(label)

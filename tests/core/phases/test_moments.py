@@ -10,8 +10,8 @@ import pytest
 from anyaccel import hookspecs
 from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.hookspecs import MOMENTS, hookimpl
-from anyaccel.numpy_backend import Dense, ReferenceBackend, simulate
+from anyaccel.hookspecs import HOOKS, hookimpl
+from anyaccel.numpy_backend import Dense, NumpyBackend, simulate
 from anyaccel.phases import Callback, FitPhase, Run
 
 BEFORE_LOOP = ["phase_start", "before_placement", "after_placement", "after_loading"]
@@ -35,7 +35,7 @@ class Mean:
 def listen(numpy_only, spy):
     """`listen(moments, act)`: a plugin and a callback write down what they hear; gives the list and the callback."""
 
-    def make(moments=MOMENTS, act=None):
+    def make(moments=HOOKS, act=None):
         seen = []
         numpy_only.register(spy("plugin", seen, moments), "spy")
         return seen, spy("callback", seen, moments, act)
@@ -53,11 +53,11 @@ def names(seen, who):
 def test_moments_are_listed_in_the_order_of_the_file():
     source = inspect.getsource(hookspecs)
     specified = re.findall(r"@hookspec\ndef (\w+)", source)
-    assert specified == ["backends", "policies", *MOMENTS]
+    assert specified == ["backends", "policies", *HOOKS]
 
 
 def test_callbacks_have_the_moments_of_plugins_with_the_same_arguments():
-    for moment in MOMENTS:
+    for moment in HOOKS:
         hook = inspect.signature(getattr(hookspecs, moment))
         method = inspect.signature(getattr(Callback, moment))
         assert list(hook.parameters) == list(method.parameters)[1:]
@@ -117,7 +117,7 @@ def test_all_moments_of_an_execution_are_told_one_run(who, listen, line, experim
     for _ in range(2):
         ours.run_phase(phase)
     runs = [told["run"] for kind, _, told in seen if kind == who]
-    assert len(runs) == len(MOMENTS) * 2 + 2 * 3  # four steps in each
+    assert len(runs) == len(HOOKS) * 2 + 2 * 3  # four steps in each
     assert len(set(map(id, runs))) == 2
     assert runs[0].experiment == "e" and runs[0].graph is ours.graph and runs[0].phase is phase
 
@@ -193,7 +193,7 @@ def test_a_step_moment_set_on_an_object_is_heard(line, experiment, train):
 def test_what_moments_return_changes_nothing(numpy_only, spy, line, experiment, train, values, same):
     plain, told = line(), line()
     experiment(plain).run_phase(train())
-    answers = {moment: lambda self, **_: "something else" for moment in MOMENTS}
+    answers = {moment: lambda self, **_: "something else" for moment in HOOKS}
     experiment(told).run_phase(train(callbacks=[type("Talker", (Callback,), answers)()]))
     same(values(plain), values(told))
 
@@ -243,7 +243,7 @@ def test_a_plugin_may_refuse_before_placement(sims, numpy_only, spy, line, exper
     "error", [Oops("no"), KeyboardInterrupt("stop"), SystemExit(3)], ids=lambda e: type(e).__name__
 )
 @pytest.mark.parametrize("who", ["plugin", "callback"])
-@pytest.mark.parametrize("moment", MOMENTS[:-1])
+@pytest.mark.parametrize("moment", HOOKS[:-1])
 def test_the_end_is_told_when_a_listener_raises(moment, who, error, numpy_only, spy, line, experiment, train):
     seen = []
 
@@ -294,7 +294,7 @@ def unresolved(graph, ours, train, monkeypatch, callback):
 
 
 def unbuilt(graph, ours, train, monkeypatch, callback):
-    monkeypatch.setattr(ReferenceBackend, "build", lambda self, segment: 1 / 0)
+    monkeypatch.setattr(NumpyBackend, "build", lambda self, segment: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ours.run_phase(train(callbacks=[callback]))
 
@@ -338,7 +338,7 @@ def test_the_end_is_told_when_the_phase_fails(fault, listen, line, experiment, t
 
 def test_a_phase_that_was_never_started_has_no_end(listen, line, experiment, evaluate):
     seen, callback = listen()
-    with pytest.raises(PhaseError, match=r"progress='loud'\. There is: 'auto', 'rich', 'html', "):
+    with pytest.raises(PhaseError, match=r"progress='loud'\. Available: 'auto', 'rich', 'html', "):
         experiment(line(), progress="loud", callbacks=[callback]).run_phase(evaluate())
     assert seen == []
 

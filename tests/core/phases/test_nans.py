@@ -48,7 +48,7 @@ def test_features_with_nan_are_told_once_with_their_rows_and_are_in_the_plan(exp
         result = experiment(graph(data)).run_phase(TrainPhase("t", data="all", losses=[MSE], n_epochs=2))
     note = (
         "features 'area' hold NaN in 30 of 120 rows; losses will be NaN. "
-        "To do: houses.fit_transform(SimpleImputer(), ['area'], fit_on='train')"
+        "Hint: houses.fit_transform(SimpleImputer(), ['area'], fit_on='train')"
     )
     assert [str(one.message) for one in told] == [f"phase 't': {note}."]
     assert told[0].filename == __file__

@@ -12,7 +12,7 @@ import pytest
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.numpy_backend import Dense, ReferenceBackend
+from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import Callback, TrainPhase, step_pacing, train_loop
 from anyaccel.phases.step_pacing import Flight, Pace
 from anyaccel.specs import AppliedLoss
@@ -63,7 +63,7 @@ def test_what_is_between_epochs_is_no_calls_time(monkeypatch: pytest.MonkeyPatch
             super().took(count, seconds)
 
     monkeypatch.setattr(train_loop, "Pace", Noting)
-    monkeypatch.setattr(ReferenceBackend, "is_ready", lambda self, value: shift[0] > 1000.0, raising=False)
+    monkeypatch.setattr(NumpyBackend, "is_ready", lambda self, value: shift[0] > 1000.0, raising=False)
     x = np.ones((64, 3), "float32")
     data = FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
     data.split_random({"train": 1.0})

@@ -97,7 +97,9 @@ def test_what_learnt_is_fitted_and_goes_on_learning(data, experiment):
     ours.run_phase(phase)
     assert not np.array_equal(learnt(graph).coef_, first) and len(learnt(graph).diary) == 8
     graph.freeze("est")
-    with pytest.raises(PhaseError, match=r"phase 't' trains and has no loss\. There is: no estimator with partial_fit"):
+    with pytest.raises(
+        PhaseError, match=r"phase 't' trains and has no loss\. Available: no estimator with partial_fit"
+    ):
         ours.run_phase(phase)
     assert len(learnt(graph).diary) == 8
     assert ours.run_phase(EvalPhase("e", data="val")).prediction("est").shape == (8,)
@@ -154,8 +156,8 @@ def test_steps_of_one_call_stay_what_they_are_where_nobody_learns(data, line, ex
     from anyaccel.adapter import ArrayProgram
 
     calls = []
-    steps = ArrayProgram.steps
-    monkeypatch.setattr(ArrayProgram, "steps", lambda self, *args: calls.append(1) or steps(self, *args))
+    steps = ArrayProgram.train_steps
+    monkeypatch.setattr(ArrayProgram, "train_steps", lambda self, *args: calls.append(1) or steps(self, *args))
     graph = line(Dense(1), "adam")
     graph.add_node(ModelNode("est", Steps(), "net"))
     graph.freeze("est")
@@ -226,8 +228,8 @@ def test_classes_that_it_does_not_know_are_told(data, table, experiment):
     with pytest.raises(EstimatorError) as caught:
         experiment(graph).run_phase(TrainPhase("t", data="train"))
     assert str(caught.value) == (
-        "node 'est': Counts does not know the class 2, which is in the targets. There is: 0, 1. "
-        "To do: fit it again from the start, with a new estimator or in a FitPhase over all classes."
+        "node 'est': Counts does not know the class 2, which is in the targets. Available: 0, 1. "
+        "Hint: fit it again from the start, with a new estimator or in a FitPhase over all classes."
     )
 
 
@@ -326,7 +328,7 @@ def test_an_estimator_that_cannot_be_copied_cannot_be_brought_back(data, experim
     with pytest.raises(EstimatorError) as caught:
         experiment(alone(data, Stuck())).run_phase(phase)
     assert str(caught.value) == (
-        "Stuck cannot be copied, so that nothing could bring it back: TypeError: a lock. To do: freeze its node, or do "
+        "Stuck cannot be copied, so that nothing could bring it back: TypeError: a lock. Hint: freeze its node, or do "
         "without snapshots (EarlyStopping(restore_best=True) takes them)."
     )
 
@@ -343,8 +345,8 @@ def test_a_fit_that_names_no_nodes_asks_about_what_learnt_before(data, experimen
     with pytest.raises(PhaseError) as caught:
         ours.run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "phase 'fit' names no nodes, and 'est' learnt by partial_fit before. There is: not fitted: two. "
-        "To do: name nodes=[...], or graph.freeze('est') to keep it as it is."
+        "phase 'fit' names no nodes, and 'est' learnt by partial_fit before. Available: not fitted: two. "
+        "Hint: name nodes=[...], or graph.freeze('est') to keep it as it is."
     )
     graph.freeze(["est"])
     assert ours.run_phase(FitPhase("fit", data="train")).nodes == ("two",)
@@ -358,7 +360,7 @@ def test_what_only_learns_batch_by_batch_is_not_fitted(data, experiment):
         ours.run_phase(FitPhase("fit", data="train"))
     with pytest.raises(
         PhaseError,
-        match=r"phase 'fit' fits 'est', and Counts has no fit\. There is: partial_fit\. To do: let it learn in",
+        match=r"phase 'fit' fits 'est', and Counts has no fit\. Available: partial_fit\. Hint: let it learn in",
     ):
         ours.run_phase(FitPhase("fit", data="train", nodes="est"))
 
@@ -373,7 +375,7 @@ def test_a_loss_on_what_learns_without_is_refused(data, experiment):
         with pytest.raises(PhaseError) as caught:
             attempt(phase)
         assert str(caught.value) == (
-            "phase 't' has a loss on 'est', which learns by partial_fit and by no loss. To do: judge it in the "
+            "phase 't' has a loss on 'est', which learns by partial_fit and by no loss. Hint: judge it in the "
             "validation: EvalPhase(..., metrics=[Metric('mse', on='est')]), or freeze it."
         )
     assert not learnt(ours.graph).diary
@@ -399,7 +401,7 @@ def test_an_estimator_that_is_not_fitted_may_not_stand_before_what_learns(data, 
     nodes = [ModelNode("first", Only(), data.reference(["x"], ["y"])), ModelNode("est", Steps(), "first")]
     ours = experiment(ModelGraph(nodes))
     with pytest.raises(
-        PhaseError, match=r"phase 't' needs 'first', an estimator that has not been fitted\. To do: run a"
+        PhaseError, match=r"phase 't' needs 'first', an estimator that has not been fitted\. Hint: run a"
     ):
         ours.run_phase(TrainPhase("t", data="train"))
     ours.run_phase(FitPhase("fit", data="train", nodes="first"))
@@ -415,7 +417,7 @@ def test_one_estimator_in_two_nodes_that_differ_is_refused(data, experiment):
     ]
     graph = ModelGraph(nodes).freeze("b")
     with pytest.raises(
-        PhaseError, match=r"nodes 'a' and 'b' have one estimator, and differ in being frozen\. To do: fre"
+        PhaseError, match=r"nodes 'a' and 'b' have one estimator, and differ in being frozen\. Hint: fre"
     ):
         experiment(graph).run_phase(TrainPhase("t", data="train"))
     graph.unfreeze()
@@ -463,8 +465,8 @@ def test_a_phase_without_losses_and_without_learners_is_refused(data, line, expe
     with pytest.raises(PhaseError) as caught:
         experiment(line(Dense(1), "adam")).run_phase(TrainPhase("t", data="train", losses=[]))
     assert str(caught.value) == (
-        "phase 't' trains and has no loss. There is: no estimator with partial_fit that is not frozen, which would "
-        "learn without. To do: give losses=[AppliedLoss('mse', on='NODE')]."
+        "phase 't' trains and has no loss. Available: no estimator with partial_fit that is not frozen, which would "
+        "learn without. Hint: give losses=[AppliedLoss('mse', on='NODE')]."
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from anyaccel.accelerator import Accelerator
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.device import Device
-from anyaccel.errors import ConfigError, GraphError, PhaseError, RecipeError, SamplerError
+from anyaccel.errors import ConfigError, GraphError, PhaseError, SamplerError, SpecError
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, TrainPhase, plan_of
 from anyaccel.phases.metrics import Metric
 from anyaccel.specs import AppliedLoss
@@ -28,9 +28,9 @@ def train(**settings):
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"losses": ["mse"]}, PhaseError, "phase 't': 'mse' is no AppliedLoss. To do: write AppliedLoss('mse', on="),
-        ({"losses": [MSE, MSE]}, PhaseError, "phase 't' has two losses called net. To do: give each a label="),
-        ({"callbacks": [print]}, PhaseError, "is no Callback. To do: derive it from anyaccel.Callback"),
+        ({"losses": ["mse"]}, PhaseError, "phase 't': 'mse' is no AppliedLoss. Hint: write AppliedLoss('mse', on="),
+        ({"losses": [MSE, MSE]}, PhaseError, "phase 't' has two losses called net. Hint: give each a label="),
+        ({"callbacks": [print]}, PhaseError, "is no Callback. Hint: derive it from anyaccel.Callback"),
         ({"callbacks": [Callback]}, PhaseError, "is no Callback"),
         ({"n_epochs": -1}, PhaseError, "phase 't': n_epochs=-1 is not an int of at least 0"),
         ({"n_epochs": 1.5}, PhaseError, "n_epochs=1.5 is not an int"),
@@ -39,7 +39,7 @@ def train(**settings):
         (
             {"sampler": "all"},
             PhaseError,
-            "sampler='all' is neither a sampler nor a batch size. To do: write sampler=32",
+            "sampler='all' is neither a sampler nor a batch size. Hint: write sampler=32",
         ),
         ({"sampler": None}, PhaseError, "sampler=None is neither a sampler nor a batch size"),
         ({"sampler": 0}, SamplerError, "batch_size=0 holds no row"),
@@ -48,17 +48,17 @@ def train(**settings):
         (
             {"validation": 3},
             PhaseError,
-            "phase 't': validation=3 is no EvalPhase. To do: give one, or the name of a split",
+            "phase 't': validation=3 is no EvalPhase. Hint: give one, or the name of a split",
         ),
         (
             {"validation": EvalPhase("v", data="val", losses=[AppliedLoss("mae", on="net")])},
             PhaseError,
-            "phase 't' validates with the loss 'net', with which it does not train. There is: net. To do: leave",
+            "phase 't' validates with the loss 'net', with which it does not train. Available: net. Hint: leave",
         ),
         (
             {"validation": EvalPhase("v", data="val", accelerator="sim:1"), "accelerator": "sim:0"},
             PhaseError,
-            "phase 't' trains on sim:0, and validates on sim:1. To do: leave accelerator out of the validation",
+            "phase 't' trains on sim:0, and validates on sim:1. Hint: leave accelerator out of the validation",
         ),
         (
             {"validation": EvalPhase("v", data="val", accelerator="sim:1")},
@@ -76,9 +76,9 @@ def test_a_training_that_cannot_be_is_refused(settings, error, words):
 def test_an_evaluation_that_cannot_be_is_refused():
     with pytest.raises(SamplerError, match="batch_size=0 holds no row"):
         EvalPhase("e", data="val", batch_size=0)
-    with pytest.raises(RecipeError, match="no metric is called 'sharpness'"):
+    with pytest.raises(SpecError, match="no metric is called 'sharpness'"):
         EvalPhase("e", data="val", metrics="sharpness")
-    with pytest.raises(RecipeError, match="3 is not a metric"):
+    with pytest.raises(SpecError, match="3 is not a metric"):
         EvalPhase("e", data="val", metrics=[3])
 
 
@@ -101,7 +101,7 @@ def test_a_phase_of_a_split_says_so():
 
 @pytest.mark.parametrize("spelling", ["sim:1", Device("sim", 1), Accelerator("sim:1")])
 def test_an_accelerator_is_given_in_any_spelling(spelling):
-    phase = train(accelerator=spelling, after=spelling)
+    phase = train(accelerator=spelling, final_device=spelling)
     assert phase.accelerator == phase.after == Accelerator("sim:1")
 
 
@@ -119,7 +119,7 @@ PHASES = [
         accelerator=Accelerator("cuda:1", pin_memory=True),
         strict=True,
         policy="spread",
-        after="cpu",
+        final_device="cpu",
     ),
     EvalPhase("e", data={"data": "val", "other": "all"}, outputs=["a", "b"], metrics=["accuracy"], losses=[MSE]),
     FitPhase("f", data="train", nodes=["est"], batch_size=3, accelerator="mps"),
@@ -138,7 +138,7 @@ def test_a_phase_comes_back_from_its_configuration(phase):
 
 def test_options_and_spelling_of_an_accelerator_survive_a_configuration():
     again = Phase.from_config(PHASES[1].get_config())
-    assert again.accelerator.pin_memory and again.accelerator.written == "cuda:1"
+    assert again.accelerator.pin_memory and again.accelerator.spec == "cuda:1"
     assert again.validation.sampler.batch_size == 9
 
 
@@ -148,7 +148,7 @@ def test_data_that_have_no_name_have_no_configuration():
     assert EvalPhase("e", data=split).get_config()["data"] == {"data": "some"}
     assert EvalPhase("e", data={"data": split}).get_config()["data"] == {"data": {"data": "some"}}
     for nameless in (rows, rows.view()):
-        with pytest.raises(ConfigError, match=r"phase 'e' runs over data that have no name\. To do: register a split"):
+        with pytest.raises(ConfigError, match=r"phase 'e' runs over data that have no name\. Hint: register a split"):
             EvalPhase("e", data=nameless).get_config()
 
 
@@ -160,7 +160,7 @@ def test_functions_have_no_configuration():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("train", "a phase's type is None. There is: eval, train, fit"),
+        ("train", "a phase's type is None. Available: eval, train, fit"),
         ({}, "a phase's type is None"),
         ({"type": "test"}, "a phase's type is 'test'"),
         ({"type": ["train"]}, "a phase's type is ['train']"),

@@ -171,7 +171,7 @@ def test_other_choices_are_refused(choice):
     with pytest.raises(PhaseError) as caught:
         progress_for(choice)
     named = "'auto', 'rich', 'html', 'lines', 'none', or a Progress object"
-    assert str(caught.value) == f"progress={choice!r}. There is: {named}."
+    assert str(caught.value) == f"progress={choice!r}. Available: {named}."
 
 
 # -- the bar -----------------------------------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ def test_a_short_last_call_says_what_a_step_takes():
 
 def test_no_call_of_many_tiny_steps_takes_half_a_second(table, line, experiment, train, monkeypatch):
     many, calls = table(6000), []
-    steps = ArrayProgram.steps
+    steps = ArrayProgram.train_steps
 
     def timed(self, *args):
         began = time.perf_counter()
@@ -421,7 +421,7 @@ def test_no_call_of_many_tiny_steps_takes_half_a_second(table, line, experiment,
         finally:
             calls.append((args[3], time.perf_counter() - began))
 
-    monkeypatch.setattr(ArrayProgram, "steps", timed)
+    monkeypatch.setattr(ArrayProgram, "train_steps", timed)
     experiment(line(source=many)).run_phase(train(data=many, sampler=1))
     counts = [count for count, _ in calls]
     assert sum(counts) == 6000

@@ -168,7 +168,7 @@ def test_html_where_there_is_no_notebook_is_refused(monkeypatch):
     with pytest.raises(PhaseError) as caught:
         progress_for("html")
     assert str(caught.value) == (
-        "progress='html' draws in a notebook, and no kernel runs this. To do: write progress='auto'."
+        "progress='html' draws in a notebook, and no kernel runs this. Hint: write progress='auto'."
     )
 
 

@@ -17,7 +17,7 @@ from anyaccel.data import FeatureSet
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SequentialMLP, simulate
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SequentialMLP, simulate
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, Run, TrainPhase, execute, recovery
 from anyaccel.phases.loading import provision
 from anyaccel.phases.metrics import Metric
@@ -55,7 +55,7 @@ def run(graph: ModelGraph, phase: Phase) -> Any:
 
 def unusual(result: Any) -> list[Any]:
     """The events that are not routine."""
-    return [event for event in result.events if not event.routine]
+    return [event for event in result.events if not event.verbose]
 
 
 def told(result: Any) -> list[tuple[int, int, str]]:
@@ -66,7 +66,7 @@ def told(result: Any) -> list[tuple[int, int, str]]:
 
 
 STREAMED = "rows are streamed from now on"
-FULL = OutOfMemoryError("the device has no room", there="0 bytes free")
+FULL = OutOfMemoryError("the device has no room", available="0 bytes free")
 
 
 class Device:
@@ -89,7 +89,7 @@ class Device:
             self.asked.append(rows)
             if rows > self.most and len(self.asked) > self.after and self.times:
                 self.times -= 1
-                raise OutOfMemoryError(FULL.asked, there=FULL.there)
+                raise OutOfMemoryError(FULL.problem, available=FULL.available)
 
 
 @pytest.fixture
@@ -226,14 +226,14 @@ def test_a_block_that_cannot_be_sent(after: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(provision, "BLOCK_BYTES", 2000)
     graph, plain = line(), line()
     run(plain, train())
-    send, count = ReferenceBackend.send, itertools.count()
+    send, count = NumpyBackend.copy_async, itertools.count()
 
-    def full(self: ReferenceBackend, array: Any, place: Any) -> Any:
+    def full(self: NumpyBackend, array: Any, place: Any) -> Any:
         if next(count) == after:
             raise FULL
         return send(self, array, place)
 
-    monkeypatch.setattr(ReferenceBackend, "send", full)
+    monkeypatch.setattr(NumpyBackend, "copy_async", full)
     result = run(graph, train(residency="streamed"))
     same(graph, plain, within=1e-6)
     assert len(told(result)) == 1
@@ -244,14 +244,14 @@ def test_pieces_of_a_last_partial_batch_do_not_rule_the_others(
 ) -> None:
     """What fails between epochs is no step of ten rows."""
     graph = line()
-    from_host, count = ReferenceBackend.from_host, itertools.count()
+    from_host, count = NumpyBackend.from_host, itertools.count()
 
-    def full(self: ReferenceBackend, array: Any, place: Any, **more: Any) -> Any:
+    def full(self: NumpyBackend, array: Any, place: Any, **more: Any) -> Any:
         if array.dtype == np.int64 and next(count) in (1, 2):
-            raise OutOfMemoryError(FULL.asked)
+            raise OutOfMemoryError(FULL.problem)
         return from_host(self, array, place, **more)
 
-    monkeypatch.setattr(ReferenceBackend, "from_host", full)
+    monkeypatch.setattr(NumpyBackend, "from_host", full)
     result = run(graph, train())
     assert told(result) == [(1, 0, STREAMED), (1, 0, "8 rows of 16 at once now")]
 
@@ -259,22 +259,22 @@ def test_pieces_of_a_last_partial_batch_do_not_rule_the_others(
 def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, plain = line(), line()
     expected = run(plain, train(validation="val"))
-    from_host, left = ReferenceBackend.from_host, [1]
+    from_host, left = NumpyBackend.from_host, [1]
 
-    def full(self: ReferenceBackend, array: Any, place: Any, **more: Any) -> Any:
+    def full(self: NumpyBackend, array: Any, place: Any, **more: Any) -> Any:
         if left[0] and len(array) == ROWS:
             left[0] -= 1
             raise FULL
         return from_host(self, array, place, **more)
 
-    monkeypatch.setattr(ReferenceBackend, "from_host", full)
+    monkeypatch.setattr(NumpyBackend, "from_host", full)
     result = run(graph, train(validation="val"))
     same(graph, plain, within=0.0)
     np.testing.assert_array_equal(history(result), history(expected))
     assert [(event.epoch, event.step, event.text) for event in unusual(result)] == [
         (-1, -1, "the data of t: streamed, as there was no room for them: the device has no room")
     ]
-    (other,) = [event.text for event in result.events if event.routine]
+    (other,) = [event.text for event in result.events if event.verbose]
     assert other.startswith("the data of val: resident, as its rows take ")
 
 
@@ -468,9 +468,9 @@ def test_an_evaluation_that_does_not_fit_says_what_would(device: Callable[..., D
         run(graph, phase)
     assert str(caught.value).startswith(
         "phase 'p': no room for 30 rows at once, which are not computed in parts because of the loss 'net', which is "
-        "your own: the device has no room. There is: cpu:0 (numpy): parameters "
+        "your own: the device has no room. Available: cpu:0 (numpy): parameters "
     )
-    assert str(caught.value).endswith("; 11 rows would fit. To do: batches of at most 11, or a smaller model.")
+    assert str(caught.value).endswith("; 11 rows would fit. Hint: batches of at most 11, or a smaller model.")
 
 
 # -- what stops --------------------------------------------------------------------------------------------------------
@@ -493,11 +493,11 @@ def test_batch_normalization_stops_with_the_figures(most: int, after: int, devic
     text = str(caught.value)
     assert text.startswith(
         "phase 't': no room to train 16 rows at once, which are not computed in parts because of BatchNorm in node "
-        "'net': the device has no room. There is: cpu:0 (numpy): parameters 232 B, gradients 232 B, optimizer "
+        "'net': the device has no room. Available: cpu:0 (numpy): parameters 232 B, gradients 232 B, optimizer "
         "state 464 B, data (streamed) 2.8 KiB; activations and the rest: what is left of "
     ), text
     assert text.endswith(
-        f"; {fits}. To do: {remedy}, or splitting='approximate', to compute batches in parts all the same."
+        f"; {fits}. Hint: {remedy}, or microbatching='approximate', to compute batches in parts all the same."
     )
 
 
@@ -525,7 +525,7 @@ def test_the_largest_batch_is_measured_with_the_update() -> None:
 def test_what_was_asked_to_be_split_approximately_is(device: Callable[..., Device]) -> None:
     graph = mixed()
     device(5)
-    result = run(graph, train(splitting="approximate"))
+    result = run(graph, train(microbatching="approximate"))
     assert [text for _, _, text in told(result)] == [STREAMED, "8 rows of 16 at once now", "4 rows of 8 at once now"]
     assert np.isfinite(result.loss).all() and len(result.epochs) == 3
 
@@ -538,7 +538,7 @@ def test_own_losses_are_not_split_unless_asked(device: Callable[..., Device]) ->
     device(5)
     with pytest.raises(OutOfMemoryError, match=r"in parts because of the loss 'net', which is your own: the device"):
         run(line(), train(losses=AppliedLoss(own, on="net")))
-    result = run(line(), train(losses=AppliedLoss(own, on="net"), splitting="approximate"))
+    result = run(line(), train(losses=AppliedLoss(own, on="net"), microbatching="approximate"))
     assert len(result.epochs) == 3
 
 
@@ -548,7 +548,7 @@ def test_rows_that_are_to_be_resident_stay_so(device: Callable[..., Device]) -> 
     assert [text for _, _, text in told(result)] == ["8 rows of 16 at once now", "4 rows of 8 at once now"]
     device(5)
     with pytest.raises(
-        OutOfMemoryError, match=r"To do: batches of at most 5, or a smaller model, or residency='auto', to"
+        OutOfMemoryError, match=r"Hint: batches of at most 5, or a smaller model, or residency='auto', to"
     ):
         run(mixed(), train(residency="resident"))
 
@@ -567,7 +567,7 @@ def test_nothing_is_tried_again_without_a_snapshot(
     with pytest.raises(OutOfMemoryError) as caught:
         ours.run_phase(train())
     assert str(caught.value).startswith(
-        "phase 't': no room to train 16 rows at once: the device has no room. There is:"
+        "phase 't': no room to train 16 rows at once: the device has no room. Available:"
     )
     assert len(seen.asked) == after + 1 and unusual(ours.last_run) == []
     assert len(ours.last_run.epochs) == after // 6
@@ -578,19 +578,21 @@ def test_a_phase_for_which_there_is_no_room_at_all_ends(device: Callable[..., De
     with pytest.raises(OutOfMemoryError) as caught:
         run(line(), train())
     assert len(seen.asked) <= 2 * 16
-    assert str(caught.value).startswith("phase 't': no room to train 1 row at once: the device has no room. There is: ")
-    assert str(caught.value).endswith("; not even one row fits. To do: a smaller model.")
+    assert str(caught.value).startswith(
+        "phase 't': no room to train 1 row at once: the device has no room. Available: "
+    )
+    assert str(caught.value).endswith("; not even one row fits. Hint: a smaller model.")
 
 
 @pytest.mark.parametrize("name", ["send", "from_host", "take"])
 def test_a_device_that_takes_nothing_ends_the_phase(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [0]
 
-    def full(self: ReferenceBackend, *args: Any, **settings: Any) -> Any:
+    def full(self: NumpyBackend, *args: Any, **settings: Any) -> Any:
         asked[0] += 1
-        raise OutOfMemoryError(FULL.asked)
+        raise OutOfMemoryError(FULL.problem)
 
-    monkeypatch.setattr(ReferenceBackend, name, full)
+    monkeypatch.setattr(NumpyBackend, name, full)
     if name == "take":
         assert len(run(line(), train()).epochs) == 3  # they are streamed
         return

@@ -19,7 +19,7 @@ from anyaccel.errors import PhaseError, SamplerError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
-from anyaccel.numpy_backend import Dense, ReferenceBackend
+from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import Callback, EvalPhase, Phase, TrainPhase
 from anyaccel.phases.loading.epoch_batches import SCHEDULES
 from anyaccel.phases.metrics import Metric
@@ -179,13 +179,13 @@ def test_means_are_by_the_rows_of_each_set() -> None:
 
 def test_equal_batches_are_taken_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    before = ArrayProgram.steps
+    before = ArrayProgram.train_steps
 
     def steps(self: Any, columns: Any, orders: Any, start: int, count: int, batch: int) -> Any:
         calls.append((count, batch))
         return before(self, columns, orders, start, count, batch)
 
-    monkeypatch.setattr(ArrayProgram, "steps", steps)
+    monkeypatch.setattr(ArrayProgram, "train_steps", steps)
     samplers = {"a": SimpleSampler(4, shuffle=True), "b": SimpleSampler(4, shuffle=True, seed=1)}
     losses = [AppliedLoss("mse", "na"), AppliedLoss("mse", "nb")]
     graph = apart(10, 10)
@@ -237,12 +237,12 @@ def test_pairs_in_turn_with_single_rows() -> None:
 # -- several segments ------------------------------------------------------------------------------------------------
 
 
-class Elsewhere(ReferenceBackend):
+class Elsewhere(NumpyBackend):
     """NumPy once more, under another name: a border between it and NumPy."""
 
     framework = "elsewhere"
     kinds = ("cpu",)
-    roots = ("elsewhere",)
+    import_roots = ("elsewhere",)
 
     def owns(self, obj: Any) -> bool:
         return False
@@ -337,18 +337,18 @@ def train(**settings: Any) -> TrainPhase:
 def test_strict_means_equal_numbers_of_batches(schedule: str) -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 2, "b": 2}, schedule=schedule)))
     assert message == (
-        f"phase 't' takes its samplers by {schedule!r}, and they have different numbers of batches. There is: a: 5, "
-        f"b: 3. To do: change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}."
+        f"phase 't' takes its samplers by {schedule!r}, and they have different numbers of batches. Available: a: 5, "
+        f"b: 3. Hint: change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}."
     )
 
 
 def test_schedules_that_cannot_be() -> None:
     message = refused(PhaseError, lambda: train(schedule="zip_cycles"))
-    assert "schedule='zip_cycles'. There is: zip_strict, zip_cycle, alternate_strict, alternate_cycle" in message
+    assert "schedule='zip_cycles'. Available: zip_strict, zip_cycle, alternate_strict, alternate_cycle" in message
     assert "did you mean 'zip_cycle'?" in message
     for sampler in (4, SimpleSampler(4), {"a": SimpleSampler(4)}):
         message = refused(PhaseError, lambda s=sampler: train(sampler=s, schedule="zip_strict"))
-        assert "phase 't' has schedule='zip_strict' and one sampler. To do: leave it out, or give sampler={" in message
+        assert "phase 't' has schedule='zip_strict' and one sampler. Hint: leave it out, or give sampler={" in message
     assert "neither a sampler nor a batch size" in refused(PhaseError, lambda: train(sampler={"a": 4, "b": "many"}))
     assert "sampler={} is neither a sampler nor a batch size" in refused(PhaseError, lambda: train(sampler={}))
 
@@ -356,18 +356,18 @@ def test_schedules_that_cannot_be() -> None:
 def test_samplers_of_other_sets() -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 4, "bb": 2})))
     assert message == (
-        "phase 't' has a sampler for 'bb', which is no feature set that it takes. There is: a, b. To do: did you mean "
+        "phase 't' has a sampler for 'bb', which is no feature set that it takes. Available: a, b. Hint: did you mean "
         "'b'?"
     )
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 4})))
-    assert message == ("phase 't' has no sampler for b. There is: samplers for a. To do: add 'b' to sampler={...}.")
+    assert message == ("phase 't' has no sampler for b. Available: samplers for a. Hint: add 'b' to sampler={...}.")
     evaluated = EvalPhase("e", data="all", sampler={"c": SimpleSampler(4)})
     assert "phase 'e' has a sampler for 'c'" in refused(PhaseError, lambda: run(apart(), evaluated))
 
 
 def test_one_sampler_needs_as_many_rows() -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler=4)))
-    assert "phase 't' has different numbers of rows. There is: a: 10, b: 6" in message
+    assert "phase 't' has different numbers of rows. Available: a: 10, b: 6" in message
     assert "give each feature set the same number of rows, or a sampler of its own" in message
 
 
@@ -383,15 +383,15 @@ TOP = [AppliedLoss("mse", "top", ["outputs", "a.y"])]
 def test_nodes_that_join_sets_get_equal_batches() -> None:
     message = refused(PhaseError, lambda: run(joined(8, 4), train(losses=TOP, sampler={"a": 4, "b": 2})))
     assert message == (
-        "phase 't': node 'j' joins a and b, of which a step takes different rows. There is: a: 4, b: 2. To do: give "
+        "phase 't': node 'j' joins a and b, of which a step takes different rows. Available: a: 4, b: 2. Hint: give "
         "their samplers one batch size (and drop_last=True), and the data as many rows."
     )
     message = refused(
         PhaseError, lambda: run(joined(), train(losses=TOP, sampler={"a": 4, "b": 4}, schedule="alternate_strict"))
     )
-    assert "There is: a: 4, b: none. To do: take them by schedule='zip_strict'" in message
+    assert "Available: a: 4, b: none. Hint: take them by schedule='zip_strict'" in message
     message = refused(PhaseError, lambda: run(joined(8, 7), train(losses=TOP, sampler={"a": 4, "b": 4})))
-    assert "There is: a: 4, b: 3" in message
+    assert "Available: a: 4, b: 3" in message
     assert run(joined(8, 7), train(losses=TOP, sampler={
         name: SimpleSampler(3, drop_last=True) for name in "ab"
     })).epochs[0].steps == 2  # fmt: skip
@@ -407,19 +407,19 @@ def test_losses_and_metrics_that_join_sets() -> None:
     assert "the metric 'odd' joins a and b" in refused(PhaseError, lambda: run(apart(), metrics))
     whole = EvalPhase("e", data="all", outputs=["top"])
     message = refused(PhaseError, lambda: run(joined(8, 6), whole))
-    assert "node 'j' joins a and b, of which a step takes different rows. There is: a: 8, b: 6" in message
-    assert "To do: give the data of each as many rows" in message
+    assert "node 'j' joins a and b, of which a step takes different rows. Available: a: 8, b: 6" in message
+    assert "Hint: give the data of each as many rows" in message
 
 
 def test_cycles_of_equal_batches_are_taken_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    before = ArrayProgram.steps
+    before = ArrayProgram.train_steps
 
     def steps(self: Any, columns: Any, orders: Any, start: int, count: int, batch: int) -> Any:
         calls.append((count, [np.asarray(order).tolist() for order in orders]))
         return before(self, columns, orders, start, count, batch)
 
-    monkeypatch.setattr(ArrayProgram, "steps", steps)
+    monkeypatch.setattr(ArrayProgram, "train_steps", steps)
     shuffled = SimpleSampler(4, shuffle=True, seed=2)
     losses = [AppliedLoss("mse", "na"), AppliedLoss("mse", "nb")]
     phase = TrainPhase("t", data="all", losses=losses, sampler={"a": FOUR, "b": shuffled}, schedule="zip_cycle")

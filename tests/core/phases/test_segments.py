@@ -8,7 +8,7 @@ import pytest
 from anyaccel.device import Device
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
-from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, ReferenceBackend, Sequential, SequentialMLP
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
 from anyaccel.phases.metrics import Metric
 from anyaccel.specs import AppliedLoss, Optimizer
@@ -17,11 +17,11 @@ MSE = AppliedLoss("mse", on="net")
 SORT = AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"], weight=0.4)
 
 
-class Watched(ReferenceBackend):
+class Watched(NumpyBackend):
     """NumPy once more, under another name, on the CPU; writes down what its programs are asked, by segment."""
 
     kinds = ("cpu",)
-    roots = ("elsewhere",)
+    import_roots = ("elsewhere",)
 
     def __init__(self, framework, calls):
         self.framework = framework
@@ -431,13 +431,13 @@ def test_training_goes_on_where_it_was_when_the_cut_changes(graph_of, experiment
 
 def test_losses_of_an_epoch_come_from_each_backend_at_once(calls, graph_of, experiment, monkeypatch):
     asked = []
-    scalars = ReferenceBackend.scalars
+    scalars = NumpyBackend.scalars
 
     def counted(self, values):
         asked.append((self.framework, len(values)))
         return scalars(self, values)
 
-    monkeypatch.setattr(ReferenceBackend, "scalars", counted)
+    monkeypatch.setattr(NumpyBackend, "scalars", counted)
     graph = graph_of("branches", ["one", "two"])
     experiment(graph).run_phase(TrainPhase("t", data="train", losses=losses_of(graph), sampler=4, n_epochs=2))
     homes = [graph.shapes.frameworks[loss.on] for loss in losses_of(graph)]

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from anyaccel import Batches, Items, PairSampler, ParquetStream, Same, SimpleSampler, Source
+from anyaccel import IterableSource, MapSource, PairSampler, ParquetStream, Same, SimpleSampler, Source
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet
 from anyaccel.errors import AnyaccelError, ColumnError, ConfigError, OutOfMemoryError, PhaseError, SourceError
@@ -81,8 +81,8 @@ def unequal() -> list[dict[str, np.ndarray]]:
     return [cut(stop - size, stop) for size, stop in zip(SIZES, stops, strict=True)]
 
 
-def source(given: Any, label: str = "data", **settings: Any) -> Batches:
-    return Batches(label, given, **{**ROLES, **settings})
+def source(given: Any, label: str = "data", **settings: Any) -> IterableSource:
+    return IterableSource(label, given, **{**ROLES, **settings})
 
 
 class Numbered:
@@ -147,8 +147,8 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "by position": lambda _: [tuple(one[name] for name in (*FEATURES, *TARGETS)) for one in batches()],
     "other label": lambda _: {"data": source(batches(), "elsewhere")},
     "dataset": lambda _: Numbered(),
-    "items": lambda _: Items("data", Numbered(), workers=2, **ROLES),
-    "items of another label": lambda _: {"data": Items("elsewhere", Numbered(), **ROLES)},
+    "items": lambda _: MapSource("data", Numbered(), workers=2, **ROLES),
+    "items of another label": lambda _: {"data": MapSource("elsewhere", Numbered(), **ROLES)},
     "parquet": parquet,
 }
 
@@ -187,7 +187,7 @@ def test_pairs_of_items_are_those_of_rows() -> None:
         on = [MSE, AppliedLoss("mse", on="pair")]
         return list(run(ModelGraph([one, two], Optimizer("sgd", lr=0.1)), phase(given, sampler=drawn, losses=on)).loss)
 
-    items = Items("data", Numbered(), features=FEATURES, targets="y", tags="c")
+    items = MapSource("data", Numbered(), features=FEATURES, targets="y", tags="c")
     assert losses(items) == losses(data)
 
 
@@ -609,7 +609,7 @@ def test_an_error_that_is_kept_keeps_no_batches(small_blocks: None) -> None:
     experiment = Experiment("e", graph_of(table()), progress="none")
     with simulate(1) as simulation:
         with pytest.raises(SourceError, match="over"):
-            experiment.run_phase(phase(failing, accelerator="sim:0", after="cpu"))
+            experiment.run_phase(phase(failing, accelerator="sim:0", final_device="cpu"))
         gc.collect()
         assert [one() for one in alive if one() is not None] == []
         assert experiment.last_run.error is not None
@@ -618,7 +618,7 @@ def test_an_error_that_is_kept_keeps_no_batches(small_blocks: None) -> None:
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
-FULL = OutOfMemoryError("the device has no room", there="0 bytes free")
+FULL = OutOfMemoryError("the device has no room", available="0 bytes free")
 
 
 @pytest.fixture
@@ -633,7 +633,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
             rows = len(next(one for one in inputs if one is not None))
             asked.append(rows)
             if rows > most and len(asked) > after:
-                raise OutOfMemoryError(FULL.asked, there=FULL.there)
+                raise OutOfMemoryError(FULL.problem, available=FULL.available)
             return plain(self, inputs)
 
         monkeypatch.setattr(ArrayProgram, "forward_pullback", guarded)
@@ -674,7 +674,7 @@ def test_memory_runs_out_and_the_source_cannot_begin_again(failing: Any, small_b
     experiment = Experiment("e", graph_of(table()), progress="none")
     with pytest.raises(SourceError, match=r"epoch 0 was to begin again, as memory ran out, and source 'data' is an it"):
         experiment.run_phase(phase((one for one in batches()), n_epochs=1))
-    assert "memory" in [event.what for event in experiment.last_run.events]
+    assert "memory" in [event.kind for event in experiment.last_run.events]
 
 
 def test_not_even_one_row_fits(failing: Any) -> None:
@@ -703,7 +703,7 @@ def test_blocks_have_few_shapes_and_slow_sources_are_not_waited_for(monkeypatch:
     def spied(self: Any, *args: Any) -> Iterator[Any]:
         for portion in plain(self, *args):
             rows = {len(column) for column in portion.feed.columns.values()}
-            seen.append((rows.pop(), sum(work.count for work in portion.works)))
+            seen.append((rows.pop(), sum(work.n_steps for work in portion.works)))
             yield portion
 
     monkeypatch.setattr(Sourced, "portions", spied)
@@ -744,7 +744,7 @@ def slow():
         yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
         {wait}
 
-source = aa.Batches("data", slow, features="x", targets="y", steps=10**6)
+source = aa.IterableSource("data", slow, features="x", targets="y", steps=10**6)
 graph = aa.ModelGraph([aa.ModelNode("net", Dense(1), source.reference())], aa.Optimizer("sgd", lr=0.1))
 experiment = aa.Experiment("e", graph, progress="none")
 

@@ -281,15 +281,15 @@ def test_streams_that_a_sampler_lacks(source: FeatureSet) -> None:
     phase = TrainPhase("t", data=source, losses=losses, sampler=PairSampler(4, Same("label")))
     message = refused(SamplerError, lambda: planned(graph, phase))
     assert message == (
-        "the stream 'pare' of 'data' is read, and its sampler has no such stream. There is: anchor, pair. "
-        "To do: did you mean 'pair'?"
+        "the stream 'pare' of 'data' is read, and its sampler has no such stream. Available: anchor, pair. "
+        "Hint: did you mean 'pair'?"
     )
     simple = TrainPhase("t", data=source, losses=losses, sampler=4)
     message = refused(SamplerError, lambda: planned(siamese(source, None, "pair"), simple))
-    assert "There is: anchor. To do: use a sampler that has it, such as a PairSampler or a TripletSampler" in message
+    assert "Available: anchor. Hint: use a sampler that has it, such as a PairSampler or a TripletSampler" in message
     evaluated = EvalPhase("e", data=source, sampler=TripletSampler(4, Same("label"), Different("label")))
     message = refused(SamplerError, lambda: planned(siamese(source, None, "pair"), evaluated))
-    assert "There is: anchor, positive, negative" in message
+    assert "Available: anchor, positive, negative" in message
 
 
 def test_streams_that_losses_and_metrics_name(source: FeatureSet) -> None:
@@ -329,7 +329,7 @@ def test_targets_of_two_streams_are_ambiguous(source: FeatureSet) -> None:
     graph = ModelGraph([left, right, ConcatNode("both", ["l", "r"]), head], "sgd")
     phase = TrainPhase("t", data=source, losses=[AppliedLoss("mse", "n0")], sampler=PairSampler(4, Same("label")))
     message = refused(ColumnError, lambda: planned(graph, phase))
-    assert "There is: data.y, data.y@pair. To do: name one of these in inputs=" in message
+    assert "Available: data.y, data.y@pair. Hint: name one of these in inputs=" in message
 
 
 def test_no_pairs_before_anything_moves(source: FeatureSet, sims: Simulation) -> None:
@@ -372,10 +372,10 @@ def test_a_sampler_of_ones_own(source: FeatureSet) -> None:
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        (Stubborn(np.arange(4)), "Stubborn drew int64[4]. There is: streams first, second, 4 rows of each"),
+        (Stubborn(np.arange(4)), "Stubborn drew int64[4]. Available: streams first, second, 4 rows of each"),
         (Stubborn(np.arange(4), np.arange(3)), "Stubborn drew int64[4], int64[3]"),
         (Stubborn(np.arange(4), np.arange(4) * 1.0), "Stubborn drew int64[4], float64[4]"),
-        (Stubborn(np.arange(4), np.arange(4) + 9), "Stubborn drew row 12 for 'second'. There is: 12 rows"),
+        (Stubborn(np.arange(4), np.arange(4) + 9), "Stubborn drew row 12 for 'second'. Available: 12 rows"),
         (Stubborn(np.arange(4) - 1, np.arange(4)), "Stubborn drew row -1 for 'first'"),
     ],
 )
@@ -391,7 +391,7 @@ def test_a_sampler_that_draws_nonsense(sampler: Sampler, message: str, source: F
 
 def test_a_batch_size_beside_a_sampler(source: FeatureSet) -> None:
     message = refused(PhaseError, lambda: EvalPhase("e", data=source, sampler=PairSampler(4, Same("x")), batch_size=8))
-    assert "phase 'e' has a sampler and a batch_size. To do: leave batch_size to the sampler" in message
+    assert "phase 'e' has a sampler and a batch_size. Hint: leave batch_size to the sampler" in message
 
 
 def test_what_pairs_are_compared_with_goes_by_the_stream(source: FeatureSet) -> None:

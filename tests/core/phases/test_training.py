@@ -14,7 +14,7 @@ from anyaccel.adapter import Applied
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
-from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, ReferenceBackend, Sequential, SequentialMLP
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import EvalPhase, TrainPhase, runner, train_loop
 from anyaccel.phases.executor.links import Losses
 from anyaccel.phases.loss_accumulator import Tally
@@ -669,7 +669,5 @@ def test_a_thousand_steps_need_no_more_memory_than_ten(table, line, experiment, 
 def test_rows_beyond_the_steps_of_a_call_do_not_count() -> None:
     tally = Tally()
     means = np.array([[1.0, 10.0], [3.0, 20.0], [100.0, 100.0]])
-    tally.add(
-        [Losses(ReferenceBackend(), 4, ("a", "b"), means, 2), Losses(ReferenceBackend(), 8, ("a", "b"), means[1:], 1)]
-    )
+    tally.add([Losses(NumpyBackend(), 4, ("a", "b"), means, 2), Losses(NumpyBackend(), 8, ("a", "b"), means[1:], 1)])
     assert tally.means() == {"a": (4 * (1 + 3) + 8 * 3) / 16, "b": (4 * (10 + 20) + 8 * 20) / 16}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anyaccel import Accelerator, all_devices, best, device_of, devices, scope
+from anyaccel import Accelerator, best_device, device_of, devices, devices_or_cpu, scope
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, DeviceParseError, FrameworkError, NoBackendError
 from anyaccel.testing.tiny import TinyBackend
@@ -56,21 +56,21 @@ def test_a_word_that_names_no_kind_is_told(three):
 
 @pytest.mark.parametrize(("i", "found"), [(0, "gpu:0"), (1, "gpu:1"), (2, "cpu:0")])
 def test_best_is_that_gpu_or_the_cpu(three, i, found):
-    assert str(best(i)) == found
+    assert str(best_device(i)) == found
 
 
 def test_best_is_another_accelerator_where_there_is_no_gpu(use):
     use(TinyBackend("a", ("cpu", "xpu:0", "sim:0", "sim:1")))
-    assert (str(best()), str(best(1))) == ("xpu:0", "cpu:0")
+    assert (str(best_device()), str(best_device(1))) == ("xpu:0", "cpu:0")
 
 
 def test_all_devices_is_never_empty(use):
     use()
-    assert all_devices("gpu") == all_devices() == [Device("cpu")]
+    assert devices_or_cpu("gpu") == devices_or_cpu() == [Device("cpu")]
 
 
 def test_all_devices_are_those_of_the_kind_where_there_are_any(three):
-    assert all_devices() == [Device("gpu", 0), Device("gpu", 1)]
+    assert devices_or_cpu() == [Device("gpu", 0), Device("gpu", 1)]
 
 
 # -- device_of ---------------------------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def test_tensors_on_several_devices_are_told_with_the_devices(three):
     b = three[1]
     with pytest.raises(DeviceMismatchError) as caught:
         device_of({"x": b.cell(1, Device("gpu", 1)), "y": b.cell(1, Device("gpu", 0))})
-    assert caught.value.asked == "the tensors of a dict are on several devices"
-    assert caught.value.there == "gpu:0, gpu:1"
+    assert caught.value.problem == "the tensors of a dict are on several devices"
+    assert caught.value.available == "gpu:0, gpu:1"
 
 
 def test_device_of_what_nobody_owns_is_an_error_and_not_none(three):

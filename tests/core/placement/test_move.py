@@ -283,10 +283,10 @@ class TinyExchange(TinyBackend, Exchange):
     def to_host(self, tensor):
         return np.asarray(tensor.value)
 
-    def adopt(self, foreign, device):
+    def from_dlpack(self, foreign, device):
         return self.from_host(np.asarray(foreign), device)
 
-    def rows(self, column, start, stop, order=None):
+    def gather_rows(self, column, start, stop, order=None):
         return self.cell(column.value[start:stop], column.device)
 
 
@@ -320,7 +320,7 @@ def test_place_gives_what_the_backend_returns(tiny):
 
 @pytest.mark.parametrize("act", [move, place])
 def test_b12_a_device_that_is_not_there_is_an_error_before_anything_moves(tiny, act):
-    with pytest.raises(DeviceUnavailableError, match=r"sim:9 is not on this machine for tiny.*There is: cpu:0, sim:0"):
+    with pytest.raises(DeviceUnavailableError, match=r"sim:9 is not on this machine for tiny.*Available: cpu:0, sim:0"):
         act(tiny.new(), "sim:9")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anyaccel.device import Device
-from anyaccel.numpy_backend import Module, ReferenceBackend
+from anyaccel.numpy_backend import Module, NumpyBackend
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 
@@ -17,7 +17,7 @@ CPU = Device("cpu")
 
 @pytest.fixture
 def backend():
-    return ReferenceBackend()
+    return NumpyBackend()
 
 
 @pytest.fixture

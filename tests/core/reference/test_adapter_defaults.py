@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anyaccel.adapter import Applied, ArrayOps, ArrayProgram, loss_function
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
 
 
@@ -45,9 +45,9 @@ class LeastOps(ArrayOps):
 def test_the_least_that_can_be_written_trains(segment, node, loss):
     columns, model = {"x": np.array([[1.0], [2.0]]), "y": np.array([[3.0], [6.0]])}, Line()
     program = ArrayProgram(segment(columns, [node("n", model, "x")], [loss("mse", "n y")], outputs=("n",)), LeastOps())
-    means = program.steps(tuple(columns.values()), [None, None], 0, 1, 2)
+    means = program.train_steps(tuple(columns.values()), [None, None], 0, 1, 2)
     assert means.tolist() == [[2.5]]
-    program.release()
+    program.close()
     assert model.slope.tolist() == [2.0 + 0.1 * 5]
     assert program.forward(tuple(columns.values()))[0][0].tolist() == [[2.5], [5.0]]
 
@@ -58,6 +58,6 @@ def test_class_indices_need_nothing_more(loss):
 
 
 def test_losses_of_ones_own_are_refused_until_a_framework_takes_them(loss):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         loss_function(LeastOps(), loss(Loss(max), "n y"))
-    assert str(caught.value) == ("the loss 'max' is not a named one. To do: use a named loss with this framework.")
+    assert str(caught.value) == ("the loss 'max' is not a named one. Hint: use a named loss with this framework.")

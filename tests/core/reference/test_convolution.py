@@ -7,7 +7,7 @@ import pytest
 
 from anyaccel.adapter.model_specs import CNNRecipe
 from anyaccel.device import Device
-from anyaccel.errors import DeviceMismatchError, OutOfMemoryError, RecipeError, ShapeError
+from anyaccel.errors import DeviceMismatchError, OutOfMemoryError, ShapeError, SpecError
 from anyaccel.numpy_backend import Conv2d, Dense, Flatten, MaxPool2d, Sequential, SequentialCNN, SimArray, simulate
 from anyaccel.segment import TensorSpec
 from anyaccel.specs import Optimizer
@@ -196,7 +196,7 @@ def test_convolutions_take_room_and_refuse_other_places(backend, built, draw):
     ],
 )
 def test_settings_that_cannot_be(make, words):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         make()
     assert str(caught.value) == words
 
@@ -227,8 +227,8 @@ def test_inputs_that_do_not_fit(module, inputs, words, backend):
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((8, 8, 1), "Conv2d(8) takes samples [1, height, width] and was given float32[8, 8, 1]. To do: store"),
-        ((8, 8), "Conv2d(8) takes samples [1, height, width] and was given float32[8, 8]. To do: store"),
+        ((8, 8, 1), "Conv2d(8) takes samples [1, height, width] and was given float32[8, 8, 1]. Hint: store"),
+        ((8, 8), "Conv2d(8) takes samples [1, height, width] and was given float32[8, 8]. Hint: store"),
         ((1, 16, 8), "Dense(1) takes samples with 64 features and was given float32[128]"),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anyaccel.adapter.model_specs import MLPRecipe
-from anyaccel.errors import RecipeError, ShapeError
+from anyaccel.errors import ShapeError, SpecError
 from anyaccel.numpy_backend import Activation, Applied, BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
 from anyaccel.segment import TensorSpec
 
@@ -160,12 +160,12 @@ def test_calling_a_module_gives_one_array_or_several(draw):
         (lambda: Dense(0), "features=0 is not a positive int"),
         (lambda: Dense(2.0), "features=2.0"),
         (lambda: Dropout(1.0), "rate=1.0 is not in [0, 1)"),
-        (lambda: Activation("swish"), "no activation is called 'swish'. There is: relu, tanh, sigmoid, identity"),
+        (lambda: Activation("swish"), "no activation is called 'swish'. Available: relu, tanh, sigmoid, identity"),
         (lambda: SequentialMLP(n_layers=0), "n_layers=0"),
     ],
 )
 def test_settings_that_cannot_be(make, words):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         make()
     assert words in str(caught.value)
 
@@ -176,13 +176,13 @@ FLOATS, INTS = TensorSpec((3,), "float32"), TensorSpec((3,), "int64")
 @pytest.mark.parametrize(
     ("module", "inputs", "words"),
     [
-        (Dense(2), [INTS], "Dense(2) computes in float32 and was given int64[3]. To do: cast the features to float32"),
+        (Dense(2), [INTS], "Dense(2) computes in float32 and was given int64[3]. Hint: cast the features to float32"),
         (Dense(2), [TensorSpec((3,), "float64")], "computes in float32 and was given float64[3]"),
         (Dense(2), [FLOATS, FLOATS], "Dense takes one input with at least one axis, and was given float32[3], "),
         (Dense(2), [TensorSpec((), "float32")], "at least one axis, and was given float32[]"),
         (BatchNorm(), [TensorSpec((3, 2), "float32")], "BatchNorm takes one input with one axis"),
         (SequentialMLP(), [INTS], "computes in float32 and was given int64[3]"),
-        (Activation("tanh"), [FLOATS, FLOATS], "tanh takes one input and was given 2. To do: join them"),
+        (Activation("tanh"), [FLOATS, FLOATS], "tanh takes one input and was given 2. Hint: join them"),
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_fit(module, inputs, words, backend):

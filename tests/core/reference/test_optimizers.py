@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.numpy_backend import Applied, Module
 from anyaccel.segment import NodeState
 from anyaccel.specs import Optimizer, Schedule
@@ -155,9 +155,9 @@ def test_a_class_as_optimizer_is_refused(program):
     class Own:
         pass
 
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         program(Optimizer(Own))
     assert str(caught.value) == (
         "the optimizer Own is no name, and this framework has the named ones only. "
-        "There is: sgd, momentum, adam, adamw. To do: use one of these names."
+        "Available: sgd, momentum, adam, adamw. Hint: use one of these names."
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyaccel.device import Device
-from anyaccel.numpy_backend import Activation, Dense, ReferenceBackend, simulate
+from anyaccel.numpy_backend import Activation, Dense, NumpyBackend, simulate
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 
@@ -17,7 +17,7 @@ ROWS, WIDTH, WEIGHT = 3, 2, 0.5
 CPU = Device("cpu")
 PLACES = (CPU, Device("sim", 0), Device("sim", 1))
 SPEC = TensorSpec((WIDTH,), "float64")
-BACKEND = ReferenceBackend()
+BACKEND = NumpyBackend()
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Graph:
         inputs = [BACKEND.move(self.columns[name], where) for name, (_, where) in self.segment.inputs.items()]
         _, losses, pullback = program.forward_pullback(inputs)
         (back,) = pullback([BACKEND.move(self.cotangent, self.end)])
-        program.apply()
-        program.release()
+        program.optimizer_step()
+        program.close()
         gradients = [w - after for w, after in zip(before, self.parameters(), strict=True)]
         return gradients, BACKEND.to_host(back), [float(part) for part, _ in losses.values()]
 

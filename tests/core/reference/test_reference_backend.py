@@ -1,4 +1,4 @@
-"""ReferenceBackend: ownership, places, exchange, shapes, state, memory, and every message of these."""
+"""NumpyBackend: ownership, places, exchange, shapes, state, memory, and every message of these."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def test_where_things_are(backend, sims, dense):
     assert backend.device_of(dense) == CPU
     assert backend.device_of(Dense(2)) is backend.device_of("text") is None
     dense.parameters["bias"] = backend.move(dense.parameters["bias"], SIM0)
-    with pytest.raises(DeviceMismatchError, match=r"values of a Dense are on several devices\. There is: cpu:0, sim:0"):
+    with pytest.raises(
+        DeviceMismatchError, match=r"values of a Dense are on several devices\. Available: cpu:0, sim:0"
+    ):
         backend.device_of(dense)
 
 
@@ -155,9 +157,11 @@ def test_placing_a_tree_leaves_text_and_numbers(backend, sims):
 
 
 def test_what_cannot_be_moved_or_placed(backend):
-    with pytest.raises(MoveError, match=r"a Dense is not a tensor of numpy\. To do: use anyaccel\.place"):
+    with pytest.raises(MoveError, match=r"a Dense is not a tensor of numpy\. Hint: use anyaccel\.place"):
         backend.move(Dense(2), CPU)
-    with pytest.raises(MoveError, match=r"numpy cannot place a set\. There is: it places modules, and trees of arrays"):
+    with pytest.raises(
+        MoveError, match=r"numpy cannot place a set\. Available: it places modules, and trees of arrays"
+    ):
         backend.place({1}, CPU)
 
 
@@ -185,7 +189,7 @@ def test_to_host_shares_memory_on_the_cpu_only(backend, sims):
 
 @pytest.mark.parametrize("array", [np.array(["a"]), np.array([None]), np.array(["2020"], "datetime64[Y]")])
 def test_arrays_without_numbers_are_refused(array, backend):
-    with pytest.raises(MoveError, match=r"holds no numbers\. To do: encode it as numbers first"):
+    with pytest.raises(MoveError, match=r"holds no numbers\. Hint: encode it as numbers first"):
         backend.from_host(array, CPU)
 
 
@@ -224,7 +228,7 @@ def test_what_cannot_be_adopted_carries_the_words_of_who_refused(backend):
     with pytest.raises(MoveError) as caught:
         backend.adopt(Foreign(np.ones(1), refusal), CPU)
     assert f"Foreign cannot be adopted: {refusal}" in str(caught.value)
-    assert "To do: detach it, move it to the CPU, or cast it (bfloat16 to float32)" in str(caught.value)
+    assert "Hint: detach it, move it to the CPU, or cast it (bfloat16 to float32)" in str(caught.value)
     with pytest.raises(MoveError, match="a list cannot be adopted: it has no __dlpack__"):
         backend.adopt([1.0], CPU)
 
@@ -292,7 +296,7 @@ class Odd(Module):
         (lambda w, x: w @ x, "Odd does not take float32[3]: matmul: "),
         (
             lambda w, x: x[0],
-            "Odd gave [3] for a batch of 2 samples. To do: let every output be an array with the batch",
+            "Odd gave [3] for a batch of 2 samples. Hint: let every output be an array with the batch",
         ),
         (lambda w, x: 1.0, "Odd gave float for a batch of 2 samples"),
         (lambda w, x, y: x, "Odd does not take float32[3]: "),
@@ -306,7 +310,7 @@ def test_a_model_that_does_not_take_its_inputs_says_so_in_its_own_words(gives, w
 
 def test_both_shapes_stand_in_the_message(backend):
     with pytest.raises(
-        ShapeError, match=r"There is: parameters w \[4, 3\]\. To do: change what feeds it, or the module"
+        ShapeError, match=r"Available: parameters w \[4, 3\]\. Hint: change what feeds it, or the module"
     ):
         backend.infer(Odd(lambda w, x: w @ x), [THREE], 0)
 
@@ -321,7 +325,7 @@ def test_a_plain_function_is_no_model(backend):
         backend.infer(np.tanh, [THREE], 0)
     assert str(caught.value) == (
         "a ufunc is no model of numpy: its gradients are not known. "
-        "To do: derive a class from anyaccel.numpy_backend.Module, and give its pullback."
+        "Hint: derive a class from anyaccel.numpy_backend.Module, and give its pullback."
     )
 
 
@@ -360,7 +364,7 @@ def test_state_goes_out_as_copies_and_comes_back_in_place(device, backend, sims)
         (lambda s: s.pop("parameters/bias"), "it lacks parameters/bias"),
         (lambda s: s.update(x=s["parameters/bias"]), "it has in excess x"),
         (lambda s: s.clear(), "it lacks parameters/bias, parameters/weight"),
-        (lambda s: s.update({"parameters/bias": np.zeros(5, "f4")}), "float32[5] in the state. There is: float32[2]"),
+        (lambda s: s.update({"parameters/bias": np.zeros(5, "f4")}), "float32[5] in the state. Available: float32[2]"),
         (lambda s: s.update({"parameters/bias": np.zeros(2)}), "parameters/bias is float64[2] in the state"),
     ],
 )  # fmt: skip

@@ -57,26 +57,26 @@ def test_two_plugins_serve_one_framework_on_different_kinds(make):
 def test_a_kind_that_the_framework_is_not_served_on_is_told_with_those_it_is(make):
     registry = make(offering(TinyBackend("a", ("cpu", "gpu:0"))), offering(TinyBackend("b", ("mps",))))
     error = raised(FrameworkError, registry.find, "a", "mps")
-    assert error.asked == "a is not served on 'mps'"
-    assert error.there == "a on cpu, gpu"
-    assert error.remedy
+    assert error.problem == "a is not served on 'mps'"
+    assert error.available == "a on cpu, gpu"
+    assert error.hint
 
 
 def test_a_kind_that_nobody_serves_is_told_as_such(make):
     error = raised(FrameworkError, make().find, "numpy", "hpu")
-    assert error.asked == "numpy is not served on 'hpu', a kind nobody serves here"
+    assert error.problem == "numpy is not served on 'hpu', a kind nobody serves here"
 
 
 def test_an_unknown_framework_is_told_with_what_is_served(make):
     error = raised(FrameworkError, make(offering(TinyBackend("a"))).find, "pytorhc")
-    assert error.asked == "no plugin for the framework 'pytorhc' is installed"
-    assert error.there == "served here: numpy, a"
-    assert error.remedy == "check the spelling, or install the plugin that serves it"
+    assert error.problem == "no plugin for the framework 'pytorhc' is installed"
+    assert error.available == "served here: numpy, a"
+    assert error.hint == "check the spelling, or install the plugin that serves it"
 
 
 def test_a_known_framework_is_told_with_the_line_that_installs_it(make):
     error = raised(FrameworkError, make().kinds, "jax")
-    assert error.remedy == "python -m pip install anyaccel-jax"
+    assert error.hint == "python -m pip install anyaccel-jax"
 
 
 def test_serves_answers_and_never_raises(make):
@@ -98,27 +98,27 @@ def test_b12_a_device_that_is_not_there_is_told_with_those_that_are_and_why(make
     """B12: the predecessor took such a device and failed mid-run with the framework's own words."""
     registry = make(offering(TinyBackend("a", ("gpu:0", "gpu:1"), absent="the driver is too old")))
     error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu", 7))
-    assert error.asked == "gpu:7 is not on this machine for a (the driver is too old)"
-    assert error.there == "gpu:0, gpu:1"
-    assert error.remedy == "use one of these, such as 'gpu:0'"
+    assert error.problem == "gpu:7 is not on this machine for a (the driver is too old)"
+    assert error.available == "gpu:0, gpu:1"
+    assert error.hint == "use one of these, such as 'gpu:0'"
 
 
 def test_b12_a_kind_of_which_no_device_is_there_is_told(make):
     registry = make(offering(TinyBackend("a", ("cpu",), kinds=("cpu", "gpu"))))
     error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu"))
-    assert error.asked == "gpu:0 is not on this machine for a"
+    assert error.problem == "gpu:0 is not on this machine for a"
 
 
 def test_a_simulated_device_that_was_not_made_is_told_with_the_call_that_makes_it(make):
     error = raised(DeviceUnavailableError, make().serving, "numpy", Device("sim", 3))
-    assert error.remedy == "make simulated devices first: anyaccel.simulate(4)"
+    assert error.hint == "make simulated devices first: anyaccel.simulate(4)"
 
 
 def test_a_device_of_another_vendor_is_refused_with_the_spelling_for_any(make):
     registry = make(offering(TinyBackend("a", ("gpu:0",), vendor="amd")))
     error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu"), vendor="nvidia")
-    assert error.asked == "gpu:0 is of amd, and nvidia was asked for"
-    assert error.remedy == "write 'gpu:0' for the device of any vendor"
+    assert error.problem == "gpu:0 is of amd, and nvidia was asked for"
+    assert error.hint == "write 'gpu:0' for the device of any vendor"
 
 
 @pytest.mark.parametrize("vendor", ["", "amd"])
@@ -148,16 +148,16 @@ def test_an_object_belongs_to_the_framework_of_its_class_or_of_a_base_of_it(make
 
 def test_an_object_of_nobody_is_told_with_its_class(make):
     error = raised(NoBackendError, make().owner, {1, 2})
-    assert error.asked == "builtins.set has no backend: no installed plugin owns it"
-    assert error.there == "backends for numpy"
-    assert "framework=" in error.remedy
+    assert error.problem == "builtins.set has no backend: no installed plugin owns it"
+    assert error.available == "backends for numpy"
+    assert "framework=" in error.hint
 
 
 def test_an_object_of_a_known_framework_is_told_with_the_line_that_installs_its_plugin(make):
     tensor = type("Tensor", (), {"__module__": "torch"})()
     error = raised(NoBackendError, make().owner, tensor)
-    assert error.asked == "torch.Tensor has no backend: no plugin for the framework 'torch' is installed"
-    assert error.remedy == "python -m pip install anyaccel-torch"
+    assert error.problem == "torch.Tensor has no backend: no plugin for the framework 'torch' is installed"
+    assert error.hint == "python -m pip install anyaccel-torch"
 
 
 def test_an_object_whose_plugin_is_broken_is_told_the_cause(make):
@@ -171,8 +171,8 @@ def test_two_owners_are_an_error_that_names_both(make):
     a, b = TinyBackend("a"), TinyBackend("b")
     both = type("Both", (a.cell, b.cell), {"__slots__": ()})(1, Device("cpu"))
     error = raised(AmbiguousOwnerError, make(offering(a), offering(b)).owner, both)
-    assert "is claimed by a and b" in error.asked
-    assert error.remedy == "say which: ModelNode(..., framework='a')"
+    assert "is claimed by a and b" in error.problem
+    assert error.hint == "say which: ModelNode(..., framework='a')"
 
 
 def test_two_backends_of_one_framework_are_one_owner(make):
@@ -200,7 +200,7 @@ def test_ownership_is_decided_anew_when_a_plugin_is_registered(make):
 
 def test_a_class_without_a_module_is_owned_by_nobody(make):
     error = raised(NoBackendError, make().owner, type("Odd", (), {"__module__": None})())
-    assert "Odd" in error.asked
+    assert "Odd" in error.problem
 
 
 # -- hooks -------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ class Lacking(Backend):
 
     framework = "lacking"
     kinds = ("cpu",)
-    roots = ("lacking",)
+    import_roots = ("lacking",)
 
     def devices(self) -> list[Device]:
         return [Device("cpu")]

@@ -199,7 +199,7 @@ def test_a_distribution_that_fails_to_import_is_told_with_name_version_and_cause
 def test_nothing_installed_is_told_with_the_line_to_install(tmp_path):
     said = in_a_clean_process(tmp_path, "registry.find('torch')")
     assert said.startswith("FrameworkError no plugin for the framework 'torch' is installed")
-    assert said.endswith("To do: python -m pip install anyaccel-torch.")
+    assert said.endswith("Hint: python -m pip install anyaccel-torch.")
 
 
 def test_not_installed_and_installed_but_broken_read_differently(make):
@@ -207,9 +207,9 @@ def test_not_installed_and_installed_but_broken_read_differently(make):
         make().find("torch")
     with pytest.raises(FrameworkError) as broken:
         make(entry("torch", ImportError("libcudart.so.12: no such file"), "anyaccel-torch", "2.0")).find("torch")
-    assert "is installed but broken" not in str(absent.value) and "pip install" in absent.value.remedy
-    assert "libcudart.so.12" in str(broken.value) and "pip install" not in broken.value.remedy
-    assert "anyaccel-torch" in broken.value.remedy
+    assert "is installed but broken" not in str(absent.value) and "pip install" in absent.value.hint
+    assert "libcudart.so.12" in str(broken.value) and "pip install" not in broken.value.hint
+    assert "anyaccel-torch" in broken.value.hint
 
 
 def test_a_broken_plugin_is_told_by_its_distribution_whatever_its_entry_point_is_called(make):
@@ -231,8 +231,8 @@ def test_a_policy_is_found_by_name_and_its_absence_told(make):
     registry = make(entry("p", plugin_module("p", policies=lambda: {"first": first}), "anyaccel-p"))
     assert registry.policy("first") is first
     with pytest.raises(
-        PluginError, match=r"no plugin offers the placement policy 'best'. There is: first. To do: install"
+        PluginError, match=r"no plugin offers the placement policy 'best'. Available: first. Hint: install"
     ):
         registry.policy("best")
-    with pytest.raises(PluginError, match="There is: none"):
+    with pytest.raises(PluginError, match="Available: none"):
         make().policy("best")

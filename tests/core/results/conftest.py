@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from anyaccel import Experiment, FeatureSet, ModelGraph, ModelNode, SequentialMLP
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
-    monkeypatch.setattr("anyaccel.registry._registry", [Registry(ReferenceBackend, lambda: ())])
+    monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, lambda: ())])
 
 
 @pytest.fixture

@@ -102,17 +102,17 @@ def test_a_comparison_is_a_data_frame():
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: compare(), r"^there is no run to compare\. To do: run a phase first, or give results\.$"),
+        (lambda: compare(), r"^there is no run to compare\. Hint: run a phase first, or give results\.$"),
         (lambda: compare([]), r"^there is no run to compare"),
-        (lambda: compare("t"), r"^'t' is no result of a phase\. To do: give what run_phase\(\.\.\.\) gave"),
+        (lambda: compare("t"), r"^'t' is no result of a phase\. Hint: give what run_phase\(\.\.\.\) gave"),
         (lambda: compare({"a": 3}), r"^3 is no result of a phase"),
         (
             lambda: compare(run_of("t", {"accuracy": 1.0}), figures=["val_acuracy"]),
-            r"^no run has the figure 'val_acuracy'\. There is: loss, loss\.n, val_accuracy\. To do: did you mean",
+            r"^no run has the figure 'val_acuracy'\. Available: loss, loss\.n, val_accuracy\. Hint: did you mean",
         ),
         (
             lambda: compare(run_of("t", {})).column("los"),
-            r"^the comparison has no column 'los'\. There is: run, phase, kind, epochs, loss\. To do: did you mean ",
+            r"^the comparison has no column 'los'\. Available: run, phase, kind, epochs, loss\. Hint: did you mean ",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from anyaccel import EvalPhase, Metric
-from anyaccel.errors import ConfigError, GraphError, RecipeError
+from anyaccel.errors import ConfigError, GraphError, SpecError
 from anyaccel.phases.metrics import METRICS, accuracy, mae, mse, r2, rmse
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=4)
@@ -66,7 +66,7 @@ def test_single_axes_are_aligned_and_everything_else_is_refused(outputs, data):
             assert measure(outputs, targets) == expected
             assert measure(outputs, targets.reshape(len(targets), *squeezed)) == expected
         else:
-            with pytest.raises(RecipeError, match=r"a metric cannot compare outputs .* with targets"):
+            with pytest.raises(SpecError, match=r"a metric cannot compare outputs .* with targets"):
                 measure(outputs, targets)
 
 
@@ -84,12 +84,12 @@ def test_single_axes_are_aligned_and_everything_else_is_refused(outputs, data):
     ],
 )
 def test_shapes_that_would_broadcast_or_fold_are_refused(measure, outputs, targets):
-    with pytest.raises((RecipeError, TypeError)):
+    with pytest.raises((SpecError, TypeError)):
         measure(np.zeros(outputs), np.zeros(targets))
 
 
 def test_the_message_names_both_shapes_and_the_remedy():
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         accuracy(np.zeros((4, 3)), np.zeros((4, 2), int))
     assert "a metric cannot compare outputs [4] with targets [4, 2]" in str(caught.value)
     assert "Metric(..., targets='FEATURE_SET.COLUMN')" in str(caught.value)
@@ -110,9 +110,7 @@ def test_a_function_is_a_metric_under_its_own_name():
         return float(outputs.max() - targets.min())
 
     assert Metric(spread).label == "spread"
-    with pytest.raises(
-        ConfigError, match=r"metric 'spread' is a function and has no configuration. To do: use a named"
-    ):
+    with pytest.raises(ConfigError, match=r"metric 'spread' is a function and has no configuration. Hint: use a named"):
         Metric(spread).get_config()
 
 
@@ -121,21 +119,21 @@ def test_a_function_is_a_metric_under_its_own_name():
     [
         (
             "rmsle",
-            "no metric is called 'rmsle'. There is: accuracy, mse, rmse, mae, r2. To do: did you mean 'rmse'\\?",
+            "no metric is called 'rmsle'. Available: accuracy, mse, rmse, mae, r2. Hint: did you mean 'rmse'\\?",
         ),
-        (None, "None is not a metric. There is: accuracy, mse, rmse, mae, r2. To do: give a name or a function"),
+        (None, "None is not a metric. Available: accuracy, mse, rmse, mae, r2. Hint: give a name or a function"),
         (3, "3 is not a metric"),
     ],
 )
 def test_what_is_no_metric_is_told(given, message):
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(SpecError, match=message):
         Metric(given)
 
 
 @pytest.mark.parametrize("config", [None, {}, "mse", {"measure": None}, {"measure": "mse", "more": 1}])
 def test_what_is_no_configuration_is_told(config):
     with pytest.raises(
-        ConfigError, match=r"is not the configuration of a metric. There is: keys: measure, on, targets"
+        ConfigError, match=r"is not the configuration of a metric. Available: keys: measure, on, targets"
     ):
         Metric.from_config(config)
 
@@ -168,6 +166,6 @@ def test_a_metric_without_a_node_judges_every_tail_by_name(experiment):
 
 def test_a_metric_on_a_node_that_is_not_there_is_answered_with_the_closest(experiment):
     with pytest.raises(
-        GraphError, match=r"metric 'mse' judges the node 'gues'. There is: guess, wide. To do: did you mean"
+        GraphError, match=r"metric 'mse' judges the node 'gues'. Available: guess, wide. Hint: did you mean"
     ):
         experiment.run_phase(EvalPhase("w", data="all", metrics=[Metric("mse", on="gues")]))

@@ -107,10 +107,10 @@ def test_labels_are_drawn_as_they_stand(label, ax):
 
 
 def test_what_cannot_be_drawn_over_epochs_is_told(trained, ax):
-    with pytest.raises(ResultError, match=r"run 't' has no figure 'val_los'.* To do: did you mean 'val_loss'\?"):
+    with pytest.raises(ResultError, match=r"run 't' has no figure 'val_los'.* Hint: did you mean 'val_loss'\?"):
         trained.plot("val_los", ax=ax)
     with pytest.raises(
-        ResultError, match=r"run 'none' has no figures to draw\. There is: no complete epoch\. To do: run"
+        ResultError, match=r"run 'none' has no figures to draw\. Available: no complete epoch\. Hint: run"
     ):
         TrainResults("none", (), None).plot(ax=ax)
 
@@ -179,7 +179,7 @@ def test_indices_beyond_the_scores_are_no_classes_of_them(ax):
 @pytest.mark.parametrize("wrong", [3, "ax", np.zeros(2)])
 def test_what_is_no_axes_is_told(wrong):
     message = (
-        rf"plot\(\) cannot draw on ax={type(wrong).__name__}\. There is: ax is matplotlib's Axes\. To do: give one"
+        rf"plot\(\) cannot draw on ax={type(wrong).__name__}\. Available: ax is matplotlib's Axes\. Hint: give one"
     )
     with pytest.raises(ResultError, match=message):
         evaluated({"n": np.zeros(2)}, {"y": np.zeros(2)}).plot(ax=wrong)
@@ -206,23 +206,23 @@ def test_the_targets_to_compare_with_may_be_named(ax):
         (
             evaluated({"a": np.zeros(2), "b": np.zeros(2)}, {"y": np.zeros(2)}),
             {},
-            r"^run 'test' has predictions of 2 nodes\. There is: a, b\. To do: name one: plot\('NODE'\)\.$",
+            r"^run 'test' has predictions of 2 nodes\. Available: a, b\. Hint: name one: plot\('NODE'\)\.$",
         ),
         (
             evaluated({}, {"y": np.zeros(2)}),
             {},
-            r"^run 'test' has predictions of no nodes\. To do: name nodes in EvalPhase\(outputs=\[\.\.\.\]\)\.$",
+            r"^run 'test' has predictions of no nodes\. Hint: name nodes in EvalPhase\(outputs=\[\.\.\.\]\)\.$",
         ),
-        (evaluated({"a": np.zeros(2)}, {"y": np.zeros(2)}), {"name": "b"}, r"has no predictions of 'b'\. There is: a"),
+        (evaluated({"a": np.zeros(2)}, {"y": np.zeros(2)}), {"name": "b"}, r"has no predictions of 'b'\. Available: a"),
         (
             evaluated({"a": np.zeros(2)}, {"y": np.zeros(2), "z": np.zeros(2)}),
             {},
-            r"predictions of 'a' could be compared with fs\.y, fs\.z\. There is: fs\.y, fs\.z\. To do: name one that f",
+            r"predictions of 'a' could be compared with fs\.y, fs\.z\. Available: fs\.y, fs\.z\. Hint: name one that f",
         ),
         (
             evaluated({"a": np.zeros((2, 3))}, {"y": np.zeros(2)}),
             {},
-            r"predictions of 'a': no target column of the data fits\. There is: fs\.y\. To do: name one that fits",
+            r"predictions of 'a': no target column of the data fits\. Available: fs\.y\. Hint: name one that fits",
         ),
         (
             evaluated({"a": np.zeros((2, 3))}, {"y": np.zeros(2)}),
@@ -232,7 +232,7 @@ def test_the_targets_to_compare_with_may_be_named(ax):
         (
             evaluated({"a": np.zeros(2)}, {"y": np.zeros(2)}),
             {"targets": "x"},
-            r"predictions of 'a': targets='x' names no target columns\. There is: fs\.y",
+            r"predictions of 'a': targets='x' names no target columns\. Available: fs\.y",
         ),
     ],
 )
@@ -244,7 +244,7 @@ def test_what_cannot_be_drawn_against_targets_is_told(result, ask, message, ax):
 def test_without_targets_there_is_nothing_to_compare_with(ax):
     data = FeatureSet.from_dict("fs", {"x": np.zeros(2)}, "x")
     result = EvalResults("test", float("nan"), {}, {}, {"a": np.zeros(2)}, None, {"fs": data})
-    with pytest.raises(ResultError, match=r"the data have no targets\. To do: compare with arrays of your own"):
+    with pytest.raises(ResultError, match=r"the data have no targets\. Hint: compare with arrays of your own"):
         result.plot(ax=ax)
 
 
@@ -276,7 +276,7 @@ def test_runs_without_the_figure_are_left_out_and_none_with_it_is_an_error(exper
 def test_an_experiment_that_ran_nothing_has_nothing_to_draw(data, ax):
     empty = Experiment("e", ModelGraph([ModelNode("n", SequentialMLP(), data.reference())]))
     with pytest.raises(
-        ResultError, match=r"no run of experiment 'e' has a figure 'loss'\. To do: run a TrainPhase first"
+        ResultError, match=r"no run of experiment 'e' has a figure 'loss'\. Hint: run a TrainPhase first"
     ):
         empty.plot(ax=ax)
 
@@ -287,7 +287,7 @@ def test_an_experiment_that_ran_nothing_has_nothing_to_draw(data, ax):
 def test_without_matplotlib_it_says_what_to_install(trained, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
-        ResultError, match=r"plot\(\) draws with matplotlib.* To do: python -m pip install 'anyaccel\[plot\]'"
+        ResultError, match=r"plot\(\) draws with matplotlib.* Hint: python -m pip install 'anyaccel\[plot\]'"
     ):
         trained.plot()
 
@@ -328,7 +328,7 @@ def test_other_outputs_than_classes_are_no_scores_of_them_unless_a_metric_says_s
     with pytest.raises(
         ResultError,
         match=r"predictions of 'emb' have 16 outputs, and fs.digit has 10 classes: they may be no scores of these. "
-        r"There is: an embedding can be drawn where it has 2 outputs. To do: .*metrics=\['accuracy'\]",
+        r"Available: an embedding can be drawn where it has 2 outputs. Hint: .*metrics=\['accuracy'\]",
     ):
         result.plot(ax=ax)
     data = result.rows["fs"]
@@ -338,5 +338,5 @@ def test_other_outputs_than_classes_are_no_scores_of_them_unless_a_metric_says_s
 
 def test_epochs_without_figures_say_what_gives_some():
     epochs = (Epoch(0, float("nan"), {}, 3, 0.1),)
-    with pytest.raises(ResultError, match=r"There is: 1 epochs without a loss or a validation. To do: give TrainPhase"):
+    with pytest.raises(ResultError, match=r"Available: 1 epochs without a loss or a validation. Hint: give TrainPhase"):
         TrainResults("t", epochs, None).plot()

@@ -67,11 +67,11 @@ def test_figures_are_one_number_an_epoch_and_nan_where_there_was_none(trained):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda r: r.figure("val_mae"), r"no figure 'val_mae'\. There is: loss, loss\.guess, .* mean 'val_rmse'\?$"),
-        (lambda r: r.figure("f1"), r"no figure 'f1'\. There is: loss, loss\.guess, .* use one of these names\.$"),
-        (lambda r: r.losses("near"), r"no loss 'near'\. There is: guess, far\. To do: use one of these labels\.$"),
-        (lambda r: r.losses("gues"), r"no loss 'gues'\. There is: guess, far\. To do: did you mean 'guess'\?$"),
-        (lambda r: r.losses("wide"), r"no loss 'wide'\. There is: guess, far\. To do: use one of these labels\.$"),
+        (lambda r: r.figure("val_mae"), r"no figure 'val_mae'\. Available: loss, loss\.guess, .* mean 'val_rmse'\?$"),
+        (lambda r: r.figure("f1"), r"no figure 'f1'\. Available: loss, loss\.guess, .* use one of these names\.$"),
+        (lambda r: r.losses("near"), r"no loss 'near'\. Available: guess, far\. Hint: use one of these labels\.$"),
+        (lambda r: r.losses("gues"), r"no loss 'gues'\. Available: guess, far\. Hint: did you mean 'guess'\?$"),
+        (lambda r: r.losses("wide"), r"no loss 'wide'\. Available: guess, far\. Hint: use one of these labels\.$"),
         (lambda r: r.curve("far"), r"no figure 'far'"),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_run_of_no_epoch_says_so(experiment):
     result = experiment.run_phase(phase)
     assert (result.epochs, result.figures, result.loss.shape) == ((), (), (0,))
     with pytest.raises(
-        ResultError, match=r"run 't' has no figure 'loss'. There is: no complete epoch. To do: run at least"
+        ResultError, match=r"run 't' has no figure 'loss'. Available: no complete epoch. Hint: run at least"
     ):
         result.figure("loss")
     assert result.to_arrow().num_rows == 0
@@ -170,8 +170,8 @@ def test_a_prediction_that_was_not_kept_is_told_how_to_keep_it(experiment):
     with pytest.raises(ResultError) as caught:
         result.prediction("guess")
     assert str(caught.value) == (
-        "run 'w' has no predictions of 'guess', which it did not compute. There is: wide. "
-        "To do: name it in EvalPhase(outputs=['guess'])."
+        "run 'w' has no predictions of 'guess', which it did not compute. Available: wide. "
+        "Hint: name it in EvalPhase(outputs=['guess'])."
     )
     assert isinstance(caught.value, KeyError)
 
@@ -182,11 +182,11 @@ def test_a_prediction_that_was_not_kept_is_told_how_to_keep_it(experiment):
         (
             {"outputs": ["wide"], "losses": [AppliedLoss("mse", on="guess")]},
             "guess",
-            r"'guess', which it computed and did not keep\. There is: wide\. To do: name it in .*outputs=\['guess'\]",
+            r"'guess', which it computed and did not keep\. Available: wide\. Hint: name it in .*outputs=\['guess'\]",
         ),
-        ({}, "gues", r"'gues', which is no node\. There is: guess, wide\. To do: did you mean 'guess'\?"),
-        ({}, "x", r"'x', which is no node\. There is: guess, wide\. To do: use one of these labels"),
-        ({}, "guess.1", r"'guess\.1'\. There is: guess, wide\. To do: did you mean 'guess'\?"),
+        ({}, "gues", r"'gues', which is no node\. Available: guess, wide\. Hint: did you mean 'guess'\?"),
+        ({}, "x", r"'x', which is no node\. Available: guess, wide\. Hint: use one of these labels"),
+        ({}, "guess.1", r"'guess\.1'\. Available: guess, wide\. Hint: did you mean 'guess'\?"),
     ],
 )
 def test_nodes_that_never_ran_and_nodes_that_are_not_there_get_different_answers(settings, name, message, experiment):
@@ -201,7 +201,7 @@ def test_predictions_of_a_run_that_failed_say_what_ended_it(experiment):
 
     with pytest.raises(RuntimeError, match="no"):
         experiment.run_phase(EvalPhase("w", data="all", metrics=[fails]))
-    with pytest.raises(ResultError, match=r"of 'guess': it was ended by RuntimeError: no\. To do: run the phase again"):
+    with pytest.raises(ResultError, match=r"of 'guess': it was ended by RuntimeError: no\. Hint: run the phase again"):
         experiment.last_run.prediction("guess")
 
 
@@ -235,7 +235,7 @@ def test_several_outputs_of_a_node_have_columns_of_their_own(data):
     result = Experiment("e", graph).run_phase(EvalPhase("w", data="all"))
     assert list(result.predictions) == ["n.raw", "n.bent"]
     with pytest.raises(
-        ResultError, match=r"of 'n', which has several outputs\. There is: n\.raw, n\.bent\. To do: name"
+        ResultError, match=r"of 'n', which has several outputs\. Available: n\.raw, n\.bent\. Hint: name"
     ):
         result.prediction("n")
     assert result.to_arrow().column_names[:2] == ["prediction.n.raw", "prediction.n.bent"]
@@ -252,7 +252,7 @@ def test_columns_of_one_name_in_two_feature_sets_are_told_apart(data):
 
 def test_without_predictions_there_is_no_table(experiment):
     result = experiment.run_phase(EvalPhase("w", data="all", outputs=[], losses=[AppliedLoss("mse", on="guess")]))
-    with pytest.raises(ResultError, match=r"run 'w' kept no predictions. To do: name nodes in EvalPhase\(outputs="):
+    with pytest.raises(ResultError, match=r"run 'w' kept no predictions. Hint: name nodes in EvalPhase\(outputs="):
         result.to_arrow()
     assert result.loss == result.losses["guess"] > 0
 
@@ -321,7 +321,7 @@ def test_an_evaluation_is_a_data_frame_with_arrays_where_samples_have_axes(exper
 def test_without_pandas_it_says_what_to_install(trained, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(
-        ResultError, match=r"to_pandas\(\) needs pandas.*To do: python -m pip install pandas, or take to_"
+        ResultError, match=r"to_pandas\(\) needs pandas.*Hint: python -m pip install pandas, or take to_"
     ):
         trained.to_pandas()
 

@@ -257,7 +257,7 @@ def test_predictions_that_are_not_of_the_targets_shape_are_told(scaled):
     result = evaluated(scaled, targets=["y"], shape=(4,))
     with pytest.raises(TransformError) as caught:
         result.prediction("head", undo=True)
-    assert "values of shape ['n', 4] are not those of y. There is: shapes per sample: []" in str(caught.value)
+    assert "values of shape ['n', 4] are not those of y. Available: shapes per sample: []" in str(caught.value)
 
 
 def test_a_target_whose_transform_has_no_way_back_is_told(raw):
@@ -363,4 +363,4 @@ def test_words_against_numbers_cannot_be_drawn(raw, ax):
     assert ax.images
     with pytest.raises(ResultError, match="'head' and their targets cannot be drawn in their own units") as caught:
         result.plot(ax=ax, undo=True, targets="n")
-    assert "object [6] and int64 [6]. To do: leave undo out, or name a target" in str(caught.value)
+    assert "object [6] and int64 [6]. Hint: leave undo out, or name a target" in str(caught.value)

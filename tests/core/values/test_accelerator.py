@@ -42,7 +42,7 @@ def test_b13_a_number_that_is_not_there_is_a_request_until_it_is_checked(use):
     use(TinyBackend("a", ("gpu:0",)))
     request = Accelerator("cuda:99")
     assert not request.is_available()
-    with pytest.raises(DeviceUnavailableError, match=r"gpu:99 is not on this machine for a.*There is: gpu:0"):
+    with pytest.raises(DeviceUnavailableError, match=r"gpu:99 is not on this machine for a.*Available: gpu:0"):
         request.check("a")
 
 
@@ -64,7 +64,7 @@ def test_get_config_is_read_back_whole(text, pinned):
     accelerator = Accelerator(text, pin_memory=pinned)
     again = Accelerator.from_config(accelerator.get_config())
     assert again == accelerator
-    assert (again.written, again.vendor, again.pin_memory) == (accelerator.written, accelerator.vendor, pinned)
+    assert (again.spec, again.vendor, again.pin_memory) == (accelerator.spec, accelerator.vendor, pinned)
     assert all(isinstance(value, (str, bool)) for value in accelerator.get_config().values())
 
 
@@ -73,7 +73,7 @@ def test_copies_and_those_sent_to_other_processes_are_equal(text, pinned):
     accelerator = Accelerator(text, pin_memory=pinned)
     for again in (copy.deepcopy(accelerator), pickle.loads(pickle.dumps(accelerator))):
         assert again == accelerator
-        assert again.written == accelerator.written
+        assert again.spec == accelerator.spec
 
 
 def test_pin_memory_is_part_of_the_value():

@@ -10,7 +10,7 @@ import pytest
 
 from anyaccel import rng
 from anyaccel.adapter.model_specs import CNNRecipe
-from anyaccel.errors import ConfigError, RecipeError, ShapeError
+from anyaccel.errors import ConfigError, ShapeError, SpecError
 
 IMAGE = (1, 8, 9)
 GOLDEN = {
@@ -78,27 +78,29 @@ def test_initial_values_golden():
     [
         ({"output_shape": (2, 0)}, "SequentialCNN: output_shape[1]=0 is not a positive int."),
         ({"channels": (4, "8")}, "SequentialCNN: channels[1]='8' is not a positive int."),
-        ({"channels": ()}, "SequentialCNN: channels=() makes no convolution. To do: give one number for each."),
-        ({"channels": (1,) * 10_001}, "SequentialCNN: 10001 layers of 3. There is: at most 10000 of 16777216."),
-        ({"channels": (2**25,)}, "SequentialCNN: 1 layers of 33554432. There is: at most 10000 of 16777216."),
-        ({"kernel_size": 2**30 + 1}, "SequentialCNN: 2 layers of 1073741825. There is: at most 10000 of 16777216."),
+        ({"channels": ()}, "SequentialCNN: channels=() makes no convolution. Hint: give one number for each."),
+        ({"channels": (1,) * 10_001}, "SequentialCNN: 10001 layers of 3. Available: at most 10000 of 16777216."),
+        ({"channels": (2**25,)}, "SequentialCNN: 1 layers of 33554432. Available: at most 10000 of 16777216."),
+        ({"kernel_size": 2**30 + 1}, "SequentialCNN: 2 layers of 1073741825. Available: at most 10000 of 16777216."),
         ({"kernel_size": 4}, "SequentialCNN: kernel_size=4 is not odd."),
         ({"kernel_size": 3.0}, "SequentialCNN: kernel_size=3.0 is not a positive int."),
         ({"pool": 0}, "SequentialCNN: pool=0 is not a positive int."),
         ({"pool": True}, "SequentialCNN: pool=True is not a positive int."),
-        ({"activation": "swish"}, "SequentialCNN has no activation 'swish'. There is: relu, tanh, sigmoid, identity."),
+        ({"activation": "swish"}, "SequentialCNN has no activation 'swish'. Available: relu, tanh, sigmoid, identity."),
         ({"dropout": float("nan")}, "SequentialCNN: dropout=nan is not in [0, 1)."),
         ({"dtype": "float16"}, "SequentialCNN: dtype='float16' is not float32 or float64."),
     ],
 )
 def test_every_message_of_the_recipe(arguments, message):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         CNNRecipe(**arguments)
     assert str(caught.value) == message
 
 
 def test_a_configuration_with_strange_keys_is_told():
-    with pytest.raises(ConfigError, match=r"SequentialCNN has no setting depth, width\. There is: output_shape, chann"):
+    with pytest.raises(
+        ConfigError, match=r"SequentialCNN has no setting depth, width\. Available: output_shape, chann"
+    ):
         CNNRecipe.from_config({"width": 3, "depth": 1, "pool": 2})
 
 
@@ -115,8 +117,8 @@ def test_inputs_that_are_no_images(inputs, there):
     with pytest.raises(ShapeError) as caught:
         CNNRecipe().weights(inputs, 0)
     assert str(caught.value) == (
-        f"SequentialCNN takes one input [channels, height, width] per sample. There is: {there}. "
-        "To do: store images channels first; one channel is an axis too, [1, height, width]."
+        f"SequentialCNN takes one input [channels, height, width] per sample. Available: {there}. "
+        "Hint: store images channels first; one channel is an axis too, [1, height, width]."
     )
 
 
@@ -125,5 +127,5 @@ def test_pooling_that_leaves_nothing():
         CNNRecipe(channels=(4, 4, 4)).shapes([(1, 28, 7)])
     assert str(caught.value) == (
         "SequentialCNN: 3 poolings by 2 leave nothing of [1, 28, 7]. "
-        "To do: take fewer convolutions, larger images, or pool=1."
+        "Hint: take fewer convolutions, larger images, or pool=1."
     )

@@ -96,9 +96,9 @@ MALFORMED = [
 def test_a_malformed_spelling_is_told_as_it_was_read(text):
     with pytest.raises(DeviceParseError) as caught:
         Device.parse(text)
-    assert caught.value.asked == f"{text.strip()!r} does not name a device"
-    assert "kind:index" in caught.value.there
-    assert "anyaccel devices" in caught.value.remedy
+    assert caught.value.problem == f"{text.strip()!r} does not name a device"
+    assert "kind:index" in caught.value.available
+    assert "anyaccel devices" in caught.value.hint
     assert isinstance(caught.value, AnyaccelError) and isinstance(caught.value, ValueError)
 
 

@@ -17,14 +17,14 @@ def test_each_error_is_one_of_ours_and_says_what_it_is(cls):
 
 @pytest.mark.parametrize("cls", ALL)
 def test_each_error_reads_in_the_one_order(cls):
-    error = cls("gpu:7 is not here.", there="cpu:0", remedy="use cpu:0")
-    assert str(error) == "gpu:7 is not here. There is: cpu:0. To do: use cpu:0."
+    error = cls("gpu:7 is not here.", available="cpu:0", hint="use cpu:0")
+    assert str(error) == "gpu:7 is not here. Available: cpu:0. Hint: use cpu:0."
     assert (error.asked, error.there, error.remedy) == ("gpu:7 is not here.", "cpu:0", "use cpu:0")
 
 
 @pytest.mark.parametrize(
     ("parts", "text"),
-    [({}, "asked."), ({"there": "a"}, "asked. There is: a."), ({"remedy": "b"}, "asked. To do: b.")],
+    [({}, "asked."), ({"there": "a"}, "asked. Available: a."), ({"remedy": "b"}, "asked. Hint: b.")],
 )
 def test_a_part_that_is_empty_is_left_out(parts, text):
     assert str(errors.AnyaccelError("asked", **parts)) == text

@@ -8,7 +8,7 @@ import pytest
 
 from anyaccel import AppliedLoss, Loss
 from anyaccel.adapter.model_specs import MLPRecipe
-from anyaccel.errors import AnyaccelError, ConfigError, RecipeError
+from anyaccel.errors import AnyaccelError, ConfigError, SpecError
 from anyaccel.segment import TensorSpec
 
 
@@ -53,20 +53,20 @@ def test_a_class_takes_arguments():
     [
         (
             {"loss": "hinge"},
-            "no loss is called 'hinge'. There is: mse, mae, cross_entropy, binary_cross_entropy. To do: use",
+            "no loss is called 'hinge'. Available: mse, mae, cross_entropy, binary_cross_entropy. Hint: use",
         ),
         (
             {"loss": "cross_entropi"},
-            "no loss is called 'cross_entropi'. There is: mse, mae, cross_entropy, binary_cross_entropy. "
-            "To do: did you mean 'cross_entropy'?",
+            "no loss is called 'cross_entropi'. Available: mse, mae, cross_entropy, binary_cross_entropy. "
+            "Hint: did you mean 'cross_entropy'?",
         ),
         ({"loss": "mse", "loss_kwargs": {"a": 1, "b": 2}}, "loss 'mse' was given a, b, and takes no arguments"),
         ({"loss": own_loss, "loss_kwargs": {"a": 1}}, "loss 'own_loss' was given a, and takes no arguments"),
-        ({"loss": 3}, "3 is not a loss. There is: names: mse,"),
+        ({"loss": 3}, "3 is not a loss. Available: names: mse,"),
     ],
 )
 def test_every_message_of_a_loss(arguments, message):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         Loss(**arguments)
     assert str(caught.value).startswith(message)
 
@@ -87,7 +87,7 @@ def test_an_applied_loss_is_read_back_from_its_configuration():
     [
         (
             {"inputs": "outputs"},
-            "loss on 'head': inputs='outputs' is not a list of names. To do: write ['outputs', 'targets']",
+            "loss on 'head': inputs='outputs' is not a list of names. Hint: write ['outputs', 'targets']",
         ),
         ({"inputs": []}, "loss on 'head': inputs=[] is not a list of names"),
         ({"weight": -1}, "loss on 'head': weight=-1 is not a finite number of at least 0"),
@@ -97,7 +97,7 @@ def test_an_applied_loss_is_read_back_from_its_configuration():
     ],
 )
 def test_every_message_of_an_applied_loss(arguments, message):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         AppliedLoss("mse", "head", **arguments)
     assert str(caught.value).startswith(message)
 
@@ -158,17 +158,17 @@ def test_an_mlp_recipe_is_read_back_from_its_configuration():
         ({"n_layers": 0}, "SequentialMLP: n_layers=0 is not a positive int"),
         ({"hidden_dim": True}, "SequentialMLP: hidden_dim=True is not a positive int"),
         ({"output_shape": (2, 0)}, "SequentialMLP: output_shape[1]=0 is not a positive int"),
-        ({"activation": "swish"}, "SequentialMLP has no activation 'swish'. There is: relu, tanh, sigmoid, identity"),
+        ({"activation": "swish"}, "SequentialMLP has no activation 'swish'. Available: relu, tanh, sigmoid, identity"),
         ({"dropout": 1}, "SequentialMLP: dropout=1 is not in [0, 1)"),
         ({"dtype": "float16"}, "SequentialMLP: dtype='float16' is not float32 or float64"),
     ],
 )
 def test_every_message_of_an_mlp_recipe(arguments, message):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         MLPRecipe(**arguments)
     assert str(caught.value).startswith(message)
 
 
 def test_an_mlp_configuration_with_a_strange_key_is_told():
-    with pytest.raises(ConfigError, match=r"SequentialMLP has no setting width\. There is: output_shape, n_layers"):
+    with pytest.raises(ConfigError, match=r"SequentialMLP has no setting width\. Available: output_shape, n_layers"):
         MLPRecipe.from_config({"width": 3})

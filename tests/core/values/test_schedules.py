@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyaccel import Optimizer, Schedule
-from anyaccel.errors import AnyaccelError, ConfigError, RecipeError
+from anyaccel.errors import AnyaccelError, ConfigError, SpecError
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_settings_may_be_given_in_any_order():
         ({"name": "exponential", "rate": -1}, "schedule 'exponential': rate=-1 is not a finite number of at least 0"),
         (
             {"name": "poly"},
-            "no schedule is called 'poly'. There is: constant, linear, cosine, exponential, step. To do: use one",
+            "no schedule is called 'poly'. Available: constant, linear, cosine, exponential, step. Hint: use one",
         ),
-        ({"name": "linear"}, "schedule 'linear' lacks steps. To do: give steps=..."),
-        ({"name": "step", "rate": 0.5}, "schedule 'step' lacks every. To do: give every=..."),
-        ({"name": "exponential"}, "schedule 'exponential' lacks rate. To do: give rate=..."),
-        ({"name": "cosine", "steps": 3, "end": 1}, "schedule 'cosine' has no setting end. There is: steps, final."),
-        ({"name": "constant", "steps": 3}, "schedule 'constant' has no setting steps. There is: none."),
+        ({"name": "linear"}, "schedule 'linear' lacks steps. Hint: give steps=..."),
+        ({"name": "step", "rate": 0.5}, "schedule 'step' lacks every. Hint: give every=..."),
+        ({"name": "exponential"}, "schedule 'exponential' lacks rate. Hint: give rate=..."),
+        ({"name": "cosine", "steps": 3, "end": 1}, "schedule 'cosine' has no setting end. Available: steps, final."),
+        ({"name": "constant", "steps": 3}, "schedule 'constant' has no setting steps. Available: none."),
         ({"name": "linear", "steps": 0}, "schedule 'linear': steps=0 is not a count of steps"),
         ({"name": "linear", "steps": 2.5}, "schedule 'linear': steps=2.5 is not a count of steps"),
         ({"name": "step", "rate": 1, "every": -1}, "schedule 'step': every=-1 is not a count of steps"),
@@ -88,14 +88,14 @@ def test_settings_may_be_given_in_any_order():
     ],
 )
 def test_every_message_of_a_schedule(arguments, message):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         Schedule(**arguments)
     assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("wrong", [math.inf, math.nan, None])
 def test_a_count_that_is_no_number_is_told_too(wrong):
-    with pytest.raises(RecipeError, match="is not a count of steps"):
+    with pytest.raises(SpecError, match="is not a count of steps"):
         Schedule("linear", steps=wrong)
 
 
@@ -125,11 +125,11 @@ def test_the_rate_is_the_schedules_factor_times_lr():
     [
         (
             {"name": "lion"},
-            "no optimizer is called 'lion'. There is: sgd, momentum, adam, adamw. To do: use one of these names",
+            "no optimizer is called 'lion'. Available: sgd, momentum, adam, adamw. Hint: use one of these names",
         ),
         (
             {"name": "adam", "momentum": 0.9},
-            "optimizer 'adam' has no setting momentum. There is: lr, schedule, clip_norm, betas, eps, weight_decay",
+            "optimizer 'adam' has no setting momentum. Available: lr, schedule, clip_norm, betas, eps, weight_decay",
         ),
         ({"name": "sgd", "opt_kwargs": {"b": 1}}, "optimizer 'sgd' has no setting b."),
         ({"lr": 0}, "optimizer 'adam': lr=0 is not a positive number"),
@@ -145,7 +145,7 @@ def test_the_rate_is_the_schedules_factor_times_lr():
     ],
 )
 def test_every_message_of_an_optimizer(arguments, message):
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         Optimizer(**arguments)
     assert str(caught.value).startswith(message)
 
@@ -203,9 +203,9 @@ def test_an_object_that_updates_nothing_is_told_shortly():
     class Adam:
         pass
 
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SpecError) as caught:
         Optimizer(Adam())
     assert str(caught.value) == (
-        "an object of Adam is no optimizer that a graph can take. There is: names: sgd, momentum, adam, adamw. To do: "
+        "an object of Adam is no optimizer that a graph can take. Available: names: sgd, momentum, adam, adamw. Hint: "
         "give a name, or the class itself, so that every node gets one of its own."
     )

@@ -34,7 +34,7 @@ class TracedActs(ArrayProgram):
         untraced: why nothing is compiled any more; `""` while it is.
 
     Raises:
-        RecipeError: an optimizer or loss that the framework lacks.
+        SpecError: an optimizer or loss that the framework lacks.
         GraphError: two different models, one of which learns, share a parameter.
     """
 

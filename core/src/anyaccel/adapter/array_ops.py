@@ -11,7 +11,7 @@ import numpy as np
 
 from anyaccel.adapter.optimizers import Rule, rule
 from anyaccel.device import Device
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.segment import Operation
 from anyaccel.specs import Loss, Optimizer
 
@@ -113,7 +113,7 @@ class ArrayOps(ABC):
         """What an optimizer recipe does; the default has the named ones.
 
         Raises:
-            RecipeError: the recipe is a framework's own.
+            SpecError: the recipe is a framework's own.
         """
         return rule(recipe)
 
@@ -121,9 +121,9 @@ class ArrayOps(ABC):
         """A loss that is not a named one, as a function of its inputs.
 
         Raises:
-            RecipeError: the framework has none, which is the default.
+            SpecError: the framework has none, which is the default.
         """
-        raise RecipeError(f"the loss {loss.name!r} is not a named one", remedy="use a named loss with this framework")
+        raise SpecError(f"the loss {loss.name!r} is not a named one", hint="use a named loss with this framework")
 
 
 def cast(ops: ArrayOps, array: Any, dtype: Any) -> Any:

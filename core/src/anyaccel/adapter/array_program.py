@@ -9,11 +9,11 @@ from anyaccel import rng
 from anyaccel.adapter.array_ops import Applied, ArrayOps, Judged, cast, factor_on, joined, scaled
 from anyaccel.adapter.parameter_state import Learning
 from anyaccel.adapter.segment_analysis import Cotangents, Values, Wired, pairs
-from anyaccel.backend import Stepping
+from anyaccel.backend import MultiStepProgram
 from anyaccel.segment import LossTerm, NodeState, Operation, Segment
 
 
-class ArrayProgram(Stepping):
+class ArrayProgram(MultiStepProgram):
     """Forward, pullback and update of a segment, in functional style: every step makes new arrays.
 
     Each operation is done by itself, in Python: what a model prints or asks of its values, it does in each step.
@@ -23,11 +23,11 @@ class ArrayProgram(Stepping):
     of a shared model goes by the label of its first trainable node.
 
     Raises:
-        RecipeError: an optimizer or loss that the framework lacks.
+        SpecError: an optimizer or loss that the framework lacks.
         GraphError: two different models, one of which learns, share a parameter.
     """
 
-    in_parts = True
+    supports_microbatching = True
 
     def __init__(self, segment: Segment, ops: ArrayOps) -> None:
         self.segment = segment
@@ -158,26 +158,32 @@ class ArrayProgram(Stepping):
         """The factor, on the device of the squares."""
         return self._learning.updates.factor(limit, squares)
 
-    def reduce(self, fn: Callable[[Any], Any]) -> None:
+    def map_gradients(self, fn: Callable[[Any], Any]) -> None:
         """Replace every gradient."""
         self._learning.reduce(fn)
 
-    def apply(self, scale: Mapping[str, Any] | None = None) -> None:
+    def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
         """One optimizer step; then forget the gradients."""
         self._learning.apply(scale or {})
 
-    def discard(self) -> None:
+    def zero_grad(self) -> None:
         """Forget the gradients."""
         self._learning.discard()
 
-    def steps(
-        self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int, parts: int = 1
+    def train_steps(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int = 1,
     ) -> Any:
         """`count` training steps as a plain loop; mean losses [count, losses] on the device of the first loss."""
         pairs = list(zip(columns, orders, strict=True))
         means = []
-        for first in range(start, start + count * batch, batch):
-            means.append(self._step(pairs, first, batch, parts))
+        for first in range(start, start + n_steps * batch_size, batch_size):
+            means.append(self._step(pairs, first, batch_size, n_microbatches))
         device = self.segment.losses[0].device
         table = [self._ops.move(self._ops.xp.stack(column), device) for column in zip(*means, strict=True)]
         return self._ops.xp.stack(table, axis=1)
@@ -189,7 +195,7 @@ class ArrayProgram(Stepping):
             found.append(self._learned(rows))
         if parts > 1:
             self._learning.average(parts)
-        self.apply(self._learning.clips())
+        self.optimizer_step(self._learning.clips())
         return [_mean([losses[term.label] for losses in found]) for term in self.segment.losses]
 
     def _learned(self, inputs: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
@@ -209,19 +215,19 @@ class ArrayProgram(Stepping):
         self._learning.restore(learning)
         self._buffers = dict(buffers)
 
-    def states(self) -> dict[str, NodeState]:
+    def optimizer_states(self) -> dict[str, NodeState]:
         """The optimizer state by node: of the trained ones as it is now, of all others as it was given."""
         return self._learning.all_states()
 
-    def publish(self) -> None:
+    def sync_models(self) -> None:
         """Write parameters and buffers to the user's models."""
         for label, model in self._layout.models.items():
             self._ops.write(model, self._learning.parameters[label], self._buffers[label])
 
-    def release(self) -> dict[str, NodeState]:
+    def close(self) -> dict[str, NodeState]:
         """Publish, and hand out the optimizer state."""
-        self.publish()
-        return self.states()
+        self.sync_models()
+        return self.optimizer_states()
 
 
 def _mean(pairs: Sequence[tuple[Any, Any]]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyaccel.backend import Offer
+from anyaccel.backend import CompileEstimate
 
 # Seconds to compile a segment of the smallest size, and more for each array and operation; of XLA on a slow CPU.
 _LEAST, _EACH = 0.4, 0.05
@@ -37,10 +37,10 @@ class Guess:
         ratio = seconds / self._usual()
         self._seen[self._kind] = (self._seen.get(self._kind, ratio) + ratio) / 2
 
-    def offer(self, most: int) -> Offer:
+    def offer(self, most: int) -> CompileEstimate:
         """For calls of at most `most` steps."""
         seconds = self._usual() * self._seen.get(self._kind, 1.0)
-        return Offer(seconds, self._ratio(most))
+        return CompileEstimate(seconds, self._ratio(most))
 
     def _usual(self) -> float:
         return _LEAST + _EACH * self._size

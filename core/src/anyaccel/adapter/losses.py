@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, Judged, LossFunction, cast
-from anyaccel.errors import RecipeError, ShapeError
+from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import LossTerm
 
 
@@ -15,15 +15,15 @@ def loss_function(ops: ArrayOps, term: LossTerm) -> LossFunction:
     """The function that computes a loss at its place.
 
     Raises:
-        RecipeError: a named loss without exactly two inputs, or a loss of its own that the framework cannot take.
+        SpecError: a named loss without exactly two inputs, or a loss of its own that the framework cannot take.
     """
     if term.loss.own is not None:
         return ops.own_loss(term.loss)
     if len(term.inputs) != 2:
-        raise RecipeError(
+        raise SpecError(
             f"loss {term.label!r}: {term.loss.name} is given {len(term.inputs)} inputs ({', '.join(term.inputs)})",
-            there="a named loss takes outputs and targets",
-            remedy="name these two in inputs=[...]",
+            available="a named loss takes outputs and targets",
+            hint="name these two in inputs=[...]",
         )
     return NamedLoss(ops, term)
 
@@ -60,8 +60,8 @@ class NamedLoss:
             raise ShapeError(
                 f"loss {self._term.label!r} on {self._term.on!r}: {self._term.loss.name} of outputs {_shown(outputs)} "
                 f"does not take targets {_shown(targets)}, and nothing broadcasts",
-                there=f"it takes {wanted}",
-                remedy="give the targets that shape",
+                available=f"it takes {wanted}",
+                hint="give the targets that shape",
             )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel import rng
-from anyaccel.errors import ConfigError, RecipeError, ShapeError
+from anyaccel.errors import ConfigError, ShapeError, SpecError
 
 _MOST_LAYERS, _WIDEST = 10_000, 2**24  # a configuration may come from anywhere: it must not end in a hang
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "identity")
@@ -29,19 +29,19 @@ def _check_sizes(model: str, layers: Any, sizes: Mapping[str, Any]) -> None:
     """Refuse what is not a positive int, and what is so large that making the model would hang."""
     for name, size in {"n_layers": layers, **sizes}.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise RecipeError(f"{model}: {name}={size!r} is not a positive int")
+            raise SpecError(f"{model}: {name}={size!r} is not a positive int")
     widest = max(sizes.values())
     if layers > _MOST_LAYERS or widest > _WIDEST:
-        raise RecipeError(f"{model}: {layers} layers of {widest}", there=f"at most {_MOST_LAYERS} of {_WIDEST}")
+        raise SpecError(f"{model}: {layers} layers of {widest}", available=f"at most {_MOST_LAYERS} of {_WIDEST}")
 
 
 def _check_rest(model: str, activation: str, dropout: float, dtype: str) -> None:
     if activation not in ACTIVATIONS:
-        raise RecipeError(f"{model} has no activation {activation!r}", there=", ".join(ACTIVATIONS))
+        raise SpecError(f"{model} has no activation {activation!r}", available=", ".join(ACTIVATIONS))
     if not 0 <= dropout < 1:
-        raise RecipeError(f"{model}: dropout={dropout!r} is not in [0, 1)")
+        raise SpecError(f"{model}: dropout={dropout!r} is not in [0, 1)")
     if dtype not in ("float32", "float64"):
-        raise RecipeError(f"{model}: dtype={dtype!r} is not float32 or float64")
+        raise SpecError(f"{model}: dtype={dtype!r} is not float32 or float64")
 
 
 def _each(name: str, sizes: Sequence[Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _each(name: str, sizes: Sequence[Any]) -> dict[str, Any]:
 def _check_settings(model: str, config: Mapping[str, Any], known: Iterable[str]) -> None:
     strange = sorted(set(config) - set(known))
     if strange:
-        raise ConfigError(f"{model} has no setting {', '.join(strange)}", there=", ".join(known))
+        raise ConfigError(f"{model} has no setting {', '.join(strange)}", available=", ".join(known))
 
 
 def check_built(model: str, recipe: MLPRecipe | CNNRecipe, built: Shapes, given: Shapes) -> None:
@@ -63,8 +63,8 @@ def check_built(model: str, recipe: MLPRecipe | CNNRecipe, built: Shapes, given:
     if recipe.weight_shapes(given) != recipe.weight_shapes(built):
         raise ShapeError(
             f"{model} cannot take inputs of shapes {_shown(given)}",
-            there=f"it is built for {_shown(built)}",
-            remedy=f"feed it what it was built for, or make a new {model}",
+            available=f"it is built for {_shown(built)}",
+            hint=f"feed it what it was built for, or make a new {model}",
         )
 
 
@@ -91,7 +91,7 @@ class MLPRecipe:
     `layers.I.weight` [out, in] and `layers.I.bias` [out].
 
     Raises:
-        RecipeError: a size that is not a positive int, an unknown activation, or a dropout outside [0, 1).
+        SpecError: a size that is not a positive int, an unknown activation, or a dropout outside [0, 1).
     """
 
     output_shape: tuple[int, ...] = (1,)
@@ -160,7 +160,7 @@ class CNNRecipe:
         dtype: `"float32"` or `"float64"`.
 
     Raises:
-        RecipeError: a size that is not a positive int, an even kernel, no channels, an unknown activation, or a
+        SpecError: a size that is not a positive int, an even kernel, no channels, an unknown activation, or a
             dropout outside [0, 1).
     """
 
@@ -176,12 +176,12 @@ class CNNRecipe:
         object.__setattr__(self, "output_shape", as_shape(self.output_shape))
         object.__setattr__(self, "channels", as_shape(self.channels))
         if not self.channels:
-            raise RecipeError("SequentialCNN: channels=() makes no convolution", remedy="give one number for each")
+            raise SpecError("SequentialCNN: channels=() makes no convolution", hint="give one number for each")
         sizes = {**_each("output_shape", self.output_shape), **_each("channels", self.channels)}
         sizes.update(kernel_size=self.kernel_size, pool=self.pool)
         _check_sizes("SequentialCNN", len(self.channels), sizes)
         if self.kernel_size % 2 == 0:
-            raise RecipeError(f"SequentialCNN: kernel_size={self.kernel_size} is not odd")
+            raise SpecError(f"SequentialCNN: kernel_size={self.kernel_size} is not odd")
         _check_rest("SequentialCNN", self.activation, self.dropout, self.dtype)
 
     def get_config(self) -> dict[str, Any]:
@@ -212,8 +212,8 @@ class CNNRecipe:
         if len(inputs) != 1 or len(inputs[0]) != 3 or min(inputs[0]) < 1:
             raise ShapeError(
                 "SequentialCNN takes one input [channels, height, width] per sample",
-                there=" and ".join(str(list(shape)) for shape in inputs) or "no input",
-                remedy="store images channels first; one channel is an axis too, [1, height, width]",
+                available=" and ".join(str(list(shape)) for shape in inputs) or "no input",
+                hint="store images channels first; one channel is an axis too, [1, height, width]",
             )
         found = [(*inputs[0],)]
         for channels in self.channels:
@@ -222,7 +222,7 @@ class CNNRecipe:
             if min(found[-1]) < 1:
                 raise ShapeError(
                     f"SequentialCNN: {len(self.channels)} poolings by {self.pool} leave nothing of {list(inputs[0])}",
-                    remedy="take fewer convolutions, larger images, or pool=1",
+                    hint="take fewer convolutions, larger images, or pool=1",
                 )
         return found
 

@@ -19,7 +19,7 @@ class Updates:
         limits: the largest norm of a group's gradients, for groups that have one.
 
     Raises:
-        RecipeError: an optimizer that is not a named one.
+        SpecError: an optimizer that is not a named one.
     """
 
     def __init__(self, ops: ArrayOps, groups: Iterable[ParameterGroup]) -> None:

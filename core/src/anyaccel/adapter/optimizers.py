@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer, Schedule
 
 Slots = Mapping[str, Mapping[str, Any]]
@@ -104,13 +104,13 @@ def rule(recipe: Optimizer) -> Rule:
     """The rule of a named optimizer.
 
     Raises:
-        RecipeError: the recipe is a framework's own.
+        SpecError: the recipe is a framework's own.
     """
     if recipe.own is not None:
-        raise RecipeError(
+        raise SpecError(
             f"the optimizer {recipe.name} is no name, and this framework has the named ones only",
-            there=", ".join(_RULES),
-            remedy="use one of these names",
+            available=", ".join(_RULES),
+            hint="use one of these names",
         )
     return _RULES[recipe.name](recipe)
 

@@ -27,7 +27,7 @@ class Learning:
         states: the optimizer state by owner.
 
     Raises:
-        RecipeError: an optimizer that the framework lacks.
+        SpecError: an optimizer that the framework lacks.
     """
 
     def __init__(self, segment: Segment, ops: ArrayOps, layout: Layout) -> None:

@@ -71,7 +71,7 @@ def _refuse_ties(parameters: Mapping[str, Mapping[str, Any]], learning: Set[str]
             if holder != label and not learning.isdisjoint((holder, label)):
                 raise GraphError(
                     f"nodes {holder!r} and {label!r} have different models that share the parameter {name!r}",
-                    remedy="give both nodes the same model object, or each its own parameters",
+                    hint="give both nodes the same model object, or each its own parameters",
                 )
 
 
@@ -129,7 +129,7 @@ class Wired:
         layout: where values and parameters are.
 
     Raises:
-        RecipeError: a loss that the framework lacks.
+        SpecError: a loss that the framework lacks.
         GraphError: two different models, one of which learns, share a parameter.
     """
 

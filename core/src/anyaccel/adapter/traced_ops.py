@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.array_ops import Applied, ArrayOps, Function, Judged, LossFunction
 from anyaccel.adapter.step_cursor import Course
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
 
 
@@ -238,10 +238,10 @@ class TracedOps(ArrayOps):
     def _scalar_mean(self, loss: Loss, found: Any) -> Any:
         if tuple(getattr(found, "shape", (0,))) != ():
             shown = f"shape {list(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
-            raise RecipeError(
+            raise SpecError(
                 f"the loss {loss.name!r} gives {shown}",
-                there="a loss must give a scalar",
-                remedy="let it give the mean over the batch",
+                available="a loss must give a scalar",
+                hint="let it give the mean over the batch",
             )
         return found
 

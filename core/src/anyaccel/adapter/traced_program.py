@@ -13,7 +13,7 @@ from anyaccel.adapter.optimizer_step import by_node
 from anyaccel.adapter.segment_analysis import devices_of
 from anyaccel.adapter.step_cursor import Course, Shelf
 from anyaccel.adapter.traced_ops import TracedOps
-from anyaccel.backend import Offer
+from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
 from anyaccel.segment import NodeState, Segment
 
@@ -24,7 +24,7 @@ class TracedProgram(TracedActs):
     """Whole steps in one compiled function, too; see `TracedActs`.
 
     Raises:
-        RecipeError: an optimizer or loss that the framework lacks.
+        SpecError: an optimizer or loss that the framework lacks.
         GraphError: two different models, one of which learns, share a parameter.
     """
 
@@ -38,21 +38,27 @@ class TracedProgram(TracedActs):
 
     # -- whole steps -----------------------------------------------------------------------------------------------
 
-    def steps(
-        self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int, parts: int = 1
+    def train_steps(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int = 1,
     ) -> Any:
         """`count` training steps in one call; mean losses [count or more, losses] on the device of the first loss.
 
         Compiled if it was asked for, or is never worse; then a batch of another size is done one by one until that has
         taken as long as to compile it.
         """
-        plain = partial(super().steps, columns, orders, start, count, batch, parts)
-        if count == 0 or not self._can:
+        plain = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
+        if n_steps == 0 or not self._can:
             return plain()
-        shapes = _shapes(columns, orders, batch, parts)
+        shapes = _shapes(columns, orders, batch_size, n_microbatches)
         self._met.add(shapes)
         asked = self._traced.patience is None or shapes in self._asked
-        whole = partial(self._run, columns, orders, start, count, batch, parts, quick=not asked)
+        whole = partial(self._run, columns, orders, start, n_steps, batch_size, n_microbatches, quick=not asked)
         if asked:
             return self._tried("steps", whole, plain)
         if self._asked:
@@ -60,7 +66,7 @@ class TracedProgram(TracedActs):
         began = time.perf_counter()
         with self._plainly():
             found = plain()
-        self._guess.plain((time.perf_counter() - began) / count)
+        self._guess.plain((time.perf_counter() - began) / n_steps)
         return found
 
     @property
@@ -115,15 +121,15 @@ class TracedProgram(TracedActs):
         left = max(count, (int(orders[0].shape[0]) - start) // batch)
         return Course(start, self._draws + 1, batch, parts, left, taken, table, self._shelf)
 
-    def offer(self, most: int) -> Offer | None:
+    def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
         """What compiling takes and brings: no time where it is done at once, or was by an earlier program."""
         if not self._can:
             return None
         done = self._compiled.ready
         ready = not done.isdisjoint(self._met) if self._met else bool(done)
-        return Offer(0.0, 0.0) if self._traced.patience is None or ready else self._guess.offer(most)
+        return CompileEstimate(0.0, 0.0) if self._traced.patience is None or ready else self._guess.offer(max_steps)
 
-    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch: int, parts: int = 1) -> None:
+    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
         """Compile whole steps.
 
         Raises:
@@ -133,15 +139,15 @@ class TracedProgram(TracedActs):
             raise self._refused()
         began = time.perf_counter()
         try:
-            self._run(columns, orders, 0, 0, batch, parts)
+            self._run(columns, orders, 0, 0, batch_size, n_microbatches)
         except OutOfMemoryError:
             raise
         except Exception as error:
             raise CompileError(
                 f"steps of segment {self.segment.label!r} cannot be compiled: {reason_of(error)}",
-                remedy="see the error above this one; with compile='off' it is not tried",
+                hint="see the error above this one; with compile='off' it is not tried",
             ) from error
-        shapes = _shapes(columns, orders, batch, parts)
+        shapes = _shapes(columns, orders, batch_size, n_microbatches)
         if shapes not in self._compiled.ready:
             self._guess.took(time.perf_counter() - began)
         self._asked.add(shapes)
@@ -151,13 +157,13 @@ class TracedProgram(TracedActs):
     def _refused(self) -> CompileError:
         asked = f"steps of segment {self.segment.label!r} cannot be compiled"
         if self.untraced:
-            return CompileError(asked, there=self.untraced)
+            return CompileError(asked, available=self.untraced)
         if self._traced.eager:
-            return CompileError(asked, there="the segment was built with compile='off'")
+            return CompileError(asked, available="the segment was built with compile='off'")
         if not self.segment.losses:
-            return CompileError(asked, there="it has no loss")
+            return CompileError(asked, available="it has no loss")
         there = ", ".join(sorted(map(str, devices_of(self.segment))))
-        return CompileError(asked, there=f"it uses {there}", remedy="put its nodes on one device")
+        return CompileError(asked, available=f"it uses {there}", hint="put its nodes on one device")
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -175,15 +181,15 @@ class TracedProgram(TracedActs):
         self._shelf.lost()
         self._own()
 
-    def states(self) -> dict[str, NodeState]:
+    def optimizer_states(self) -> dict[str, NodeState]:
         """As of `ArrayProgram`."""
-        found = super().states()
+        found = super().optimizer_states()
         self._own()
         return found
 
-    def publish(self) -> None:
+    def sync_models(self) -> None:
         """As of `ArrayProgram`."""
-        super().publish()
+        super().sync_models()
         self._own()
 
     def _own(self) -> None:

@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 
 from anyaccel.backend import Backend
 from anyaccel.errors import PluginError
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import BUILT_IN, registry
 from anyaccel.testing.subject_discovery import published
 
@@ -50,7 +50,7 @@ class Base:
         return "cpu" if "cpu" in self.cls.kinds else self.cls.kinds[0]
 
 
-REFERENCE = Base(ReferenceBackend, "anyaccel.numpy_backend")
+REFERENCE = Base(NumpyBackend, "anyaccel.numpy_backend")
 
 
 def named(text: str) -> Base:
@@ -62,7 +62,7 @@ def named(text: str) -> Base:
     module, colon, name = text.partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise PluginError(
-            f"{text!r} names no class", remedy="write module:Class, such as anyaccel.numpy_backend:ReferenceBackend"
+            f"{text!r} names no class", hint="write module:Class, such as anyaccel.numpy_backend:NumpyBackend"
         )
     try:
         found = resolve_name(text)
@@ -70,7 +70,7 @@ def named(text: str) -> Base:
         said = " ".join(str(error).split())
         raise PluginError(
             f"the base {text} cannot be imported ({type(error).__name__}: {said})",
-            remedy="check the spelling, or install what it belongs to",
+            hint="check the spelling, or install what it belongs to",
         ) from error
     return _described(_checked(text, found), module)
 
@@ -92,18 +92,18 @@ def serving(framework: str) -> Base:
 def _checked(text: str, found: object) -> type[Backend]:
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise PluginError(
-            f"{text} is not a Backend", there=f"it is {found!r}", remedy="name a class derived from anyaccel.Backend"
+            f"{text} is not a Backend", available=f"it is {found!r}", hint="name a class derived from anyaccel.Backend"
         )
     if inspect.isabstract(found):
         lacking = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise PluginError(f"{text} is not a whole backend: it lacks {lacking}", remedy="name a class that has them")
+        raise PluginError(f"{text} is not a whole backend: it lacks {lacking}", hint="name a class that has them")
     _check_facts(text, found)
     try:
         found()
     except Exception as error:  # a constructor may raise anything
         raise PluginError(
             f"{text} cannot be made without arguments ({type(error).__name__}: {error})",
-            remedy="name a class that a plugin makes with no arguments",
+            hint="name a class that a plugin makes with no arguments",
         ) from error
     return found
 
@@ -112,18 +112,18 @@ def _check_facts(text: str, cls: type[Backend]) -> None:
     """What is written into sources must be words, and known of the class."""
     remedy = "derive a class from it by hand"
     if not text.partition(":")[2].isidentifier():
-        raise PluginError(f"{text} cannot be imported by name: it stands inside of something else", remedy=remedy)
+        raise PluginError(f"{text} cannot be imported by name: it stands inside of something else", hint=remedy)
     if not (hasattr(cls, "framework") and hasattr(cls, "kinds")):
-        raise PluginError(f"{text} says its framework and kinds of its objects only", remedy=remedy)
+        raise PluginError(f"{text} says its framework and kinds of its objects only", hint=remedy)
     if not cls.framework.isidentifier():
         raise PluginError(
-            f"{text} is a backend whose framework is {cls.framework!r}", there="identifiers", remedy=remedy
+            f"{text} is a backend whose framework is {cls.framework!r}", available="identifiers", hint=remedy
         )
 
 
 def _described(cls: type[Backend], module: str) -> Base:
     if cls.__module__.partition(".")[0] == "anyaccel":
-        return REFERENCE if cls is ReferenceBackend else Base(cls, module)
+        return REFERENCE if cls is NumpyBackend else Base(cls, module)
     for plugin in registry().plugins:
         own = next((one for one in plugin.backends if type(one) is cls), None)
         if own is not None:

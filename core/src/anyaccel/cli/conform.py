@@ -54,11 +54,11 @@ def find(name: str) -> Plugin:
     if plugin is None:
         raise PluginError(
             f"no plugin called {name!r} is installed, and no distribution of that name has one",
-            there=", ".join(one.name for one in there),
-            remedy="check the spelling, or install it; `anyaccel plugins` lists them",
+            available=", ".join(one.name for one in there),
+            hint="check the spelling, or install it; `anyaccel plugins` lists them",
         )
     if plugin.error is not None:
-        raise PluginError(f"plugin {plugin} is broken: {plugin.cause}", remedy=plugin.remedy)
+        raise PluginError(f"plugin {plugin} is broken: {plugin.cause}", hint=plugin.remedy)
     if not plugin.backends:
         raise _without_backend(plugin)
     return plugin
@@ -69,15 +69,15 @@ def _without_backend(plugin: Plugin) -> CapabilityError:
     has = f"hooks only ({', '.join(hooks)})" if hooks else "nothing at all"
     return CapabilityError(
         f"plugin {plugin} has no backend, and backends are what the kit tests; it has {has}",
-        there=f"plugins with a backend: {', '.join(one.name for one in registry().plugins if one.backends)}",
-        remedy="name one of these; a plugin of hooks has tests of its own",
+        available=f"plugins with a backend: {', '.join(one.name for one in registry().plugins if one.backends)}",
+        hint="name one of these; a plugin of hooks has tests of its own",
     )
 
 
 def _unserved(plugin: Plugin, where: Device | None) -> DeviceUnavailableError:
     serves = "; ".join(f"{one.framework} on {', '.join(one.kinds)}" for one in plugin.backends)
     return DeviceUnavailableError(
-        f"plugin {plugin} does not serve {where}", there=serves, remedy="name one of these kinds"
+        f"plugin {plugin} does not serve {where}", available=serves, hint="name one of these kinds"
     )
 
 
@@ -86,7 +86,7 @@ def _need() -> None:
     if missing:
         raise CapabilityError(
             f"the conformance kit needs {' and '.join(NEEDED)}: {' and '.join(missing)} cannot be imported",
-            remedy=install_line(" ".join(missing)),
+            hint=install_line(" ".join(missing)),
         )
 
 
@@ -100,20 +100,20 @@ def _checked(score: Score, backend: Backend, where: Device | None) -> Score:
     if score.broken:
         raise PluginError(
             f"the kit cannot be run on {backend.framework}: {score.broken}",
-            remedy=f"mend {score.subject or 'the plugin'}; `python -m pytest` in its project shows more",
+            hint=f"mend {score.subject or 'the plugin'}; `python -m pytest` in its project shows more",
         )
     if where is not None and str(where) not in score.facts.get("devices", [str(where)]):
-        reason = backend.why_not(where)
+        reason = backend.unavailable_reason(where)
         raise DeviceUnavailableError(
             f"{where} is not on this machine for {backend.framework}" + (f" ({reason})" if reason else ""),
-            there=", ".join(score.facts["devices"]) or "no device",
-            remedy="leave --device out, or name one of these",
+            available=", ".join(score.facts["devices"]) or "no device",
+            hint="leave --device out, or name one of these",
         )
     return score
 
 
 def _described(plugin: Plugin, scores: list[Score]) -> dict[str, Any]:
-    roots = [root for score in scores for root in score.facts.get("roots", ())]
+    roots = [root for score in scores for root in score.facts.get("import_roots", ())]
     names = dict.fromkeys(("anyaccel", plugin.distribution, *roots, *NEEDED))
     versions = {name: found for name in names if (found := _version(name))}
     return {

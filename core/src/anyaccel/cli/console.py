@@ -53,7 +53,7 @@ def print_line(text: str, *, style: str = "", stderr: bool = False) -> None:
 def print_error(error: AnyaccelError, *, as_json: bool) -> None:
     """What went wrong: on standard error, or as JSON on standard output."""
     if as_json:
-        about = {"asked": error.asked, "there": error.there, "remedy": error.remedy}
+        about = {"problem": error.problem, "available": error.available, "hint": error.hint}
         print_json({"error": {"type": type(error).__name__, "message": str(error), **about}})
     else:
         print_line(f"error: {error}", style="red", stderr=True)

@@ -54,8 +54,8 @@ def choose_framework(found: Registry, device: Device | None) -> str:
     if not able:
         raise FrameworkError(
             f"no framework here computes on {device}",
-            there=", ".join(f"{name} on {', '.join(map(str, _devices(found, name)))}" for name in found.frameworks),
-            remedy="choose one of these devices; `anyaccel devices` says why others are missing",
+            available=", ".join(f"{name} on {', '.join(map(str, _devices(found, name)))}" for name in found.frameworks),
+            hint="choose one of these devices; `anyaccel devices` says why others are missing",
         )
     return min(able, key=lambda name: (name == BUILT_IN, best_of(found, name).kind == "cpu", name))
 
@@ -68,11 +68,11 @@ def _check_there(found: Registry, framework: str) -> None:
     """Make sure that a framework that was named is there, and not only its plugin."""
     backend = found.find(framework)
     if not _devices(found, framework):
-        reason = backend.why_not(Device("cpu"))
+        reason = backend.unavailable_reason(Device("cpu"))
         raise FrameworkError(
             f"{framework} has no device here" + (f" ({reason})" if reason else ""),
-            there=", ".join(found.frameworks),
-            remedy=f"install or mend {framework} itself: its plugin is there",
+            available=", ".join(found.frameworks),
+            hint=f"install or mend {framework} itself: its plugin is there",
         )
 
 
@@ -95,7 +95,7 @@ def make(framework: str, seed: int, *, quiet: bool) -> Experiment:
     data.split_random({"train": 0.8, "test": 0.2}, seed=seed)
     mlp: Any = registry().computing(framework).models().get("SequentialMLP")
     if mlp is None:
-        raise CapabilityError(f"the backend of {framework} has no SequentialMLP", remedy="choose another framework")
+        raise CapabilityError(f"the backend of {framework} has no SequentialMLP", hint="choose another framework")
     encoder = ModelNode(
         "encoder", mlp(output_shape=(64,), n_layers=2, hidden_dim=128), data.reference(), framework=framework
     )

@@ -29,7 +29,7 @@ def _described(backend: Backend, device: Device) -> dict[str, Any]:
 def _missing(backend: Backend) -> list[dict[str, str]]:
     there = {device.kind for device in backend.devices()}
     absent = [kind for kind in backend.kinds if kind not in there]
-    return [{"kind": kind, "reason": backend.why_not(Device(kind))} for kind in absent]
+    return [{"kind": kind, "reason": backend.unavailable_reason(Device(kind))} for kind in absent]
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ def new_plugin(
     \b
     Examples:
       anyaccel new-plugin my_chip
-      anyaccel new-plugin my_chip --base anyaccel.numpy_backend:ReferenceBackend --author "A. Maker"
+      anyaccel new-plugin my_chip --base anyaccel.numpy_backend:NumpyBackend --author "A. Maker"
       anyaccel new-plugin my_framework --kind framework --path ../my-plugin
     """
     from anyaccel.cli.new_plugin import run
@@ -202,7 +202,7 @@ def new_plugin(
     run(name, kind, path, framework, base, author, as_json)
 
 
-@_command(short_help="Tell what a bug report should say.")
+@_command(short_help="LogEvent what a bug report should say.")
 @_JSON
 def env(as_json: bool) -> None:
     """Print versions, drivers, visible devices, environment variables that matter, and plugins, as Markdown.

@@ -32,7 +32,7 @@ def run(
     _check_author(author)
     if kind == "framework":
         if base:
-            raise ConfigError("a new framework has no base", remedy="leave --base out, or write --kind chip")
+            raise ConfigError("a new framework has no base", hint="leave --base out, or write --kind chip")
         files = framework_project(Wish(name, _new_framework(framework or name), author))
         about = {"framework": framework or name}
     else:
@@ -49,17 +49,17 @@ def _check_name(name: str, what: str) -> None:
     if not _WORD.fullmatch(name) or keyword.iskeyword(name) or len(name) > _LONGEST:
         raise ConfigError(
             f"{name!r} cannot be the name of a {what}",
-            there=f"names are lower-case words such as 'chip' or 'my_chip', of at most {_LONGEST} characters, "
+            available=f"names are lower-case words such as 'chip' or 'my_chip', of at most {_LONGEST} characters, "
             "and no keywords of Python",
-            remedy="choose such a name",
+            hint="choose such a name",
         )
     if name in _OWN:
-        raise ConfigError(f"{name!r} is core's own word", there=", ".join(sorted(_OWN)), remedy="choose another name")
+        raise ConfigError(f"{name!r} is core's own word", available=", ".join(sorted(_OWN)), hint="choose another name")
     served = HINTS[name][1] if name in HINTS else distribution_for(name)
     if served:
         raise ConfigError(
             f"the name {name!r} is taken: {served} serves it",
-            remedy=f"choose another name; for a chip of {name}, `anyaccel new-plugin NAME --framework {name}`",
+            hint=f"choose another name; for a chip of {name}, `anyaccel new-plugin NAME --framework {name}`",
         )
 
 
@@ -67,7 +67,7 @@ def _check_author(author: str) -> None:
     if author != author.strip() or not author.isprintable() or len(author) > 100:
         raise ConfigError(
             f"{author!r} cannot be the name of an author",
-            there="one line of at most 100 characters, without spaces around",
+            available="one line of at most 100 characters, without spaces around",
         )
 
 
@@ -82,15 +82,15 @@ def _base(name: str, framework: str | None, base: str | None) -> Base:
     if framework and found.cls.framework != framework:
         raise FrameworkError(
             f"{found.module}:{found.name} does not serve {framework}",
-            there=f"it serves {found.cls.framework}",
-            remedy="leave --framework out, or name another base",
+            available=f"it serves {found.cls.framework}",
+            hint="leave --framework out, or name another base",
         )
     kinds = kinds_served(found)
     if name in kinds:
         raise ConfigError(
             f"{found.cls.framework} is served on {name!r} already",
-            there=f"it is served on {', '.join(kinds)}",
-            remedy="choose another name, or uninstall the plugin that serves it",
+            available=f"it is served on {', '.join(kinds)}",
+            hint="choose another name, or uninstall the plugin that serves it",
         )
     return found
 
@@ -102,15 +102,15 @@ def write(target: Path, files: Mapping[str, str]) -> None:
         ConfigError: the target is there and not an empty folder, or cannot be written.
     """
     if not target.parent.is_dir():
-        raise ConfigError(f"there is no folder {target.parent}", remedy="make it first, or choose another with --path")
+        raise ConfigError(f"there is no folder {target.parent}", hint="make it first, or choose another with --path")
     if target.exists() and not target.is_dir():
-        raise ConfigError(f"{target} is there and no folder", remedy="choose another with --path")
+        raise ConfigError(f"{target} is there and no folder", hint="choose another with --path")
     if target.is_dir() and any(target.iterdir()):
-        raise ConfigError(f"{target} is there and not empty", remedy="choose another with --path")
+        raise ConfigError(f"{target} is there and not empty", hint="choose another with --path")
     try:
         _write(target, files)
     except OSError as error:
-        raise ConfigError(f"{target} cannot be written ({error})", remedy="choose another with --path") from error
+        raise ConfigError(f"{target} cannot be written ({error})", hint="choose another with --path") from error
 
 
 def _write(target: Path, files: Mapping[str, str]) -> None:

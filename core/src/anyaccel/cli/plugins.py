@@ -6,7 +6,7 @@ from typing import Any
 
 from anyaccel.backend import capabilities
 from anyaccel.cli.console import print_json, print_line, print_table
-from anyaccel.hookspecs import MOMENTS
+from anyaccel.hookspecs import HOOKS
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
 
@@ -26,7 +26,7 @@ def hooks_of(plugin: Plugin) -> tuple[str, ...]:
     hooks = registry().hooks
     module = hooks.get_plugin(plugin.name) if plugin.error is None else None
     names = {caller.name for caller in (hooks.get_hookcallers(module) or ())} if module is not None else set()
-    return tuple(name for name in ("policies", *MOMENTS) if name in names)
+    return tuple(name for name in ("policies", *HOOKS) if name in names)
 
 
 def _described(plugin: Plugin) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _facts(wish: Wish) -> str:
     return (
         f'    framework = "{wish.framework}"\n'
         "    # NumPy's arrays stay numpy's; who wants them here names the framework: ModelNode(..., framework=...)\n"
-        f'    roots = ("{wish.framework}",)  # type: ignore[assignment, unused-ignore]\n'
+        f'    import_roots = ("{wish.framework}",)  # type: ignore[assignment, unused-ignore]\n'
     )
 
 

@@ -121,7 +121,7 @@ def _run(folder: Path, plugin: str, timeout: float) -> subprocess.CompletedProce
         )
     except subprocess.TimeoutExpired:
         raise PluginError(
-            f"the kit did not end on plugin {plugin} within {timeout:g} s", remedy="give it more with --timeout"
+            f"the kit did not end on plugin {plugin} within {timeout:g} s", hint="give it more with --timeout"
         ) from None
 
 

@@ -7,31 +7,31 @@ from anyaccel.data.datasets import digits
 from anyaccel.data.feature_set import FeatureSet
 from anyaccel.data.feature_set_view import FeatureSetView
 from anyaccel.data.rows import Rows
-from anyaccel.data.sampling.pair_conditions import Beyond, Different, Relation, Same, Where, Within
+from anyaccel.data.sampling.pair_conditions import Beyond, Different, PairCondition, Same, Where, Within
 from anyaccel.data.sampling.pair_samplers import PairSampler, TripletSampler, sampler_from_config
 from anyaccel.data.sampling.sampler import Draws, Sampler, SimpleSampler
 from anyaccel.data.streaming.base import BatchSource, Source
-from anyaccel.data.streaming.dataloader_workers import advised_workers
+from anyaccel.data.streaming.dataloader_workers import suggested_num_workers
 from anyaccel.data.streaming.infer_source import as_source
-from anyaccel.data.streaming.iterable_source import Batches
-from anyaccel.data.streaming.map_source import Items
+from anyaccel.data.streaming.iterable_source import IterableSource
+from anyaccel.data.streaming.map_source import MapSource
 from anyaccel.data.streaming.parquet_stream import ParquetStream
 from anyaccel.data.transforms.fitted_transform import FittedTransform
 
 __all__ = [
     "BatchSource",
-    "Batches",
+    "IterableSource",
     "Beyond",
     "Different",
     "Draws",
     "FeatureSet",
     "FeatureSetView",
     "FittedTransform",
-    "Items",
+    "MapSource",
     "PairSampler",
     "ParquetStream",
     "Reference",
-    "Relation",
+    "PairCondition",
     "Rows",
     "Same",
     "Sampler",
@@ -40,7 +40,7 @@ __all__ = [
     "TripletSampler",
     "Where",
     "Within",
-    "advised_workers",
+    "suggested_num_workers",
     "as_source",
     "digits",
     "joined_array",

@@ -50,8 +50,8 @@ def not_numbers(name: str, found: str) -> ColumnError:
     encode = f"then fit_transform(OneHotEncoder(), {name!r}, fit_on='train', role='feature')"
     return ColumnError(
         f"column {name!r} cannot be read as numbers: it is of type {found}",
-        there=f"features and targets are of {_DTYPES}, of one shape in all rows",
-        remedy=f"name it in tag_cols/tag_keys, {encode}; column() reads a tag as it is"
+        available=f"features and targets are of {_DTYPES}, of one shape in all rows",
+        hint=f"name it in tag_cols/tag_keys, {encode}; column() reads a tag as it is"
         if found.startswith(_TEXTS)
         else "make numbers of it first, or pass it as a tag and read it with column()",
     )
@@ -66,8 +66,8 @@ def missing_values(name: str, rows: np.ndarray, what: str = "nulls") -> ColumnEr
     """The error for a column with values missing; `rows` is bool [n], true where one is."""
     return ColumnError(
         f"column {name!r} has {what} in {int(rows.sum())} of {len(rows)} rows, the first in row {int(rows.argmax())}",
-        there="a column that is read as an array has a number in every place",
-        remedy="fill these places or leave the rows out; a float column may hold NaN",
+        available="a column that is read as an array has a number in every place",
+        hint="fill these places or leave the rows out; a float column may hold NaN",
     )
 
 
@@ -75,8 +75,8 @@ def ragged(name: str, found: str = "") -> ColumnError:
     """The error for a column whose samples differ in shape."""
     return ColumnError(
         f"column {name!r} is ragged: its samples differ in shape",
-        there=f"{found}{', but ' if found else ''}all samples of a column have one shape",
-        remedy="pad or cut the samples to one shape, or keep the column as a tag",
+        available=f"{found}{', but ' if found else ''}all samples of a column have one shape",
+        hint="pad or cut the samples to one shape, or keep the column as a tag",
     )
 
 

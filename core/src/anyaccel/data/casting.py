@@ -25,8 +25,8 @@ def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
         first, value = _first_without(array, fits)
         raise ColumnError(
             f"column {name!r} cannot be cast from {array.dtype} to {wanted}: row {first} holds {value}",
-            there=f"{int((~fits).sum())} values have no place in {wanted}",
-            remedy="choose a wider dtype, or round or clip the values yourself first",
+            available=f"{int((~fits).sum())} values have no place in {wanted}",
+            hint="choose a wider dtype, or round or clip the values yourself first",
         )
     return array.astype(wanted, order="C", copy=True)
 

@@ -84,13 +84,15 @@ class Reference:
             SamplerError: a stream that cannot be one's name.
         """
         if not isinstance(config, Mapping) or "feature_set" not in config or set(config) - set(_CONFIG):
-            raise ConfigError(f"{config!r} is not the configuration of a reference", there=f"keys: {listed(_CONFIG)}")
+            raise ConfigError(
+                f"{config!r} is not the configuration of a reference", available=f"keys: {listed(_CONFIG)}"
+            )
         label = config["feature_set"]
         if label not in feature_sets:
             raise ConfigError(
                 f"a reference names the feature set {label!r}, which was not given",
-                there=listed(feature_sets),
-                remedy=did_you_mean(label, feature_sets) if feature_sets else "give it in feature_sets",
+                available=listed(feature_sets),
+                hint=did_you_mean(label, feature_sets) if feature_sets else "give it in feature_sets",
             )
         return cls(feature_sets[label], *(config.get(key) for key in _CONFIG[1:]))
 
@@ -107,7 +109,7 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
     """
     if not names:
         raise ColumnError(
-            f"no columns of {rows.label!r} were named", there=listed(rows.columns), remedy="name at least one"
+            f"no columns of {rows.label!r} were named", available=listed(rows.columns), hint="name at least one"
         )
     specs = [rows.spec(name) for name in names]
     if len(specs) == 1:
@@ -117,8 +119,8 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
         if _as_tensor(spec)[:-1] != first[:-1]:
             raise ColumnError(
                 f"columns {names[0]!r} ({specs[0]}) and {name!r} ({spec}) of {rows.label!r} cannot be joined",
-                there="joined columns are of one shape but for the last axis",
-                remedy="use separate references as separate inputs",
+                available="joined columns are of one shape but for the last axis",
+                hint="use separate references as separate inputs",
             )
     return TensorSpec((*first[:-1], sum(_as_tensor(spec)[-1] for spec in specs)), _promoted(rows.label, names, specs))
 
@@ -193,8 +195,8 @@ def _promoted(label: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> 
     raise ColumnError(
         f"columns {names[signed]!r} ({specs[signed]}) and {names[wide]!r} ({specs[wide]}) of {label!r} cannot be "
         "joined",
-        there="no integer dtype holds both",
-        remedy=f"cast({{{names[wide]!r}: 'int64'}}, keep_splits=True), or separate references as separate inputs",
+        available="no integer dtype holds both",
+        hint=f"cast({{{names[wide]!r}: 'int64'}}, keep_splits=True), or separate references as separate inputs",
     )
 
 
@@ -207,8 +209,8 @@ def _check_exact(rows: Rows, name: str, floats: Sequence[np.dtype[Any]]) -> None
         if wanted.kind == "f" and (row := first_without_place(array, wanted)) is not None:
             raise ColumnError(
                 f"column {name!r} of {rows.label!r} is joined with floats as {wanted}: row {row[0]} holds {row[1]}",
-                there=f"{wanted} holds integers to 2**{np.finfo(wanted).nmant + 1} exactly",
-                remedy=f"make them smaller: fit_transform() with a scaler, say; or take {name!r} out of this reference",
+                available=f"{wanted} holds integers to 2**{np.finfo(wanted).nmant + 1} exactly",
+                hint=f"make them smaller: fit_transform() with a scaler, say; or take {name!r} out of this reference",
             )
 
 
@@ -220,8 +222,8 @@ def _checked_stream(feature_set: FeatureSet, stream: Any) -> str | None:
     if stream is not None and (not isinstance(stream, str) or not stream or "@" in stream):
         raise SamplerError(
             f"a reference to {feature_set.label!r} reads the stream {stream!r}, which cannot be the name of one",
-            there="streams of samplers, such as anchor, pair, positive and negative",
-            remedy="leave it out to read the first stream",
+            available="streams of samplers, such as anchor, pair, positive and negative",
+            hint="leave it out to read the first stream",
         )
     return stream
 
@@ -233,9 +235,9 @@ def _chosen(feature_set: FeatureSet, role: str, there: tuple[str, ...], given: N
             is_else = f", it is a {feature_set.role(name)}" if name in feature_set.columns else ""
             raise ColumnError(
                 f"{feature_set.label!r} has no {role} {name!r}{is_else}",
-                there=f"{role}s: {listed(there)}",
-                remedy=did_you_mean(name, there) if there else f"name it in {role}_keys when the feature set is made",
+                available=f"{role}s: {listed(there)}",
+                hint=did_you_mean(name, there) if there else f"name it in {role}_keys when the feature set is made",
             )
         if name in names[:position]:
-            raise ColumnError(f"{role} {name!r} of {feature_set.label!r} was named twice", remedy="name it once")
+            raise ColumnError(f"{role} {name!r} of {feature_set.label!r} was named twice", hint="name it once")
     return names

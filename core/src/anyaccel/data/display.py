@@ -26,7 +26,7 @@ def data_frame(rows: Rows, index: np.ndarray) -> Any:
         import pandas as pd
     except ImportError as error:
         raise DataError(
-            f"{rows.label!r} cannot become a DataFrame: pandas is not installed", remedy=install_line("pandas")
+            f"{rows.label!r} cannot become a DataFrame: pandas is not installed", hint=install_line("pandas")
         ) from error
     frame = pd.DataFrame({name: _cells(rows, name) for name in rows.columns})
     frame.index = pd.Index(index)

@@ -50,7 +50,7 @@ class FeatureSet(Sources, Transforming):
         self._arrays: dict[str, np.ndarray] = {}
         self._splits: dict[str, FeatureSetView] = {}
         if len(table) == 0:
-            raise DataError(f"{label!r} has no rows", there=f"columns: {listed(self.columns)}", remedy="give it data")
+            raise DataError(f"{label!r} has no rows", available=f"columns: {listed(self.columns)}", hint="give it data")
         for name in self.features + self.targets:
             check_numbers(name, self._columns[name])
 
@@ -126,8 +126,8 @@ class FeatureSet(Sources, Transforming):
             remedy = did_you_mean(name, self._splits) if self._splits else make
             raise SplitError(
                 f"{self._label!r} has no split {name!r}",
-                there=listed([*self._splits, ALL]),
-                remedy=f"it is a column: data.array({name!r})" if name in self.columns else remedy,
+                available=listed([*self._splits, ALL]),
+                hint=f"it is a column: data.array({name!r})" if name in self.columns else remedy,
             )
         return self._splits[name]
 
@@ -179,8 +179,8 @@ class FeatureSet(Sources, Transforming):
         if not isinstance(dtypes, Mapping):
             raise ColumnError(
                 f"cast({dtypes!r}) of {self._label!r} does not say which columns",
-                there=f"columns: {listed(self.columns)}",
-                remedy=f"write cast({{{self.columns[0]!r}: {dtypes if isinstance(dtypes, str) else 'float32'!r}}})",
+                available=f"columns: {listed(self.columns)}",
+                hint=f"write cast({{{self.columns[0]!r}: {dtypes if isinstance(dtypes, str) else 'float32'!r}}})",
             )
         table = self.to_arrow()
         for name, dtype in dtypes.items():
@@ -224,7 +224,7 @@ class FeatureSet(Sources, Transforming):
 
     def _check_name(self, name: Any) -> None:
         if not isinstance(name, str) or not name:
-            raise SplitError(f"a split of {self._label!r} is called {name!r}", there="names of splits are text")
+            raise SplitError(f"a split of {self._label!r} is called {name!r}", available="names of splits are text")
         if name == ALL:
             raise self._taken(name, "choose another name")
 
@@ -238,4 +238,4 @@ class FeatureSet(Sources, Transforming):
 
     def _taken(self, name: str, remedy: str, of: str = "") -> SplitError:
         there = listed([*self._splits, ALL])
-        return SplitError(f"{self._label!r} already has a split {name!r}{of}", there=there, remedy=remedy)
+        return SplitError(f"{self._label!r} already has a split {name!r}{of}", available=there, hint=remedy)

@@ -142,14 +142,16 @@ class FeatureSetView(Rows):
         if not isinstance(other, FeatureSetView) or other.feature_set is not self._feature_set:
             raise SplitError(
                 f"{self!r} cannot be set against {other!r}",
-                there="both must be views of one and the same feature set, whose rows they count",
-                remedy="make both from one FeatureSet object; cast(), select() and the like give another one",
+                available="both must be views of one and the same feature set, whose rows they count",
+                hint="make both from one FeatureSet object; cast(), select() and the like give another one",
             )
         return other.rows
 
     def _where(self, mask: np.ndarray, name: str) -> FeatureSetView:
         if not mask.any():
-            raise SplitError(f"{name!r} of {self._label!r} has no rows", there=f"{len(self)} rows in {self._name!r}")
+            raise SplitError(
+                f"{name!r} of {self._label!r} has no rows", available=f"{len(self)} rows in {self._name!r}"
+            )
         return self._with_rows(name, self._rows[mask])
 
     def _with_rows(self, name: str, rows: np.ndarray) -> FeatureSetView:
@@ -175,10 +177,10 @@ def _checked_rows(asked: str, n: int, rows: Sequence[int] | np.ndarray) -> np.nd
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise SplitError(
             f"{asked} has rows of shape {list(array.shape)} and dtype {array.dtype}",
-            there="rows are integers [k], at least one",
-            remedy="give row numbers; np.flatnonzero(mask) makes them of a mask",
+            available="rows are integers [k], at least one",
+            hint="give row numbers; np.flatnonzero(mask) makes them of a mask",
         )
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= n:
-        raise SplitError(f"{asked} asks for row {low if low < 0 else high}", there=f"rows 0 to {n - 1}")
+        raise SplitError(f"{asked} asks for row {low if low < 0 else high}", available=f"rows 0 to {n - 1}")
     return read_only(array.astype(np.int64, copy=True))

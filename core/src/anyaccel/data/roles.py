@@ -79,8 +79,8 @@ def names_of(given: Names) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise ColumnError(
                 f"{name!r} is not the name of a column",
-                there="names of columns are text",
-                remedy="rename the column (pandas: df.columns = df.columns.astype(str))",
+                available="names of columns are text",
+                hint="rename the column (pandas: df.columns = df.columns.astype(str))",
             )
     return names
 
@@ -101,7 +101,7 @@ def brief(names: Sequence[str]) -> str:
 def no_column(label: str, name: object, there: Iterable[object]) -> ColumnError:
     """The error for a column that a feature set does not have."""
     there = list(there)
-    return ColumnError(f"{label!r} has no column {name!r}", there=listed(there), remedy=did_you_mean(name, there))
+    return ColumnError(f"{label!r} has no column {name!r}", available=listed(there), hint=did_you_mean(name, there))
 
 
 def assign_roles(
@@ -131,8 +131,8 @@ def _without_rest(label: str, there: Sequence[str], given: Sequence[NamesOrRest]
     if len(open_) > 1:
         raise ColumnError(
             f"the {open_[0]}s and the {open_[1]}s of {label!r} are both to be all columns that are not named otherwise",
-            there=listed(there),
-            remedy="write ... once, and name the columns of the other roles",
+            available=listed(there),
+            hint="write ... once, and name the columns of the other roles",
         )
     named = [() if names is ... else names_of(names) for names in given]
     taken = {name for names in named for name in names}
@@ -177,8 +177,8 @@ def check_rest(label: str, roles: Mapping[str, str], wrong: Mapping[str, ColumnE
     role = roles[next(iter(wrong))]
     raise ColumnError(
         f"{len(wrong)} of the columns of {label!r} for which ... stands cannot be {role}s: {listed(wrong)}",
-        there="; ".join(error.asked for error in list(wrong.values())[:_REASONS]),
-        remedy=f"name them as tags, leave them out of the data, or name the {role}s one by one",
+        available="; ".join(error.problem for error in list(wrong.values())[:_REASONS]),
+        hint=f"name them as tags, leave them out of the data, or name the {role}s one by one",
     )
 
 
@@ -195,8 +195,8 @@ def selected(label: str, roles: Mapping[str, str], features: Names, targets: Nam
             if roles[name] != role:
                 raise ColumnError(
                     f"{label!r} has no {role} {name!r}, it is a {roles[name]}",
-                    there=f"{role}s: {listed(of_role(roles, role))}",
-                    remedy=f"name it in {roles[name]}s=",
+                    available=f"{role}s: {listed(of_role(roles, role))}",
+                    hint=f"name it in {roles[name]}s=",
                 )
     given = [
         of_role(roles, role) if names is None else names_of(names)
@@ -216,12 +216,14 @@ def read_roles(label: str, schema: Any) -> dict[str, str]:
     if not roles:
         raise ColumnError(
             f"no column of {label!r} has a role",
-            there=f"columns: {listed(schema.names)}; none has 'anyaccel.role' in its metadata",
-            remedy="name the columns: feature_keys=[...], target_keys=[...]",
+            available=f"columns: {listed(schema.names)}; none has 'anyaccel.role' in its metadata",
+            hint="name the columns: feature_keys=[...], target_keys=[...]",
         )
     for name, role in roles.items():
         if role not in ROLES:
-            raise ColumnError(f"column {name!r} of {label!r} has the role {role!r}", there=f"roles: {listed(ROLES)}")
+            raise ColumnError(
+                f"column {name!r} of {label!r} has the role {role!r}", available=f"roles: {listed(ROLES)}"
+            )
     _check(label, schema.names, roles)
     return roles
 
@@ -239,16 +241,16 @@ def stamp(table: Any, roles: dict[str, str]) -> Any:
 def _check(label: str, there: Iterable[str], roles: dict[str, str]) -> None:
     for name, count in Counter(there).items():
         if name in roles and count > 1:
-            raise ColumnError(f"{label!r} has {count} columns called {name!r}", remedy="rename all but one of them")
+            raise ColumnError(f"{label!r} has {count} columns called {name!r}", hint="rename all but one of them")
     if "feature" not in roles.values():
         raise ColumnError(
-            f"{label!r} has no feature", there=f"columns: {listed(there)}", remedy="name at least one in feature_keys"
+            f"{label!r} has no feature", available=f"columns: {listed(there)}", hint="name at least one in feature_keys"
         )
 
 
 def _twice(label: str, name: str, first: str, second: str) -> ColumnError:
     return ColumnError(
         f"column {name!r} of {label!r} cannot be a {second}",
-        there=f"it is already a {first}, and a column has one role",
-        remedy="name it once, or give a copy of it under another name",
+        available=f"it is already a {first}, and a column has one role",
+        hint="name it once, or give a copy of it under another name",
     )

@@ -35,8 +35,8 @@ def positions_where(rows: Rows, asked: str, conditions: Mapping[str, Any]) -> np
     if not isinstance(conditions, Mapping) or not conditions:
         raise DataError(
             f"the conditions of {asked} of {rows.label!r} are {conditions!r}",
-            there=_HOW,
-            remedy="write {'column': value, ...}",
+            available=_HOW,
+            hint="write {'column': value, ...}",
         )
     masks = {name: _mask(rows, name, condition) for name, condition in conditions.items()}
     together: np.ndarray = np.logical_and.reduce(list(masks.values()))
@@ -79,7 +79,7 @@ def _mask(rows: Rows, name: str, condition: Any) -> np.ndarray:
     if isinstance(condition, (Mapping, Iterator)):
         kind = "a mapping" if isinstance(condition, Mapping) else "an iterator, which can be read only once"
         raise DataError(
-            f"the condition on {name!r} of {rows.label!r} is {kind}", there=_HOW, remedy="give a list of values"
+            f"the condition on {name!r} of {rows.label!r} is {kind}", available=_HOW, hint="give a list of values"
         )
     _check_no_mask(rows.label, name, condition, values)
     wanted = [_plain(one) for one in condition] if _is_collection(condition) else [_plain(condition)]
@@ -98,8 +98,8 @@ def _called(label: str, name: str, condition: Callable[[Any], Any], values: np.n
     if mask.dtype != np.bool_ or mask.shape != values.shape[:1]:
         raise DataError(
             f"the condition on {name!r} of {label!r} gave dtype {mask.dtype} and shape {list(mask.shape)}",
-            there=f"a mask is of dtype bool and shape [{len(values)}]; the function was given {list(values.shape)}",
-            remedy="compare, and reduce the axes of a sample: lambda x: (x > 0).all(axis=1)",
+            available=f"a mask is of dtype bool and shape [{len(values)}]; the function was given {list(values.shape)}",
+            hint="compare, and reduce the axes of a sample: lambda x: (x > 0).all(axis=1)",
         )
     return mask
 
@@ -108,8 +108,8 @@ def _check_no_mask(label: str, name: str, condition: Any, values: np.ndarray) ->
     if isinstance(condition, np.ndarray) and condition.dtype == np.bool_ and values.dtype != np.bool_:
         raise DataError(
             f"the condition on {name!r} of {label!r} is a bool array, and the column is of {values.dtype}",
-            there=_HOW,
-            remedy="take(np.flatnonzero(mask)) chooses rows by a mask of one's own",
+            available=_HOW,
+            hint="take(np.flatnonzero(mask)) chooses rows by a mask of one's own",
         )
 
 
@@ -117,14 +117,14 @@ def _among(label: str, name: str, values: np.ndarray, wanted: list[Any]) -> np.n
     if values.ndim > 1:
         raise DataError(
             f"column {name!r} of {label!r} has samples of shape {list(values.shape[1:])}, which equal no one value",
-            remedy="give a function that makes a mask: lambda x: (x > 0).all(axis=1)",
+            hint="give a function that makes a mask: lambda x: (x > 0).all(axis=1)",
         )
     for one in wanted:
         if not isinstance(one, (bool, int, float)):
             raise DataError(
                 f"column {name!r} of {label!r} is of {values.dtype} and cannot equal {one!r}",
-                there=_HOW,
-                remedy="give numbers",
+                available=_HOW,
+                hint="give numbers",
             )
     return np.isin(values, np.array(_held(wanted, values.dtype), dtype=values.dtype))
 
@@ -169,8 +169,8 @@ def _nothing_left(rows: Rows, asked: str, conditions: Mapping[str, Any], masks: 
     ]
     return SplitError(
         f"{asked} of {rows.label!r} leaves no row: none meets {described(conditions)}",
-        there="; ".join(counts),
-        remedy="widen the conditions",
+        available="; ".join(counts),
+        hint="widen the conditions",
     )
 
 

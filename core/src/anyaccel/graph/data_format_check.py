@@ -19,7 +19,7 @@ def check_layouts(
         ShapeError: it is not; shapes alone would not show it.
     """
     layouts = {
-        label: found.computing(frameworks[label]).layout(node.model)
+        label: found.computing(frameworks[label]).data_format(node.model)
         for label, node in nodes.items()
         if isinstance(node, ModelNode)
     }
@@ -39,6 +39,6 @@ def _check(
     raise ShapeError(
         f"node {target!r} ({frameworks[target]}) reads images {wanted}, and {source!r} ({frameworks[source]}) gives "
         f"them {given}{shape}",
-        there="the numbers might fit by chance, the axes do not",
-        remedy=f"put a model between them that moves the channels, or build one of them {given}",
+        available="the numbers might fit by chance, the axes do not",
+        hint=f"put a model between them that moves the channels, or build one of them {given}",
     )

@@ -78,11 +78,11 @@ def _on_this_machine(accelerator: Accelerator, frameworks: Container[str], found
     if any(accelerator.device in backend.devices() for backend in serving):
         return
     there = {device for backend in found.backends for device in backend.devices()}
-    reason = "; ".join(sorted(filter(None, {backend.why_not(accelerator.device) for backend in serving})))
+    reason = "; ".join(sorted(filter(None, {backend.unavailable_reason(accelerator.device) for backend in serving})))
     raise DeviceUnavailableError(
-        f"{accelerator.written!r} is not on this machine" + (f" ({reason})" if reason else ""),
-        there=", ".join(map(str, sorted(there))),
-        remedy="use one of these; `anyaccel devices` lists them, `anyaccel plugins` says who could serve more",
+        f"{accelerator.spec!r} is not on this machine" + (f" ({reason})" if reason else ""),
+        available=", ".join(map(str, sorted(there))),
+        hint="use one of these; `anyaccel devices` lists them, `anyaccel plugins` says who could serve more",
     )
 
 
@@ -96,7 +96,7 @@ def _model(
     policy: str | None,
 ) -> Assignment:
     wanted, reason = precedence(node.accelerator, phase)
-    written = wanted.written
+    written = wanted.spec
     if chosen is not None and reason != "node":
         wanted, reason, written = Accelerator(chosen), "policy", policy or ""
     wanted, reason, native = _settled(node.label, framework, wanted, reason, strict, found)
@@ -131,7 +131,7 @@ def _concat(
         return Assignment(label, framework, first.device, first.native, "neighbour", first.node, first.pinned)
     asked, reason = precedence(None, phase)
     wanted, reason, native = _settled(label, framework, asked, reason, strict, found)
-    return Assignment(label, framework, wanted.device, native, reason, asked.written, wanted.pin_memory)
+    return Assignment(label, framework, wanted.device, native, reason, asked.spec, wanted.pin_memory)
 
 
 def _settled(
@@ -143,7 +143,7 @@ def _settled(
     try:
         backend = found.serving(framework, wanted.device, vendor=wanted.vendor)
     except (FrameworkError, DeviceUnavailableError) as error:
-        raise type(error)(f"node {label!r}: {error.asked}", there=error.there, remedy=error.remedy) from None
+        raise type(error)(f"node {label!r}: {error.problem}", available=error.available, hint=error.hint) from None
     return wanted, reason, backend.device_string(wanted.device)
 
 
@@ -155,12 +155,12 @@ def _agree(models: Iterable[ModelNode], done: Mapping[str, Assignment]) -> None:
         if here != there:
             raise GraphError(
                 f"nodes {other.label!r} and {node.label!r} share one model and are asked to be on {there} and {here}",
-                remedy="give both the same accelerator",
+                hint="give both the same accelerator",
             )
         if other.frozen != node.frozen or other.optimizer != node.optimizer:
             raise GraphError(
                 f"nodes {other.label!r} and {node.label!r} share one model, and differ in being frozen or in optimizer",
-                remedy="freeze both or none, and give both the same optimizer",
+                hint="freeze both or none, and give both the same optimizer",
             )
 
 
@@ -175,13 +175,13 @@ def _by_policy(policy: str, models: Iterable[ModelNode], shapes: Shapes, found: 
     if not isinstance(answer, Mapping):
         raise PluginError(
             f"policy {policy!r} gave {type(answer).__name__}, not devices by label",
-            remedy="update the plugin that offers it, or leave policy= out",
+            hint="update the plugin that offers it, or leave policy= out",
         )
     strange = set(answer) - {one.label for one in told}
     if strange:
         raise PluginError(
             f"policy {policy!r} places {', '.join(sorted(map(str, strange)))}, which is no node of this phase",
-            there=", ".join(one.label for one in told),
-            remedy="update the plugin that offers it, or leave policy= out",
+            available=", ".join(one.label for one in told),
+            hint="update the plugin that offers it, or leave policy= out",
         )
     return {label: Device.parse(device) for label, device in answer.items()}

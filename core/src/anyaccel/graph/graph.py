@@ -57,7 +57,7 @@ class ModelGraph:
     def _become(self, nodes: Iterable[Node]) -> ModelGraph:
         found = topology.by_label(nodes)
         if not found:
-            raise GraphError(f"graph {self.label!r} has no node", remedy="give it ModelNode(...) objects")
+            raise GraphError(f"graph {self.label!r} has no node", hint="give it ModelNode(...) objects")
         topology.topological(found)
         self._nodes, self._shapes = found, None
         self.optimizer_states.nodes = found
@@ -86,12 +86,12 @@ class ModelGraph:
         return tuple(label for label, node in self._nodes.items() if isinstance(node, ModelNode) and node.frozen)
 
     @property
-    def heads(self) -> tuple[str, ...]:
+    def input_nodes(self) -> tuple[str, ...]:
         """Labels of the nodes that only data feed."""
         return tuple(label for label, node in self._nodes.items() if not topology.parents(node, self._nodes))
 
     @property
-    def tails(self) -> tuple[str, ...]:
+    def output_nodes(self) -> tuple[str, ...]:
         """Labels of the nodes that feed no other."""
         return tuple(topology.tails(self._nodes))
 
@@ -163,7 +163,7 @@ class ModelGraph:
         if dependents:
             raise GraphError(
                 f"node {label!r} feeds {', '.join(map(repr, dependents))}",
-                remedy="remove or rewire these first, or use replace_node",
+                hint="remove or rewire these first, or use replace_node",
             )
         kept = self.optimizer_states.without(label)
         self._become([node for name, node in self._nodes.items() if name != label])
@@ -236,7 +236,7 @@ class ModelGraph:
             StateError: names, shapes or dtypes are not those of this graph.
         """
         if self.refresh is not None:
-            raise StateError(f"graph {self.label!r} is at work", remedy="load a state before the phase, or after it")
+            raise StateError(f"graph {self.label!r} is at work", hint="load a state before the phase, or after it")
         return states.load_state(self, given)
 
     # -- configuration ---------------------------------------------------------------------------------------------
@@ -299,5 +299,5 @@ def _checked_seed(label: str, seed: Any) -> int:
     except TypeError:
         found = 2**63
     if not -(2**63) <= found < 2**63:
-        raise GraphError(f"graph {label!r}: seed={seed!r} is not an int of 64 bits", remedy="write seed=0")
+        raise GraphError(f"graph {label!r}: seed={seed!r} is not an int of 64 bits", hint="write seed=0")
     return found

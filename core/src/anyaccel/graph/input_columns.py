@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from anyaccel.data import FeatureSet, Reference, joined_changes, joined_spec
 from anyaccel.data.roles import brief
-from anyaccel.errors import ColumnError, RecipeError, SamplerError, ShapeError
+from anyaccel.errors import ColumnError, SamplerError, ShapeError, SpecError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan import Assignment, Column
@@ -106,8 +106,8 @@ def check_stream(stream: str, label: str, there: Sequence[str]) -> None:
     several = "use a sampler that has it, such as a PairSampler or a TripletSampler"
     raise SamplerError(
         f"the stream {stream!r} of {label!r} is read, and its sampler has no such stream",
-        there=", ".join(there),
-        remedy=did_you_mean(stream, there) if len(there) > 1 else several,
+        available=", ".join(there),
+        hint=did_you_mean(stream, there) if len(there) > 1 else several,
     )
 
 
@@ -124,12 +124,12 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> Chosen:
     if not found:
         raise ColumnError(
             f"the loss on {loss.on!r} takes 'targets', and the data that feed this node have none",
-            remedy="name target_keys in the feature set, or columns in reference(targets=[...])",
+            hint="name target_keys in the feature set, or columns in reference(targets=[...])",
         )
     raise ColumnError(
         f"the loss on {loss.on!r} takes 'targets', and there are several",
-        there=", ".join(sorted(one.shown for one in found)),
-        remedy="name one of these in inputs=",
+        available=", ".join(sorted(one.shown for one in found)),
+        hint="name one of these in inputs=",
     )
 
 
@@ -157,7 +157,7 @@ def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], o
 
     Raises:
         ShapeError: the shapes do not fit; names the node and both.
-        RecipeError: the dtype does not fit.
+        SpecError: the dtype does not fit.
     """
     stored, name = joined_spec(source, names), f"{source.label}.{brief(names)}"
     if loss.loss.own is not None:
@@ -167,9 +167,9 @@ def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], o
         return _class_indices(loss, stored, output, name)
     if not is_floating(stored.dtype):
         dtypes = dict.fromkeys(names, output.dtype)
-        raise RecipeError(
+        raise SpecError(
             f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
-            remedy=f"say what the integers mean: feature_set.cast({dtypes}, keep_splits=True)",
+            hint=f"say what the integers mean: feature_set.cast({dtypes}, keep_splits=True)",
         )
     if loss.loss.name == "cross_entropy" and len(output.shape) != 1:
         raise _unfit(loss, stored, output, name)
@@ -206,7 +206,7 @@ def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
         raise ShapeError(
             f"cross_entropy on node {loss.on!r} compares classes, and its output {output} has one: one class has "
             "nothing to tell apart",
-            remedy="for a number use 'mse', for yes or no 'binary_cross_entropy', else give an output for each class",
+            hint="for a number use 'mse', for yes or no 'binary_cross_entropy', else give an output for each class",
         )
 
 
@@ -235,8 +235,8 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
     return ShapeError(
         f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; "
         "losses never broadcast",
-        there=f"it takes {wants}",
-        remedy=f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}",
+        available=f"it takes {wants}",
+        hint=f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}",
     )
 
 

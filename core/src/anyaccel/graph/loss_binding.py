@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from anyaccel.errors import ColumnError, RecipeError
+from anyaccel.errors import ColumnError, SpecError
 from anyaccel.graph import input_columns as cols
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan import Assignment
@@ -21,14 +21,14 @@ def check_accepted(label: str, recipe: Loss | Optimizer, framework: str, found: 
     """Make sure that a node's framework can build a recipe.
 
     Raises:
-        RecipeError: it cannot.
+        SpecError: it cannot.
     """
-    refusal = found.computing(framework).refuses(recipe)
+    refusal = found.computing(framework).unsupported_reason(recipe)
     if refusal:
         what = "loss" if isinstance(recipe, Loss) else "optimizer"
-        raise RecipeError(
+        raise SpecError(
             f"node {label!r} is of {framework}, which does not take the {what} {recipe.name!r}: {refusal}",
-            remedy=f"use a named {what}, or one of {framework}'s own",
+            hint=f"use a named {what}, or one of {framework}'s own",
         )
 
 
@@ -53,7 +53,7 @@ class Terms:
         """A loss as a segment has it.
 
         Raises:
-            ColumnError, ShapeError, RecipeError: what it is called with is not there, does not fit, or is not clear.
+            ColumnError, ShapeError, SpecError: what it is called with is not there, does not fit, or is not clear.
         """
         check_accepted(loss.on, loss.loss, self._shapes.frameworks[loss.on], self._found)
         given = {text: self._outputs(loss, text) for text in loss.inputs}
@@ -78,28 +78,28 @@ class Terms:
             return ()
         raise ColumnError(
             f"the loss on {loss.on!r} takes {text!r}, which is nothing in this graph",
-            there="outputs, targets, " + ", ".join(self._shapes.specs),
-            remedy="use one of these names",
+            available="outputs, targets, " + ", ".join(self._shapes.specs),
+            hint="use one of these names",
         )
 
     def _check_named(self, loss: AppliedLoss, given: Mapping[str, tuple[str, ...]]) -> None:
         if len(loss.inputs) != 2:
-            raise RecipeError(
+            raise SpecError(
                 f"{loss.loss.name} on {loss.on!r} compares two values, and is given {len(loss.inputs)}",
-                remedy="write inputs=['outputs', 'targets']",
+                hint="write inputs=['outputs', 'targets']",
             )
         several = next((names for names in given.values() if len(names) > 1), ())
         if several:
-            raise RecipeError(
+            raise SpecError(
                 f"{loss.loss.name} on {loss.on!r}: {several[0].partition('.')[0]!r} has several outputs",
-                there=", ".join(several),
-                remedy="write inputs=['outputs.NAME', 'targets']",
+                available=", ".join(several),
+                hint="write inputs=['outputs.NAME', 'targets']",
             )
         first, second = (given[text] for text in loss.inputs)
         if not first and loss.loss.name not in _SYMMETRIC:
-            raise RecipeError(
+            raise SpecError(
                 f"{loss.loss.name} on {loss.on!r} is called with {loss.inputs[0]!r} first, which is no output",
-                remedy="write inputs=['outputs', 'targets'], in this order",
+                hint="write inputs=['outputs', 'targets'], in this order",
             )
         if first and second:
             specs = self._shapes.specs

@@ -13,7 +13,7 @@ from anyaccel.registry import Registry
 
 
 def announce(frameworks: Iterable[str], found: Registry) -> None:
-    """Tell the frameworks of a graph that is being built of each other, wherever they might meet.
+    """LogEvent the frameworks of a graph that is being built of each other, wherever they might meet.
 
     Frameworks take memory when they are first used, and building a graph uses them; where its nodes go is not known
     yet. What cannot be granted is no error before it matters.
@@ -31,7 +31,7 @@ def announce(frameworks: Iterable[str], found: Registry) -> None:
 
 
 def share(plan: Plan, found: Registry) -> None:
-    """Tell the frameworks of a plan that share a device; called before anything is placed.
+    """LogEvent the frameworks of a plan that share a device; called before anything is placed.
 
     Raises:
         MemoryShareError: one took the memory of the device before it was told, and says what to do.

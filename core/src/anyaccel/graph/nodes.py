@@ -27,7 +27,7 @@ def check_label(label: Any, what: str) -> str:
         GraphError: it may not.
     """
     if not isinstance(label, str) or not _LABEL.fullmatch(label) or label != label.strip():
-        raise GraphError(f"{label!r} cannot be the label of {what}", remedy="use text without '.', '/' or outer spaces")
+        raise GraphError(f"{label!r} cannot be the label of {what}", hint="use text without '.', '/' or outer spaces")
     return label
 
 
@@ -41,7 +41,7 @@ def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
         return given
     if not (isinstance(given, str) or is_own_optimizer(given)):
         raise GraphError(
-            f"{whose} was given the optimizer {type(given).__name__}", remedy="write Optimizer('adam', lr=1e-3)"
+            f"{whose} was given the optimizer {type(given).__name__}", hint="write Optimizer('adam', lr=1e-3)"
         )
     return Optimizer(given)
 
@@ -103,8 +103,8 @@ class ModelNode:
         if self.outputs is not None and len(self.outputs) != count:
             raise GraphError(
                 f"node {self.label!r} names {len(self.outputs)} outputs",
-                there=f"its model gives {count}",
-                remedy="name each, or none",
+                available=f"its model gives {count}",
+                hint="name each, or none",
             )
         if count == 1 and self.outputs is None:
             return (self.label,)
@@ -129,11 +129,11 @@ class ConcatNode:
         self.label = check_label(label, "a node")
         self.upstreams = _upstreams(label, upstream_refs)
         if not isinstance(concat_axis, int) or isinstance(concat_axis, bool):
-            raise GraphError(f"ConcatNode {label!r}: concat_axis={concat_axis!r} is not an int", remedy="write -1")
+            raise GraphError(f"ConcatNode {label!r}: concat_axis={concat_axis!r} is not an int", hint="write -1")
         self.axis = concat_axis
         if len(self.upstreams) < 2:
             raise GraphError(
-                f"ConcatNode {label!r} joins {len(self.upstreams)} value", remedy="give it two or more upstream_refs"
+                f"ConcatNode {label!r} joins {len(self.upstreams)} value", hint="give it two or more upstream_refs"
             )
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ def _checked_model(label: str, model: Any) -> Any:
     if isinstance(model, type):
         raise GraphError(
             f"node {label!r} was given the class {model.__name__}, not a model",
-            remedy=f"make one: {model.__name__}(...)",
+            hint=f"make one: {model.__name__}(...)",
         )
     return model
 
@@ -161,7 +161,7 @@ def _outputs(label: str, given: Any) -> tuple[str, ...]:
     names = tuple(given) if isinstance(given, (list, tuple)) else ()
     if not names or len(set(map(str, names))) < len(names):
         raise GraphError(
-            f"node {label!r}: outputs={given!r} is not a list of different names", remedy="write ['mean', 'variance']"
+            f"node {label!r}: outputs={given!r} is not a list of different names", hint="write ['mean', 'variance']"
         )
     return tuple(check_label(name, "an output") for name in names)
 
@@ -170,7 +170,7 @@ def _upstreams(label: str, given: Any) -> tuple[Upstream, ...]:
     several = given if isinstance(given, (list, tuple)) else [given]
     if not several:
         raise GraphError(
-            f"node {label!r} has no upstream", remedy="give feature_set.reference(...) or the label of a node"
+            f"node {label!r} has no upstream", hint="give feature_set.reference(...) or the label of a node"
         )
     return tuple(_upstream(label, one) for one in several)
 
@@ -182,7 +182,7 @@ def _upstream(label: str, given: Any) -> Upstream:
         return given.label
     raise GraphError(
         f"node {label!r} cannot take its input from {type(given).__name__}",
-        remedy="give feature_set.reference(...), a node, or the label of a node",
+        hint="give feature_set.reference(...), a node, or the label of a node",
     )
 
 

@@ -136,7 +136,8 @@ class Plan:
         found = next((one for one in self.assignments if one.node == node), None)
         if found is None:
             raise GraphError(
-                f"{node!r} is not in the plan of {self.phase!r}", there=", ".join(one.node for one in self.assignments)
+                f"{node!r} is not in the plan of {self.phase!r}",
+                available=", ".join(one.node for one in self.assignments),
             )
         return found
 

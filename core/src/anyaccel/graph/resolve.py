@@ -120,8 +120,8 @@ class _Resolver:
         if request.training and not request.losses:
             raise PhaseError(
                 f"phase {request.phase!r} trains and has no loss",
-                there="no estimator with partial_fit that is not frozen, which would learn without",
-                remedy=self._to_train(),
+                available="no estimator with partial_fit that is not frozen, which would learn without",
+                hint=self._to_train(),
             )
         wanted = [*request.wants, *self._judged()]
         for label in wanted:
@@ -155,7 +155,7 @@ class _Resolver:
         after = "" if first == label else f"{label!r}, which depends on "
         raise PhaseError(
             f"phase {self._request.phase!r} needs {after}{first!r}, an estimator that has not been fitted",
-            remedy=f"run a FitPhase first, FitPhase('fit', data=..., nodes={first!r}); a state or configuration that "
+            hint=f"run a FitPhase first, FitPhase('fit', data=..., nodes={first!r}); a state or configuration that "
             "was loaded holds no estimators",
         )
 
@@ -171,8 +171,8 @@ class _Resolver:
             ]
             raise PhaseError(
                 f"phase {self._request.phase!r} has nothing to train",
-                there=", ".join(still),
-                remedy="unfreeze a node that a loss depends on",
+                available=", ".join(still),
+                hint="unfreeze a node that a loss depends on",
             )
         return found
 
@@ -185,7 +185,7 @@ class _Resolver:
             if fed and not getattr(self._model(label), "differentiable", True):
                 raise GraphError(
                     f"node {label!r} cannot pull back, and stands between a loss and {', '.join(sorted(fed))}, trained",
-                    remedy="freeze what comes before it, or let no loss depend on it",
+                    hint="freeze what comes before it, or let no loss depend on it",
                 )
             if label in trained or fed:
                 alive.add(label)
@@ -200,7 +200,7 @@ class _Resolver:
             if optimizer is None:
                 raise PhaseError(
                     f"node {label!r} is to be trained and has no optimizer",
-                    remedy="give one to the graph, ModelGraph(..., optimizer='adam'), or to the node, or freeze it",
+                    hint="give one to the graph, ModelGraph(..., optimizer='adam'), or to the node, or freeze it",
                 )
             check_accepted(label, optimizer, self._shapes.frameworks[label], self._found)
             name = self._first_with_model(label) if own else ".graph"  # which is the label of no node
@@ -261,7 +261,7 @@ class _Resolver:
                 if model is not None and homes.setdefault(id(model), i) != i:
                     raise GraphError(
                         f"node {label!r} shares its model with a node of another segment",
-                        remedy="give it a model of its own",
+                        hint="give it a model of its own",
                     )
         return parts
 
@@ -285,7 +285,7 @@ class _Resolver:
             if late is not None:
                 raise GraphError(
                     f"a loss on {loss.on!r} compares with {late!r}, which another framework computes after it",
-                    remedy=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
+                    hint=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
                 )
 
     def _notes(self, active: set[str]) -> Iterable[str]:

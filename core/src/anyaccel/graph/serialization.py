@@ -26,15 +26,15 @@ def checked(config: Any, keys: set[str], needed: set[str], what: str) -> dict[st
         ConfigError: it is none.
     """
     if not isinstance(config, Mapping):
-        raise ConfigError(
-            f"{config!r} is not the configuration of {what}", remedy="give the dict that get_config() made"
-        )
+        raise ConfigError(f"{config!r} is not the configuration of {what}", hint="give the dict that get_config() made")
     strange = sorted(set(map(str, config)) - keys)
     if strange:
-        raise ConfigError(f"the configuration of {what} has no {', '.join(strange)}", there=", ".join(sorted(keys)))
+        raise ConfigError(f"the configuration of {what} has no {', '.join(strange)}", available=", ".join(sorted(keys)))
     missing = sorted(needed - set(config))
     if missing:
-        raise ConfigError(f"the configuration of {what} lacks {', '.join(missing)}", there=", ".join(sorted(config)))
+        raise ConfigError(
+            f"the configuration of {what} lacks {', '.join(missing)}", available=", ".join(sorted(config))
+        )
     return dict(config)
 
 
@@ -47,7 +47,7 @@ def by_label(feature_sets: Iterable[FeatureSet]) -> dict[str, FeatureSet]:
     found: dict[str, FeatureSet] = {}
     for one in feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets:
         if found.setdefault(one.label, one) is not one:
-            raise ConfigError(f"two feature sets are called {one.label!r}", remedy="give each its own label")
+            raise ConfigError(f"two feature sets are called {one.label!r}", hint="give each its own label")
     return found
 
 
@@ -58,7 +58,7 @@ def entries(config: Mapping[str, Any], key: str, what: str) -> list[Any]:
         ConfigError: it is none.
     """
     if not isinstance(config[key], (list, tuple)):
-        raise ConfigError(f"{key} of {what} is {config[key]!r}", there="it is a list")
+        raise ConfigError(f"{key} of {what} is {config[key]!r}", available="it is a list")
     return list(config[key])
 
 
@@ -137,7 +137,7 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
         plain = checked(entry, _CONCAT_KEYS, _CONCAT_KEYS - {"type"}, "a ConcatNode")
         return ConcatNode(plain["label"], _read_upstreams(plain, sets), plain["axis"])
     if kind != "model":
-        raise ConfigError(f"a node's type is {kind!r}", there="model, concat")
+        raise ConfigError(f"a node's type is {kind!r}", available="model, concat")
     plain = checked(entry, _MODEL_KEYS, {"label", "upstreams"}, "a ModelNode")
     check_label(plain["label"], "a node")
     node = ModelNode(
@@ -162,16 +162,16 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
     named, label = entry.get("model"), entry["label"]
     if named is None:
         raise ConfigError(
-            f"node {label!r} has a model that a configuration cannot hold", remedy=f"give it: models={{{label!r}: ...}}"
+            f"node {label!r} has a model that a configuration cannot hold", hint=f"give it: models={{{label!r}: ...}}"
         )
     if not isinstance(named, Mapping):
-        raise ConfigError(f"node {label!r}: {named!r} is not the configuration of a model", remedy=_MODEL)
+        raise ConfigError(f"node {label!r}: {named!r} is not the configuration of a model", hint=_MODEL)
     if _SHARED in named:
         return _shared(label, named[_SHARED], models)
     cls = _allowed(label, named["class"], allow) if "class" in named else _named(label, named)
     config = named.get("config", {})
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
-        raise ConfigError(f"{config!r} is not the configuration of a model", remedy="give a dict with text keys")
+        raise ConfigError(f"{config!r} is not the configuration of a model", hint="give a dict with text keys")
     try:
         return cls(**config)
     except TypeError as error:
@@ -182,7 +182,7 @@ def _shared(label: str, other: Any, models: Mapping[str, Any]) -> Any:
     if other not in list(models):
         raise ConfigError(
             f"node {label!r} shares the model of {other!r}, which is no node before it",
-            there=", ".join(models) or "none",
+            available=", ".join(models) or "none",
         )
     return models[other]
 
@@ -194,8 +194,8 @@ def _named(label: str, named: Mapping[str, Any]) -> type:
     if name not in offered:
         raise ConfigError(
             f"node {label!r}: {backend.framework} has no model called {name!r}",
-            there=", ".join(offered) or "none",
-            remedy=f"give it: models={{{label!r}: ...}}",
+            available=", ".join(offered) or "none",
+            hint=f"give it: models={{{label!r}: ...}}",
         )
     return offered[name]
 
@@ -206,6 +206,6 @@ def _allowed(label: str, name: Any, allow: Sequence[type]) -> type:
             return cls
     raise ConfigError(
         f"node {label!r}: the configuration names the class {name!r}, which is not registered; nothing was imported",
-        there=", ".join(map(class_name, allow)) or "no class is allowed",
-        remedy=f"if you trust it, import it: allow=[{str(name).rpartition(':')[2]}], or give models={{{label!r}: ...}}",
+        available=", ".join(map(class_name, allow)) or "no class is allowed",
+        hint=f"if you trust it, import it: allow=[{str(name).rpartition(':')[2]}], or give models={{{label!r}: ...}}",
     )

@@ -125,9 +125,9 @@ def _framework(node: ModelNode, found: Registry) -> str:
     except NoBackendError as error:
         foreign = fits(node.model) and hint_of(type(node.model)) is None
         known: AnyaccelError = no_predict(node.model) if foreign else error
-        raise type(known)(f"node {node.label!r}: {known.asked}", there=known.there, remedy=known.remedy) from None
+        raise type(known)(f"node {node.label!r}: {known.problem}", available=known.available, hint=known.hint) from None
     except (AmbiguousOwnerError, FrameworkError) as error:
-        raise type(error)(f"node {node.label!r}: {error.asked}", there=error.there, remedy=error.remedy) from None
+        raise type(error)(f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint) from None
     return node.framework
 
 
@@ -233,8 +233,8 @@ def _inputs(node: Node, outputs: Mapping[str, tuple[str, ...]], specs: dict[str,
             if specs.setdefault(name, spec) != spec:
                 raise GraphError(
                     f"node {node.label!r}: {shown_name(upstream)!r} names two different inputs",
-                    there=f"{specs[name]} and {spec}",
-                    remedy="rename the column that has a '+' in its name",
+                    available=f"{specs[name]} and {spec}",
+                    hint="rename the column that has a '+' in its name",
                 )
             names.append(name)
         else:
@@ -272,15 +272,15 @@ def _outputs(node: Node, given: Sequence[TensorSpec], compute: Compute, seed: in
         return compute.infer(node.model, given, rng.key(seed, "weights", node.label))
     except EstimatorError as error:
         raise EstimatorError(
-            f"node {node.label!r}: {error.asked}", there=error.there, remedy=error.remedy
+            f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
         ) from error.__cause__
     except (ShapeError, MoveError) as error:
         feeds = ", ".join(up if isinstance(up, str) else shown_name(up) for up in node.upstreams)
         shown = ", ".join(map(str, given))
         raise type(error)(
-            f"node {node.label!r} does not take {shown} from {feeds}: {error.asked}",
-            there=error.there,
-            remedy=recast or error.remedy,
+            f"node {node.label!r} does not take {shown} from {feeds}: {error.problem}",
+            available=error.available,
+            hint=recast or error.hint,
         ) from error.__cause__  # what is said twice is shown once
 
 
@@ -290,14 +290,14 @@ def _joined(node: ConcatNode, given: Sequence[TensorSpec]) -> TensorSpec:
     if not 0 <= axis < len(first.shape):
         raise ShapeError(
             f"node {node.label!r} joins along axis {node.axis}",
-            there=f"samples of shape {list(first.shape)}",
-            remedy="choose an axis of a sample, without the batch; join scalars in one reference([...])",
+            available=f"samples of shape {list(first.shape)}",
+            hint="choose an axis of a sample, without the batch; join scalars in one reference([...])",
         )
     rest = [(spec.dtype, spec.shape[:axis], spec.shape[axis + 1 :]) for spec in given]
     if any(len(spec.shape) != len(first.shape) for spec in given) or any(other != rest[0] for other in rest):
         raise ShapeError(
             f"node {node.label!r} cannot join {' and '.join(map(str, given))} along axis {node.axis}",
-            remedy="let them agree in dtype and in every other axis",
+            hint="let them agree in dtype and in every other axis",
         )
     size = sum(spec.shape[axis] for spec in given)
     return replace(first, shape=(*first.shape[:axis], size, *first.shape[axis + 1 :]))

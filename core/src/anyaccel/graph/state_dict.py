@@ -98,7 +98,7 @@ def load_state(graph: ModelGraph, given: Mapping[str, Any]) -> ModelGraph:
         StateError: names, shapes or dtypes are not those of this graph.
     """
     if not isinstance(given, Mapping):
-        raise StateError(f"a {type(given).__name__} is not the state of a graph", remedy="give what state() gave")
+        raise StateError(f"a {type(given).__name__} is not the state of a graph", hint="give what state() gave")
     arrays = {str(name): np.asarray(value) for name, value in given.items()}
     models = _models(graph)
     counts, parts = _sorted(arrays, models, graph.label)
@@ -107,8 +107,8 @@ def load_state(graph: ModelGraph, given: Mapping[str, Any]) -> ModelGraph:
         if parts[label] and not own and label in _open(graph):
             raise StateError(
                 f"node {label!r} cannot take a state: not built yet, it depends on an estimator that is not fitted",
-                there=", ".join(graph.shapes.unfitted),
-                remedy="put the fitted estimator into the graph first: neither a state nor a configuration holds it",
+                available=", ".join(graph.shapes.unfitted),
+                hint="put the fitted estimator into the graph first: neither a state nor a configuration holds it",
             )
         _check(label, own, parts[label])
     for label, node in models.items():
@@ -165,17 +165,17 @@ def _sorted(
         else:
             raise StateError(
                 f"the state has {name!r}, and graph {graph!r} has no node {label!r}",
-                there=", ".join(models),
-                remedy=_REMEDY,
+                available=", ".join(models),
+                hint=_REMEDY,
             )
     return counts, parts
 
 
 def _count(name: str, array: np.ndarray) -> int:
     if array.shape != () or array.dtype.kind not in "iu":
-        raise StateError(f"{name} is {array.dtype}{list(array.shape)} in the state", there="it is one integer")
+        raise StateError(f"{name} is {array.dtype}{list(array.shape)} in the state", available="it is one integer")
     if int(array) < 0 and name != "seed":
-        raise StateError(f"{name} is {int(array)} in the state", there="it is a count")
+        raise StateError(f"{name} is {int(array)} in the state", available="it is a count")
     return int(array)
 
 
@@ -185,7 +185,7 @@ def _check(label: str, own: Mapping[str, np.ndarray], given: Mapping[str, np.nda
     if missing or strange:
         lacks = [f"it lacks {', '.join(missing)}"] if missing else []
         extra = [f"the node has no {', '.join(strange)}"] if strange else []
-        raise StateError(f"the state of node {label!r} does not fit: {'; '.join(lacks + extra)}", remedy=_REMEDY)
+        raise StateError(f"the state of node {label!r} does not fit: {'; '.join(lacks + extra)}", hint=_REMEDY)
     for name, array in values.items():
         _check_like(f"{label}/{name}", array, own[name], with_dtype=True)
     _check_optimizer(label, own, {name: array for name, array in given.items() if name not in values})
@@ -196,17 +196,17 @@ def _check_optimizer(label: str, own: Mapping[str, np.ndarray], given: Mapping[s
     if not given:
         return
     if _STEP not in given:
-        raise StateError(f"the state of node {label!r} has {', '.join(sorted(given))}, and no {_STEP}", remedy=_REMEDY)
+        raise StateError(f"the state of node {label!r} has {', '.join(sorted(given))}, and no {_STEP}", hint=_REMEDY)
     for name, array in given.items():
         parameter = f"parameters/{name.removeprefix(_SLOTS).partition('/')[2]}"
         if name == _STEP:
             _count(f"{label}/{name}", array)
         elif parameter not in own:
             raise StateError(
-                f"the state of node {label!r} does not fit: it has {name}", there=", ".join(own), remedy=_REMEDY
+                f"the state of node {label!r} does not fit: it has {name}", available=", ".join(own), hint=_REMEDY
             )
         elif array.dtype.kind not in "biuf":
-            raise StateError(f"{label}/{name} is of {array.dtype} in the state", there="optimizers keep numbers")
+            raise StateError(f"{label}/{name} is of {array.dtype} in the state", available="optimizers keep numbers")
         elif name.removeprefix(_SLOTS).partition("/")[0] in _NAMED_SLOTS:
             _check_like(f"{label}/{name}", array, own[parameter], with_dtype=False)
 
@@ -215,8 +215,8 @@ def _check_like(name: str, given: np.ndarray, own: np.ndarray, *, with_dtype: bo
     if given.shape != own.shape or (with_dtype and given.dtype != own.dtype):
         raise StateError(
             f"{name} is {given.dtype}{list(given.shape)} in the state",
-            there=f"{own.dtype}{list(own.shape)} in the graph",
-            remedy=_REMEDY,
+            available=f"{own.dtype}{list(own.shape)} in the graph",
+            hint=_REMEDY,
         )
 
 

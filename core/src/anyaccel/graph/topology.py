@@ -24,12 +24,12 @@ def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
         check_node(node)
         if node.label in found:
             raise GraphError(
-                f"two nodes are called {node.label!r}", there=", ".join(found), remedy="give each its own label"
+                f"two nodes are called {node.label!r}", available=", ".join(found), hint="give each its own label"
             )
         found[node.label] = node
     for label in feature_sets(found.values()):
         if label in found:
-            raise GraphError(f"{label!r} names a node and a feature set", remedy="rename one of them")
+            raise GraphError(f"{label!r} names a node and a feature set", hint="rename one of them")
     return found
 
 
@@ -40,14 +40,12 @@ def check_node(node: Any) -> None:
         GraphError: it is not.
     """
     if not isinstance(node, (ModelNode, ConcatNode)):
-        raise GraphError(
-            f"a {type(node).__name__} is no node", remedy="wrap it: ModelNode('LABEL', model, upstream_ref)"
-        )
+        raise GraphError(f"a {type(node).__name__} is no node", hint="wrap it: ModelNode('LABEL', model, upstream_ref)")
     if node.label == _RESERVED:
         raise GraphError(
             f"no node can be called {_RESERVED!r}",
-            there="the state of a graph has an entry of this name",
-            remedy="choose another label",
+            available="the state of a graph has an entry of this name",
+            hint="choose another label",
         )
 
 
@@ -55,7 +53,7 @@ def _listed(nodes: Iterable[Node]) -> list[Node]:
     try:
         return list(nodes)
     except TypeError:
-        raise GraphError(f"nodes are given as a list, not as a {type(nodes).__name__}", remedy="write [node]") from None
+        raise GraphError(f"nodes are given as a list, not as a {type(nodes).__name__}", hint="write [node]") from None
 
 
 def feature_sets(nodes: Iterable[Node]) -> dict[str, FeatureSet]:
@@ -70,7 +68,7 @@ def feature_sets(nodes: Iterable[Node]) -> dict[str, FeatureSet]:
             if isinstance(upstream, Reference):
                 seen = found.setdefault(upstream.feature_set.label, upstream.feature_set)
                 if seen is not upstream.feature_set:
-                    raise GraphError(f"two feature sets are called {seen.label!r}", remedy="give each its own label")
+                    raise GraphError(f"two feature sets are called {seen.label!r}", hint="give each its own label")
     return found
 
 
@@ -97,8 +95,8 @@ def unknown_node(asked: str, label: object, nodes: Iterable[str]) -> GraphError:
     names = list(nodes)
     return GraphError(
         asked,
-        there=", ".join(names) or "no node",
-        remedy=did_you_mean(label, names, "use one of these labels"),
+        available=", ".join(names) or "no node",
+        hint=did_you_mean(label, names, "use one of these labels"),
     )
 
 
@@ -114,8 +112,8 @@ def labels_in(given: Iterable[Any], nodes: Mapping[str, Node]) -> list[str]:
         if not several or not all(isinstance(label, str) for label in several):
             raise GraphError(
                 f"{one!r} names no node" if not several else f"{one!r} is no label of a node",
-                there=", ".join(nodes),
-                remedy="give labels, freeze('NODE', 'NODE'), or nothing for all nodes",
+                available=", ".join(nodes),
+                hint="give labels, freeze('NODE', 'NODE'), or nothing for all nodes",
             )
         found += several
     return found if parts else list(nodes)
@@ -147,7 +145,7 @@ def topological(nodes: Mapping[str, Node]) -> list[str]:
 def _cycle(walk: list[str]) -> GraphError:
     return GraphError(
         f"the graph has a cycle: {' -> '.join([*walk, walk[0]])}",
-        remedy="let one of these nodes take its input from elsewhere",
+        hint="let one of these nodes take its input from elsewhere",
     )
 
 

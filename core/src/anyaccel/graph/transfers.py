@@ -61,7 +61,7 @@ class Crossings:
 
     def _writes(self, target: str, taker: Operation) -> bool:
         specs = self.shapes.wanted(target)
-        return taker.model is not None and self.backends[target].writes(taker.model, specs)
+        return taker.model is not None and self.backends[target].mutates_inputs(taker.model, specs)
 
     def _gradients(self, segment: Segment, found: Mapping[tuple[str, Device], Crossing]) -> Iterator[Crossing]:
         """The way back, for values whose takers let gradients through."""

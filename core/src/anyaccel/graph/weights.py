@@ -53,8 +53,8 @@ def _sources(
     if unknown:
         raise StateError(
             f"{type(target).__name__} has no {', '.join(unknown)}",
-            there=f"it has {', '.join(map(_short, there))}",
-            remedy="map names={TARGET: SOURCE}",
+            available=f"it has {', '.join(map(_short, there))}",
+            hint="map names={TARGET: SOURCE}",
         )
     wanted = {name: _source_of(name, names) for name in there}
     missing = sorted(_short(name) for name, other in wanted.items() if other not in taken)
@@ -66,8 +66,8 @@ def _sources(
                 [f"it has nothing for {', '.join(missing)}"] * bool(missing)
                 + [f"{', '.join(unused)} would be left over"] * bool(unused)
             ),
-            there=f"it has {', '.join(map(_short, taken))}",
-            remedy="map names={TARGET: SOURCE}",
+            available=f"it has {', '.join(map(_short, taken))}",
+            hint="map names={TARGET: SOURCE}",
         )
     return wanted
 
@@ -91,7 +91,7 @@ def _fitted(name: str, array: np.ndarray, there: np.ndarray, change: Change | No
     if value.shape != there.shape or not (floating or value.dtype == there.dtype):
         raise StateError(
             f"{name} would be {value.dtype}{list(value.shape)}",
-            there=f"it is {there.dtype}{list(there.shape)}",
-            remedy="give change=lambda name, array: ... that transposes or converts it",
+            available=f"it is {there.dtype}{list(there.shape)}",
+            hint="give change=lambda name, array: ... that transposes or converts it",
         )
     return value.astype(there.dtype)

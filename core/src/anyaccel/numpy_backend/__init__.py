@@ -2,7 +2,7 @@
 
 from anyaccel.adapter import Applied
 from anyaccel.numpy_backend.array_creation import array, zeros
-from anyaccel.numpy_backend.backend import ReferenceBackend
+from anyaccel.numpy_backend.backend import NumpyBackend
 from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
 from anyaccel.numpy_backend.convolution_layers import Conv2d, Flatten, MaxPool2d
 from anyaccel.numpy_backend.estimator import Estimator
@@ -23,7 +23,7 @@ __all__ = [
     "Flatten",
     "MaxPool2d",
     "Module",
-    "ReferenceBackend",
+    "NumpyBackend",
     "Sequential",
     "SequentialCNN",
     "SequentialMLP",

@@ -31,8 +31,8 @@ def handle(device: Device) -> SimDevice | None:
     reason = f" ({missing(device)})" if device.kind == "sim" else ""
     raise DeviceUnavailableError(
         f"{device} is not here for numpy{reason}",
-        there=", ".join(map(str, [HOST, *(simulated.device for simulated in running())])),
-        remedy="use one of these" if device.kind != "sim" else "simulate more devices, or use one of these",
+        available=", ".join(map(str, [HOST, *(simulated.device for simulated in running())])),
+        hint="use one of these" if device.kind != "sim" else "simulate more devices, or use one of these",
     )
 
 

@@ -1,4 +1,4 @@
-"""ReferenceBackend: the whole contract over NumPy, on the CPU and on simulated devices."""
+"""NumpyBackend: the whole contract over NumPy, on the CPU and on simulated devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.backend import Backend, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program, Sent
+from anyaccel.backend import AsyncCopy, Backend, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError
 from anyaccel.host_memory import aligned_empty, host_memory
@@ -20,7 +20,7 @@ from anyaccel.numpy_backend.array_creation import handle, scoped
 from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
 from anyaccel.numpy_backend.convolution_layers import Conv2d, MaxPool2d
 from anyaccel.numpy_backend.module import Module
-from anyaccel.numpy_backend.ops import ReferenceOps
+from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
 from anyaccel.numpy_backend.sim_device import missing, running
 from anyaccel.numpy_backend.transfers import adopted, moved, rows, sent, taken, uploaded
@@ -30,12 +30,12 @@ from anyaccel.specs import Loss, Optimizer
 _OURS = ("cpu", "sim")  # what derives from this backend may serve other kinds, by `from_host` of its own
 
 
-class ReferenceBackend(Backend, Exchange, Compute, Memory):
+class NumpyBackend(Backend, Exchange, Compute, Memory):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
     framework = "numpy"
     kinds: ClassVar[tuple[str, ...]] = ("cpu", "sim")
-    roots: ClassVar[tuple[str, ...]] = ("numpy", "anyaccel")
+    import_roots: ClassVar[tuple[str, ...]] = ("numpy", "anyaccel")
 
     # -- devices ---------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,9 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
             return moved(obj, device)
         if obj is None or isinstance(obj, (bool, int, float, str)):
             return obj
-        raise MoveError(f"numpy cannot place a {type(obj).__name__}", there="it places modules, and trees of arrays")
+        raise MoveError(
+            f"numpy cannot place a {type(obj).__name__}", available="it places modules, and trees of arrays"
+        )
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
         """An array elsewhere; `pinned` has no effect."""
@@ -102,7 +104,7 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         name = platform.processor() or platform.machine() or str(device)
         return DeviceInfo(name, memory_space="host", total_memory=total)
 
-    def why_not(self, device: Device) -> str:
+    def unavailable_reason(self, device: Device) -> str:
         """How to simulate more devices; that there is one CPU."""
         if device in self.devices():
             return ""
@@ -116,27 +118,27 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         """A copy."""
         return uploaded(array, device)
 
-    def take(self, array: np.ndarray, device: Device) -> Any:
+    def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
         """On the CPU the array itself."""
         return taken(array, device) if device.kind in _OURS else self.from_host(array, device)
 
-    def buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+    def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         """Any memory is as good."""
         return aligned_empty(shape, dtype)
 
-    def send(self, array: np.ndarray, device: Device) -> Sent:
+    def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
         """On the CPU copied at once; to a simulated device as late as a real one may."""
-        return sent(array, device) if device.kind in _OURS else Sent(self.from_host(array, device))
+        return sent(array, device) if device.kind in _OURS else AsyncCopy(self.from_host(array, device))
 
     def to_host(self, tensor: Any) -> np.ndarray:
         """A copy from a simulated device; on the CPU the array itself."""
         return download(tensor) if isinstance(tensor, SimArray) else np.asarray(tensor)
 
-    def adopt(self, foreign: Any, device: Device) -> Any:
+    def from_dlpack(self, foreign: Any, device: Device) -> Any:
         """On the CPU without a copy, and read-only."""
         return moved(foreign, device) if self.owns(foreign) else adopted(foreign, device)
 
-    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """A view without an order, a copy with one."""
         return rows(column, start, stop, order)
 
@@ -154,15 +156,15 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         """In the order in which the module has them."""
         return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.parameters.items()}
 
-    def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
         """Never: what other frameworks hand over is read-only here."""
         return False
 
-    def mixes(self, model: Any) -> str:
+    def batch_coupling(self, model: Any) -> str:
         """BatchNorm; nothing is known of what other modules do with a batch."""
         return model_state.mixes(model)
 
-    def layout(self, model: Any) -> tuple[str, str]:
+    def data_format(self, model: Any) -> tuple[str, str]:
         """Channels first for the layers for images; nothing is said of others."""
         if isinstance(model, SequentialCNN):
             return "channels_first", ""
@@ -170,7 +172,7 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
 
     def build(self, segment: Segment) -> Program:
         """The adapter's program."""
-        return ArrayProgram(segment, ReferenceOps())
+        return ArrayProgram(segment, NumpyOps())
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """Copies, from simulated devices too."""
@@ -184,7 +186,7 @@ class ReferenceBackend(Backend, Exchange, Compute, Memory):
         """SequentialMLP and SequentialCNN."""
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
-    def refuses(self, recipe: Optimizer | Loss) -> str:
+    def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
         """Optimizers by name only; any callable as a loss, which must give its gradients."""
         if isinstance(recipe, Optimizer) and recipe.own is not None:
             return "numpy has the named optimizers only"
@@ -217,7 +219,7 @@ def _common(module: Module) -> Device | None:
     if len(found) > 1:
         raise DeviceMismatchError(
             f"the values of a {type(module).__name__} are on several devices",
-            there=", ".join(map(str, found)),
-            remedy="put them on one with anyaccel.place(module, device)",
+            available=", ".join(map(str, found)),
+            hint="put them on one with anyaccel.place(module, device)",
         )
     return found[0] if found else module.home

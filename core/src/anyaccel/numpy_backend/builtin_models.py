@@ -62,7 +62,7 @@ class SequentialMLP(FromRecipe[MLPRecipe]):
         dtype: `"float32"` or `"float64"`.
 
     Raises:
-        RecipeError: a setting that cannot be.
+        SpecError: a setting that cannot be.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class SequentialCNN(FromRecipe[CNNRecipe]):
         dtype: `"float32"` or `"float64"`.
 
     Raises:
-        RecipeError: a setting that cannot be.
+        SpecError: a setting that cannot be.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from anyaccel import rng
 from anyaccel.adapter import Applied
-from anyaccel.errors import RecipeError, ShapeError
+from anyaccel.errors import ShapeError, SpecError
 from anyaccel.numpy_backend import functional
 from anyaccel.numpy_backend.layers import check_dtype, listed, shown
 from anyaccel.numpy_backend.module import Module, Values, only
@@ -17,7 +17,7 @@ from anyaccel.segment import TensorSpec
 
 def _positive(what: str, size: int) -> int:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise RecipeError(f"{what}={size!r} is not a positive int")
+        raise SpecError(f"{what}={size!r} is not a positive int")
     return size
 
 
@@ -33,7 +33,7 @@ class Conv2d(Module):
         dtype: of parameters, inputs and outputs: `"float32"` or `"float64"`.
 
     Raises:
-        RecipeError: a size that is not a positive int, or an even kernel.
+        SpecError: a size that is not a positive int, or an even kernel.
     """
 
     def __init__(self, channels: int, kernel_size: int = 3, *, dtype: str = "float32") -> None:
@@ -41,7 +41,7 @@ class Conv2d(Module):
         self.channels = _positive("Conv2d: channels", channels)
         self.kernel_size = _positive("Conv2d: kernel_size", kernel_size)
         if kernel_size % 2 == 0:
-            raise RecipeError(f"Conv2d: kernel_size={kernel_size} is not odd")
+            raise SpecError(f"Conv2d: kernel_size={kernel_size} is not odd")
         self.dtype = dtype
 
     @property
@@ -82,7 +82,7 @@ class MaxPool2d(Module):
     Windows do not overlap. Of equal values in a window the first, row by row, takes the gradient.
 
     Raises:
-        RecipeError: size is not a positive int.
+        SpecError: size is not a positive int.
     """
 
     def __init__(self, size: int) -> None:
@@ -113,5 +113,5 @@ def _check_image(what: str, x: Array, channels: int | None = None) -> None:
     if x.ndim != 4 or channels not in (None, x.shape[1]):
         raise ShapeError(
             f"{what} takes samples [{channels or 'channels'}, height, width] and was given {shown(x)}",
-            remedy="store images channels first; one channel is an axis too, [1, height, width]",
+            hint="store images channels first; one channel is an axis too, [1, height, width]",
         )

@@ -42,7 +42,7 @@ class Estimator(Module):
     def __init__(self, estimator: Any, method: str = "predict", *, output_dtype: str | None = None) -> None:
         super().__init__()
         if isinstance(estimator, Estimator):
-            raise EstimatorError(f"{estimator!r} is an Estimator already", remedy="give it the object it was made of")
+            raise EstimatorError(f"{estimator!r} is an Estimator already", hint="give it the object it was made of")
         check(estimator, method, output_dtype)
         self.estimator = estimator
         self.method = method
@@ -122,7 +122,7 @@ class Estimator(Module):
         if not given and not accepts(function, table):
             raise EstimatorError(
                 f"{self.name}.{how} takes targets, and the data that feed it have none",
-                remedy="name target_keys in the feature set, or columns in reference(targets=[...])",
+                hint="name target_keys in the feature set, or columns in reference(targets=[...])",
             )
         function(table, *given, **more)
         self.mark_fitted()
@@ -147,7 +147,7 @@ class Estimator(Module):
         except Exception as error:  # whatever the user's object raises
             raise EstimatorError(
                 f"{self.name} cannot be copied, so that nothing could bring it back: {type(error).__name__}: {error}",
-                remedy="freeze its node, or do without snapshots (EarlyStopping(restore_best=True) takes them)",
+                hint="freeze its node, or do without snapshots (EarlyStopping(restore_best=True) takes them)",
             ) from error
 
     def restore(self, snapshot: Any) -> None:
@@ -183,7 +183,7 @@ class Estimator(Module):
         def pullback(cotangents: Any) -> Any:
             raise PhaseError(
                 f"{self.name} stands between trained nodes and cannot pull back",
-                remedy="let no loss depend on trained nodes through it",
+                hint="let no loss depend on trained nodes through it",
             )
 
         if not self.is_fitted:
@@ -200,12 +200,12 @@ class Estimator(Module):
         if isinstance(given, (list, tuple)) and any(getattr(one, "ndim", 0) > 1 for one in given):
             raise EstimatorError(
                 f"{self._what} gives a list of {len(given)} arrays, one for each target, and a node gives one",
-                remedy="fit an estimator for each target, or wrap it in an object whose method joins the arrays",
+                hint="fit an estimator for each target, or wrap it in an object whose method joins the arrays",
             )
         if hasattr(given, "toarray"):
             raise EstimatorError(
                 f"{self._what} gives a sparse {type(given).__name__}, and a graph carries dense arrays",
-                remedy="switch it off in the estimator (sparse_output=False), or call toarray() in a method of yours",
+                hint="switch it off in the estimator (sparse_output=False), or call toarray() in a method of yours",
             )
         found = _array(given)
         if found is None or found.dtype.kind not in "biuf":
@@ -222,8 +222,8 @@ class Estimator(Module):
         instead = f", or take Estimator(..., method={others[0]!r})" if others and self.method == "predict" else ""
         return EstimatorError(
             f"{self._what} gives {'text' if text else str(found.dtype)}, and a graph carries numbers",
-            there="such as " + repr(first[0]) if first else "",
-            remedy=f"fit it to class indices 0, 1, 2, ... and keep the names beside them{instead}" if text else "",
+            available="such as " + repr(first[0]) if first else "",
+            hint=f"fit it to class indices 0, 1, 2, ... and keep the names beside them{instead}" if text else "",
         )
 
 

@@ -37,8 +37,8 @@ def no_predict(obj: Any) -> EstimatorError:
     example = f"give Estimator({name}(...), method={there[0]!r})" if there else ""
     return EstimatorError(
         f"{name} has {' and '.join(learns)}, and no predict",
-        there=", ".join(there) or "no method that computes something of new rows",
-        remedy=example or "give an object with fit and predict, or fit and transform",
+        available=", ".join(there) or "no method that computes something of new rows",
+        hint=example or "give an object with fit and predict, or fit and transform",
     )
 
 
@@ -50,24 +50,24 @@ def check(obj: Any, method: Any, output_dtype: Any) -> None:
     """
     if isinstance(obj, type):
         raise EstimatorError(
-            f"Estimator was given the class {obj.__name__}, not an object", remedy=f"make one: {obj.__name__}(...)"
+            f"Estimator was given the class {obj.__name__}, not an object", hint=f"make one: {obj.__name__}(...)"
         )
     there = methods_of(obj)
     if not isinstance(method, str) or not _is_output(method) or not has(obj, method):
         remedy = did_you_mean(method, there, "name one of these as method=")
         raise EstimatorError(
             f"{type(obj).__name__} has no method {method!r} that could compute a node's output",
-            there=", ".join(there) or "no usual one",
-            remedy=remedy if there else "give an object with fit and predict, or fit and transform",
+            available=", ".join(there) or "no usual one",
+            hint=remedy if there else "give an object with fit and predict, or fit and transform",
         )
     if not fits(obj):
         raise EstimatorError(
             f"{type(obj).__name__} has neither fit nor partial_fit",
-            there=", ".join(there),
-            remedy="give it a fit(features, targets); one that does nothing will do, if there is nothing to learn",
+            available=", ".join(there),
+            hint="give it a fit(features, targets); one that does nothing will do, if there is nothing to learn",
         )
     if output_dtype is not None and output_dtype not in _FLOATS:
-        raise EstimatorError(f"Estimator: output_dtype={output_dtype!r}", there=", ".join(_FLOATS))
+        raise EstimatorError(f"Estimator: output_dtype={output_dtype!r}", available=", ".join(_FLOATS))
 
 
 def _is_output(method: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter.model_specs import ACTIVATIONS
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.sim_array import Array, made_like
 
 Back = Callable[[Array], Array]
@@ -111,10 +111,10 @@ def activation(name: str, x: Array) -> tuple[Array, Back]:
     """An activation by name, as in `anyaccel.adapter.model_specs.ACTIVATIONS`.
 
     Raises:
-        RecipeError: there is none of this name.
+        SpecError: there is none of this name.
     """
     if name not in _ACTIVATIONS:
-        raise RecipeError(f"no activation is called {name!r}", there=", ".join(ACTIVATIONS))
+        raise SpecError(f"no activation is called {name!r}", available=", ".join(ACTIVATIONS))
     return _ACTIVATIONS[name](x)
 
 

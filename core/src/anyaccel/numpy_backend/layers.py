@@ -10,7 +10,7 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter import Applied
-from anyaccel.errors import RecipeError, ShapeError
+from anyaccel.errors import ShapeError, SpecError
 from anyaccel.numpy_backend import functional
 from anyaccel.numpy_backend.module import Module, Values, only
 from anyaccel.numpy_backend.sim_array import Array
@@ -26,7 +26,7 @@ def check_dtype(what: str, x: Array, dtype: np.dtype[Any]) -> None:
     if x.dtype != dtype:
         raise ShapeError(
             f"{what} computes in {dtype} and was given {shown(x)}",
-            remedy=f"cast the features to {dtype}, or make the layer with another dtype",
+            hint=f"cast the features to {dtype}, or make the layer with another dtype",
         )
 
 
@@ -58,13 +58,13 @@ class Dense(Module):
         dtype: of parameters, inputs and outputs: `"float32"` or `"float64"`.
 
     Raises:
-        RecipeError: features is not a positive int.
+        SpecError: features is not a positive int.
     """
 
     def __init__(self, features: int, *, bias: bool = True, dtype: str = "float32") -> None:
         super().__init__()
         if not isinstance(features, int) or features < 1:
-            raise RecipeError(f"Dense: features={features!r} is not a positive int")
+            raise SpecError(f"Dense: features={features!r} is not a positive int")
         self.features = features
         self.bias = bias
         self.dtype = dtype
@@ -106,7 +106,7 @@ class Activation(Module):
     """An activation on every element: `"relu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
 
     Raises:
-        RecipeError: there is none of this name.
+        SpecError: there is none of this name.
     """
 
     def __init__(self, name: str) -> None:
@@ -124,13 +124,13 @@ class Dropout(Module):
     """Zeroes elements with probability `rate` while training, and scales the rest by 1 / (1 - rate).
 
     Raises:
-        RecipeError: a rate outside [0, 1).
+        SpecError: a rate outside [0, 1).
     """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         if not 0 <= rate < 1:
-            raise RecipeError(f"Dropout: rate={rate!r} is not in [0, 1)")
+            raise SpecError(f"Dropout: rate={rate!r} is not in [0, 1)")
         self.rate = rate
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:

@@ -23,13 +23,13 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
     if not isinstance(model, Module):
         raise ShapeError(
             f"a {type(model).__name__} is no model of numpy: its gradients are not known",
-            remedy="derive a class from anyaccel.numpy_backend.Module, and give its pullback",
+            hint="derive a class from anyaccel.numpy_backend.Module, and give its pullback",
         )
     foreign = next((spec for spec in inputs if not _is_numpys(spec.dtype)), None)
     if foreign is not None:
         raise ShapeError(
             f"{type(model).__name__} does not take {foreign}: NumPy has no {foreign.dtype} of its own",
-            remedy="give it float32, with a model that ends in it, or a column cast to it",
+            hint="give it float32, with a model that ends in it, or a column cast to it",
         )
     try:
         if not model.is_built:
@@ -40,8 +40,8 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
     except Exception as error:  # a user's module may raise anything
         raise ShapeError(
             f"{type(model).__name__} does not take {', '.join(map(str, inputs))}: {error}",
-            there=f"parameters {_shapes(model)}" if model.parameters else "",
-            remedy="change what feeds it, or the module",
+            available=f"parameters {_shapes(model)}" if model.parameters else "",
+            hint="change what feeds it, or the module",
         ) from error
 
 
@@ -93,7 +93,7 @@ def load_state(model: Module, state: Mapping[str, Array]) -> None:
     if set(there) != set(state):
         raise StateError(
             f"the state does not belong to this {type(model).__name__}: {_difference(set(there), set(state))}",
-            remedy="build the model in the same way first, or load the state that belongs to it",
+            hint="build the model in the same way first, or load the state that belongs to it",
         )
     for full, (values, name) in there.items():
         _check(full, values[name], state[full])
@@ -111,6 +111,6 @@ def _check(name: str, there: Array, given: Array) -> None:
     if there.shape != given.shape or there.dtype != given.dtype:
         raise StateError(
             f"{name} is {given.dtype}{list(given.shape)} in the state",
-            there=f"{there.dtype}{list(there.shape)} in the model",
-            remedy="load the state of a model of the same shape",
+            available=f"{there.dtype}{list(there.shape)} in the model",
+            hint="load the state of a model of the same shape",
         )

@@ -88,7 +88,7 @@ def only(what: str, inputs: Sequence[Array]) -> Array:
         ShapeError: there are several.
     """
     if len(inputs) != 1:
-        raise ShapeError(f"{what} takes one input and was given {len(inputs)}", remedy="join them with a ConcatNode")
+        raise ShapeError(f"{what} takes one input and was given {len(inputs)}", hint="join them with a ConcatNode")
     return inputs[0]
 
 
@@ -106,7 +106,7 @@ def traced(module: Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ..
             shape = list(output.shape) if hasattr(output, "shape") else type(output).__name__
             raise ShapeError(
                 f"{type(module).__name__} gave {shape} for a batch of 2 samples",
-                remedy="let every output be an array with the batch as its first axis",
+                hint="let every output be an array with the batch as its first axis",
             )
     return tuple(TensorSpec(tuple(output.shape[1:]), output.dtype.name) for output in outputs)
 

@@ -1,4 +1,4 @@
-"""ReferenceOps: what the adapter asks of NumPy."""
+"""NumpyOps: what the adapter asks of NumPy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from anyaccel.adapter import Applied, ArrayOps, Judged, LossFunction
 from anyaccel.device import Device
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.sim_array import Array, made_like
 from anyaccel.numpy_backend.transfers import moved, rows
 from anyaccel.specs import Loss
 
 
-class ReferenceOps(ArrayOps):
+class NumpyOps(ArrayOps):
     """Modules, plain arrays and arrays of simulated devices."""
 
     xp = np
@@ -69,10 +69,10 @@ class ReferenceOps(ArrayOps):
         def judged(inputs: Sequence[Array]) -> Judged:
             given = function(*inputs)
             if not (isinstance(given, tuple) and len(given) == 3 and len(given[2]) == len(inputs)):
-                raise RecipeError(
+                raise SpecError(
                     f"the loss {loss.name!r} gave no gradients, and NumPy cannot find them",
-                    there=f"it gave {type(given).__name__}",
-                    remedy="return (sum, weight, gradients), with a gradient of the sum (or None) for each input",
+                    available=f"it gave {type(given).__name__}",
+                    hint="return (sum, weight, gradients), with a gradient of the sum (or None) for each input",
                 )
             total, weight, gradients = given
             return Judged(total, np.full_like(total, weight) if np.ndim(weight) == 0 else weight, lambda: gradients)

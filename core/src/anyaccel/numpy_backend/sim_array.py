@@ -80,7 +80,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
             if _elsewhere(array, self.on):
                 raise DeviceMismatchError(
                     f"{what}: operands are on {self.on} and {place_of(array)}",
-                    remedy="move them to one device with anyaccel.move(x, device)",
+                    hint="move them to one device with anyaccel.move(x, device)",
                 )
         return self.on
 
@@ -119,7 +119,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         Raises:
             MoveError: always.
         """
-        raise MoveError(f"an array on {self.on} cannot be exported by DLPack", remedy="move it to the CPU first")
+        raise MoveError(f"an array on {self.on} cannot be exported by DLPack", hint="move it to the CPU first")
 
     all = _by(np.all)
     any = _by(np.any)

@@ -89,8 +89,8 @@ class SimDevice:
         if not self.float64 and dtype in _WIDE:
             raise MoveError(
                 f"{self} cannot hold {dtype}",
-                there="it was simulated with float64=False",
-                remedy="cast to float32 or complex64 first",
+                available="it was simulated with float64=False",
+                hint="cast to float32 or complex64 first",
             )
 
     def hold(self, array: np.ndarray[Any, Any]) -> None:
@@ -113,8 +113,8 @@ class SimDevice:
         if self.capacity is not None and self.used + nbytes > self.capacity:
             raise OutOfMemoryError(
                 f"{self} has no room for {nbytes} bytes",
-                there=f"{self.capacity - self.used} bytes free of {self.capacity}",
-                remedy="free tensors, use smaller batches, or simulate more capacity",
+                available=f"{self.capacity - self.used} bytes free of {self.capacity}",
+                hint="free tensors, use smaller batches, or simulate more capacity",
             )
         self.used += nbytes
         self.peak = max(self.peak, self.used)
@@ -183,9 +183,9 @@ def simulate(count: int = 2, *, capacity: int | None = None, float64: bool = Tru
         ConfigError: a count or capacity that is not a positive int.
     """
     if not _is_count(count) or count > _MOST:
-        raise ConfigError(f"simulate({count!r}): that many devices cannot be simulated", there=f"1 to {_MOST}")
+        raise ConfigError(f"simulate({count!r}): that many devices cannot be simulated", available=f"1 to {_MOST}")
     if capacity is not None and not _is_count(capacity):
-        raise ConfigError(f"simulate(capacity={capacity!r}) is not a positive number of bytes", remedy="give an int")
+        raise ConfigError(f"simulate(capacity={capacity!r}) is not a positive number of bytes", hint="give an int")
     simulation = Simulation([SimDevice(index, capacity, float64) for index in range(count)])
     with _lock:
         _running.append(simulation)

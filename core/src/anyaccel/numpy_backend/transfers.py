@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.backend import Sent
+from anyaccel.backend import AsyncCopy
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.numpy_backend.array_creation import handle
@@ -26,7 +26,7 @@ def moved(tensor: Any, device: Device) -> Any:
     """
     if not isinstance(tensor, (np.ndarray, np.generic)):
         raise MoveError(
-            f"a {type(tensor).__name__} is not a tensor of numpy", remedy="use anyaccel.place for an object with state"
+            f"a {type(tensor).__name__} is not a tensor of numpy", hint="use anyaccel.place for an object with state"
         )
     on = handle(device)
     if isinstance(tensor, SimArray):
@@ -47,7 +47,7 @@ def taken(array: Array, device: Device) -> Array:
     return _numbers(array) if handle(device) is None else uploaded(array, device)
 
 
-def sent(array: Array, device: Device) -> Sent:
+def sent(array: Array, device: Device) -> AsyncCopy:
     """A copy of a plain array that is made as late as a device may make it: when it has arrived, or was read.
 
     So whoever uses it before, or writes to the array before, computes with wrong numbers here, as on real devices.
@@ -55,11 +55,11 @@ def sent(array: Array, device: Device) -> Sent:
     """
     on = handle(device)
     if on is None:
-        return Sent(uploaded(array, device))
+        return AsyncCopy(uploaded(array, device))
     garbage = np.empty_like(_numbers(array), order="C", subok=False)
     garbage.reshape(-1).view(np.uint8)[:] = _GARBAGE
     flight = _Flight(array, upload(garbage, on))
-    return Sent(flight.tensor, flight.land, flight.land)
+    return AsyncCopy(flight.tensor, flight.land, flight.land)
 
 
 class _Flight:
@@ -80,7 +80,7 @@ class _Flight:
 def _numbers(array: Array) -> Array:
     plain = np.asarray(array)
     if plain.dtype.kind not in "biufc":
-        raise MoveError(f"an array of {plain.dtype} holds no numbers", remedy="encode it as numbers first")
+        raise MoveError(f"an array of {plain.dtype} holds no numbers", hint="encode it as numbers first")
     return plain
 
 
@@ -92,15 +92,15 @@ def adopted(foreign: Any, device: Device) -> Array:
     """
     if not hasattr(foreign, "__dlpack__"):
         raise MoveError(
-            f"a {type(foreign).__name__} cannot be adopted: it has no __dlpack__", remedy="give a tensor or an array"
+            f"a {type(foreign).__name__} cannot be adopted: it has no __dlpack__", hint="give a tensor or an array"
         )
     try:
         shared = np.from_dlpack(foreign)
     except Exception as error:  # each framework refuses with exceptions of its own
         raise MoveError(
             f"a {type(foreign).__module__}.{type(foreign).__name__} cannot be adopted: {error}",
-            there="numpy takes tensors in host memory without a gradient, in dtypes that it has",
-            remedy="detach it, move it to the CPU, or cast it (bfloat16 to float32)",
+            available="numpy takes tensors in host memory without a gradient, in dtypes that it has",
+            hint="detach it, move it to the CPU, or cast it (bfloat16 to float32)",
         ) from error
     if handle(device) is not None:
         return uploaded(shared, device)

@@ -72,11 +72,11 @@ class EarlyStopping(Callback):
         restore_best: bool = False,
     ) -> None:
         if mode not in ("min", "max"):
-            raise PhaseError(f"EarlyStopping: mode={mode!r}", there="'min' and 'max'")
+            raise PhaseError(f"EarlyStopping: mode={mode!r}", available="'min' and 'max'")
         if not (patience >= 1 and min_delta >= 0):
             raise PhaseError(
                 f"EarlyStopping: patience={patience!r} and min_delta={min_delta!r}",
-                there="patience from 1, min_delta from 0",
+                available="patience from 1, min_delta from 0",
             )
         self.monitor = monitor
         self.patience = patience
@@ -116,8 +116,8 @@ class EarlyStopping(Callback):
             remedy = "give the phase a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics"
         return PhaseError(
             f"EarlyStopping watches {self.monitor!r}, which an epoch of {run.phase.label!r} does not have",
-            there=", ".join(figures),
-            remedy=remedy,
+            available=", ".join(figures),
+            hint=remedy,
         )
 
     def _is_better(self, value: float) -> bool:

@@ -7,9 +7,9 @@ import time
 import warnings
 from collections.abc import Callable
 
-from anyaccel.backend import Offer
+from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, CompileWarning, OutOfMemoryError
-from anyaccel.phases.events import Tell
+from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.stepper import Stepper
 from anyaccel.phases.traceback_cleanup import forget
 
@@ -45,7 +45,7 @@ class Compiling:
         most: int,
         early: bool,
         able: bool,
-        tell: Tell,
+        tell: LogEvent,
         doing: Callable[[str], None],
     ) -> None:
         self._mode, self._left, self._most = mode, steps, most
@@ -57,7 +57,7 @@ class Compiling:
         self._timed_steps, self._timed_seconds = 0, 0.0
         self._wait = math.inf
         self._settled = mode == "off"
-        self._offer: Offer | None = None
+        self._offer: CompileEstimate | None = None
         self._able = able
 
     def before(self, step: Stepper, batch: int, piece: int | None) -> None:
@@ -70,7 +70,7 @@ class Compiling:
         elif self._mode == "steps":
             self._compile(step, batch, piece, "as the phase asks")
         else:
-            self._choose(step, batch, piece, step.program.offer(self._most))
+            self._choose(step, batch, piece, step.program.estimate_compile(self._most))
 
     @property
     def limit(self) -> int:
@@ -121,45 +121,45 @@ class Compiling:
 
     def _plain(self, why: str) -> None:
         if self._able:
-            self._tell("compile", f"steps are not compiled: {why}", routine=True)
+            self._tell("compile", f"steps are not compiled: {why}", verbose=True)
 
-    def _choose(self, step: Stepper, batch: int, piece: int | None, offer: Offer | None) -> None:
+    def _choose(self, step: Stepper, batch: int, piece: int | None, offer: CompileEstimate | None) -> None:
         self._offer = offer
         if offer is None:
             return
-        sure = min(_SURE_SECONDS, _SURE_SHARE * offer.seconds)
-        if offer.seconds <= 0.0 and offer.ratio <= 1.0:
+        sure = min(_SURE_SECONDS, _SURE_SHARE * offer.compile_seconds)
+        if offer.compile_seconds <= 0.0 and offer.step_ratio <= 1.0:
             self._compile(step, batch, piece, "that takes no longer than plain steps do")
         elif not self._timed_steps or self._timed_seconds < sure:
             self._wait = sure - self._timed_seconds
         elif self._pays(offer):
-            self._compile(step, batch, piece, f"{self._why(offer)}; {offer.seconds:.1f} s were expected for it")
+            self._compile(step, batch, piece, f"{self._why(offer)}; {offer.compile_seconds:.1f} s were expected for it")
 
-    def _pays(self, offer: Offer) -> bool:
+    def _pays(self, offer: CompileEstimate) -> bool:
         """Whether to compile now, as far as is known; notes how long to wait with that at least."""
         left = math.inf if self._left is None else self._left
-        if offer.ratio >= 1.0 or left * self._each * (1.0 - offer.ratio) <= offer.seconds:
+        if offer.step_ratio >= 1.0 or left * self._each * (1.0 - offer.step_ratio) <= offer.compile_seconds:
             return False
-        if (self._early or self._left is None) and self._spent < offer.seconds:
-            self._wait = offer.seconds - self._spent
+        if (self._early or self._left is None) and self._spent < offer.compile_seconds:
+            self._wait = offer.compile_seconds - self._spent
             return False
         return True
 
-    def _why(self, offer: Offer) -> str:
+    def _why(self, offer: CompileEstimate) -> str:
         if self._early or self._left is None:
             return f"plain steps have taken {self._spent:.1f} s"
-        saved = self._each * (1 - offer.ratio) * 1e6
+        saved = self._each * (1 - offer.step_ratio) * 1e6
         return f"{self._left:,} steps are to come, of which each saves about {saved:.0f} us"
 
-    def _why_not(self, offer: Offer) -> str:
+    def _why_not(self, offer: CompileEstimate) -> str:
         """What is known when all is over: the choice may have been made when less was."""
-        if offer.ratio >= 1.0:
+        if offer.step_ratio >= 1.0:
             return "compiled ones would take no less time"
-        takes = f"compiling would take about {_shown(offer.seconds)}"
+        takes = f"compiling would take about {_shown(offer.compile_seconds)}"
         if not self._timed_steps:
             return f"{takes}, and the phase was over before plain ones were timed"
-        saved = self._timed_seconds * (1.0 - offer.ratio)
-        late = ", as was known too late" if saved > offer.seconds else ""
+        saved = self._timed_seconds * (1.0 - offer.step_ratio)
+        late = ", as was known too late" if saved > offer.compile_seconds else ""
         steps = f"{self._timed_steps:,} step{'s' * (self._timed_steps > 1)} of {_shown(self._each)}"
         return f"{takes} and save {_shown(saved)} in {steps}{late}"
 

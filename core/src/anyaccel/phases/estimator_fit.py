@@ -52,10 +52,10 @@ def to_fit(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) -> li
     if not waiting and not done:
         raise PhaseError(
             f"phase {phase.label!r} has nothing to fit",
-            there="nodes=[]"
+            available="nodes=[]"
             if phase.nodes is not None
             else "no node with an estimator (fit, predict) that has not been fitted",
-            remedy="name nodes=[...] to fit one again",
+            hint="name nodes=[...] to fit one again",
         )
     return [label for label in waiting if not (ancestors([label], graph.nodes) - {label}) & set(waiting)]
 
@@ -88,12 +88,12 @@ def _check(phase: FitPhase, label: str, graph: ModelGraph, found: Mapping[str, E
     if label not in graph.nodes:
         raise unknown_node(f"phase {phase.label!r} fits the node {label!r}", label, graph.nodes)
     if label not in found:
-        raise PhaseError(f"node {label!r} is no estimator", remedy="train it in a TrainPhase")
+        raise PhaseError(f"node {label!r} is no estimator", hint="train it in a TrainPhase")
     if not found[label].has_fit:
         raise PhaseError(
             f"phase {phase.label!r} fits {label!r}, and {found[label].name} has no fit",
-            there="partial_fit",
-            remedy="let it learn in a TrainPhase",
+            available="partial_fit",
+            hint="let it learn in a TrainPhase",
         )
 
 
@@ -105,7 +105,7 @@ def _refuse_open(phase: FitPhase, labels: Sequence[str], graph: ModelGraph, foun
                 remedy = f"name it too, nodes=[{other!r}, {label!r}]" if found[other].has_fit else "train it before"
                 raise PhaseError(
                     f"phase {phase.label!r} fits {label!r}, which needs {other!r}, an estimator that is not fitted",
-                    remedy=remedy,
+                    hint=remedy,
                 )
 
 
@@ -116,8 +116,8 @@ def _refuse_doubt(phase: FitPhase, graph: ModelGraph, found: Mapping[str, Estima
         fresh = [label for label, model in found.items() if not model.is_fitted]
         raise PhaseError(
             f"phase {phase.label!r} names no nodes, and {', '.join(map(repr, learnt))} learnt by partial_fit before",
-            there=f"not fitted: {', '.join(fresh) or 'none'}",
-            remedy=f"name nodes=[...], or graph.freeze({learnt[0]!r}) to keep it as it is",
+            available=f"not fitted: {', '.join(fresh) or 'none'}",
+            hint=f"name nodes=[...], or graph.freeze({learnt[0]!r}) to keep it as it is",
         )
 
 
@@ -129,7 +129,7 @@ def _refuse_twice(phase: FitPhase, labels: Sequence[str], graph: ModelGraph, fou
         if graph[other].upstreams != graph[label].upstreams:
             raise PhaseError(
                 f"phase {phase.label!r} fits {other!r} and {label!r}, which have one estimator and different inputs",
-                remedy=f"name the one to fit, nodes=[{other!r}], or give each an estimator of its own",
+                hint=f"name the one to fit, nodes=[{other!r}], or give each an estimator of its own",
             )
 
 
@@ -238,6 +238,6 @@ def chosen_targets(label: str, graph: ModelGraph) -> input_columns.Chosen | None
             return None
         raise ColumnError(
             f"{label!r} learns from targets, and the data that feed it have several",
-            there=error.there,
-            remedy="keep those of one reference, and write reference(targets=[]) in the others",
+            available=error.available,
+            hint="keep those of one reference, and write reference(targets=[]) in the others",
         ) from None

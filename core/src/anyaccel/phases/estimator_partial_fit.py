@@ -38,7 +38,7 @@ def learning(phase: Phase, graph: ModelGraph) -> list[str]:
         if loss.on in labels:
             raise PhaseError(
                 f"phase {phase.label!r} has a loss on {loss.on!r}, which learns by partial_fit and by no loss",
-                remedy=f"judge it in the validation: EvalPhase(..., metrics=[Metric('mse', on={loss.on!r})]), "
+                hint=f"judge it in the validation: EvalPhase(..., metrics=[Metric('mse', on={loss.on!r})]), "
                 "or freeze it",
             )
     for label in labels:
@@ -55,7 +55,7 @@ def _check_order(
         if other in before and not found[other].is_fitted:
             raise PhaseError(
                 f"phase {phase.label!r}: {label!r} learns from what {other!r} gives, which has learnt nothing yet",
-                remedy=_first(label, other, found[other].has_fit),
+                hint=_first(label, other, found[other].has_fit),
             )
 
 
@@ -72,7 +72,7 @@ def _check_shared(phase: Phase, label: str, graph: ModelGraph, found: Mapping[st
             difference = "being frozen" if other in graph.frozen else "their inputs"
             raise PhaseError(
                 f"phase {phase.label!r}: nodes {label!r} and {other!r} have one estimator, and differ in {difference}",
-                remedy="freeze both or none, and feed both the same, or give each an estimator of its own",
+                hint="freeze both or none, and feed both the same, or give each an estimator of its own",
             )
 
 
@@ -250,7 +250,7 @@ def _classes(label: str, model: Estimator, targets: _Whole | None) -> Any:
     if strange:
         raise EstimatorError(
             f"node {label!r}: {model.name} does not know the class {strange[0]!r}, which is in the targets",
-            there=", ".join(map(str, known)),
-            remedy="fit it again from the start, with a new estimator or in a FitPhase over all classes",
+            available=", ".join(map(str, known)),
+            hint="fit it again from the start, with a new estimator or in a FitPhase over all classes",
         )
     return None

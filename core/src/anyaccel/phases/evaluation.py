@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyaccel.data import joined_array
-from anyaccel.errors import ColumnError, OutOfMemoryError, RecipeError
+from anyaccel.errors import ColumnError, OutOfMemoryError, SpecError
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.phases.executor.pipeline import Chain
 from anyaccel.phases.kinds import EvalPhase
@@ -58,9 +58,9 @@ def judged(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -
     Raises:
         ColumnError: there is no target to compare with.
         GraphError: a node that is not in the graph.
-        RecipeError: two metrics of one label.
+        SpecError: two metrics of one label.
     """
-    nodes = list(dict.fromkeys(loss.on for loss in losses)) or list(graph.tails)
+    nodes = list(dict.fromkeys(loss.on for loss in losses)) or list(graph.output_nodes)
     found = []
     for metric in phase.metrics:
         on = [metric.on] if metric.on is not None else nodes
@@ -71,9 +71,7 @@ def judged(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -
     labels = [one.label for one in found]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
-        raise RecipeError(
-            f"phase {phase.label!r} has two metrics called {', '.join(twice)}", remedy="give each a label="
-        )
+        raise SpecError(f"phase {phase.label!r} has two metrics called {', '.join(twice)}", hint="give each a label=")
     return found
 
 
@@ -87,7 +85,7 @@ def _targets(metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: Mo
     named = input_columns.named_column(text, graph.nodes)
     if named is None:
         raise ColumnError(
-            f"metric {metric.label!r} compares with {text!r}, which is no column", remedy="write 'FEATURE_SET.COLUMN'"
+            f"metric {metric.label!r} compares with {text!r}, which is no column", hint="write 'FEATURE_SET.COLUMN'"
         )
     return named
 
@@ -169,15 +167,15 @@ def measured(one: Judgement, outputs: np.ndarray, sight: Sight, others: Sequence
         others: all metrics of the phase, for the message.
 
     Raises:
-        RecipeError: the metric cannot compare them; names the node.
+        SpecError: the metric cannot compare them; names the node.
     """
     try:
         return float(one.metric.measure(outputs, joined_array(sight.of(one.source, one.stream), one.columns)))
-    except RecipeError as error:
+    except SpecError as error:
         nodes = [other.node for other in others if other.metric is one.metric and other.node != one.node]
-        on = f"name the node that it judges: Metric({one.metric.label!r}, on={nodes[0]!r})" if nodes else error.remedy
-        asked = f"metric {one.label!r} on node {one.node!r}: {error.asked}"
-        raise RecipeError(asked, there=error.there, remedy=on) from None
+        on = f"name the node that it judges: Metric({one.metric.label!r}, on={nodes[0]!r})" if nodes else error.hint
+        asked = f"metric {one.label!r} on node {one.node!r}: {error.problem}"
+        raise SpecError(asked, available=error.available, hint=on) from None
 
 
 Compared = tuple[str, tuple[str, ...]]

@@ -13,10 +13,10 @@ KINDS = ("compile", "residency", "memory", "source")
 """What an event can be of."""
 
 
-class Tell(Protocol):
+class LogEvent(Protocol):
     """Notes what was decided or done: `Run.tell`."""
 
-    def __call__(self, what: str, text: str, *, routine: bool = False) -> None:
+    def __call__(self, kind: str, message: str, *, verbose: bool = False) -> None:
         """Of an event's kind and text, and whether it is a matter of course."""
 
 
@@ -32,16 +32,16 @@ class Event:
 
     epoch: int
     step: int
-    what: str
-    text: str
-    routine: bool = False
+    kind: str
+    message: str
+    verbose: bool = False
 
     def __post_init__(self) -> None:
-        if self.what not in KINDS:
-            raise ValueError(f"an event of {self.what!r}; there is: {', '.join(KINDS)}")
+        if self.kind not in KINDS:
+            raise ValueError(f"an event of {self.kind!r}; there is: {', '.join(KINDS)}")
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.text}" if self.epoch < 0 else f"{self.what}: {self.text} ({self.where})"
+        return f"{self.kind}: {self.message}" if self.epoch < 0 else f"{self.kind}: {self.message} ({self.where})"
 
     @property
     def where(self) -> str:
@@ -51,7 +51,7 @@ class Event:
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data, ready for JSON."""
         when = {"epoch": self.epoch, "step": self.step}
-        return {**when, "what": self.what, "text": self.text, "routine": self.routine}
+        return {**when, "kind": self.kind, "message": self.message, "verbose": self.verbose}
 
 
 def log(event: Event, label: str) -> None:
@@ -59,6 +59,6 @@ def log(event: Event, label: str) -> None:
 
     As a warning if memory was short, for debugging if it is routine, else as information.
     """
-    usual = logging.DEBUG if event.routine else logging.INFO
-    level = logging.WARNING if event.what == "memory" else usual
+    usual = logging.DEBUG if event.verbose else logging.INFO
+    level = logging.WARNING if event.kind == "memory" else usual
     _LOG.log(level, "%s: %s", label, event)

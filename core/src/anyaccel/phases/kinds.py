@@ -19,7 +19,7 @@ from anyaccel.phases.samplers import (
 )
 from anyaccel.specs import AppliedLoss
 
-SPLITTINGS = ("exact", "approximate")
+MICROBATCHING = ("exact", "approximate")
 
 
 class EvalPhase(Phase):
@@ -32,7 +32,7 @@ class EvalPhase(Phase):
         sampler: draws what is evaluated, once and not shuffled: a PairSampler, say, or one for each feature set by
             label; figures, predictions and rows are those of its pairs. By default the rows as they are, for every
             stream.
-        label, data, losses, accelerator, strict, policy, callbacks, after: see Phase.
+        label, data, losses, accelerator, strict, policy, callbacks, final_device: see Phase.
     """
 
     kind = "eval"
@@ -53,9 +53,7 @@ class EvalPhase(Phase):
         self.outputs = _labels(outputs)
         self.sampler: Samplers = SimpleSampler(batch_size) if sampler is None else samplers_of(sampler)
         if sampler is not None and batch_size != 1024:
-            raise PhaseError(
-                f"phase {label!r} has a sampler and a batch_size", remedy="leave batch_size to the sampler"
-            )
+            raise PhaseError(f"phase {label!r} has a sampler and a batch_size", hint="leave batch_size to the sampler")
         super().__init__(label, data=data, **settings)
 
     @property
@@ -109,10 +107,10 @@ class TrainPhase(Phase):
         accumulate: batches for one update: their gradients are added up, each weighted by its rows, so that an update
             is that of one batch of all these rows, but for what mixes the rows of a batch. A step is an update. The
             batches that are left at the end of an epoch make one, too.
-        splitting: what to do when memory runs out and rows are streamed already: `"exact"` computes a step in parts
+        microbatching: what to do when memory runs out and rows are streamed already: `"exact"` computes a step in parts
             only where that gives the same numbers, `"approximate"` also where the rows of a batch depend on each other
             (as in batch normalization) or nobody knows (losses of your own).
-        label, data, losses, accelerator, strict, policy, callbacks, after: see Phase.
+        label, data, losses, accelerator, strict, policy, callbacks, final_device: see Phase.
     """
 
     kind = "train"
@@ -134,7 +132,7 @@ class TrainPhase(Phase):
         validation: EvalPhase | str | None = None,
         validate_every: int = 1,
         accumulate: int = 1,
-        splitting: str = "exact",
+        microbatching: str = "exact",
         **settings: Any,
     ) -> None:
         self.sampler: Samplers = samplers_of(sampler)
@@ -143,7 +141,7 @@ class TrainPhase(Phase):
         self.validation = _validation_of(validation, self.sampler) if isinstance(validation, str) else validation
         self.validate_every = _count(label, "validate_every", validate_every, 1)
         self.accumulate = _count(label, "accumulate", accumulate, 1)
-        self.splitting = one_of(label, "splitting", splitting, SPLITTINGS)
+        self.microbatching = one_of(label, "microbatching", microbatching, MICROBATCHING)
         super().__init__(label, data=data, losses=losses, **settings)
 
     def _check(self) -> None:
@@ -155,20 +153,20 @@ class TrainPhase(Phase):
         if not isinstance(self.validation, EvalPhase):
             raise PhaseError(
                 f"phase {self.label!r}: validation={self.validation!r} is no EvalPhase",
-                remedy="give one, or the name of a split",
+                hint="give one, or the name of a split",
             )
         for loss in self.validation.losses:
             if loss not in self.losses:
                 raise PhaseError(
                     f"phase {self.label!r} validates with the loss {loss.label!r}, with which it does not train",
-                    there=", ".join(one.label for one in self.losses),
-                    remedy="leave losses out of the validation, or run an EvalPhase of its own after training",
+                    available=", ".join(one.label for one in self.losses),
+                    hint="leave losses out of the validation, or run an EvalPhase of its own after training",
                 )
         if self.validation.accelerator not in (None, self.accelerator):
             raise PhaseError(
                 f"phase {self.label!r} trains on {self.accelerator or 'cpu:0'}, and validates on "
                 f"{self.validation.accelerator}",
-                remedy="leave accelerator out of the validation: it runs where the nodes are",
+                hint="leave accelerator out of the validation: it runs where the nodes are",
             )
 
     def get_config(self) -> dict[str, Any]:
@@ -181,7 +179,7 @@ class TrainPhase(Phase):
             "validation": self.validation.get_config() if self.validation else None,
             "validate_every": self.validate_every,
             "accumulate": self.accumulate,
-            "splitting": self.splitting,
+            "microbatching": self.microbatching,
         }
 
     @classmethod
@@ -201,7 +199,7 @@ class FitPhase(Phase):
     Args:
         nodes: labels of the nodes to fit; by default every estimator that has not been fitted.
         batch_size: samples computed at once by the nodes before them.
-        label, data, accelerator, strict, policy, callbacks, after: see Phase.
+        label, data, accelerator, strict, policy, callbacks, final_device: see Phase.
     """
 
     kind = "fit"
@@ -222,7 +220,7 @@ class FitPhase(Phase):
     def _check(self) -> None:
         super()._check()
         if self.losses:
-            raise PhaseError(f"phase {self.label!r} fits and takes no losses", remedy="leave them out")
+            raise PhaseError(f"phase {self.label!r} fits and takes no losses", hint="leave them out")
 
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data; see Phase."""
@@ -251,5 +249,5 @@ def _labels(given: Sequence[str] | str | None) -> tuple[str, ...] | None:
         return None if given is None else (given,)
     found = tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(label, str) for label in found):
-        raise PhaseError(f"{given!r} are not labels of nodes", remedy="write the labels as text: ['encoder', 'head']")
+        raise PhaseError(f"{given!r} are not labels of nodes", hint="write the labels as text: ['encoder', 'head']")
     return found

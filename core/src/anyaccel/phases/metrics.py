@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.errors import ConfigError, RecipeError
+from anyaccel.errors import ConfigError, SpecError
 from anyaccel.suggestions import did_you_mean
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
@@ -28,10 +28,10 @@ def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
         return float(np.mean(chosen == wanted))
     wanted = _aligned(targets, outputs)
     if not np.isin(wanted, (0, 1)).all():
-        raise RecipeError(
+        raise SpecError(
             f"accuracy takes a single output for the logit of class 1, and the targets are not 0 and 1 alone: "
             f"there are {len(np.unique(wanted))} of them",
-            remedy="give the model one output for each class",
+            hint="give the model one output for each class",
         )
     return float(np.mean((outputs > 0) == (wanted == 1)))
 
@@ -74,7 +74,7 @@ class Metric:
         label: name in results; the measure's by default.
 
     Raises:
-        RecipeError: an unknown name, or something that cannot be called.
+        SpecError: an unknown name, or something that cannot be called.
     """
 
     measure: Measure
@@ -84,14 +84,14 @@ class Metric:
 
     def __init__(self, measure: Any, on: str | None = None, targets: str = "targets", label: str | None = None) -> None:
         if isinstance(measure, str) and measure not in METRICS:
-            raise RecipeError(
+            raise SpecError(
                 f"no metric is called {measure!r}",
-                there=", ".join(METRICS),
-                remedy=did_you_mean(measure.lower(), METRICS, "use one of these, or give a function"),
+                available=", ".join(METRICS),
+                hint=did_you_mean(measure.lower(), METRICS, "use one of these, or give a function"),
             )
         if not isinstance(measure, str) and not callable(measure):
-            raise RecipeError(
-                f"{measure!r} is not a metric", there=", ".join(METRICS), remedy="give a name or a function"
+            raise SpecError(
+                f"{measure!r} is not a metric", available=", ".join(METRICS), hint="give a name or a function"
             )
         object.__setattr__(self, "measure", METRICS[measure] if isinstance(measure, str) else measure)
         object.__setattr__(self, "on", on)
@@ -109,7 +109,7 @@ class Metric:
         name = next((name for name, measure in METRICS.items() if measure is self.measure), None)
         if name is None:
             raise ConfigError(
-                f"metric {self.label!r} is a function and has no configuration", remedy="use a named metric"
+                f"metric {self.label!r} is a function and has no configuration", hint="use a named metric"
             )
         return {"measure": name, "on": self.on, "targets": self.targets, "label": self.label}
 
@@ -124,8 +124,8 @@ class Metric:
         if not isinstance(config, Mapping) or not isinstance(config.get("measure"), str) or set(config) - set(known):
             raise ConfigError(
                 f"{config!r} is not the configuration of a metric",
-                there=f"keys: {', '.join(known)}",
-                remedy="write {'measure': 'accuracy'}",
+                available=f"keys: {', '.join(known)}",
+                hint="write {'measure': 'accuracy'}",
             )
         return cls(**dict(config))
 
@@ -135,10 +135,10 @@ def _indices(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:
     wanted, count = _aligned(targets, scores[:, 0]), scores.shape[1]
     strange = wanted[(wanted < 0) | (wanted >= count)]
     if strange.size:
-        raise RecipeError(
+        raise SpecError(
             f"accuracy takes class indices for the columns of {count} scores, and the targets have {strange[0]}",
-            there=f"0 to {count - 1}",
-            remedy="number the classes from 0, or give a function",
+            available=f"0 to {count - 1}",
+            hint="number the classes from 0, or give a function",
         )
     return wanted
 
@@ -153,8 +153,8 @@ def _aligned(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Targets in the shape of the outputs if only single axes of the samples differ; anything else would broadcast."""
     one, other = ([size for size in array.shape[1:] if size != 1] for array in (targets, outputs))
     if one != other or len(targets) != len(outputs):
-        raise RecipeError(
+        raise SpecError(
             f"a metric cannot compare outputs {list(outputs.shape)} with targets {list(targets.shape)}",
-            remedy="name other targets in Metric(..., targets='FEATURE_SET.COLUMN'), or give a function",
+            hint="name other targets in Metric(..., targets='FEATURE_SET.COLUMN'), or give a function",
         )
     return targets.reshape(outputs.shape)

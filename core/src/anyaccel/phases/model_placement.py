@@ -22,17 +22,17 @@ def afterwards(phase: Phase, plan: Plan) -> dict[str, Device]:
     Raises:
         FrameworkError, DeviceUnavailableError: no node can go there.
     """
-    if phase.after is None:
+    if phase.final_device is None:
         return {}
-    device, found = phase.after.device, registry()
+    device, found = phase.final_device.device, registry()
     served = [one for one in plan.assignments if phase.strict or found.serves(one.framework, device.kind)]
     for one in served or plan.assignments:
-        found.serving(one.framework, device, vendor=phase.after.vendor)
+        found.serving(one.framework, device, vendor=phase.final_device.vendor)
     return {one.node: device for one in served}
 
 
 def warn(plan: Plan) -> None:
-    """Tell once of nodes that run on the CPU although the phase asks for another device."""
+    """LogEvent once of nodes that run on the CPU although the phase asks for another device."""
     fallbacks = [one for one in plan.assignments if one.reason == "fallback"]
     if fallbacks:
         names = ", ".join(f"{one.node} ({one.framework})" for one in fallbacks)

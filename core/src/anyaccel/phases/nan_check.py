@@ -84,7 +84,7 @@ def _told(found: Sequence[Column], rows: Mapping[str, Rows]) -> Iterator[str]:
                 role = "features" if column.role == "features" else "targets"
                 yield (
                     f"{role} {name!r} hold NaN in {count} of {len(its)} rows; losses will be NaN. "
-                    f"To do: {_remedy(role, its.label, name)}"
+                    f"Hint: {_remedy(role, its.label, name)}"
                 )
 
 

@@ -30,7 +30,7 @@ def judgements_of(phase: Phase, part: Phase, graph: ModelGraph) -> list[Judgemen
     """The metrics of an evaluation, bound; none of any other phase.
 
     Raises:
-        ColumnError, GraphError, RecipeError: a metric that cannot be bound.
+        ColumnError, GraphError, SpecError: a metric that cannot be bound.
     """
     return judged(part, losses_of(phase, part), graph) if isinstance(part, EvalPhase) else []
 
@@ -74,4 +74,4 @@ def sets_of(
 
 def kept_by(phase: EvalPhase, graph: ModelGraph) -> tuple[str, ...]:
     """Labels of the nodes whose outputs an evaluation keeps."""
-    return graph.tails if phase.outputs is None else phase.outputs
+    return graph.output_nodes if phase.outputs is None else phase.outputs

@@ -27,7 +27,7 @@ class Phase:
     Args:
         label: its name; training phases of one label count their epochs together.
         data: the name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of
-            each feature set to one of these. Also a source, or what `anyaccel.Batches` or `anyaccel.Items` takes (a
+            each feature set to one of these. Also a source, or what `anyaccel.IterableSource` or `anyaccel.MapSource` takes (a
             DataLoader, a data set, a generator function): a TrainPhase streams it, other phases read it into memory.
         losses: AppliedLoss objects, or one of them.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device or its
@@ -36,7 +36,7 @@ class Phase:
         strict: makes that an error.
         policy: name of a placement policy of a plugin, for nodes without an accelerator of their own.
         callbacks: objects of Callback; their methods are the moments of the phase.
-        after: device to which the nodes are moved when the phase has ended; by default they stay where they are.
+        final_device: device to which the nodes are moved when the phase has ended; by default they stay where they are.
         compile: `"auto"` compiles what pays, and says why or why not in `run.events`; `"off"` compiles nothing, and
             imports no compiler; `"steps"` compiles whole training steps before the first of them. All give the same
             numbers but for rounding.
@@ -66,7 +66,7 @@ class Phase:
         strict: bool = False,
         policy: str | None = None,
         callbacks: Iterable[Callback] = (),
-        after: Any = None,
+        final_device: Any = None,
         compile: str = "auto",
         residency: str = "auto",
         **unknown: Any,
@@ -80,7 +80,7 @@ class Phase:
         self.strict = strict
         self.policy = policy
         self.callbacks = _several(label, "callbacks", callbacks)
-        self.after = None if after is None else Accelerator.of(after)
+        self.final_device = None if final_device is None else Accelerator.of(final_device)
         self.compile = one_of(label, "compile", compile, MODES)
         self.residency = one_of(label, "residency", residency, RESIDENCIES)
         self._check()
@@ -92,19 +92,19 @@ class Phase:
         for loss in self.losses:
             if not isinstance(loss, AppliedLoss):
                 raise PhaseError(
-                    f"phase {self.label!r}: {loss!r} is no AppliedLoss", remedy="write AppliedLoss('mse', on='NODE')"
+                    f"phase {self.label!r}: {loss!r} is no AppliedLoss", hint="write AppliedLoss('mse', on='NODE')"
                 )
         labels = [loss.label for loss in self.losses]
         twice = {label for label in labels if labels.count(label) > 1}
         if twice:
             raise PhaseError(
-                f"phase {self.label!r} has two losses called {', '.join(sorted(twice))}", remedy="give each a label="
+                f"phase {self.label!r} has two losses called {', '.join(sorted(twice))}", hint="give each a label="
             )
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
                 made = isinstance(callback, type) and issubclass(callback, Callback)
                 remedy = f"make one: {callback.__name__}()" if made else "derive it from anyaccel.Callback"
-                raise PhaseError(f"phase {self.label!r}: {callback!r} is no Callback", remedy=remedy)
+                raise PhaseError(f"phase {self.label!r}: {callback!r} is no Callback", hint=remedy)
 
     @classmethod
     def from_split(cls, label: str, *, split: str, **settings: Any) -> Self:
@@ -125,7 +125,7 @@ class Phase:
             "accelerator": self.accelerator.get_config() if self.accelerator else None,
             "strict": self.strict,
             "policy": self.policy,
-            "after": self.after.get_config() if self.after else None,
+            "final_device": self.final_device.get_config() if self.final_device else None,
             "compile": self.compile,
             "residency": self.residency,
         }
@@ -139,15 +139,15 @@ class Phase:
         """
         kind = config.get("type") if isinstance(config, Mapping) else None
         if not isinstance(kind, str) or kind not in Phase.kinds:
-            raise ConfigError(f"a phase's type is {kind!r}", there=", ".join(Phase.kinds))
+            raise ConfigError(f"a phase's type is {kind!r}", available=", ".join(Phase.kinds))
         settings = {key: value for key, value in config.items() if key != "type"}
         for key in settings:
             if key not in ("label", *_settings_of(Phase.kinds[kind])):
                 error = _unknown_setting(Phase.kinds[kind], key)
-                raise ConfigError(error.asked, there=error.there, remedy=error.remedy)
+                raise ConfigError(error.problem, available=error.available, hint=error.hint)
         try:
             settings["losses"] = [AppliedLoss.from_config(one) for one in settings.get("losses", ())]
-            for key in ("accelerator", "after"):
+            for key in ("accelerator", "final_device"):
                 if settings.get(key) is not None:
                     settings[key] = Accelerator.from_config(settings[key])
             return Phase.kinds[kind](**Phase.kinds[kind].read_settings(settings))
@@ -170,15 +170,15 @@ def one_of(label: str, name: str, given: Any, words: tuple[str, ...]) -> str:
         return str(given)
     raise PhaseError(
         f"phase {label!r}: {name}={given!r}",
-        there=", ".join(map(repr, words)),
-        remedy=did_you_mean(given, words, "use one of these"),
+        available=", ".join(map(repr, words)),
+        hint=did_you_mean(given, words, "use one of these"),
     )
 
 
 def _several(label: str, name: str, given: Any) -> tuple[Any, ...]:
     if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
         raise PhaseError(
-            f"phase {label!r}: {name}={given!r} is one thing, not several", remedy=f"write {name}=[...] with brackets"
+            f"phase {label!r}: {name}={given!r} is one thing, not several", hint=f"write {name}=[...] with brackets"
         )
     return tuple(given)
 
@@ -193,9 +193,9 @@ def _unknown_setting(cls: type[Phase], name: str) -> PhaseError:
     """The error for a keyword that a kind of phase does not have, with the closest."""
     there = _settings_of(cls)
     if name in cls.elsewhere:
-        return PhaseError(f"{cls.__name__} has no setting {name!r}", remedy=cls.elsewhere[name])
+        return PhaseError(f"{cls.__name__} has no setting {name!r}", hint=cls.elsewhere[name])
     remedy = did_you_mean(name, there, "use one of these", cutoff=0.4)
-    return PhaseError(f"{cls.__name__} has no setting {name!r}", there=", ".join(there), remedy=remedy)
+    return PhaseError(f"{cls.__name__} has no setting {name!r}", available=", ".join(there), hint=remedy)
 
 
 def _data_config(label: str, data: Data) -> Any:
@@ -207,6 +207,6 @@ def _data_config(label: str, data: Data) -> Any:
     registered = getattr(getattr(data, "feature_set", None), "splits", {}).get(name)
     if registered is None or registered is not data:
         raise ConfigError(
-            f"phase {label!r} runs over data that have no name", remedy="register a split and give its name"
+            f"phase {label!r} runs over data that have no name", hint="register a split and give its name"
         )
     return {data.label: name}

@@ -132,14 +132,14 @@ def _check_source(phase: Phase, part: Phase, source: Source, graph: ModelGraph) 
     if learning(phase, graph):
         raise PhaseError(
             f"phase {phase.label!r} streams the source {source.label!r}, from which estimators cannot learn",
-            there=f"nodes that learn by partial_fit: {', '.join(learning(phase, graph))}",
-            remedy="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
+            available=f"nodes that learn by partial_fit: {', '.join(learning(phase, graph))}",
+            hint="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
         )
     if phase.residency == "resident":
         raise PhaseError(
             f"phase {phase.label!r}: residency='resident', and its data are the source {source.label!r}",
-            there="a source is streamed",
-            remedy="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
+            available="a source is streamed",
+            hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
         )
     if isinstance(source, BatchSource):
         _check_sampler(part, source)
@@ -153,8 +153,8 @@ def _check_sampler(part: Phase, source: Source) -> None:
     if strange:
         raise PhaseError(
             f"phase {part.label!r} has a {strange[0]}, and its data are the source {source.label!r}",
-            there="a source of batches decides itself which rows make a batch",
-            remedy="leave the sampler out, give Items(...), or read the source into memory: FeatureSet.from_dict(...)",
+            available="a source of batches decides itself which rows make a batch",
+            hint="leave the sampler out, give MapSource(...), or read the source into memory: FeatureSet.from_dict(...)",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from anyaccel.errors import OutOfMemoryError
-from anyaccel.phases.events import Tell
+from anyaccel.phases.events import LogEvent
 from anyaccel.phases.loading import Supply
 from anyaccel.phases.traceback_cleanup import forget
 
@@ -38,7 +38,7 @@ class Relief:
         batch: int,
         streamed: Callable[[], Supply] | None,
         mixing: Sequence[str],
-        tell: Tell,
+        tell: LogEvent,
         refused: Callable[[OutOfMemoryError, int, Sequence[str], Supply], OutOfMemoryError] | None = None,
     ) -> None:
         self.supply = supply
@@ -60,7 +60,7 @@ class Relief:
             self.supply = self._streamed()
             if self.piece:
                 self.supply.part(self.piece)
-            self._tell("memory", f"{self._name}: memory ran out ({error.asked}); rows are streamed from now on")
+            self._tell("memory", f"{self._name}: memory ran out ({error.problem}); rows are streamed from now on")
             return
         shrunk = self.supply.shrink()
         batch = batch or self.batch
@@ -68,20 +68,22 @@ class Relief:
         whole = now <= 1 or bool(self._mixing)  # it can be computed in no smaller parts
         if shrunk and whole:
             self._tell(
-                "memory", f"{self._name}: memory ran out ({error.asked}); rows are streamed in smaller blocks now"
+                "memory", f"{self._name}: memory ran out ({error.problem}); rows are streamed in smaller blocks now"
             )
             return
         if whole and self.spare():
             self._tell(
                 "memory",
-                f"{self._name}: memory ran out ({error.asked}); snapshots, which need room, are not taken any more",
+                f"{self._name}: memory ran out ({error.problem}); snapshots, which need room, are not taken any more",
             )
             return
         if whole:
             raise self.refusal(error, now) from None
         self.piece = smaller(batch, now)
         self.supply.part(self.piece)
-        self._tell("memory", f"{self._name}: memory ran out ({error.asked}); {self.piece} rows of {batch} at once now")
+        self._tell(
+            "memory", f"{self._name}: memory ran out ({error.problem}); {self.piece} rows of {batch} at once now"
+        )
 
     def refusal(self, error: OutOfMemoryError, batch: int) -> OutOfMemoryError:
         """The error that ends all, after a step has failed that computed `batch` rows at once."""

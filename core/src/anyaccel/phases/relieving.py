@@ -11,7 +11,7 @@ from anyaccel.backend import Memory
 from anyaccel.errors import AnyaccelError, OutOfMemoryError
 from anyaccel.html import size
 from anyaccel.phases.estimator_partial_fit import Learners
-from anyaccel.phases.events import Tell
+from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.pipeline import Chain
 from anyaccel.phases.kinds import TrainPhase
 from anyaccel.phases.loading import Place, Portion, Provision, Stretch, Supply, slots_of
@@ -32,7 +32,7 @@ def relieved(
     rows: Sequence[Supply],
     chain: Chain,
     learners: Learners,
-    tell: Tell,
+    tell: LogEvent,
 ) -> list[Relief]:
     """A relief for the phase, and one for its validation."""
     found = []
@@ -53,7 +53,7 @@ def relieved(
 
 def _training(phase: TrainPhase, chain: Chain, learners: Learners) -> list[str]:
     """What forbids training in smaller parts."""
-    if phase.splitting == "approximate":
+    if phase.microbatching == "approximate":
         return []
     return mixing(chain.links) + [f"the estimator {label!r}, which learns from each batch" for label in learners.labels]
 
@@ -91,9 +91,9 @@ class _Refusal:
         why = f", which are not computed in parts because of {' and '.join(mixed)}" if mixed else ""
         return OutOfMemoryError(
             f"phase {self.part.label!r}: no room {'to train' if training else 'for'} {_rows(batch)} at once{why}: "
-            f"{error.asked}",
-            there="; ".join([*_figures(self.provision, self.chain, supply.residency), *least]),
-            remedy=", or ".join(self._remedies(fits, training, bool(mixed))),
+            f"{error.problem}",
+            available="; ".join([*_figures(self.provision, self.chain, supply.residency), *least]),
+            hint=", or ".join(self._remedies(fits, training, bool(mixed))),
         )
 
     def _remedies(self, fits: int | None, training: bool, mixed: bool) -> Iterator[str]:
@@ -102,7 +102,7 @@ class _Refusal:
         if self.phase.residency == "resident":
             yield "residency='auto', to stream rows that leave no room"
         if training and mixed:
-            yield "splitting='approximate', to compute batches in parts all the same"
+            yield "microbatching='approximate', to compute batches in parts all the same"
 
 
 def _rows(count: int) -> str:

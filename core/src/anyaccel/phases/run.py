@@ -110,7 +110,7 @@ class Run:
         """
         self.stop_reason = self.stop_reason or reason or "asked to stop"
 
-    def tell(self, what: str, text: str, *, routine: bool = False) -> None:
+    def log_event(self, kind: str, message: str, *, verbose: bool = False) -> None:
         """Note something that was decided: it stands in the results, is logged, and shown by the progress.
 
         Args:
@@ -119,10 +119,10 @@ class Run:
             routine: whether it is a matter of course: then the progress does not show it.
         """
         epoch, step = (self.epoch, self.step) if self.looping else (-1, -1)
-        event = Event(epoch, step, what, text, routine)
+        event = Event(epoch, step, kind, message, verbose)
         self.events.append(event)
         log(event, self.phase.label)
-        if self.heard is not None and not routine:
+        if self.heard is not None and not verbose:
             self.heard(event)
 
     def step_losses(self) -> dict[str, float]:
@@ -148,7 +148,7 @@ class Run:
         """Go back to a snapshot of this run once it has ended well, by itself or stopped; the last request counts."""
         self._last = snapshot
 
-    def finish(self) -> None:
+    def finalize(self) -> None:
         """The last epoch is over: go back to where somebody asked to return to."""
         if self._last is not None:
             self.restore(self._last)
@@ -157,6 +157,6 @@ class Run:
         if self._chain is None:
             raise PhaseError(
                 f"phase {self.phase.label!r} is not at work",
-                remedy="use snapshots between after_loading and the last epoch_end",
+                hint="use snapshots between after_loading and the last epoch_end",
             )
         return self._chain

@@ -88,7 +88,7 @@ def _begin(run: Run) -> None:
     if other is not run:
         raise PhaseError(
             f"phase {run.phase.label!r} cannot begin: graph {run.graph.label!r} is at work in {other.phase.label!r}",
-            remedy="evaluate with TrainPhase(validation=...), or when that phase has ended",
+            hint="evaluate with TrainPhase(validation=...), or when that phase has ended",
         )
 
 
@@ -139,12 +139,12 @@ class _Execution:
         place(graph, {one.node: one.device for one in plan.assignments})
         self._moments.call("after_placement", phase=phase, plan=plan, run=run)
         for note in (note for one in ready for note in one.provision.notes()):
-            run.tell("source", note)
+            run.log_event("source", note)
         rows = self._loaded(ready, resolution)
         self._chain = _build(resolution, graph, phase.compile)
         run.attach(self._chain)
         graph.refresh = partial(self._chain.publish, graph.optimizer_states)
-        reliefs = self._reliefs = relieved(phase, ready, rows, self._chain, self._learners, run.tell)
+        reliefs = self._reliefs = relieved(phase, ready, rows, self._chain, self._learners, run.log_event)
         del rows
         self._moments.call("after_loading", phase=phase, plan=plan, run=run)
         return self._loop(resolution, ready, reliefs)
@@ -155,7 +155,7 @@ class _Execution:
         added = growth(resolution.plan, resolution.segments, self._graph.optimizer_states)
         names = [f"the data of {one.part.label}" for one in ready]
         provisions = [one.provision for one in ready]
-        return supplies(phase.residency, provisions, names, added, self._run.tell, self._progress.loaded)
+        return supplies(phase.residency, provisions, names, added, self._run.log_event, self._progress.loaded)
 
     def _loop(self, resolution: Resolution, ready: Sequence[Prepared], reliefs: Sequence[Relief]) -> Figures | None:
         assert self._chain is not None

@@ -31,7 +31,7 @@ def check_samplers(label: str, samplers: Any) -> None:
         if not isinstance(one, Sampler):
             raise PhaseError(
                 f"phase {label!r}: sampler={one!r} is neither a sampler nor a batch size",
-                remedy="write sampler=32, or SimpleSampler(32, shuffle=True)",
+                hint="write sampler=32, or SimpleSampler(32, shuffle=True)",
             )
 
 
@@ -60,11 +60,11 @@ def check_schedule(label: str, schedule: str | None, samplers: Samplers) -> None
     if schedule not in SCHEDULES:
         raise PhaseError(
             f"phase {label!r}: schedule={schedule!r}",
-            there=", ".join(SCHEDULES),
-            remedy=did_you_mean(schedule, SCHEDULES, "use one of these"),
+            available=", ".join(SCHEDULES),
+            hint=did_you_mean(schedule, SCHEDULES, "use one of these"),
         )
     if isinstance(samplers, Sampler) or len(samplers) < 2:
         raise PhaseError(
             f"phase {label!r} has schedule={schedule!r} and one sampler",
-            remedy="leave it out, or give sampler={'FEATURE_SET': ..., 'OTHER': ...}",
+            hint="leave it out, or give sampler={'FEATURE_SET': ..., 'OTHER': ...}",
         )

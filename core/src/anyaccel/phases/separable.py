@@ -19,7 +19,11 @@ def mixing(links: Sequence[Link]) -> list[str]:
 def _found(links: Sequence[Link]) -> Iterator[str]:
     for link in links:
         for operation in link.segment.operations:
-            why = link.backend.mixes(operation.model) if operation.trainable and operation.model is not None else ""
+            why = (
+                link.backend.batch_coupling(operation.model)
+                if operation.trainable and operation.model is not None
+                else ""
+            )
             if why:
                 yield f"{why} in node {operation.label!r}"
         for term in link.segment.losses:

@@ -68,7 +68,7 @@ class Training:
         phase, each = self._phase, self._relief.supply.steps
         steps = None if each is None else each * phase.n_epochs
         early, able = self._moments.may_stop, self._chain.compiles
-        return Compiling(phase.compile, steps, self._pace.most, early, able, self._run.tell, self._progress.doing)
+        return Compiling(phase.compile, steps, self._pace.most, early, able, self._run.log_event, self._progress.doing)
 
     def run(self, validate: Validate | None) -> None:
         """All epochs, or as many as there are until somebody stops the run."""
@@ -82,7 +82,7 @@ class Training:
             if self._run.history:
                 self._compiling.end()
             self._marks.end()
-            self._run.finish()
+            self._run.finalize()
         finally:
             self._marks.end()
             self._relief.supply.foresee(None)

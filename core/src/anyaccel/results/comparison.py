@@ -88,7 +88,7 @@ def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
     figures = (figures,) if isinstance(figures, str) else tuple(figures)
     named = list(_named(runs))
     if not named:
-        raise ResultError("there is no run to compare", remedy="run a phase first, or give results")
+        raise ResultError("there is no run to compare", hint="run a phase first, or give results")
     every = [(name, one, _figures(one)) for name, one in named]
     known = list(dict.fromkeys(figure for _, _, found in every for figure in found))
     for name in figures:
@@ -112,7 +112,7 @@ def _named(runs: Iterable[Any]) -> Iterable[tuple[str | None, Results]]:
             yield from _named(one)
         else:
             raise ResultError(
-                f"{one!r} is no result of a phase", remedy="give what run_phase(...) gave, or experiment.history"
+                f"{one!r} is no result of a phase", hint="give what run_phase(...) gave, or experiment.history"
             )
 
 

@@ -78,14 +78,14 @@ class EvalResults:
         asked, there = f"run {self.label!r} has no predictions of {name!r}", tuple(self.predictions) or ("none",)
         several = [one for one in self.predictions if one.startswith(f"{name}.")]
         if several:
-            return ResultError(f"{asked}, which has several outputs", there=", ".join(several), remedy="name one")
+            return ResultError(f"{asked}, which has several outputs", available=", ".join(several), hint="name one")
         if self.error is not None:
-            return ResultError(f"{asked}: it was ended by {told(self.error)}", remedy="run the phase again")
+            return ResultError(f"{asked}: it was ended by {told(self.error)}", hint="run the phase again")
         computed = label in [one.node for one in self.plan.assignments] if self.plan is not None else False
         if label in self.nodes and not (computed and "." in str(name)):
             why = "which it computed and did not keep" if computed else "which it did not compute"
             remedy = f"name it in EvalPhase(outputs=[{label!r}])"
-            return ResultError(f"{asked}, {why}", there=", ".join(there), remedy=remedy)
+            return ResultError(f"{asked}, {why}", available=", ".join(there), hint=remedy)
         if label not in self.nodes and self.nodes:
             return formatting.absent(f"{asked}, which is no node", name, self.nodes, "use one of these labels")
         return formatting.absent(asked, name, there, "name the node in EvalPhase(outputs=[...])")
@@ -145,8 +145,8 @@ class EvalResults:
         raise ResultError(
             f"run {self.label!r}: predictions of {name!r} have {given.shape[1]} outputs, and {other.name} has {count} "
             "classes: they may be no scores of these",
-            there="an embedding can be drawn where it has 2 outputs",
-            remedy="if they are scores, judge them: EvalPhase(..., metrics=['accuracy'])",
+            available="an embedding can be drawn where it has 2 outputs",
+            hint="if they are scores, judge them: EvalPhase(..., metrics=['accuracy'])",
         )
 
     def _classes(self, name: str, targets: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -157,8 +157,8 @@ class EvalResults:
         if classes is None and not (numbers and targets.size == given.size):
             raise ResultError(
                 f"run {self.label!r}: predictions of {name!r} and their targets cannot be drawn in their own units",
-                there=f"{given.dtype} {list(given.shape)} and {targets.dtype} {list(targets.shape)}",
-                remedy="leave undo out, or name a target whose values are alike: plot(targets='COLUMN')",
+                available=f"{given.dtype} {list(given.shape)} and {targets.dtype} {list(targets.shape)}",
+                hint="leave undo out, or name a target whose values are alike: plot(targets='COLUMN')",
             )
         return classes
 
@@ -167,8 +167,8 @@ class EvalResults:
             return next(iter(self.predictions))
         raise ResultError(
             f"run {self.label!r} has predictions of {len(self.predictions) or 'no'} nodes",
-            there=", ".join(self.predictions),
-            remedy="name one: plot('NODE')" if self.predictions else "name nodes in EvalPhase(outputs=[...])",
+            available=", ".join(self.predictions),
+            hint="name one: plot('NODE')" if self.predictions else "name nodes in EvalPhase(outputs=[...])",
         )
 
     def _wanted(self, name: str, column: str | None) -> wanted.Wanted:
@@ -205,15 +205,13 @@ class EvalResults:
 
         arrays = {f"prediction.{name}": self.prediction(name, undo) for name in self.predictions}
         if not arrays:
-            raise ResultError(
-                f"run {self.label!r} kept no predictions", remedy="name nodes in EvalPhase(outputs=[...])"
-            )
+            raise ResultError(f"run {self.label!r} kept no predictions", hint="name nodes in EvalPhase(outputs=[...])")
         lengths = {name: len(array) for name, array in self.predictions.items()}
         if len(set(lengths.values())) > 1:
             raise ResultError(
                 f"run {self.label!r} has predictions of different numbers of rows, which are no table",
-                there=", ".join(f"{name}: {length}" for name, length in lengths.items()),
-                remedy="run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds",
+                available=", ".join(f"{name}: {length}" for name, length in lengths.items()),
+                hint="run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds",
             )
         table = inverse_transform.prediction_table(arrays)
         rows = {label: inverse_transform.original_rows(its) if undo else its for label, its in self.rows.items()}

@@ -23,7 +23,7 @@ def to_pandas(table: Any) -> Any:
     except ImportError as error:
         raise ResultError(
             f"to_pandas() needs pandas, which cannot be imported ({error})",
-            remedy="python -m pip install pandas, or take to_arrow()",
+            hint="python -m pip install pandas, or take to_arrow()",
         ) from error
     return pandas.DataFrame({name: _values(table.column(name)) for name in table.column_names})
 
@@ -38,7 +38,7 @@ def _values(column: Any) -> Any:
 def absent(asked: str, name: Any, there: Iterable[str], remedy: str) -> ResultError:
     """The error for a name that is not among those that there are, with the closest if there is one."""
     names = list(there)
-    return ResultError(asked, there=", ".join(names), remedy=did_you_mean(name, names, remedy))
+    return ResultError(asked, available=", ".join(names), hint=did_you_mean(name, names, remedy))
 
 
 def is_part(figure: str) -> bool:
@@ -97,6 +97,6 @@ def ended(error: BaseException | None, events: Sequence[Event] = ()) -> str:
 
     What else was decided is not told there: it is in every run.
     """
-    count = sum(event.what == "memory" for event in events)
+    count = sum(event.kind == "memory" for event in events)
     short = f", {count:,} times short of memory" if count > 1 else ", once short of memory" if count else ""
     return f"{short}, ended by {type(error).__name__}" if error is not None else short

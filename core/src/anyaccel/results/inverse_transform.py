@@ -40,8 +40,8 @@ def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: 
         return values
     raise TransformError(
         f"predictions of {name!r} cannot be brought back: it is not clear which columns they stand for",
-        there="data with transforms, and no loss, metric or targets that this node is compared with",
-        remedy=f"say so: feature_set.inverse(results.prediction({name!r}), columns=[...])",
+        available="data with transforms, and no loss, metric or targets that this node is compared with",
+        hint=f"say so: feature_set.inverse(results.prediction({name!r}), columns=[...])",
     )
 
 

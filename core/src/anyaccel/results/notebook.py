@@ -133,7 +133,7 @@ def _error(error: BaseException | None) -> Iterator[Markup]:
 
 def _events(events: Sequence[Event]) -> Iterator[Markup]:
     """A line for each event that is not routine, in the middle of many how many more there are."""
-    first, hidden, last = cut([event for event in events if not event.routine], _EVENTS, last=3)
+    first, hidden, last = cut([event for event in events if not event.verbose], _EVENTS, last=3)
     yield from (line(faint(str(event))) for event in first)
     if hidden:
         yield line(faint(f"and {hidden:,} more events"))

@@ -34,7 +34,7 @@ def axes(ax: Any = None) -> Any:
     except ImportError as error:
         raise ResultError(
             f"plot() draws with matplotlib, which cannot be imported ({error})",
-            remedy="python -m pip install 'anyaccel[plot]'",
+            hint="python -m pip install 'anyaccel[plot]'",
         ) from error
     return pyplot.subplots(layout="constrained")[1]
 
@@ -44,8 +44,8 @@ def _checked(ax: Any) -> Any:
         return ax
     raise ResultError(
         f"plot() cannot draw on ax={type(ax).__name__}",
-        there="ax is matplotlib's Axes",
-        remedy="give one Axes: figure, ax = pyplot.subplots(); of several, axes[0]",
+        available="ax is matplotlib's Axes",
+        hint="give one Axes: figure, ax = pyplot.subplots(); of several, axes[0]",
     )
 
 
@@ -191,11 +191,13 @@ def chosen(names: Sequence[str], there: Sequence[str], run: str, epochs: int) ->
     if not there and epochs:
         raise ResultError(
             f"run {run!r} has no figures to draw",
-            there=f"{epochs} epochs without a loss or a validation",
-            remedy="give TrainPhase(..., losses=[...]) or validation=EvalPhase(..., metrics=[...])",
+            available=f"{epochs} epochs without a loss or a validation",
+            hint="give TrainPhase(..., losses=[...]) or validation=EvalPhase(..., metrics=[...])",
         )
     if not there:
-        raise ResultError(f"run {run!r} has no figures to draw", there="no complete epoch", remedy="run an epoch first")
+        raise ResultError(
+            f"run {run!r} has no figures to draw", available="no complete epoch", hint="run an epoch first"
+        )
     return found or list(there)
 
 

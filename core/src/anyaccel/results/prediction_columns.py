@@ -127,4 +127,4 @@ def _checked(prediction: np.ndarray, found: Wanted, what: str, there: Mapping[st
 
 def _not_clear(asked: str, there: Mapping[str, object]) -> ResultError:
     remedy = "name one that fits: plot(targets='COLUMN')" if there else "compare with arrays of your own"
-    return ResultError(asked, there=", ".join(there), remedy=remedy)
+    return ResultError(asked, available=", ".join(there), hint=remedy)

@@ -55,15 +55,15 @@ class FactTests(Subject):
     def test_making_it_imports_no_framework(self, backend: Backend) -> None:
         """Making a backend imports none of its roots: whoever lists backends must not wait for frameworks."""
         own = type(backend).__module__.partition(".")[0]  # a plugin may own models of its own package
-        assert not imported_by_making(type(backend)) & (set(backend.roots) - {own})
+        assert not imported_by_making(type(backend)) & (set(backend.import_roots) - {own})
 
     def test_facts_are_well_formed(self, backend: Backend) -> None:
         """The framework is a lower-case identifier, kinds are canonical words, roots are top-level modules."""
         assert backend.framework.isidentifier() and backend.framework == backend.framework.lower()
         assert isinstance(backend.kinds, tuple) and backend.kinds
         assert [Device(kind).kind for kind in backend.kinds] == list(backend.kinds)
-        assert isinstance(backend.roots, tuple) and backend.roots
-        assert all(root.isidentifier() for root in backend.roots)
+        assert isinstance(backend.import_roots, tuple) and backend.import_roots
+        assert all(root.isidentifier() for root in backend.import_roots)
         assert isinstance(backend.environment, tuple)
         assert all(isinstance(name, str) and name.isidentifier() for name in backend.environment)
 
@@ -103,7 +103,7 @@ class FactTests(Subject):
     def test_why_not_answers_for_an_absent_device(self, backend: Backend) -> None:
         """Asked why a device is not there, it answers with text and does not raise."""
         for kind in backend.kinds:
-            assert isinstance(backend.why_not(Device(kind, 9999)), str)
+            assert isinstance(backend.unavailable_reason(Device(kind, 9999)), str)
 
     def test_it_is_one_object_among_others(self, backend: Backend) -> None:
         """A backend can be looked up: it is hashable and equal to itself."""

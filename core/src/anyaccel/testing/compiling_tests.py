@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.backend import Exchange, Offer, Stepping
+from anyaccel.backend import CompileEstimate, Exchange, MultiStepProgram
 from anyaccel.errors import CompileError
 from anyaccel.specs import Optimizer
 from anyaccel.testing import reference_formulas
@@ -25,19 +25,19 @@ ADAM = Optimizer("adam", lr=0.02, weight_decay=0.1)
 CLIPPED = Optimizer("adam", lr=0.02, clip_norm=0.05, weight_decay=0.1)
 
 
-def built(bench: Bench, model: Any, *, compile: str = "auto", **settings: Any) -> Stepping:
+def built(bench: Bench, model: Any, *, compile: str = "auto", **settings: Any) -> MultiStepProgram:
     """A program that steps, or a skip where the backend has none."""
     segment = replace(bench.segment(Wiring(model, **settings)), compile=compile)
     program = bench.compute.build(segment)
-    if not isinstance(program, Stepping) or not isinstance(bench.backend, Exchange):
+    if not isinstance(program, MultiStepProgram) or not isinstance(bench.backend, Exchange):
         pytest.skip("stepping is not declared")
     return program
 
 
-def in_parts(bench: Bench, model: Any, **settings: Any) -> Stepping:
+def in_parts(bench: Bench, model: Any, **settings: Any) -> MultiStepProgram:
     """A program whose steps take parts, or a skip."""
     program = built(bench, model, **settings)
-    if not program.in_parts:
+    if not program.supports_microbatching:
         pytest.skip("steps in parts are not declared")
     return program
 
@@ -48,13 +48,15 @@ def given(bench: Bench) -> tuple[Any, Any]:
     return columns, [bench.order(ORDER)] * len(columns)
 
 
-def stepped(bench: Bench, program: Stepping, calls: list[Call]) -> Array:
+def stepped(bench: Bench, program: MultiStepProgram, calls: list[Call]) -> Array:
     """The mean losses of some calls of (start, count, batch) or (start, count, batch, parts)."""
     columns, orders = given(bench)
-    return np.concatenate([bench.read(program.steps(columns, orders, *call))[: call[1]] for call in calls])
+    return np.concatenate([bench.read(program.train_steps(columns, orders, *call))[: call[1]] for call in calls])
 
 
-def by_hand(bench: Bench, program: Stepping, steps: list[list[Array]], optimizer: Optimizer) -> list[list[float]]:
+def by_hand(
+    bench: Bench, program: MultiStepProgram, steps: list[list[Array]], optimizer: Optimizer
+) -> list[list[float]]:
     """The mean losses of steps done one by one, each from the mean gradients of some pieces of equal size."""
     losses = []
     for pieces in steps:
@@ -62,7 +64,7 @@ def by_hand(bench: Bench, program: Stepping, steps: list[list[Array]], optimizer
         losses.append([float(np.mean([bench.loss(one[LOSS]) for one in found]))])
         clip = optimizer.clip_norm
         share = 1 / len(pieces)
-        program.apply(
+        program.optimizer_step(
             {GROUP: share if clip is None else share * reference_formulas.clip_scale(bench.gradients(program), clip)}
         )
     return losses
@@ -88,10 +90,10 @@ class PartsTests(Subject):
         other = bench.twin(model, ready)
         program = in_parts(bench, ready, optimizer=optimizer)
         found = stepped(bench, program, [(0, 2, 8, 2), (16, 1, 6, 3), (0, 1, 8, 8)])
-        program.release()
+        program.close()
         plain = built(bench, other, optimizer=optimizer, compile="off")
         expected = by_hand(bench, plain, [[ORDER[:8]], [ORDER[8:16]], [ORDER[16:22]], [ORDER[:8]]], optimizer)
-        plain.release()
+        plain.close()
         close(found, np.array(expected), rtol=1e-5, atol=1e-6)
         close(bench.values(ready), bench.values(other), rtol=1e-5, atol=2e-6)
 
@@ -101,10 +103,10 @@ class PartsTests(Subject):
         other = bench.twin(buffered_model, ready)
         program = in_parts(bench, ready, optimizer=sgd)
         found = stepped(bench, program, [(0, 1, 8, 2)])
-        program.release()
+        program.close()
         plain = built(bench, other, optimizer=sgd, compile="off")
         expected = by_hand(bench, plain, [cut(0, 8, 2)], sgd)
-        plain.release()
+        plain.close()
         close(found, np.array(expected), rtol=1e-5, atol=1e-6)
         close(buffers(bench, ready), buffers(bench, other))
 
@@ -116,7 +118,7 @@ class PartsTests(Subject):
             program = in_parts(bench, bench.twin(random_model, ready), optimizer=Optimizer("sgd", lr=1e-9))
             program.seed(3)
             columns = bench.inputs(COLUMNS)
-            steps: Callable[..., Any] = program.steps
+            steps: Callable[..., Any] = program.train_steps
             means = [bench.read(steps(columns, [bench.order(same)] * 2, *call))[: call[1]] for call in calls]
             results.append(np.concatenate(means)[:, 0])
         close(results[0], results[1])
@@ -138,21 +140,23 @@ class CompilingTests(PartsTests):
         program.seed(1)
         before = stepped(bench, program, [(0, 1, 4)])
         columns, orders = given(bench)
-        offer = program.offer(1000)
-        assert offer is None or (isinstance(offer, Offer) and offer.seconds >= 0.0 and 0.0 <= offer.ratio <= 1.0)
-        program.publish()
+        offer = program.estimate_compile(1000)
+        assert offer is None or (
+            isinstance(offer, CompileEstimate) and offer.compile_seconds >= 0.0 and 0.0 <= offer.step_ratio <= 1.0
+        )
+        program.sync_models()
         published = bench.compute.state(ready)
         with contextlib.suppress(CompileError):  # refused, steps go the plain way
             program.compile(columns, orders, 4)
-        program.publish()
+        program.sync_models()
         np.testing.assert_equal(bench.compute.state(ready), published)
-        assert program.states()["node"].step == 1
+        assert program.optimizer_states()["node"].step == 1
         after = stepped(bench, program, [(4, 2, 4), (12, 2, 4), (20, 1, 2), (0, 1, 4)])
-        program.release()
+        program.close()
         plain = built(bench, other, optimizer=ADAM, compile="off")
         batches = [*(ORDER[i : i + 4] for i in range(0, 20, 4)), ORDER[20:], ORDER[:4]]
         expected = by_hand(bench, plain, [[which] for which in batches], ADAM)
-        plain.release()
+        plain.close()
         close(np.concatenate([before, after]), np.array(expected), rtol=1e-5, atol=1e-6)
         close(bench.values(ready), bench.values(other), rtol=1e-5, atol=2e-6)
 
@@ -165,10 +169,10 @@ class CompilingTests(PartsTests):
         with contextlib.suppress(CompileError):
             program.compile(columns, orders, 8, 2)
         found = stepped(bench, program, [(0, 2, 8, 2)])
-        program.release()
+        program.close()
         plain = built(bench, other, optimizer=sgd, compile="off")
         expected = by_hand(bench, plain, [cut(0, 8, 2), cut(8, 8, 2)], sgd)
-        plain.release()
+        plain.close()
         close(found, np.array(expected), rtol=1e-5, atol=1e-6)
         close(buffers(bench, ready), buffers(bench, other), rtol=1e-5, atol=1e-6)
 
@@ -177,11 +181,11 @@ class CompilingTests(PartsTests):
         ready = bench.ready(model)
         other = bench.twin(model, ready)
         program = built(bench, ready, compile="off", optimizer=ADAM)
-        assert program.offer(1000) is None
+        assert program.estimate_compile(1000) is None
         found = stepped(bench, program, [(0, 3, 4)])
-        assert program.offer(1000) is None
-        program.release()
+        assert program.estimate_compile(1000) is None
+        program.close()
         plain = built(bench, other, optimizer=ADAM)
         expected = by_hand(bench, plain, [[ORDER[i : i + 4]] for i in (0, 4, 8)], ADAM)
-        plain.release()
+        plain.close()
         close(found, np.array(expected), rtol=1e-5, atol=1e-6)

@@ -144,14 +144,14 @@ class ExchangeTests(GivingTests):
     def test_adopt_takes_values_from_another_framework(self, backend: Backend, exchange: Exchange) -> None:
         """An array of another framework (NumPy here), by DLPack, is a tensor of this one with the same values."""
         for device in backend.devices():
-            adopted = exchange.adopt(ROWS.copy(), device)
+            adopted = exchange.from_dlpack(ROWS.copy(), device)
             assert backend.owns(adopted)
             assert backend.device_of(adopted) == device
             np.testing.assert_array_equal(exchange.to_host(adopted), ROWS)
 
     def test_adopt_takes_what_speaks_dlpack(self, backend: Backend, exchange: Exchange, device: Device) -> None:
         """The other framework may be any: its array has DLPack, and need not be one of NumPy's."""
-        adopted = exchange.adopt(Speaker(ROWS.copy()), device)
+        adopted = exchange.from_dlpack(Speaker(ROWS.copy()), device)
         assert backend.owns(adopted)
         np.testing.assert_array_equal(exchange.to_host(adopted), ROWS)
 
@@ -159,7 +159,7 @@ class ExchangeTests(GivingTests):
     def test_adopt_takes_any_layout(self, exchange: Exchange, device: Device, layout: str) -> None:
         """However a foreign array lies in memory, it is adopted with its values, shape and dtype."""
         array = LAYOUTS[layout](ROWS.copy())
-        found = exchange.to_host(exchange.adopt(array, device))
+        found = exchange.to_host(exchange.from_dlpack(array, device))
         assert (found.shape, found.dtype) == (array.shape, array.dtype)
         np.testing.assert_array_equal(found, array)
 
@@ -167,15 +167,15 @@ class ExchangeTests(GivingTests):
         """An array that may not be written to is adopted, without a warning, and stays so."""
         array = ROWS.copy()
         array.flags.writeable = False
-        np.testing.assert_array_equal(exchange.to_host(exchange.adopt(array, device)), ROWS)
+        np.testing.assert_array_equal(exchange.to_host(exchange.from_dlpack(array, device)), ROWS)
         assert not array.flags.writeable
 
     def test_adopt_leaves_the_source_as_it_is(self, backend: Backend, exchange: Exchange) -> None:
         """Whatever is done with what was adopted, the foreign array keeps its values, and can still be written to."""
         for device in backend.devices():
             array = ROWS.copy()
-            adopted = exchange.adopt(array, device)
-            exchange.rows(adopted, 0, 2, self.order(exchange, [1, 0], device))
+            adopted = exchange.from_dlpack(array, device)
+            exchange.gather_rows(adopted, 0, 2, self.order(exchange, [1, 0], device))
             backend.place([adopted], device)
             exchange.to_host(backend.move(adopted, device))
             np.testing.assert_array_equal(array, ROWS)
@@ -186,7 +186,7 @@ class ExchangeTests(GivingTests):
         own = exchange.from_host(ROWS, device)
         for wanted in backend.devices():
             try:
-                adopted = exchange.adopt(own, wanted)
+                adopted = exchange.from_dlpack(own, wanted)
             except MoveError:
                 pytest.skip("its own tensors are refused")
             assert backend.device_of(adopted) == wanted
@@ -197,7 +197,7 @@ class ExchangeTests(GivingTests):
         """What is adopted has the dtype it had; one that is lacking raises MoveError."""
         array = numbers((4,), dtype)
         try:
-            adopted = exchange.adopt(array, device)
+            adopted = exchange.from_dlpack(array, device)
         except MoveError:
             pytest.skip(f"no {dtype} here")
         assert exchange.to_host(adopted).dtype == array.dtype
@@ -205,7 +205,7 @@ class ExchangeTests(GivingTests):
     def test_adopt_refuses_what_is_no_tensor(self, exchange: Exchange, device: Device) -> None:
         """What cannot be taken over raises MoveError."""
         with pytest.raises(MoveError):
-            exchange.adopt(object(), device)
+            exchange.from_dlpack(object(), device)
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -220,14 +220,14 @@ class ExchangeTests(GivingTests):
     @pytest.mark.parametrize(("start", "stop"), [(0, 8), (0, 3), (3, 7), (6, 8), (2, 2), (6, 20)])
     def test_rows_without_an_order_are_a_slice(self, exchange: Exchange, device: Device, start: int, stop: int) -> None:
         """`column[start:stop]`, shorter at the end as slices are."""
-        found = exchange.rows(exchange.from_host(ROWS, device), start, stop)
+        found = exchange.gather_rows(exchange.from_host(ROWS, device), start, stop)
         np.testing.assert_array_equal(exchange.to_host(found), ROWS[start:stop])
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 8), (0, 3), (3, 7), (6, 8), (2, 2), (6, 20)])
     def test_rows_with_an_order_are_gathered(self, exchange: Exchange, device: Device, start: int, stop: int) -> None:
         """`column[order[start:stop]]`, with rows that come twice or never."""
         order = [5, 0, 7, 7, 2, 1, 6, 3]
-        found = exchange.rows(exchange.from_host(ROWS, device), start, stop, self.order(exchange, order, device))
+        found = exchange.gather_rows(exchange.from_host(ROWS, device), start, stop, self.order(exchange, order, device))
         np.testing.assert_array_equal(exchange.to_host(found), ROWS[order[start:stop]])
 
     @pytest.mark.parametrize("shape", [(8,), (8, 2, 2), (8, 0)], ids=str)
@@ -235,22 +235,25 @@ class ExchangeTests(GivingTests):
         """Whatever the shape of a row."""
         array = numbers(shape, "float32")
         column = exchange.from_host(array, device)
-        np.testing.assert_array_equal(exchange.to_host(exchange.rows(column, 1, 4)), array[1:4])
-        found = exchange.rows(column, 0, 2, self.order(exchange, [3, 1], device))
+        np.testing.assert_array_equal(exchange.to_host(exchange.gather_rows(column, 1, 4)), array[1:4])
+        found = exchange.gather_rows(column, 0, 2, self.order(exchange, [3, 1], device))
         np.testing.assert_array_equal(exchange.to_host(found), array[[3, 1]])
 
     def test_rows_stay_on_the_device(self, backend: Backend, exchange: Exchange) -> None:
         """A batch is where its column is."""
         for device in backend.devices():
             column, order = exchange.from_host(ROWS, device), self.order(exchange, [1, 0], device)
-            assert backend.device_of(exchange.rows(column, 0, 2)) == device
-            assert backend.device_of(exchange.rows(column, 0, 2, order)) == device
+            assert backend.device_of(exchange.gather_rows(column, 0, 2)) == device
+            assert backend.device_of(exchange.gather_rows(column, 0, 2, order)) == device
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_rows_keep_the_dtype(self, exchange: Exchange, device: Device, dtype: str) -> None:
         """A batch has the dtype of its column."""
         array = numbers((4, 2), dtype)
         column, order = self.taken(exchange, array, device), self.order(exchange, [1, 0], device)
-        for found, rows in ((exchange.rows(column, 0, 2, order), [1, 0]), (exchange.rows(column, 1, 3), [1, 2])):
+        for found, rows in (
+            (exchange.gather_rows(column, 0, 2, order), [1, 0]),
+            (exchange.gather_rows(column, 1, 3), [1, 2]),
+        ):
             assert exchange.to_host(found).dtype == array.dtype
             np.testing.assert_array_equal(exchange.to_host(found), array[rows])

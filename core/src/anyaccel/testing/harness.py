@@ -10,7 +10,7 @@ import numpy as np
 
 from anyaccel.backend import Backend, Compute, Exchange, Program
 from anyaccel.device import Device
-from anyaccel.errors import MoveError, RecipeError, ShapeError
+from anyaccel.errors import MoveError, ShapeError, SpecError
 from anyaccel.segment import LossTerm, NodeState, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 
@@ -85,7 +85,7 @@ class Bench:
         """A tensor on the device that is the array's own memory where the backend can adopt it."""
         if not isinstance(self.backend, Exchange):
             return self.put(array)
-        return self.backend.move(self.backend.adopt(array, self.device), self.device)
+        return self.backend.move(self.backend.from_dlpack(array, self.device), self.device)
 
     def order(self, rows: Array) -> Any:
         """Numbers of rows as a tensor on the device, as the backend takes them."""
@@ -107,7 +107,7 @@ class Bench:
         """The exact model, or the usual one where the framework or the device lacks its dtype."""
         try:
             return self.ready(exact)
-        except (MoveError, RecipeError, ShapeError):
+        except (MoveError, SpecError, ShapeError):
             return self.ready(usual)
 
     def twin(self, make: Callable[[], Any], model: Any) -> Any:
@@ -191,7 +191,7 @@ class Bench:
             found.append(np.array(self.read(gradient)))
             return gradient
 
-        program.reduce(look)
+        program.map_gradients(look)
         return found
 
     def train(
@@ -202,7 +202,7 @@ class Bench:
         for _ in range(steps):
             self.pull(program, inputs)
             found.append(self.gradients(program))
-            program.apply(scale)
+            program.optimizer_step(scale)
         return found
 
     def gradient_of(self, model: Any, batch: Batch, **settings: Any) -> dict[str, Array]:
@@ -210,7 +210,7 @@ class Bench:
         program = self.build(model, **settings)
         self.pull(program, self.inputs(batch, settings.get("loss", "mse")))
         found = dict(zip(self.compute.parameters(model), self.gradients(program), strict=True))
-        program.release()
+        program.close()
         return found
 
 

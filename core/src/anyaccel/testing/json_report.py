@@ -2,7 +2,7 @@
 
 Loaded by `anyaccel conform` with `-p`; what is written survives a process that a framework takes down. The lines:
 
-    {"backend": ..., "framework": ..., "kinds": [...], "devices": [...], "roots": [...]}    once
+    {"backend": ..., "framework": ..., "kinds": [...], "devices": [...], "import_roots": [...]}    once
     {"device": "gpu:0"}                                                                     where the tests are done
     {"start": ID, "capability": ...}                                                        before each test
     {"test": ID, "capability": ..., "outcome": "passed" | "failed" | "skipped", "message": ...}
@@ -105,7 +105,7 @@ def _facts(backend: Backend) -> dict[str, Any]:
         "framework": backend.framework,
         "kinds": list(backend.kinds),
         "devices": [str(device) for device in backend.devices()],
-        "roots": list(backend.roots),
+        "import_roots": list(backend.import_roots),
     }
 
 

@@ -62,7 +62,7 @@ def alone(bench: Bench, model: Any, batch: Batch, steps: int) -> dict[str, Array
     """A model's parameters after some steps by itself."""
     program = bench.compute.build(bench.segment(Wiring(model, optimizer=ADAMW)))
     stepped(bench, program, *[bench.inputs(batch)] * steps)
-    program.release()
+    program.close()
     return bench.values(model)
 
 
@@ -108,9 +108,9 @@ class PartialTests(Subject):
         expected = alone(bench, bench.twin(model, right), RIGHT, 1)
         program = bench.compute.build(two(bench, left, right))
         stepped(bench, program, given(bench, LEFT, RIGHT), *[given(bench, LEFT, None)] * 2)
-        states = program.states()
+        states = program.optimizer_states()
         assert (states["left"].step, states["right"].step) == (3, 1)
-        program.release()
+        program.close()
         close(bench.values(right), expected, rtol=1e-5, atol=2e-6)
 
     def test_turns_are_as_each_alone(self, bench: Bench, model: Make) -> None:
@@ -120,7 +120,7 @@ class PartialTests(Subject):
         program = bench.compute.build(two(bench, left, right))
         turns = [given(bench, LEFT, None), given(bench, None, RIGHT)]
         stepped(bench, program, *turns, *turns, turns[0])
-        program.release()
+        program.close()
         for one, wanted in zip((left, right), expected, strict=True):
             close(bench.values(one), wanted, rtol=1e-5, atol=2e-6)
 
@@ -129,7 +129,7 @@ class PartialTests(Subject):
         program = bench.compute.build(two(bench, bench.ready(model), bench.ready(model, seed=8)))
         c = bench.put(np.ones((6, 3), "float32"))
         whole = program.forward_pullback(given(bench, LEFT, RIGHT))[2]([c, None])
-        program.discard()
+        program.zero_grad()
         found = program.forward_pullback(given(bench, LEFT, None))[2]([c, None])
         assert found[1] is None
         close(bench.read(found[0]), bench.read(whole[0]))
@@ -141,7 +141,7 @@ class PartialTests(Subject):
         before = bench.compute.state(right)
         program = bench.compute.build(two(bench, left, right))
         stepped(bench, program, given(bench, LEFT, None))
-        program.release()
+        program.close()
         same(bench.compute.state(right), before)
 
     def test_a_shared_model_learns_from_what_there_is(self, bench: Bench, model: Make) -> None:
@@ -150,7 +150,7 @@ class PartialTests(Subject):
         expected = alone(bench, bench.twin(model, ready), RIGHT, 2)
         program = bench.compute.build(two(bench, ready, ready))
         stepped(bench, program, *[given(bench, None, RIGHT)] * 2)
-        program.release()
+        program.close()
         close(bench.values(ready), expected, rtol=1e-5, atol=2e-6)
 
     def test_a_shared_models_optimizer_goes_on_in_the_next_phase(self, bench: Bench, model: Make) -> None:
@@ -159,13 +159,13 @@ class PartialTests(Subject):
         other, inputs = bench.twin(model, ready), given(bench, LEFT, RIGHT)
         whole = bench.compute.build(two(bench, other, other))
         stepped(bench, whole, *[inputs] * 3)
-        whole.release()
+        whole.close()
         first = bench.compute.build(two(bench, ready, ready))
         stepped(bench, first, *[inputs] * 2)
-        *_, kept = first.release().values()
+        *_, kept = first.close().values()
         again = bench.compute.build(replace(two(bench, ready, ready), states={"left": kept, "right": kept}))
         stepped(bench, again, inputs)
-        again.release()
+        again.close()
         close(bench.values(ready), bench.values(other), rtol=1e-5, atol=2e-6)
 
     def test_figures_of_gradients_are_of_those_there_are(self, bench: Bench, model: Make) -> None:
@@ -177,7 +177,7 @@ class PartialTests(Subject):
         gradient = bench.gradient_of(bench.twin(model, left), LEFT)
         close(float(bench.read(squared)), sum(float((each.astype("float64") ** 2).sum()) for each in gradient.values()))
         assert bool(bench.read(finite))
-        program.discard()
+        program.zero_grad()
         squared, finite = program.grad_stats()[GROUP]
         assert float(bench.read(squared)) == 0 and bool(bench.read(finite))
         assert bench.backend.device_of(squared) == bench.device

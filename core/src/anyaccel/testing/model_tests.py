@@ -204,18 +204,18 @@ class CustomTests(Subject):
         """Whether a model writes to its inputs is a plain truth value, and to ask leaves its values as they are."""
         ready = bench.ready(request.getfixturevalue(name))
         before = bench.compute.state(ready)
-        assert isinstance(bench.compute.writes(ready, [X]), bool)
+        assert isinstance(bench.compute.mutates_inputs(ready, [X]), bool)
         same(bench.compute.state(ready), before)
 
     def test_a_model_that_writes_is_known(self, bench: Bench, writing_model: Make) -> None:
         """The plan may then copy what it would share otherwise."""
-        assert bench.compute.writes(bench.ready(writing_model), [X]) is True
+        assert bench.compute.mutates_inputs(bench.ready(writing_model), [X]) is True
 
     def test_layout_is_a_pair_of_words(self, bench: Bench, model: Make) -> None:
         """The order of axes of inputs and of outputs, each known or left open; of a built model and of any other."""
         named = [bench.compute.wrap(cls()) for cls in bench.compute.models().values()]
         for each in (bench.ready(model), *named):
-            given, gives = bench.compute.layout(each)
+            given, gives = bench.compute.data_format(each)
             assert given in LAYOUTS and gives in LAYOUTS
 
     @pytest.mark.parametrize("name", ["model", "buffered_model"])
@@ -225,7 +225,7 @@ class CustomTests(Subject):
         whole = bench.gradient_of(ready, batch)
         halves = [bench.gradient_of(ready, batch.rows(slice(i, i + 4))) for i in (0, 4)]
         mixed = any(np.abs(whole[key] - (halves[0][key] + halves[1][key]) / 2).max() > 1e-4 for key in whole)
-        found = bench.compute.mixes(ready)
+        found = bench.compute.batch_coupling(ready)
         assert isinstance(found, str)
         assert bool(found) == mixed
 
@@ -236,12 +236,12 @@ class RefusalTests(Subject):
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_every_named_optimizer_is_taken(self, bench: Bench, name: str) -> None:
         """No backend lacks an optimizer that has a name."""
-        assert bench.compute.refuses(Optimizer(name)) == ""
+        assert bench.compute.unsupported_reason(Optimizer(name)) == ""
 
     @pytest.mark.parametrize("name", LOSSES)
     def test_every_named_loss_is_taken(self, bench: Bench, name: str) -> None:
         """No backend lacks a loss that has a name."""
-        assert bench.compute.refuses(Loss(name)) == ""
+        assert bench.compute.unsupported_reason(Loss(name)) == ""
 
 
 class ModelTests(ShapeTests, StateTests, CustomTests, RefusalTests):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.backend import Exchange, Stepping
+from anyaccel.backend import Exchange, MultiStepProgram
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel.testing import reference_formulas
 from anyaccel.testing.compiling_tests import CompilingTests
@@ -28,19 +28,19 @@ RECIPES = {
 }
 
 
-def built(bench: Bench, model: Any, **settings: Any) -> Stepping:
+def built(bench: Bench, model: Any, **settings: Any) -> MultiStepProgram:
     """A program that steps, or a skip where the backend has none."""
     program = bench.build(model, **settings)
-    if not isinstance(program, Stepping) or not isinstance(bench.backend, Exchange):
+    if not isinstance(program, MultiStepProgram) or not isinstance(bench.backend, Exchange):
         pytest.skip("stepping is not declared")
     return program
 
 
-def stepped(bench: Bench, program: Stepping, calls: list[tuple[int, int, int]]) -> Array:
+def stepped(bench: Bench, program: MultiStepProgram, calls: list[tuple[int, int, int]]) -> Array:
     """The mean losses of some calls of (start, count, batch), one after the other."""
     columns = bench.inputs(COLUMNS)
     orders = [bench.order(ORDER)] * len(columns)
-    return np.concatenate([bench.read(program.steps(columns, orders, *call))[: call[1]] for call in calls])
+    return np.concatenate([bench.read(program.train_steps(columns, orders, *call))[: call[1]] for call in calls])
 
 
 def looped(bench: Bench, model: Any, optimizer: Optimizer, batches: list[Array]) -> list[list[float]]:
@@ -51,14 +51,14 @@ def looped(bench: Bench, model: Any, optimizer: Optimizer, batches: list[Array])
         losses.append([bench.loss(found[LOSS])])
         clip = optimizer.clip_norm
         scale = {} if clip is None else {GROUP: reference_formulas.clip_scale(bench.gradients(program), clip)}
-        program.apply(scale)
-    program.release()
+        program.optimizer_step(scale)
+    program.close()
     return losses
 
 
 @pytest.mark.anyaccel_capability("stepping")
 class SteppingTests(CompilingTests):
-    """Every promise of `Stepping`."""
+    """Every promise of `MultiStepProgram`."""
 
     @pytest.mark.parametrize("name", RECIPES)
     def test_steps_are_the_steps_of_the_plain_way(self, bench: Bench, model: Make, name: str) -> None:
@@ -69,7 +69,7 @@ class SteppingTests(CompilingTests):
         expected = looped(bench, other, RECIPES[name], batches)
         program = built(bench, ready, optimizer=RECIPES[name])
         found = stepped(bench, program, [(0, 5, 4), (20, 1, 2)] * 2)
-        program.release()
+        program.close()
         close(found, np.array(expected), rtol=1e-5, atol=1e-6)
         close(bench.values(ready), bench.values(other), rtol=1e-5, atol=2e-6)
 
@@ -80,7 +80,7 @@ class SteppingTests(CompilingTests):
         looped(bench, other, RECIPES["sgd"], [ORDER[i : i + 4] for i in range(0, 20, 4)])
         program = built(bench, ready, optimizer=RECIPES["sgd"])
         stepped(bench, program, [(0, 5, 4)])
-        program.release()
+        program.close()
         close(bench.compute.state(ready), bench.compute.state(other))
 
     def test_losses_are_a_table_on_the_device(self, bench: Bench, model: Make) -> None:
@@ -89,10 +89,10 @@ class SteppingTests(CompilingTests):
         built(bench, ready)
         terms = (bench.term(("y", "t"), "mse", "b"), bench.term(("y", "t"), "mae", "a", weight=0.0))
         program = bench.compute.build(replace(bench.segment(Wiring(ready)), losses=terms))
-        assert isinstance(program, Stepping)
+        assert isinstance(program, MultiStepProgram)
         (y,), _ = program.forward(bench.inputs(COLUMNS.rows(ORDER[:4])))
         columns = bench.inputs(COLUMNS)
-        table = program.steps(columns, [bench.order(ORDER)] * 2, 0, 3, 4)
+        table = program.train_steps(columns, [bench.order(ORDER)] * 2, 0, 3, 4)
         assert bench.backend.device_of(table) == bench.device
         assert len(bench.read(table)) >= 3
         assert bench.read(table).shape[1] == 2
@@ -131,8 +131,8 @@ class SteppingTests(CompilingTests):
         """Resident columns and orders serve many epochs, whatever the model does with its batches."""
         program = built(bench, bench.ready(request.getfixturevalue(name)))
         columns, order = bench.inputs(COLUMNS), bench.order(np.arange(22))
-        program.steps(columns, [order] * 2, 0, 3, 4)
-        program.steps(columns, [order] * 2, 0, 1, 22)
+        program.train_steps(columns, [order] * 2, 0, 3, 4)
+        program.train_steps(columns, [order] * 2, 0, 1, 22)
         for tensor, before in zip((*columns, order), (COLUMNS.x, COLUMNS.targets["mse"], np.arange(22)), strict=True):
             np.testing.assert_array_equal(bench.read(tensor), before)
 
@@ -154,11 +154,11 @@ class SteppingTests(CompilingTests):
         for start in range(0, 40, 8):
             x, t = COLUMNS.rows(first[start : start + 8]), COLUMNS.rows(second[start : start + 8])
             bench.pull(single, (bench.inputs(x)[0], bench.inputs(t)[1]))
-            single.apply()
-        single.release()
+            single.optimizer_step()
+        single.close()
         program = built(bench, ready, optimizer=RECIPES["sgd"])
-        program.steps(bench.inputs(COLUMNS), [bench.order(first), bench.order(second)], 0, 5, 8)
-        program.release()
+        program.train_steps(bench.inputs(COLUMNS), [bench.order(first), bench.order(second)], 0, 5, 8)
+        program.close()
         close(bench.values(ready), bench.values(other), rtol=1e-5, atol=2e-6)
 
     def test_steps_go_on_from_single_steps(self, bench: Bench, model: Make) -> None:
@@ -169,12 +169,12 @@ class SteppingTests(CompilingTests):
         looped(bench, other, RECIPES["adam"], batches)
         program = built(bench, ready, optimizer=RECIPES["adam"])
         bench.pull(program, bench.inputs(COLUMNS.rows(batches[0])))
-        program.apply()
+        program.optimizer_step()
         stepped(bench, program, [(4, 1, 4)])
         bench.pull(program, bench.inputs(COLUMNS.rows(batches[2])))
-        program.apply()
-        assert program.states()["node"].step == 3
-        program.release()
+        program.optimizer_step()
+        assert program.optimizer_states()["node"].step == 3
+        program.close()
         close(bench.values(ready), bench.values(other), rtol=1e-5, atol=2e-6)
 
     def test_a_snapshot_holds_between_steps(self, bench: Bench, model: Make) -> None:

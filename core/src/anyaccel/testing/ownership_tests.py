@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from anyaccel.backend import Backend, Exchange, Sent
+from anyaccel.backend import AsyncCopy, Backend, Exchange
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.testing.harness import Array
@@ -30,9 +30,9 @@ GIVEN: Mapping[str, Callable[[], Array]] = {
 BUFFERS = (((6, 3), "float32"), ((6,), "int32"), ((4, 2, 2), "uint8"), ((3, 0), "float32"), ((), "float32"))
 
 
-def arrived(sent: Sent) -> Any:
+def arrived(sent: AsyncCopy) -> Any:
     """The tensor once it may be used."""
-    sent.arrive()
+    sent.wait()
     return sent.tensor
 
 
@@ -47,7 +47,7 @@ class GivingTests(Subject):
 
     def filled(self, exchange: Exchange, values: Array, device: Device) -> Array:
         """A buffer with these values."""
-        buffer = exchange.buffer(values.shape, values.dtype.name, device)
+        buffer = exchange.staging_buffer(values.shape, values.dtype.name, device)
         buffer[...] = values
         return buffer
 
@@ -56,7 +56,7 @@ class GivingTests(Subject):
     def test_take_lands(self, backend: Backend, exchange: Exchange) -> None:
         """What is taken is a tensor of the backend's on the device, on every one."""
         for device in backend.devices():
-            tensor = exchange.take(ROWS.copy(), device)
+            tensor = exchange.from_host_owned(ROWS.copy(), device)
             assert backend.owns(tensor)
             assert backend.device_of(tensor) == device
 
@@ -64,7 +64,7 @@ class GivingTests(Subject):
     def test_take_keeps_values(self, backend: Backend, exchange: Exchange, how: str) -> None:
         """However an array lies in memory and whose it is, its shape, dtype and values arrive, on every device."""
         for device in backend.devices():
-            found = exchange.to_host(exchange.take(GIVEN[how](), device))
+            found = exchange.to_host(exchange.from_host_owned(GIVEN[how](), device))
             wanted = GIVEN[how]()
             assert (found.shape, found.dtype.newbyteorder("=")) == (wanted.shape, wanted.dtype.newbyteorder("="))
             np.testing.assert_array_equal(found, wanted)
@@ -72,14 +72,14 @@ class GivingTests(Subject):
     def test_what_was_taken_stays(self, backend: Backend, exchange: Exchange) -> None:
         """A tensor keeps its values when the next array is taken, and when nobody else has the array any more."""
         for device in backend.devices():
-            tensors = [exchange.take(np.full((64, 64), i, "float32"), device) for i in range(4)]
+            tensors = [exchange.from_host_owned(np.full((64, 64), i, "float32"), device) for i in range(4)]
             for i, tensor in enumerate(tensors):
                 np.testing.assert_array_equal(exchange.to_host(tensor), np.full((64, 64), i))
 
     def test_take_refuses_what_it_lacks(self, exchange: Exchange, device: Device) -> None:
         """What no framework holds raises MoveError, though it was given away."""
         with pytest.raises(MoveError):
-            exchange.take(np.array([object()]), device)
+            exchange.from_host_owned(np.array([object()]), device)
 
     # -- sent ahead ------------------------------------------------------------------------------------------------
 
@@ -89,27 +89,27 @@ class GivingTests(Subject):
     ) -> None:
         """A buffer is a writable array in C's order, of the shape and dtype that were asked for."""
         for device in backend.devices():
-            buffer = exchange.buffer(shape, dtype, device)
+            buffer = exchange.staging_buffer(shape, dtype, device)
             assert isinstance(buffer, np.ndarray)
             assert (buffer.shape, buffer.dtype.name) == (shape, dtype)
             assert buffer.flags.writeable and buffer.flags.c_contiguous
 
     def test_buffers_are_apart(self, exchange: Exchange, device: Device) -> None:
         """Each is memory of its own."""
-        one, other = (exchange.buffer((16, 3), "float32", device) for _ in range(2))
+        one, other = (exchange.staging_buffer((16, 3), "float32", device) for _ in range(2))
         assert not np.shares_memory(one, other)
 
     def test_what_is_sent_arrives(self, backend: Backend, exchange: Exchange) -> None:
         """Once it has arrived it is a tensor with the values of the array, on every device."""
         for device in backend.devices():
-            tensor = arrived(exchange.send(self.filled(exchange, ROWS, device), device))
+            tensor = arrived(exchange.copy_async(self.filled(exchange, ROWS, device), device))
             assert backend.device_of(tensor) == device
             np.testing.assert_array_equal(exchange.to_host(tensor), ROWS)
 
     @pytest.mark.parametrize("part", [slice(0, 5), slice(2, 8), slice(0, 0)], ids=str)
     def test_a_part_of_a_buffer_is_sent(self, exchange: Exchange, device: Device, part: slice) -> None:
         """A part of one is sent alone, as the last block of an epoch is."""
-        tensor = arrived(exchange.send(self.filled(exchange, ROWS, device)[part], device))
+        tensor = arrived(exchange.copy_async(self.filled(exchange, ROWS, device)[part], device))
         np.testing.assert_array_equal(exchange.to_host(tensor), ROWS[part])
 
     @pytest.mark.parametrize("arrives_first", [False, True])
@@ -117,18 +117,18 @@ class GivingTests(Subject):
         """The tensor does not follow what is written to the buffer then; `read` may be called again."""
         for device in backend.devices():
             buffer = self.filled(exchange, np.ones((64, 64), "float32"), device)
-            sent = exchange.send(buffer, device)
+            sent = exchange.copy_async(buffer, device)
             if arrives_first:
-                sent.arrive()
-            sent.read()
+                sent.wait()
+            sent.source_reusable()
             buffer[...] = 7
-            sent.read()
+            sent.source_reusable()
             tensor = sent.tensor if arrives_first else arrived(sent)
             np.testing.assert_array_equal(exchange.to_host(tensor), np.ones((64, 64)))
 
     def test_several_are_on_their_way(self, exchange: Exchange, device: Device) -> None:
         """One is sent before the last has arrived, and they arrive in any order."""
-        sent = [exchange.send(self.filled(exchange, ROWS + i, device), device) for i in range(4)]
+        sent = [exchange.copy_async(self.filled(exchange, ROWS + i, device), device) for i in range(4)]
         for i in (2, 0, 3, 1):
             np.testing.assert_array_equal(exchange.to_host(arrived(sent[i])), ROWS + i)
 
@@ -136,20 +136,22 @@ class GivingTests(Subject):
         """A thread of its own fills two buffers in turn and sends them, while another computes."""
         blocks = [ROWS + 10 * i for i in range(6)]
         for device in backend.devices():
-            buffers = [exchange.buffer(ROWS.shape, "float32", device) for _ in range(2)]
+            buffers = [exchange.staging_buffer(ROWS.shape, "float32", device) for _ in range(2)]
             with ThreadPoolExecutor(1) as thread:
                 under_way = [thread.submit(self._send_into, exchange, buffers, blocks, i, device) for i in range(6)]
                 found = [exchange.to_host(arrived(one.result())) for one in under_way]
             np.testing.assert_array_equal(found, blocks)
 
-    def _send_into(self, exchange: Exchange, buffers: list[Array], blocks: list[Array], i: int, device: Device) -> Sent:
+    def _send_into(
+        self, exchange: Exchange, buffers: list[Array], blocks: list[Array], i: int, device: Device
+    ) -> AsyncCopy:
         buffer = buffers[i % len(buffers)]
         buffer[...] = blocks[i]
-        sent = exchange.send(buffer, device)
-        sent.read()
+        sent = exchange.copy_async(buffer, device)
+        sent.source_reusable()
         return sent
 
     def test_sent_arrays_are_refused_where_dtypes_are_lacking(self, exchange: Exchange, device: Device) -> None:
         """What no framework holds raises MoveError when it is sent, not when it has arrived."""
         with pytest.raises(MoveError):
-            exchange.send(np.array([object()]), device)
+            exchange.copy_async(np.array([object()]), device)

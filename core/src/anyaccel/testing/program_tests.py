@@ -54,7 +54,7 @@ class ForwardTests(Subject):
         before = bench.compute.state(ready)
         program = bench.build(ready)
         program.forward(bench.inputs(BATCH))
-        program.release()
+        program.close()
         same(bench.compute.state(ready), before)
 
     def test_evaluation_is_not_random(self, bench: Bench, random_model: Make) -> None:
@@ -73,7 +73,7 @@ class ForwardTests(Subject):
         program = bench.build(ready)
         bench.train(program, BATCH, 2)
         (one,), _ = program.forward(bench.inputs(BATCH))
-        program.release()
+        program.close()
         (two,), _ = bench.build(ready, optimizer=None).forward(bench.inputs(BATCH))
         close(bench.read(one), bench.read(two))
 
@@ -175,8 +175,8 @@ class BackTests(Subject):
             program.seed(11)
             loss = bench.loss(bench.pull(program, bench.inputs(batch))[LOSS])
             found = bench.gradients(program)
-            program.discard()
-            program.release()
+            program.zero_grad()
+            program.close()
             return loss, found
 
         gradient = dict(zip(bench.compute.parameters(ready), trained({})[1], strict=True))
@@ -281,7 +281,7 @@ class CustodyTests(Subject):
             check("forward_pullback")
             pullback([c])
             check("pullback")
-            program.apply()
+            program.optimizer_step()
             check("apply")
 
 

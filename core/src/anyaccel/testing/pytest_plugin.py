@@ -66,7 +66,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     from anyaccel.registry import registry
 
     plugins = [f"{p} is broken: {p.cause}" if p.error else str(p) for p in registry().plugins]
-    frameworks = [f"{b.framework}{_versions(b.roots)} on {', '.join(b.kinds)}" for b in registry().backends]
+    frameworks = [f"{b.framework}{_versions(b.import_roots)} on {', '.join(b.kinds)}" for b in registry().backends]
     switches = [f"{switch}={os.environ[switch]}" for switch in SWITCHES if switch in os.environ]
     return [
         f"anyaccel plugins: {'; '.join(plugins)}",

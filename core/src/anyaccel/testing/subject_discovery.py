@@ -19,7 +19,7 @@ from anyaccel.registry import BUILT_IN, registry
 from anyaccel.testing.subject import STANDARD_MODEL, Subject
 
 
-class ReferenceSubject(Subject):
+class NumpySubject(Subject):
     """Core's own backend."""
 
     @pytest.fixture
@@ -88,7 +88,7 @@ def chosen(plugin: str, index: int, subject: str, device: str) -> type[Subject]:
     if subject:
         base = _resolved(subject)
     else:
-        base = ReferenceSubject if plugin == BUILT_IN else DerivedSubject
+        base = NumpySubject if plugin == BUILT_IN else DerivedSubject
         body["backend"] = pytest.fixture(lambda self: backend)
     if device:
         body["device"] = pytest.fixture(lambda self, backend: _there(backend, Device.parse(device)))
@@ -105,7 +105,7 @@ def _resolved(subject: str) -> type[Subject]:
     found = resolve_name(subject)
     if not (isinstance(found, type) and issubclass(found, Subject)):
         raise PluginError(
-            f"{subject} is no Subject", there="a class derived from anyaccel.testing.Subject is published"
+            f"{subject} is no Subject", available="a class derived from anyaccel.testing.Subject is published"
         )
     return found
 

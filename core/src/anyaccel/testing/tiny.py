@@ -53,13 +53,13 @@ class TinyBackend(Backend):
         self._absent = absent
         self.framework = framework  # type: ignore[misc]  # a class fact everywhere else; here each object is its own
         self.kinds = kinds or tuple(dict.fromkeys(device.kind for device in self._devices))  # type: ignore[misc]
-        self.roots = (f"tiny_{framework}",)  # type: ignore[misc]
+        self.import_roots = (f"tiny_{framework}",)  # type: ignore[misc]
 
     @cached_property
     def cell(self) -> type[Cell]:
         """The framework's tensor class. Whoever has it has imported the framework, which is pretended here."""
-        sys.modules.setdefault(self.roots[0], ModuleType(self.roots[0]))
-        return type("TinyCell", (Cell,), {"__slots__": (), "__module__": self.roots[0]})
+        sys.modules.setdefault(self.import_roots[0], ModuleType(self.import_roots[0]))
+        return type("TinyCell", (Cell,), {"__slots__": (), "__module__": self.import_roots[0]})
 
     def devices(self) -> Sequence[Device]:
         """The devices it was made with."""
@@ -102,6 +102,6 @@ class TinyBackend(Backend):
         """Of the vendor it was made with."""
         return DeviceInfo(str(device), vendor=self._vendor)
 
-    def why_not(self, device: Device) -> str:
+    def unavailable_reason(self, device: Device) -> str:
         """What it was made with, for a device it does not have."""
         return "" if device in self._devices else self._absent

@@ -44,7 +44,7 @@ class UpdateTests(Subject):
         start = bench.values(ready)
         program = bench.build(ready, optimizer=RECIPES[name])
         gradients = bench.train(program, BATCH, 5)
-        program.release()
+        program.close()
         close(bench.values(ready), reference_formulas.trained(RECIPES[name], start, gradients), rtol=2e-5, atol=2e-6)
 
     @pytest.mark.parametrize("name", ["sgd with decay", "adam with decay"])
@@ -54,7 +54,7 @@ class UpdateTests(Subject):
         start = bench.values(ready)
         program = bench.build(ready, optimizer=RECIPES[name])
         gradients = bench.train(program, BATCH, 3, scale={GROUP: 0.125})
-        program.release()
+        program.close()
         close(
             bench.values(ready),
             reference_formulas.trained(RECIPES[name], start, gradients, 0.125),
@@ -69,7 +69,7 @@ class UpdateTests(Subject):
         for each, clip in ((ready, None), (other, 1e-3)):
             program = bench.build(each, optimizer=Optimizer("sgd", lr=0.1, clip_norm=clip))
             bench.train(program, BATCH, 2)
-            program.release()
+            program.close()
         close(bench.values(other), bench.values(ready))
 
     def test_apply_forgets_the_gradients(self, bench: Bench, model: Make) -> None:
@@ -86,11 +86,11 @@ class UpdateTests(Subject):
         expected = bench.gradient_of(ready, BATCH)
         program = bench.build(ready)
         bench.pull(program, bench.inputs(Batch.of(6, seed=9)))
-        program.discard()
+        program.zero_grad()
         bench.pull(program, bench.inputs(BATCH))
         close(dict(zip(expected, bench.gradients(program), strict=True)), expected)
-        program.discard()
-        program.release()
+        program.zero_grad()
+        program.close()
         same(bench.values(ready), start)
 
     def test_reduce_replaces_every_gradient(self, bench: Bench, model: Make) -> None:
@@ -99,11 +99,11 @@ class UpdateTests(Subject):
         start, gradient = bench.values(ready), bench.gradient_of(ready, BATCH)
         program = bench.build(ready, optimizer=RECIPES["sgd"])
         bench.pull(program, bench.inputs(BATCH))
-        program.reduce(lambda g: g * 3)
+        program.map_gradients(lambda g: g * 3)
         for found, g in zip(bench.gradients(program), gradient.values(), strict=True):
             close(found, 3 * g)
-        program.apply()
-        program.release()
+        program.optimizer_step()
+        program.close()
         close(bench.values(ready), {name: w - 0.3 * gradient[name] for name, w in start.items()})
 
     def test_reduce_goes_in_the_order_of_the_parameters(self, bench: Bench, model: Make) -> None:
@@ -131,7 +131,7 @@ class UpdateTests(Subject):
         program = bench.build(bench.ready(model))
         bench.pull(program, bench.inputs(BATCH))
         spoilt = iter([factor])
-        program.reduce(lambda g: g * next(spoilt, 1.0))
+        program.map_gradients(lambda g: g * next(spoilt, 1.0))
         assert not bool(bench.read(program.grad_stats()[GROUP][1]))
 
 
@@ -152,7 +152,7 @@ class LifeTests(Subject):
             found = []
             for _ in range(3):
                 found.append(bench.loss(bench.pull(program, bench.inputs(BATCH))[LOSS]))
-                program.apply()
+                program.optimizer_step()
             return [*found, bench.evaluated(program, BATCH)]
 
         first = losses()
@@ -177,7 +177,7 @@ class LifeTests(Subject):
         ready = bench.ready(model)
         program = bench.build(ready, optimizer=Optimizer(name, lr=0.01))
         bench.train(program, BATCH, 3)
-        states = program.states()
+        states = program.optimizer_states()
         assert set(states) == {NODE}
         assert states[NODE].step == 3
         for parameter, spec in bench.compute.parameters(ready).items():
@@ -193,7 +193,7 @@ class LifeTests(Subject):
         program = bench.build(ready)
         bench.train(program, BATCH, 2)
         after = bench.evaluated(program, BATCH)
-        program.release()
+        program.close()
         assert any((before[name] != value).any() for name, value in bench.values(ready).items())
         assert bench.backend.device_of(ready) == bench.device
         close(bench.evaluated(bench.build(ready), BATCH), after)
@@ -205,11 +205,11 @@ class LifeTests(Subject):
         program, other = bench.build(ready), bench.build(once)
         for each in (program, other):
             bench.train(each, BATCH, 1)
-        program.publish()
-        other.release()
+        program.sync_models()
+        other.close()
         same(bench.compute.state(ready), bench.compute.state(once))
         bench.train(program, BATCH, 1)
-        program.release()
+        program.close()
         after = bench.compute.state(ready)
         assert any((after[name] != value).any() for name, value in bench.compute.state(once).items())
 
@@ -219,7 +219,7 @@ class LifeTests(Subject):
         before = bench.compute.state(ready)
         program = bench.build(ready)
         bench.train(program, BATCH, 2)
-        program.release()
+        program.close()
         after = bench.compute.state(ready)
         assert any((after[name] != value).any() for name, value in before.items() if name.startswith("buffers/"))
 
@@ -228,8 +228,8 @@ class LifeTests(Subject):
         ready = bench.ready(model)
         program = bench.build(ready, optimizer=ADAM)
         bench.train(program, BATCH, 2)
-        first, values = program.release(), bench.values(ready)
-        second = program.release()
+        first, values = program.close(), bench.values(ready)
+        second = program.close()
         assert {node: state.step for node, state in first.items()} == {node: s.step for node, s in second.items()}
         same(bench.values(ready), values)
 
@@ -240,12 +240,12 @@ class LifeTests(Subject):
         other = bench.twin(model, ready)
         straight = bench.build(ready, optimizer=recipe)
         bench.train(straight, BATCH, 6)
-        straight.release()
+        straight.close()
         states: dict[str, NodeState] = {}
         for _ in range(2):
             program = bench.build(other, optimizer=recipe, states=states)
             bench.train(program, BATCH, 3)
-            states = program.release()
+            states = program.close()
         close(bench.values(other), bench.values(ready), rtol=1e-6, atol=1e-7)
 
     def test_training_goes_on_on_another_device(self, bench: Bench, model: Make, second: Device) -> None:
@@ -254,14 +254,14 @@ class LifeTests(Subject):
         other, there = bench.twin(model, ready), bench.on(second)
         straight = bench.build(ready, optimizer=ADAM)
         bench.train(straight, BATCH, 6)
-        straight.release()
+        straight.close()
         program = bench.build(other, optimizer=ADAM)
         bench.train(program, BATCH, 3)
-        states = program.release()
+        states = program.close()
         moved = bench.backend.place(other, second)
         program = there.build(moved, optimizer=ADAM, states=states)
         there.train(program, BATCH, 3)
-        program.release()
+        program.close()
         close(bench.values(moved), bench.values(ready))
 
 

@@ -68,11 +68,11 @@ def test_float64_is_refused_by_the_gpu_before_anything_happens(backend: MlxBacke
 
 
 def test_why_a_device_is_missing_is_told(backend: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert backend.why_not(backend.devices()[0]) == ""
-    assert backend.why_not(Device("cpu", 3)).startswith("MLX has ")
+    assert backend.unavailable_reason(backend.devices()[0]) == ""
+    assert backend.unavailable_reason(Device("cpu", 3)).startswith("MLX has ")
     monkeypatch.setitem(sys.modules, "mlx.core", None)
     assert list(backend.devices()) == []
-    assert backend.why_not(CPU) == "MLX cannot be imported"
+    assert backend.unavailable_reason(CPU) == "MLX cannot be imported"
 
 
 # -- to and from the host ----------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_why_a_device_is_missing_is_told(backend: MlxBackend, monkeypatch: pytes
 def test_mlx_narrows_float64_without_a_word_and_the_backend_does_not(backend: MlxBackend) -> None:
     assert mx.array(np.array([ONE])).dtype == mx.float32
     assert mx.from_dlpack(np.array([ONE])).dtype == mx.float32
-    for taken in (backend.from_host(np.array([ONE]), CPU), backend.adopt(np.array([ONE]), CPU)):
+    for taken in (backend.from_host(np.array([ONE]), CPU), backend.from_dlpack(np.array([ONE]), CPU)):
         assert backend.to_host(taken)[0] == ONE
 
 
@@ -115,7 +115,7 @@ def test_mlx_shares_its_memory_and_takes_over_none(backend: MlxBackend) -> None:
 def test_what_is_adopted_is_nobodys_but_mlxs(backend: MlxBackend, given: Any) -> None:
     array = np.arange(12, dtype="float32").reshape(4, 3)
     before = given(array).copy()
-    adopted = backend.adopt(given(array), CPU)
+    adopted = backend.from_dlpack(given(array), CPU)
     array[:] = 7
     np.testing.assert_array_equal(backend.to_host(adopted), before)
     adopted[0] = 5
@@ -129,12 +129,12 @@ def test_assigning_changes_the_name_and_not_the_memory(backend: MlxBackend) -> N
     other[0] = 7
     mx.eval(other)
     assert array.tolist() == [0, 0, 0]
-    assert not backend.writes(nn.ReLU(), [])
+    assert not backend.mutates_inputs(nn.ReLU(), [])
 
 
 def test_what_speaks_no_dlpack_is_refused(backend: MlxBackend) -> None:
     with pytest.raises(MoveError, match="MLX cannot take over a dict"):
-        backend.adopt({}, CPU)
+        backend.from_dlpack({}, CPU)
 
 
 @pytest.mark.xfail(reason="MLX computes exp of float64 with the precision of float32", strict=True)

@@ -34,15 +34,15 @@ class JaxCompute(JaxPlacement, Compute):
 
         return wrap(model)
 
-    def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
         """Never: arrays of JAX cannot be written to."""
         return False
 
-    def layout(self, model: Any) -> tuple[str, str]:
+    def data_format(self, model: Any) -> tuple[str, str]:
         """As `Compute.layout`, for single layers and plain sequences of them."""
         return self._view(model).layout
 
-    def mixes(self, model: Any) -> str:
+    def batch_coupling(self, model: Any) -> str:
         """As `Compute.mixes`, for layers of Flax, Equinox and Keras; what a function does with a batch is not known."""
         return self._view(model).mixes
 
@@ -107,13 +107,13 @@ class JaxCompute(JaxPlacement, Compute):
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
-    def refuses(self, recipe: Optimizer | Loss) -> str:
+    def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
         """As `Compute.refuses`; takes Optax's transformations and the functions that make them, and Keras's losses."""
         own = recipe.own
         made = callable(own) or hasattr(own, "init")
         if isinstance(recipe, Optimizer) and made and not isinstance(own, type):
             return ""
-        refusal = super().refuses(recipe)
+        refusal = super().unsupported_reason(recipe)
         kind = own if isinstance(own, type) else type(own)
         if not refusal and own is not None and kind.__module__.startswith("keras.") and keras_backend() != "jax":
             return f"Keras runs on {keras_backend()}, not on JAX"
@@ -131,7 +131,7 @@ class JaxCompute(JaxPlacement, Compute):
         if not held.is_built:
             raise StateError(
                 f"{type(model).__name__} has no parameters yet: the shapes of its inputs are not known",
-                remedy="build the graph it is in",
+                hint="build the graph it is in",
             )
         return held
 
@@ -148,11 +148,13 @@ def _check_names(state: Mapping[str, np.ndarray], named: Mapping[str, Any]) -> N
         asked = [f"lacks {', '.join(missing)}"] if missing else []
         asked += [f"has {', '.join(strange)}, which the model has not"] if strange else []
         there = f"the model has {', '.join(named) or 'no values'}"
-        raise StateError(f"the state {' and '.join(asked)}", there=there, remedy="load the state of a model made alike")
+        raise StateError(
+            f"the state {' and '.join(asked)}", available=there, hint="load the state of a model made alike"
+        )
 
 
 def _check_value(name: str, value: np.ndarray, own: Any) -> None:
     if value.shape != own.shape or value.dtype != own.dtype:
         given, has = (f"{each.dtype}{list(each.shape)}" for each in (value, own))
         remedy = "load the state of a model of the same sizes and dtype"
-        raise StateError(f"{name} in the state is {given}", there=f"the model's is {has}", remedy=remedy)
+        raise StateError(f"{name} in the state is {given}", available=f"the model's is {has}", hint=remedy)

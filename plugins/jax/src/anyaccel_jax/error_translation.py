@@ -59,8 +59,8 @@ def _told(error: Exception, what: str) -> AnyaccelError | None:
         return None
     if any(mark in words for mark in _NO_ROOM):
         remedy = "use smaller batches, free memory on the device, or choose a device with more"
-        return OutOfMemoryError(f"no room for {what}", there=first_line(error), remedy=remedy)
+        return OutOfMemoryError(f"no room for {what}", available=first_line(error), hint=remedy)
     if "incompatible devices" in words:
         remedy = "put them on one with anyaccel.move(obj, device)"
-        return DeviceMismatchError(f"{what}: arrays are on several devices", there=first_line(error), remedy=remedy)
+        return DeviceMismatchError(f"{what}: arrays are on several devices", available=first_line(error), hint=remedy)
     return None

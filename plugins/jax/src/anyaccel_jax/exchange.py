@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.backend import Exchange, Sent
+from anyaccel.backend import AsyncCopy, Exchange
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty, is_aligned, is_dense, is_own
@@ -27,25 +27,25 @@ class JaxExchange(JaxPlacement, Exchange):
         with telling(f"an array of {array.nbytes} bytes on {device}"):
             return self._put(host_transfer.copied(array), device)
 
-    def take(self, array: np.ndarray, device: Device) -> Any:
+    def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
         """As `Exchange.take`; on the CPU the array's own memory, which JAX keeps, where that is dense and aligned."""
         if not is_own(array) or (device.kind == "cpu" and not is_aligned(array)):
             return self.from_host(array, device)
         return self._put(array, device)
 
-    def buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+    def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         """As `Exchange.buffer`; JAX page-locks nothing."""
         return aligned_empty(shape, dtype)
 
-    def send(self, array: np.ndarray, device: Device) -> Sent:
+    def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
         """As `Exchange.send`; what computes on a device waits for what comes there by itself.
 
         On the CPU the copy is made at once: JAX would compute from the buffer itself.
         """
         if device.kind == "cpu" or not is_dense(array):
-            return Sent(self.from_host(array, device))
+            return AsyncCopy(self.from_host(array, device))
         tensor = self._put(array, device)
-        return Sent(tensor, read=tensor.block_until_ready)
+        return AsyncCopy(tensor, source_reusable=tensor.block_until_ready)
 
     def _put(self, array: np.ndarray, device: Device) -> Any:
         import jax
@@ -61,11 +61,11 @@ class JaxExchange(JaxPlacement, Exchange):
         except TypeError as error:
             raise MoveError(
                 f"NumPy cannot hold an array of {tensor.dtype}",
-                there=first_line(error),
-                remedy="take its numbers first: jax.random.key_data(keys)",
+                available=first_line(error),
+                hint="take its numbers first: jax.random.key_data(keys)",
             ) from error
 
-    def adopt(self, foreign: Any, device: Device) -> Any:
+    def from_dlpack(self, foreign: Any, device: Device) -> Any:
         """As `Exchange.adopt`; copied are strided tensors, read-only ones, and those of NumPy at odd addresses."""
         import jax
 
@@ -90,11 +90,11 @@ class JaxExchange(JaxPlacement, Exchange):
                 raise
             raise MoveError(
                 f"JAX cannot take over a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
-                there=first_line(error),
-                remedy="give a plain array without gradients, or go through host memory with from_host",
+                available=first_line(error),
+                hint="give a plain array without gradients, or go through host memory with from_host",
             ) from error
 
-    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """As `Exchange.rows`; compiled once for each number of rows."""
         from anyaccel_jax.ops import gathered, sliced
 
@@ -152,5 +152,5 @@ def _kept(taken: Any, foreign: Any) -> Any:
     name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     if dtype is not None and name != taken.dtype.name:
         host_transfer.check_dtype(name)
-        raise MoveError(f"JAX would make {name} {taken.dtype}", there="moves keep dtypes")
+        raise MoveError(f"JAX would make {name} {taken.dtype}", available="moves keep dtypes")
     return taken

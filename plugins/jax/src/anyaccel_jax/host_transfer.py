@@ -38,13 +38,13 @@ def check_dtype(dtype: Any) -> None:
     if found.kind not in "biufcV" or found.type is np.void:
         raise MoveError(
             f"JAX has no dtype for NumPy's {found}",
-            there="bool, and integers, floats and complex numbers",
-            remedy="convert the array first, such as with array.astype('float32')",
+            available="bool, and integers, floats and complex numbers",
+            hint="convert the array first, such as with array.astype('float32')",
         )
     held = jax.dtypes.canonicalize_dtype(found)
     if held != found:
         raise MoveError(
             f"JAX would make {found} {held}: its 64-bit types are not enabled",
-            there="moves keep dtypes",
-            remedy=f"call {X64} (or set JAX_ENABLE_X64=1) before you use JAX, or convert first: astype('{held}')",
+            available="moves keep dtypes",
+            hint=f"call {X64} (or set JAX_ENABLE_X64=1) before you use JAX, or convert first: astype('{held}')",
         )

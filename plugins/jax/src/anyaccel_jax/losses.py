@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
 from anyaccel_jax.tree_utils import comes_from
 
@@ -15,16 +15,14 @@ def scalar_loss(loss: Loss) -> Loss:
     """The recipe, where it is Keras's, with a function as others give it.
 
     Raises:
-        RecipeError: the loss's settings are wrong.
+        SpecError: the loss's settings are wrong.
     """
     own = loss.own
     if isinstance(own, type):
         try:
             own = own(**loss.kwargs)
         except (TypeError, ValueError) as error:
-            raise RecipeError(
-                f"the loss {loss.name!r} cannot be made: {error}", remedy="correct loss_kwargs"
-            ) from error
+            raise SpecError(f"the loss {loss.name!r} cannot be made: {error}", hint="correct loss_kwargs") from error
     if not (comes_from(own, "keras") or str(getattr(own, "__module__", "")).startswith("keras.")):
         return Loss(own)
 

@@ -225,8 +225,8 @@ class DonatingOps(JaxOps):
 def _lost(model: Any) -> StateError:
     return StateError(
         f"the trained values of a {type(model).__name__} were lost in a step that failed",
-        there="the model has the values of the beginning of the phase, or of the last checkpoint in it",
-        remedy="see the error of that step, and train again from there",
+        available="the model has the values of the beginning of the phase, or of the last checkpoint in it",
+        hint="see the error of that step, and train again from there",
     )
 
 

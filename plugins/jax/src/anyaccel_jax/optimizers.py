@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from anyaccel.adapter import Rule
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer
 
 Arrays = Mapping[str, Any]
@@ -21,7 +21,7 @@ def rule(recipe: Optimizer) -> Rule:
     """The rule of a function that makes a gradient transformation from a learning rate, or of a transformation.
 
     Raises:
-        RecipeError: it is neither, or does not take the settings.
+        SpecError: it is neither, or does not take the settings.
     """
     return Made(recipe) if callable(recipe.own) else Given(recipe)
 
@@ -66,7 +66,7 @@ class OptaxRule(Rule):
             changes, after = self._transformation(coefficients["rate"]).update(dict(gradients), state, own)
         except TypeError as error:
             asked = f"the optimizer {self.recipe.name} wants more than gradients, state and parameters"
-            raise RecipeError(asked, there=str(error), remedy="use one that wants nothing else") from error
+            raise SpecError(asked, available=str(error), hint="use one that wants nothing else") from error
         scaled = self._scaled(changes, coefficients["rate"])
         return {name: own[name] + scaled[name] for name in own}, _split(after, own)
 
@@ -80,9 +80,9 @@ class Made(OptaxRule):
     def __init__(self, recipe: Optimizer) -> None:
         super().__init__(recipe)
         if "learning_rate" not in _parameters(recipe.own):
-            raise RecipeError(
+            raise SpecError(
                 f"the optimizer {recipe.name} takes no learning_rate",
-                remedy=f"give what it makes, Optimizer({recipe.name}(...)), or a function of learning_rate",
+                hint=f"give what it makes, Optimizer({recipe.name}(...)), or a function of learning_rate",
             )
         _checked(self._transformation(recipe.lr), recipe)
 
@@ -94,8 +94,8 @@ class Made(OptaxRule):
         try:
             return self.recipe.own(learning_rate=rate, **self.recipe.settings)
         except (TypeError, ValueError) as error:
-            raise RecipeError(
-                f"the optimizer {self.recipe.name} cannot be made: {error}", remedy="correct its settings"
+            raise SpecError(
+                f"the optimizer {self.recipe.name} cannot be made: {error}", hint="correct its settings"
             ) from error
 
 
@@ -106,9 +106,9 @@ class Given(OptaxRule):
         super().__init__(recipe)
         _checked(recipe.own, recipe)
         if recipe.settings:
-            raise RecipeError(
+            raise SpecError(
                 f"the optimizer {recipe.name} is made already, and was given {', '.join(recipe.settings)}",
-                remedy="give the settings to the function that makes it",
+                hint="give the settings to the function that makes it",
             )
 
     def coefficients(self, step: int) -> dict[str, float]:
@@ -131,10 +131,10 @@ def _parameters(function: Any) -> Mapping[str, Any]:
 
 def _checked(made: Any, recipe: Optimizer) -> None:
     if not (callable(getattr(made, "init", None)) and callable(getattr(made, "update", None))):
-        raise RecipeError(
+        raise SpecError(
             f"the optimizer {recipe.name} gives a {type(made).__name__}",
-            there="JAX takes gradient transformations, which have init and update, as Optax makes them",
-            remedy="use one of these, or a named optimizer",
+            available="JAX takes gradient transformations, which have init and update, as Optax makes them",
+            hint="use one of these, or a named optimizer",
         )
 
 

@@ -21,8 +21,8 @@ class JaxPlacement(Backend):
 
     framework = "jax"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "tpu", "cpu")
-    roots = ("jax", "jaxlib", "flax", "equinox", "optax", "keras", "anyaccel_jax")
-    forks = False  # JAX keeps threads of its own, which a forked process lacks
+    import_roots = ("jax", "jaxlib", "flax", "equinox", "optax", "keras", "anyaccel_jax")
+    fork_safe = False  # JAX keeps threads of its own, which a forked process lacks
     platforms: ClassVar[Mapping[str, str]] = {}  # JAX's word for a kind, where it is another one
 
     def devices(self) -> Sequence[Device]:
@@ -40,7 +40,7 @@ class JaxPlacement(Backend):
 
         return list(jax.local_devices(backend=self.platforms.get(kind, kind)))
 
-    def why_not(self, device: Device) -> str:
+    def unavailable_reason(self, device: Device) -> str:
         """As `Backend.why_not`: JAX's settings, or how it was installed."""
         return why_not(device, self._count(device.kind))
 
@@ -56,12 +56,12 @@ class JaxPlacement(Backend):
         """The device as JAX's own object; starts JAX."""
         there = self._there(device.kind)
         if device.index >= len(there):
-            raise DeviceUnavailableError(f"JAX has no {device}", there=", ".join(map(str, there)))
+            raise DeviceUnavailableError(f"JAX has no {device}", available=", ".join(map(str, there)))
         return there[device.index]
 
     def owns(self, obj: Any) -> bool:
         """As `Backend.owns`; objects of Keras where it runs on JAX, and of this package the models."""
-        return is_held(obj) or is_keras(obj) or comes_from(obj, *self.roots[:-2])
+        return is_held(obj) or is_keras(obj) or comes_from(obj, *self.import_roots[:-2])
 
     def device_of(self, obj: Any) -> Device | None:
         """Where the first array of an array, model, optimizer or pytree is; None if it holds none, or while traced.

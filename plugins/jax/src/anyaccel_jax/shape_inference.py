@@ -69,14 +69,14 @@ def _refused(model: Model, inputs: Sequence[TensorSpec], error: Exception) -> Sh
     elif isinstance(error, (AttributeError, NameError)):
         remedy = "mend the model; the whole traceback is above"
     asked = f"{_shown(model)} does not take {' and '.join(map(str, inputs)) or 'no input'} per sample"
-    return ShapeError(asked, there=first_line(error), remedy=remedy)
+    return ShapeError(asked, available=first_line(error), hint=remedy)
 
 
 def _no_batch(model: Model, output: Any, batch: int) -> ShapeError:
     return ShapeError(
         f"{_shown(model)} gives shape {list(output.shape)} for a batch of {batch}",
-        there="the first axis of every output must be the batch",
-        remedy="keep the batch first in what the model gives",
+        available="the first axis of every output must be the batch",
+        hint="keep the batch first in what the model gives",
     )
 
 
@@ -84,7 +84,7 @@ def _varying(model: Model, first: Sequence[TensorSpec], second: Sequence[TensorS
     shown = [", ".join(map(str, specs)) for specs in (first, second)]
     return ShapeError(
         f"{_shown(model)} gives {shown[0]} per sample for a batch of 2 and {shown[1]} for a batch of 3",
-        remedy="let the model treat every sample alike, whatever the batch",
+        hint="let the model treat every sample alike, whatever the batch",
     )
 
 

@@ -16,7 +16,7 @@ def only_device(array: Any) -> Any:
     own, *others = array.devices()
     if others:
         remedy = "put it on one: jax.device_put(array, device)"
-        raise DeviceMismatchError("the array is on several devices", there=str(array.sharding), remedy=remedy)
+        raise DeviceMismatchError("the array is on several devices", available=str(array.sharding), hint=remedy)
     return own
 
 

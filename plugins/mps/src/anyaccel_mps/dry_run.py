@@ -83,7 +83,7 @@ def _rehearse(segment: Segment, recorder: Recorder) -> None:
             if segment.groups or segment.needs_pullback:
                 _train(program, inputs, recorder)
     finally:
-        program.release()
+        program.close()
 
 
 def _train(program: TorchProgram, inputs: list[torch.Tensor], recorder: Recorder) -> None:
@@ -92,7 +92,7 @@ def _train(program: TorchProgram, inputs: list[torch.Tensor], recorder: Recorder
     pullback([torch.zeros_like(output) for output in outputs])
     recorder.stage = "optimizer"
     program.grad_stats()
-    program.apply()
+    program.optimizer_step()
 
 
 def _copied(segment: Segment) -> Segment:

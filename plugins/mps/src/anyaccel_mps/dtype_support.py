@@ -33,8 +33,8 @@ def check(obj: Any, where: object, lacking: frozenset[str]) -> None:
             _, for_tensor, for_module = _CLOSEST.get(name, _OTHER)
             raise MoveError(
                 f"{what or 'a tensor'} is {name}, which {where} cannot hold",
-                there=why or _there(name),
-                remedy=f"convert it first: {for_module if in_module else for_tensor}",
+                available=why or _there(name),
+                hint=f"convert it first: {for_module if in_module else for_tensor}",
             )
 
 
@@ -47,8 +47,8 @@ def check_array(dtype: Any, where: object, lacking: frozenset[str]) -> None:
     if dtype.name in lacking:
         raise MoveError(
             f"an array of {dtype.name} was given, which {where} cannot hold",
-            there=_there(dtype.name),
-            remedy=f"convert it first: array.astype({_CLOSEST.get(dtype.name, _OTHER)[0]!r})",
+            available=_there(dtype.name),
+            hint=f"convert it first: array.astype({_CLOSEST.get(dtype.name, _OTHER)[0]!r})",
         )
 
 

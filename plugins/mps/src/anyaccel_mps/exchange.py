@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.backend import Sent
+from anyaccel.backend import AsyncCopy
 from anyaccel.device import Device
 from anyaccel_mps.dtype_support import check_array
 from anyaccel_mps.placement import MpsPlacement
@@ -21,10 +21,10 @@ class MpsExchange(MpsPlacement, TorchExchange):
         check_array(array.dtype, device, self.lacking)
         return super().from_host(array, device)
 
-    def take(self, array: np.ndarray, device: Device) -> Any:
+    def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
         """As `Exchange.take`; Metal computes from memory of its own, so that there is a copy."""
         return self.from_host(array, device)
 
-    def send(self, array: np.ndarray, device: Device) -> Sent:
+    def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
         """As `Exchange.send`; the copy is waited for: of one that is not, MPS has been seen to make garbage."""
-        return Sent(self.from_host(array, device))
+        return AsyncCopy(self.from_host(array, device))

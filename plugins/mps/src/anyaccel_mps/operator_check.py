@@ -40,8 +40,8 @@ def judge(segment: Segment, operators: Operators) -> None:
         return
     raise PhaseError(
         f"segment {segment.label!r} cannot be computed on mps:0: it needs operators that MPS lacks: {named}",
-        there=f"torch {torch.__version__} has {len(found) - len(lacking)} of the {len(found)} operators it needs",
-        remedy="give the node accelerator='cpu', use other layers, or start Python with "
+        available=f"torch {torch.__version__} has {len(found) - len(lacking)} of the {len(found)} operators it needs",
+        hint="give the node accelerator='cpu', use other layers, or start Python with "
         f"{SWITCH}=1 to compute these operators on the CPU, which is slow and is reported",
     )
 

@@ -22,7 +22,7 @@ class MpsPlacement(TorchPlacement):
     pinning: ClassVar[frozenset[str]] = frozenset()
     lacking: ClassVar[frozenset[str]] = frozenset({"float64", "complex128"})
 
-    def why_not(self, device: Device) -> str:
+    def unavailable_reason(self, device: Device) -> str:
         """As `Backend.why_not`: the system, how this torch was built, or that there is one device only."""
         return why_not(device, len(self.devices()))
 

@@ -86,7 +86,7 @@ class EventFile:
     def _lost(self, error: OSError) -> PhaseError:
         return PhaseError(
             f"TensorBoard's file {str(self._path)!r} cannot be written any more: {error}",
-            remedy="make room, or log to another folder",
+            hint="make room, or log to another folder",
         )
 
 

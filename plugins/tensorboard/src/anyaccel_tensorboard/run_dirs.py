@@ -22,18 +22,18 @@ def checked(folder: Any, asker: str) -> Path:
         ConfigError: it is none.
     """
     if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
-        raise ConfigError(f"{asker} was given {folder!r}, which is no folder", remedy="name one, such as 'runs'")
+        raise ConfigError(f"{asker} was given {folder!r}, which is no folder", hint="name one, such as 'runs'")
     text = os.fspath(folder)
     if not isinstance(text, str) or "://" in text or "\0" in text:
         raise ConfigError(
             f"{asker} was given {text!r}, which is no folder of this machine",
-            remedy="name a local folder, such as 'runs'",
+            hint="name a local folder, such as 'runs'",
         )
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise ConfigError(
-            f"{asker} was given {text!r}, and there is no such home folder", remedy="write the folder without '~'"
+            f"{asker} was given {text!r}, and there is no such home folder", hint="write the folder without '~'"
         ) from error
 
 

@@ -31,7 +31,7 @@ class Log:
             raise PhaseError(
                 f"phase {run.phase.label!r} cannot be logged: TensorBoard's folder {str(root)!r} cannot be written "
                 f"({error})",
-                remedy="log to another folder, or to none",
+                hint="log to another folder, or to none",
             ) from error
 
     def settings(self) -> None:
@@ -110,7 +110,7 @@ class Tracker:
         if run in self._logs:
             raise PhaseError(
                 f"phase {run.phase.label!r} has one TensorBoard callback twice",
-                remedy="give it to the experiment or to the phase, not to both",
+                hint="give it to the experiment or to the phase, not to both",
             )
         self._logs[run] = log = Log(run, folder)
         log.settings()

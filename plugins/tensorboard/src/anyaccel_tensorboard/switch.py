@@ -74,7 +74,7 @@ def _check_loaded() -> None:
     if not registry().hooks.is_registered(import_module("anyaccel_tensorboard")):
         raise PluginError(
             "log_to() has no effect: the plugin 'tensorboard' is not loaded",
-            there=", ".join(plugin.name for plugin in registry().plugins),
-            remedy="add it to ANYACCEL_PLUGINS or install anyaccel-tensorboard, or give phases the callback "
+            available=", ".join(plugin.name for plugin in registry().plugins),
+            hint="add it to ANYACCEL_PLUGINS or install anyaccel-tensorboard, or give phases the callback "
             "TensorBoard(folder)",
         )

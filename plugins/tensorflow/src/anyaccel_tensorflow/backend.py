@@ -16,7 +16,7 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory)
     where its word is another one `types` (see `TensorFlowPlacement`).
     """
 
-    forks = False  # TensorFlow keeps threads of its own, which a forked process lacks
+    fork_safe = False  # TensorFlow keeps threads of its own, which a forked process lacks
     environment: ClassVar[tuple[str, ...]] = (
         "TF_FORCE_GPU_ALLOW_GROWTH",
         "TF_GPU_ALLOCATOR",

@@ -96,7 +96,7 @@ class SequentialMLP(FromRecipe):
     variables are `layers[i].weight` [out, in] and `layers[i].bias` [out].
 
     Raises:
-        RecipeError: a setting out of range.
+        SpecError: a setting out of range.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class SequentialCNN(FromRecipe):
     [out, in, k, k], `convs[i].bias`, `head.weight` and `head.bias`.
 
     Raises:
-        RecipeError: a setting out of range.
+        SpecError: a setting out of range.
     """
 
     recipe: CNNRecipe

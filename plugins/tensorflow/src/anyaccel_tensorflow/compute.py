@@ -21,7 +21,7 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
     losses that a phase tells are without them.
     """
 
-    def mixes(self, model: Any) -> str:
+    def batch_coupling(self, model: Any) -> str:
         """As `Compute.mixes`: BatchNormalization that trains, and layers called like it; of others nothing is known."""
         from anyaccel_tensorflow.shape_inference import mixes
 
@@ -47,11 +47,11 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
         """
         return {name: TensorSpec(tuple(one.shape), _name(one)) for name, one in _held(model).parameters.items()}
 
-    def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
         """As `Compute.writes`: tensors cannot be written to, and memory of others is never reused for results."""
         return False
 
-    def layout(self, model: Any) -> tuple[str, str]:
+    def data_format(self, model: Any) -> tuple[str, str]:
         """As `Compute.layout`, for Keras layers of images, and sequences that begin or end with one."""
         from anyaccel_tensorflow.shape_inference import layout
 
@@ -95,13 +95,13 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
-    def refuses(self, recipe: Optimizer | Loss) -> str:
+    def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
         """As `Compute.refuses`; an optimizer of Keras changes variables of its own, and a program has tensors."""
         if isinstance(recipe, Optimizer) and recipe.own is not None:
             return (
                 f"{recipe.name} is no name, and TensorFlow is served with the named optimizers: {', '.join(OPTIMIZERS)}"
             )
-        return super().refuses(recipe)
+        return super().unsupported_reason(recipe)
 
 
 def _held(model: Any) -> Any:
@@ -111,7 +111,7 @@ def _held(model: Any) -> Any:
     if not is_built(model):
         raise StateError(
             f"{type(model).__name__} has no parameters yet: the shapes of its inputs are not known",
-            remedy="build the graph it is in, or call it once with a batch",
+            hint="build the graph it is in, or call it once with a batch",
         )
     return held(model)
 
@@ -134,11 +134,13 @@ def _check_names(state: Mapping[str, np.ndarray], named: Mapping[str, Any]) -> N
         asked = [f"lacks {', '.join(missing)}"] if missing else []
         asked += [f"has {', '.join(strange)}, which the model has not"] if strange else []
         there = f"the model has {', '.join(named) or 'no values'}"
-        raise StateError(f"the state {' and '.join(asked)}", there=there, remedy="load the state of a model made alike")
+        raise StateError(
+            f"the state {' and '.join(asked)}", available=there, hint="load the state of a model made alike"
+        )
 
 
 def _check_value(name: str, value: np.ndarray, variable: Any) -> None:
     if value.shape != tuple(variable.shape) or value.dtype.name != _name(variable):
         given, has = f"{value.dtype.name}{list(value.shape)}", f"{_name(variable)}{list(variable.shape)}"
         remedy = "load the state of a model of the same sizes and dtype"
-        raise StateError(f"{name} in the state is {given}", there=f"the model's is {has}", remedy=remedy)
+        raise StateError(f"{name} in the state is {given}", available=f"the model's is {has}", hint=remedy)

@@ -42,17 +42,17 @@ def _told(error: Exception, what: str) -> AnyaccelError | None:
     words = first_line(error)
     if isinstance(error, tf.errors.ResourceExhaustedError):
         remedy = "use smaller batches, free memory on the device, or choose a device with more"
-        return OutOfMemoryError(f"no room for {what}", there=words, remedy=remedy)
+        return OutOfMemoryError(f"no room for {what}", available=words, hint=remedy)
     if isinstance(error, tf.errors.InvalidArgumentError) and "device specification" in words:
         return DeviceUnavailableError(
             f"{what}: TensorFlow has no such device",
-            there=words.rpartition("All available devices")[2].strip(" []."),
-            remedy="run `anyaccel devices` to see what is there, and why not more",
+            available=words.rpartition("All available devices")[2].strip(" []."),
+            hint="run `anyaccel devices` to see what is there, and why not more",
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "conflicting devices" in words:
         return MoveError(
             f"{what}: its inputs are on different devices",
-            there=words.partition("Tensors can be")[0].strip(),
-            remedy="move them to one device first: anyaccel.move(tensor, device)",
+            available=words.partition("Tensors can be")[0].strip(),
+            hint="move them to one device first: anyaccel.move(tensor, device)",
         )
     return None

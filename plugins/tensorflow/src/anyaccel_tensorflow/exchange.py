@@ -25,7 +25,7 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
 
         return self.move(owned(array, "/CPU:0"), device)
 
-    def take(self, array: np.ndarray, device: Device) -> Any:
+    def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
         """As `Exchange.take`; on the CPU the array's own memory, which TensorFlow keeps, where dense and aligned."""
         from anyaccel_tensorflow.host_transfer import given
 
@@ -33,7 +33,7 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
             return self.from_host(array, device)
         return self.move(given(array, "/CPU:0"), device)
 
-    def buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+    def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         """As `Exchange.buffer`; TensorFlow page-locks nothing that others may write to."""
         return aligned_empty(shape, dtype)
 
@@ -45,13 +45,13 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
             what = f"a tensor of {tensor.dtype.name}" if is_tensor(tensor) else f"a {type(tensor).__name__}"
             raise MoveError(
                 f"NumPy cannot hold {what}",
-                there="dense tensors of numbers and booleans can be read",
-                remedy="convert it first: tf.sparse.to_dense(x), ragged.to_tensor(), variable.value()",
+                available="dense tensors of numbers and booleans can be read",
+                hint="convert it first: tf.sparse.to_dense(x), ragged.to_tensor(), variable.value()",
             )
         found: np.ndarray = np.asarray(tensor)
         return found
 
-    def adopt(self, foreign: Any, device: Device) -> Any:
+    def from_dlpack(self, foreign: Any, device: Device) -> Any:
         """As `Exchange.adopt`; what TensorFlow cannot use in place, as it is strided or not aligned, is copied."""
         from anyaccel_tensorflow.dlpack import taken
 
@@ -64,12 +64,12 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise MoveError(
                 f"TensorFlow cannot take over a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
-                there=first_line(error),
-                remedy="give a plain array without gradients, or go through host memory with from_host",
+                available=first_line(error),
+                hint="give a plain array without gradients, or go through host memory with from_host",
             ) from error
         return self.move(found, device)
 
-    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """As `Exchange.rows`."""
         from anyaccel_tensorflow.host_transfer import cut, gathered
 

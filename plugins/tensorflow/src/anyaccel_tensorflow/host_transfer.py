@@ -53,8 +53,8 @@ def given(array: np.ndarray, name: str) -> tf.Tensor:
 def _lacking(array: np.ndarray, words: str) -> MoveError:
     return MoveError(
         f"TensorFlow has no dtype for NumPy's {array.dtype}",
-        there=words,
-        remedy="convert the array first, such as with array.astype('float32')",
+        available=words,
+        hint="convert the array first, such as with array.astype('float32')",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anyaccel.errors import RecipeError, ShapeError
+from anyaccel.errors import ShapeError, SpecError
 from anyaccel.specs import Loss
 from anyaccel_tensorflow.variables import keras
 
@@ -21,16 +21,14 @@ def scalar_loss(loss: Loss) -> Loss:
     """The recipe, where it is Keras's, with a function as others give it.
 
     Raises:
-        RecipeError: the loss's settings are wrong.
+        SpecError: the loss's settings are wrong.
     """
     own = loss.own
     if isinstance(own, type):
         try:
             own = own(**loss.kwargs)
         except (TypeError, ValueError) as error:
-            raise RecipeError(
-                f"the loss {loss.name!r} cannot be made: {error}", remedy="correct loss_kwargs"
-            ) from error
+            raise SpecError(f"the loss {loss.name!r} cannot be made: {error}", hint="correct loss_kwargs") from error
     if not _is_keras(own):
         return Loss(own)
 
@@ -55,6 +53,6 @@ def _check(name: str, outputs: Any, targets: Any) -> None:
     if two not in (one, (*one, 1)):
         raise ShapeError(
             f"the loss {name!r} is given outputs {list(outputs)} and targets {list(targets)}",
-            there="they must have the same shape: nothing broadcasts",
-            remedy="let the model give the shape of the targets, or store the targets in that of the outputs",
+            available="they must have the same shape: nothing broadcasts",
+            hint="let the model give the shape of the targets, or store the targets in that of the outputs",
         )

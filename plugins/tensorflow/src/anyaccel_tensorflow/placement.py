@@ -19,7 +19,7 @@ class TensorFlowPlacement(Backend):
 
     framework = "tensorflow"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "cpu")
-    roots = ("tensorflow", "keras")
+    import_roots = ("tensorflow", "keras")
     types: ClassVar[Mapping[str, str]] = {}  # TensorFlow's word for a kind, where it is not its upper case
 
     def devices(self) -> Sequence[Device]:
@@ -35,7 +35,7 @@ class TensorFlowPlacement(Backend):
     def _word(self, kind: str) -> str:
         return self.types.get(kind, kind.upper())
 
-    def why_not(self, device: Device) -> str:
+    def unavailable_reason(self, device: Device) -> str:
         """As `Backend.why_not`: how this TensorFlow was built, or how many devices it sees."""
         return why_not(device, self._count(device.kind))
 
@@ -89,8 +89,8 @@ class TensorFlowPlacement(Backend):
     def _present(self, device: Device) -> str:
         """TensorFlow's name of a device that is there."""
         if device not in (there := self.devices()):
-            asked = f"TensorFlow has no {device} ({self.why_not(device) or 'unknown'})"
-            raise DeviceUnavailableError(asked, there=", ".join(map(str, there)) or "no device", remedy="use another")
+            asked = f"TensorFlow has no {device} ({self.unavailable_reason(device) or 'unknown'})"
+            raise DeviceUnavailableError(asked, available=", ".join(map(str, there)) or "no device", hint="use another")
         return self.device_string(device)
 
     def synchronize(self, device: Device) -> None:

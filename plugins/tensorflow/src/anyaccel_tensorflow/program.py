@@ -24,7 +24,7 @@ class TensorFlowProgram(TracedProgram):
     nothing falls back to the CPU, and nothing is copied between devices unasked.
 
     Raises:
-        RecipeError: an optimizer or loss that TensorFlow lacks.
+        SpecError: an optimizer or loss that TensorFlow lacks.
         GraphError: two different models, one of which learns, share a parameter.
     """
 
@@ -90,17 +90,23 @@ class TensorFlowProgram(TracedProgram):
 
         return outputs, losses, pullback
 
-    def steps(
-        self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int, parts: int = 1
+    def train_steps(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int = 1,
     ) -> Any:
         """As of `TracedProgram`."""
         with self._there(f"steps of segment {self.segment.label!r}"):
-            return super().steps(columns, orders, start, count, batch, parts)
+            return super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
 
-    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch: int, parts: int = 1) -> None:
+    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
         """As of `TracedProgram`; by XLA, or without it where XLA lacks an operation."""
         with self._there(f"steps of segment {self.segment.label!r}"):
-            super().compile(columns, orders, batch, parts)
+            super().compile(columns, orders, batch_size, n_microbatches)
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
         """As of `TracedProgram`."""
@@ -112,21 +118,21 @@ class TensorFlowProgram(TracedProgram):
         with self._there("a factor for gradients"):
             return super().clip_factor(limit, squares)
 
-    def apply(self, scale: Mapping[str, Any] | None = None) -> None:
+    def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
         """As of `TracedProgram`."""
         with self._there(f"an update of segment {self.segment.label!r}"):
-            super().apply(scale)
+            super().optimizer_step(scale)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def publish(self) -> None:
+    def sync_models(self) -> None:
         """As of `TracedProgram`."""
         with self._there("the state of models"):
-            super().publish()
+            super().sync_models()
 
-    def release(self) -> dict[str, NodeState]:
+    def close(self) -> dict[str, NodeState]:
         """As of `TracedProgram`; soft placement and the device policy are as before then."""
         try:
-            return super().release()
+            return super().close()
         finally:
             self._hold.end()

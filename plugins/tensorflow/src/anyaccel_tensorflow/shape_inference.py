@@ -27,7 +27,7 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
     """
     if not callable(model):
         raise ShapeError(
-            f"{type(model).__name__} cannot be called", remedy="give it a __call__ that takes a batch and gives outputs"
+            f"{type(model).__name__} cannot be called", hint="give it a __call__ that takes a batch and gives outputs"
         )
     runtime_config.begin()
     try:
@@ -182,14 +182,14 @@ def _refused(model: Any, inputs: Sequence[TensorSpec], error: Exception) -> Shap
     elif other is not None:
         remedy = f"give {wanted} inputs if the dtype is in the way, or make the model with dtype={other!r}"
     asked = f"{type(model).__name__} does not take {' and '.join(map(str, inputs)) or 'no input'} per sample"
-    return ShapeError(asked, there=first_line(error), remedy=remedy)
+    return ShapeError(asked, available=first_line(error), hint=remedy)
 
 
 def _no_batch(model: Any, output: Any, batch: int) -> ShapeError:
     return ShapeError(
         f"{type(model).__name__} gives shape {output.shape} for a batch of {batch}",
-        there="the first axis of every output must be the batch",
-        remedy="keep the batch first in what the model gives",
+        available="the first axis of every output must be the batch",
+        hint="keep the batch first in what the model gives",
     )
 
 
@@ -197,7 +197,7 @@ def _varying(model: Any, first: Sequence[TensorSpec], second: Sequence[TensorSpe
     shown = [", ".join(map(str, specs)) for specs in (first, second)]
     return ShapeError(
         f"{type(model).__name__} gives {shown[0]} per sample for a batch of 2 and {shown[1]} for a batch of 3",
-        remedy="let the model treat every sample alike, whatever the batch",
+        hint="let the model treat every sample alike, whatever the batch",
     )
 
 

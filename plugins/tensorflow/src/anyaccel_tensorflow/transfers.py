@@ -43,8 +43,8 @@ def moved(tensor: tf.Tensor, name: str) -> tf.Tensor:
     if tensor.dtype in _NO_VALUES:
         raise MoveError(
             f"a tensor of {tensor.dtype.name} cannot be moved to {name}",
-            there="devices hold numbers and booleans",
-            remedy="encode it as numbers first",
+            available="devices hold numbers and booleans",
+            hint="encode it as numbers first",
         )
     runtime_config.begin()
     with telling(f"a {tensor.dtype.name} tensor of shape {tensor.shape.as_list()} to {name}"), tf.device(name):
@@ -52,8 +52,8 @@ def moved(tensor: tf.Tensor, name: str) -> tf.Tensor:
     if not is_on(found, name):
         raise DeviceUnavailableError(
             f"a tensor was to be on {name}, and TensorFlow put it on {found.device}",
-            there=", ".join(one.name for one in tf.config.list_logical_devices()),
-            remedy="use a device that is there",
+            available=", ".join(one.name for one in tf.config.list_logical_devices()),
+            hint="use a device that is there",
         )
     return found
 
@@ -74,8 +74,8 @@ def relocated(obj: Any, name: str) -> Any:
     if not (variables.is_part(obj) or variables.is_keras_variable(obj)):
         raise MoveError(
             f"TensorFlow cannot place a {type(obj).__module__}.{type(obj).__name__}",
-            there="tensors, variables, tf.Modules, Keras layers and optimizers, and containers of these can be",
-            remedy="place its tensors one by one, or make it inside anyaccel.scope(device)",
+            available="tensors, variables, tf.Modules, Keras layers and optimizers, and containers of these can be",
+            hint="place its tensors one by one, or make it inside anyaccel.scope(device)",
         )
     owned = [variable for _, variable in variables.walk(obj)]
     optimizer: Any = getattr(obj, "optimizer", None)
@@ -124,7 +124,7 @@ def _refill(variable: Any, made: tf.Variable) -> None:
     if variable.value is not made:
         raise MoveError(
             f"variable {variable.path} cannot be moved: this Keras holds its values in another way",
-            remedy="build the model inside anyaccel.scope(device), and tell the authors of anyaccel-tensorflow",
+            hint="build the model inside anyaccel.scope(device), and tell the authors of anyaccel-tensorflow",
         )
 
 
@@ -160,15 +160,15 @@ def _refuse_traced(obj: Any) -> None:
         if isinstance(part, tf.random.Generator):
             raise MoveError(
                 f"{type(obj).__name__} holds a tf.random.Generator, which cannot be moved",
-                remedy="make the model inside anyaccel.scope(device)",
+                hint="make the model inside anyaccel.scope(device)",
             )
         for name, function in variables.functions(part):
             if function.experimental_get_tracing_count():
                 raise MoveError(
                     f"{type(part).__name__} cannot be moved: its tf.function {name!r} was traced with the variables "
                     "that it has now, and would go on using them",
-                    there="TensorFlow cannot move a variable, so that a moved model has new ones",
-                    remedy="place the model before it is called for the first time, or make it inside "
+                    available="TensorFlow cannot move a variable, so that a moved model has new ones",
+                    hint="place the model before it is called for the first time, or make it inside "
                     "anyaccel.scope(device)",
                 )
 

@@ -82,7 +82,7 @@ class SequentialMLP(FromRecipe):
     built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
 
     Raises:
-        RecipeError: a setting out of range.
+        SpecError: a setting out of range.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class SequentialCNN(FromRecipe):
     the shape is known: by `build`, by the graph it is in, or else by its first batch with seed 0.
 
     Raises:
-        RecipeError: a setting out of range.
+        SpecError: a setting out of range.
     """
 
     recipe: CNNRecipe
@@ -167,8 +167,8 @@ def outputs_of(result: Any) -> tuple[Tensor, ...]:
     kinds = ", ".join(type(item).__name__ for item in items) if isinstance(items, (tuple, list)) else "no tensor"
     raise ShapeError(
         f"the model gives a {type(result).__name__} of {kinds or 'nothing'}, which is no output of a node",
-        there="a tensor, or a tuple, list or dict of tensors, can be one",
-        remedy="wrap it in a module that gives only the tensors wanted",
+        available="a tensor, or a tuple, list or dict of tensors, can be one",
+        hint="wrap it in a module that gives only the tensors wanted",
     )
 
 

@@ -45,19 +45,19 @@ class TorchCompute(TorchPlacement, Compute):
         named = _built(model, parameters(model))
         return {name: TensorSpec(tuple(tensor.shape), name_of(tensor.dtype)) for name, tensor in named.items()}
 
-    def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
         """As `Compute.writes`; runs the model on zeros and asks torch's count of writes."""
         from anyaccel_torch.module_traits import writes
 
         return writes(model, inputs)
 
-    def mixes(self, model: Any) -> str:
+    def batch_coupling(self, model: Any) -> str:
         """As `Compute.mixes`; knows batch normalization as a layer, not as a function."""
         from anyaccel_torch.module_traits import mixes
 
         return mixes(model)
 
-    def layout(self, model: Any) -> tuple[str, str]:
+    def data_format(self, model: Any) -> tuple[str, str]:
         """As `Compute.layout`, for single layers and plain sequences of them."""
         from anyaccel_torch.module_traits import layout
 
@@ -89,17 +89,17 @@ class TorchCompute(TorchPlacement, Compute):
         try:
             values = {name: copied(np.asarray(state[name])) for name in named}
         except MoveError as error:
-            asked = f"the state cannot be loaded: {error.asked}"
-            raise StateError(asked, there=error.there, remedy=error.remedy) from error
+            asked = f"the state cannot be loaded: {error.problem}"
+            raise StateError(asked, available=error.available, hint=error.hint) from error
         for name, tensor in named.items():
             _check_value(name, values[name], tensor)
         with torch.no_grad():
             for name, tensor in named.items():
                 tensor.copy_(values[name])
 
-    def refuses(self, recipe: Optimizer | Loss) -> str:
+    def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
         """As `Compute.refuses`; takes losses of Keras, and says what to use in place of its optimizers."""
-        reason = super().refuses(recipe)
+        reason = super().unsupported_reason(recipe)
         if not reason:
             return ""
         from anyaccel_torch import keras
@@ -126,7 +126,7 @@ def _built(model: torch.nn.Module, named: Mapping[str, torch.Tensor]) -> Mapping
     if unbuilt(model) or keras.unbuilt(model) or any(is_lazy(tensor) for tensor in named.values()):
         raise StateError(
             f"{type(model).__name__} has no parameters yet: the shapes of its inputs are not known",
-            remedy="build the graph it is in, or call it once with a batch",
+            hint="build the graph it is in, or call it once with a batch",
         )
     return named
 
@@ -145,8 +145,8 @@ def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
     except TypeError as error:
         raise StateError(
             f"{name} is {str(tensor.dtype).removeprefix('torch.')}, which NumPy lacks",
-            there=str(error),
-            remedy="convert the model before saving, with model.float(), and back after loading",
+            available=str(error),
+            hint="convert the model before saving, with model.float(), and back after loading",
         ) from error
     return host
 
@@ -157,11 +157,13 @@ def _check_names(state: Mapping[str, np.ndarray], named: Mapping[str, torch.Tens
         asked = [f"lacks {', '.join(missing)}"] if missing else []
         asked += [f"has {', '.join(strange)}, which the model has not"] if strange else []
         there = f"the model has {', '.join(named) or 'no values'}"
-        raise StateError(f"the state {' and '.join(asked)}", there=there, remedy="load the state of a model made alike")
+        raise StateError(
+            f"the state {' and '.join(asked)}", available=there, hint="load the state of a model made alike"
+        )
 
 
 def _check_value(name: str, value: torch.Tensor, tensor: torch.Tensor) -> None:
     if value.shape != tensor.shape or value.dtype != tensor.dtype:
         given, has = (f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (value, tensor))
         remedy = "load the state of a model of the same sizes and dtype"
-        raise StateError(f"{name} in the state is {given}", there=f"the model's is {has}", remedy=remedy)
+        raise StateError(f"{name} in the state is {given}", available=f"the model's is {has}", hint=remedy)

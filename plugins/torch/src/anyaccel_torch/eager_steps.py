@@ -102,9 +102,9 @@ class PlainSteps:
         if not roots or not self._trained:
             raise PhaseError(
                 f"no loss of segment {self._label!r} reaches a parameter that is to be trained",
-                there=f"losses: {', '.join(loss.label for loss in self._losses) or 'none'}; "
+                available=f"losses: {', '.join(loss.label for loss in self._losses) or 'none'}; "
                 f"parameters to train: {len(self._trained)}",
-                remedy="unfreeze a node before the loss, set requires_grad on its parameters, or add a loss after it",
+                hint="unfreeze a node before the loss, set requires_grad on its parameters, or add a loss after it",
             )
         return roots, [torch.full_like(found[i], self._losses[i].weight, requires_grad=False) for i in roots]
 

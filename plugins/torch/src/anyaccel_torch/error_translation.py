@@ -53,8 +53,8 @@ def refuse_mixing(error: RuntimeError, who: str, inputs: Mapping[str, Any]) -> N
     given = ", ".join(f"{name} on {getattr(tensor, 'device', 'no device')}" for name, tensor in inputs.items())
     raise DeviceMismatchError(
         f"{who} computes with tensors of several devices",
-        there=f"its inputs are {given or 'none'}; torch says: {first_line(error)}",
-        remedy="make tensors inside it where its inputs are, as in torch.zeros(3, device=x.device), and keep those "
+        available=f"its inputs are {given or 'none'}; torch says: {first_line(error)}",
+        hint="make tensors inside it where its inputs are, as in torch.zeros(3, device=x.device), and keep those "
         "that stay with register_buffer",
     ) from error
 
@@ -69,14 +69,14 @@ def _told(error: RuntimeError, what: str) -> AnyaccelError | None:
     words = str(error)
     if any(mark in words for mark in _NO_ROOM):
         remedy = "use smaller batches, free memory on the device, or choose a device with more"
-        return OutOfMemoryError(f"no room for {what}", there=first_line(error), remedy=remedy)
+        return OutOfMemoryError(f"no room for {what}", available=first_line(error), hint=remedy)
     if _is_elsewhere(words):
         asked = f"{what}: tensors of several devices meet in one operation"
         remedy = "bring them to one device; what functions of your own make belongs where their inputs are"
-        return DeviceMismatchError(asked, there=first_line(error), remedy=remedy)
+        return DeviceMismatchError(asked, available=first_line(error), hint=remedy)
     if "meta tensor" in words:
         remedy = "give its parameters values first: model.to_empty(device='cpu'), then load or initialise them"
-        return MoveError(f"{what}: there are no values to move, it is on torch's meta device", remedy=remedy)
+        return MoveError(f"{what}: there are no values to move, it is on torch's meta device", hint=remedy)
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.backend import Exchange, Sent
+from anyaccel.backend import AsyncCopy, Exchange
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty, is_dense, is_own
@@ -28,7 +28,7 @@ class TorchExchange(TorchPlacement, Exchange):
             check_dtypes(host, device, self.lacking)
             return host.to(self.torch_device(device), non_blocking=pinned and host.is_pinned())
 
-    def take(self, array: np.ndarray, device: Device) -> Any:
+    def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
         """As `Exchange.take`; on the CPU the tensor is the array's own memory, where that is writable and dense."""
         if self.torch_device(device).type != "cpu" or not is_own(array):
             return self.from_host(array, device)
@@ -36,16 +36,16 @@ class TorchExchange(TorchPlacement, Exchange):
         check_dtypes(tensor, device, self.lacking)
         return tensor
 
-    def buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+    def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         """As `Exchange.buffer`; page-locked for the kinds of `pinning`, as long as there is such memory."""
         made = page_locked(shape, dtype) if device.kind in self.pinning else None
         return aligned_empty(shape, dtype) if made is None else made
 
-    def send(self, array: np.ndarray, device: Device) -> Sent:
+    def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
         """As `Exchange.send`; from page-locked memory by a stream of its own, from any other at once."""
         target = self.torch_device(device)
         if device.kind not in self.pinning or not is_dense(array) or not can_send_aside(host := lent(array), target):
-            return Sent(self.from_host(array, device))
+            return AsyncCopy(self.from_host(array, device))
         check_dtypes(host, device, self.lacking)
         with telling(f"an array of {array.nbytes} bytes on {device}"):
             return sent_aside(host, target)
@@ -58,12 +58,12 @@ class TorchExchange(TorchPlacement, Exchange):
         except (TypeError, RuntimeError) as error:
             raise MoveError(
                 f"NumPy cannot hold a tensor of {tensor.dtype} ({tensor.layout})",
-                there=first_line(error),
-                remedy="convert it first: tensor.float(), or tensor.to_dense() if it is sparse",
+                available=first_line(error),
+                hint="convert it first: tensor.float(), or tensor.to_dense() if it is sparse",
             ) from error
         return found
 
-    def adopt(self, foreign: Any, device: Device) -> Any:
+    def from_dlpack(self, foreign: Any, device: Device) -> Any:
         """As `Exchange.adopt`; what its owner says is read-only is copied, as torch would write to it."""
         import torch
 
@@ -78,12 +78,12 @@ class TorchExchange(TorchPlacement, Exchange):
         except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise MoveError(
                 f"torch cannot take over a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
-                there=first_line(error),
-                remedy="give a plain array without gradients, or go through host memory with from_host",
+                available=first_line(error),
+                hint="give a plain array without gradients, or go through host memory with from_host",
             ) from error
         return self.move(taken, device)
 
-    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """As `Exchange.rows`; a view of the column where there is no order."""
         if order is None:
             return column[start:stop]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anyaccel.device import Device
-from anyaccel.errors import GraphError, RecipeError, ShapeError
+from anyaccel.errors import GraphError, ShapeError, SpecError
 from anyaccel.segment import NodeState, Operation, Segment
 from anyaccel_torch.builtin_models import outputs_of
 from anyaccel_torch.error_translation import refuse_mixing
@@ -69,7 +69,7 @@ class Wiring:
         if name not in self._homes:
             there = ", ".join(self._homes) or "no value"
             asked = f"{name!r} is no value of the segment so far"
-            raise GraphError(asked, there=there, remedy="put the operation that gives it first")
+            raise GraphError(asked, available=there, hint="put the operation that gives it first")
         home = self._homes[name]
         device = home if device is None else device
         if (name, device) not in self._slots:
@@ -88,7 +88,7 @@ class Wiring:
             self._append(_joined(operation, sources, targets[0]), sources)
         elif not callable(operation.model):
             kind = type(operation.model).__name__
-            raise RecipeError(f"{operation.label!r} cannot be called: it is a {kind}", remedy="give an nn.Module")
+            raise SpecError(f"{operation.label!r} cannot be called: it is a {kind}", hint="give an nn.Module")
         else:
             model = self._callable(operation, device)
             if len(sources) == len(targets) == 1:
@@ -139,7 +139,7 @@ def _joined(operation: Operation, sources: Sequence[int], target: int) -> Run:
         if whole < 1:
             there = f"its inputs have {parts[0].ndim - 1} axes per sample, and the batch is never joined"
             asked = f"{operation.label!r} cannot join along axis {axis}"
-            raise ShapeError(asked, there=there, remedy="name an axis of a sample")
+            raise ShapeError(asked, available=there, hint="name an axis of a sample")
         values[target] = torch.cat(parts, whole)
 
     return run
@@ -168,8 +168,8 @@ def _many(model: Callable[..., Any], operation: Operation, sources: Sequence[int
         if len(found) != len(targets):
             raise GraphError(
                 f"{operation.label!r} gives {len(found)} outputs",
-                there=f"{len(targets)} stand in the graph: {', '.join(operation.outputs)}",
-                remedy="let the model give the same outputs every time",
+                available=f"{len(targets)} stand in the graph: {', '.join(operation.outputs)}",
+                hint="let the model give the same outputs every time",
             )
         for target, value in zip(targets, found, strict=True):
             values[target] = value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyaccel.backend import Sent
+from anyaccel.backend import AsyncCopy
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty
 
@@ -99,8 +99,8 @@ def _dtype_for(dtype: np.dtype[Any]) -> torch.dtype:
     except TypeError:
         raise MoveError(
             f"torch has no dtype for NumPy's {dtype}",
-            there="float16, float32, float64, complex, bool, and integers of 8 to 64 bits",
-            remedy="convert the array first, such as with array.astype('float32')",
+            available="float16, float32, float64, complex, bool, and integers of 8 to 64 bits",
+            hint="convert the array first, such as with array.astype('float32')",
         ) from None
 
 
@@ -111,7 +111,7 @@ def can_send_aside(host: torch.Tensor, target: torch.device) -> bool:
     return host.is_pinned() and hasattr(torch.get_device_module(target), "Stream")
 
 
-def sent_aside(host: torch.Tensor, target: torch.device) -> Sent:
+def sent_aside(host: torch.Tensor, target: torch.device) -> AsyncCopy:
     """A tensor of page-locked memory on its way to `target`.
 
     The memory of the copy belongs to the stream that copies. So the stream that computes is noted with it: torch lets
@@ -130,7 +130,7 @@ def sent_aside(host: torch.Tensor, target: torch.device) -> Sent:
         computing.wait_event(copied)
         tensor.record_stream(computing)
 
-    return Sent(tensor, arrive, copied.synchronize)
+    return AsyncCopy(tensor, arrive, copied.synchronize)
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyaccel.errors import RecipeError, ShapeError
+from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import LossTerm
 from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line, refuse_mixing
@@ -61,17 +61,17 @@ def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLos
     """The loss of a term, reading its inputs from `slots`; a module goes to `device`.
 
     Raises:
-        RecipeError: a named loss without two inputs, or a class that cannot be made.
+        SpecError: a named loss without two inputs, or a class that cannot be made.
         (when called) ShapeError: shapes that a named loss would have to broadcast.
-        (when called) RecipeError: an own loss that gives no scalar.
+        (when called) SpecError: an own loss that gives no scalar.
     """
     if term.loss.own is not None:
         return _bind_own(term, slots, device)
     if len(slots) != 2:
-        raise RecipeError(
+        raise SpecError(
             f"loss {term.label!r}: {term.loss.name} was given {len(slots)} inputs ({', '.join(term.inputs)})",
-            there="it takes outputs and targets",
-            remedy="give two inputs, such as ['outputs', 'targets']",
+            available="it takes outputs and targets",
+            hint="give two inputs, such as ['outputs', 'targets']",
         )
     function, fit, weigh = _NAMED[term.loss.name]
     label, (first, second) = f"{term.label!r} ({term.loss.name})", slots
@@ -134,8 +134,8 @@ def _weight(count: int, total: Tensor) -> Tensor:
 def _misfit(label: str, outputs: Tensor, targets: Tensor, rule: str) -> ShapeError:
     return ShapeError(
         f"loss {label}: outputs {list(outputs.shape)} and targets {list(targets.shape)} do not fit, batch first",
-        there=f"{rule}; nothing is broadcast",
-        remedy="give the model an output_shape, or the data a column, of the other's shape",
+        available=f"{rule}; nothing is broadcast",
+        hint="give the model an output_shape, or the data a column, of the other's shape",
     )
 
 
@@ -165,7 +165,7 @@ def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> Bou
             shown = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             remedy = "let it give the mean over the batch, such as with reduction='mean'"
             asked = f"loss {term.label!r}: {term.loss.name} gives {shown}"
-            raise RecipeError(asked, there="a loss must give a scalar tensor", remedy=remedy)
+            raise SpecError(asked, available="a loss must give a scalar tensor", hint=remedy)
         return found
 
     def parts(values: Values) -> tuple[Tensor, Tensor]:
@@ -185,8 +185,8 @@ def _made(term: LossTerm) -> Any:
     except (TypeError, ValueError) as error:
         asked = f"loss {term.label!r}: {term.loss.name} cannot be made: {first_line(error)}"
         there = f"loss_kwargs: {', '.join(term.loss.kwargs) or 'none'}"
-        raise RecipeError(asked, there=there, remedy="correct loss_kwargs, or give an instance") from error
+        raise SpecError(asked, available=there, hint="correct loss_kwargs, or give an instance") from error
     if not callable(made):
         asked = f"loss {term.label!r}: a {term.loss.name} cannot be called"
-        raise RecipeError(asked, remedy="give a class such as torch.nn.MSELoss")
+        raise SpecError(asked, hint="give a class such as torch.nn.MSELoss")
     return made

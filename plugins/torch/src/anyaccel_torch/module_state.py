@@ -69,7 +69,9 @@ def _carry(tensor: Tensor, device: torch.device, name: str) -> None:
     except RuntimeError as error:
         asked = f"{name} cannot be moved to {device}: {first_line(error)}"
         there = "Keras's variables hold on to the tensors that they have, and these cannot become ones of that device"
-        raise MoveError(asked, there=there, remedy="make the model inside keras.device(...) of that device") from error
+        raise MoveError(
+            asked, available=there, hint="make the model inside keras.device(...) of that device"
+        ) from error
 
 
 def _hidden(module: nn.Module) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from anyaccel.errors import RecipeError
+from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer
 from anyaccel_torch.error_translation import first_line
 
@@ -25,7 +25,7 @@ def make(recipe: Optimizer, parameters: list[nn.Parameter], *, sparse: bool = Fa
     """The recipe as an optimizer of torch over `parameters`, fused where torch has that; not for `sparse` gradients.
 
     Raises:
-        RecipeError: a class that is no optimizer of torch, needs a closure, or does not take the settings.
+        SpecError: a class that is no optimizer of torch, needs a closure, or does not take the settings.
     """
     if recipe.own is not None:
         return _own(recipe.own, recipe, parameters)
@@ -48,17 +48,17 @@ def _kernels(recipe: Optimizer, parameters: list[nn.Parameter], *, sparse: bool)
 def _own(cls: type, recipe: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     known = f"names: {', '.join(_CLASSES)}; or a class of torch.optim, or derived from its Optimizer"
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        raise RecipeError(f"{recipe.name} is not an optimizer of torch", there=known, remedy="use one of these")
+        raise SpecError(f"{recipe.name} is not an optimizer of torch", available=known, hint="use one of these")
     closure = inspect.signature(cls.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         asked = f"{recipe.name} wants to compute the loss itself, several times in a step"
-        raise RecipeError(asked, there=known, remedy="use another, or run your own loop for it")
+        raise SpecError(asked, available=known, hint="use another, or run your own loop for it")
     made: Callable[..., torch.optim.Optimizer] = cls
     try:
         return made(parameters, lr=recipe.lr, **recipe.settings)
     except (TypeError, ValueError) as error:
         asked, given = f"{recipe.name} cannot be made: {first_line(error)}", ", ".join(("lr", *recipe.settings))
-        raise RecipeError(asked, there=f"settings {given}", remedy="correct the settings of Optimizer(...)") from error
+        raise SpecError(asked, available=f"settings {given}", hint="correct the settings of Optimizer(...)") from error
 
 
 def slots_of(recipe: Optimizer, parameters: list[nn.Parameter]) -> set[str]:

@@ -59,7 +59,7 @@ class GroupOptimizer:
     going back to a copy.
 
     Raises:
-        RecipeError: see `make`.
+        SpecError: see `make`.
     """
 
     def __init__(

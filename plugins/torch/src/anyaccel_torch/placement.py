@@ -19,7 +19,7 @@ class TorchPlacement(Backend):
 
     framework = "torch"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "xpu", "cpu")
-    roots = ("torch",)
+    import_roots = ("torch",)
     types: ClassVar[Mapping[str, str]] = {"gpu": "cuda"}  # torch's word for a kind, where it is another one
     pinning: ClassVar[frozenset[str]] = frozenset({"gpu", "xpu"})  # kinds that may be sent to from page-locked memory
     lacking: ClassVar[frozenset[str]] = frozenset()  # dtypes that its devices cannot hold, by NumPy's names
@@ -36,7 +36,7 @@ class TorchPlacement(Backend):
         except (Exception, SystemExit):  # whatever is broken, there is no device to list; `why_not` tells
             return 0
 
-    def why_not(self, device: Device) -> str:
+    def unavailable_reason(self, device: Device) -> str:
         """As `Backend.why_not`: how this torch was built, or how many devices it sees."""
         return why_not(device, self._count(device.kind))
 

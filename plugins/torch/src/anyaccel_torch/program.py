@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anyaccel.backend import Offer
+from anyaccel.backend import CompileEstimate
 from anyaccel.device import Device
 from anyaccel.errors import CompileError
 from anyaccel.segment import LossTerm, NodeState, Segment
@@ -54,10 +54,10 @@ class TorchProgram(OneByOne):
         torch_device: how torch calls a device.
 
     Raises:
-        RecipeError: an optimizer or loss that torch lacks.
+        SpecError: an optimizer or loss that torch lacks.
     """
 
-    in_parts = True
+    supports_microbatching = True
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.segment = segment
@@ -104,22 +104,28 @@ class TorchProgram(OneByOne):
 
     # -- whole steps -----------------------------------------------------------------------------------------------
 
-    def steps(
-        self, columns: Sequence[Any], orders: Sequence[Any], start: int, count: int, batch: int, parts: int = 1
+    def train_steps(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int = 1,
     ) -> Any:
-        """As `Stepping.steps`; plain ones give the same numbers, to the bit, as a loop by hand over the same rows.
+        """As `MultiStepProgram.steps`; plain ones give the same numbers, to the bit, as a loop by hand over the same rows.
 
         Compiled ones do to rounding; dropout is the same on the CPU. Parts that cannot be equal are as equal as can be.
         """
         self._enter(training=True)
-        with telling(f"a training step of {batch} rows in segment {self.segment.label!r}"):
-            done, table = self._compiled_steps(columns, orders, start, count, batch, parts)
-            if done == count and table:
+        with telling(f"a training step of {batch_size} rows in segment {self.segment.label!r}"):
+            done, table = self._compiled_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
+            if done == n_steps and table:
                 return torch.cat(table) if len(table) > 1 else table[0]
             begun = time.perf_counter()
-            values = self._batches(columns, orders, start + done * batch, count - done, batch)
-            found = self._plain.whole(values) if parts == 1 else self._plain.in_parts(values, parts)
-            self._note((time.perf_counter() - begun) / max(1, count - done), batch)
+            values = self._batches(columns, orders, start + done * batch_size, n_steps - done, batch_size)
+            found = self._plain.whole(values) if n_microbatches == 1 else self._plain.in_parts(values, n_microbatches)
+            self._note((time.perf_counter() - begun) / max(1, n_steps - done), batch_size)
             stacked = self._stacked(found)
             return torch.cat([*table, stacked]) if table else stacked
 
@@ -146,46 +152,48 @@ class TorchProgram(OneByOne):
         tables = [torch.stack(losses, dim=1) for losses in found]
         return sum(map(len, tables)), tables
 
-    def offer(self, most: int) -> Offer | None:
-        """As `Stepping.offer`: from the time of the plain steps that there were, and from compilations before."""
+    def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
+        """As `MultiStepProgram.offer`: from the time of the plain steps that there were, and from compilations before."""
         device = self._one_device()
-        if self.segment.compile == "off" or most < 2 or self._compiled or self._refused or device is None:
+        if self.segment.compile == "off" or max_steps < 2 or self._compiled or self._refused or device is None:
             return None
         from anyaccel_torch.compiling import estimate
 
         work = self._work(device)
         return estimate.offer(work, estimate.kind_of(work, self._seen[1] if self._seen is not None else 0))
 
-    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch: int, parts: int = 1) -> None:
-        """As `Stepping.compile`; `compiled_as` says then in which way. An interrupt leaves all as it was.
+    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
+        """As `MultiStepProgram.compile`; `compiled_as` says then in which way. An interrupt leaves all as it was.
 
         A smaller batch than one that is compiled already (the last of an epoch) stays plain: it would not pay.
 
         Raises:
             CompileError: it cannot be, or brings nothing; says why.
         """
-        found = self._compiled.get((batch, parts))
-        if any(size > batch and pieces == parts for size, pieces in self._compiled) or (found and found.fits()):
+        found = self._compiled.get((batch_size, n_microbatches))
+        if any(size > batch_size and pieces == n_microbatches for size, pieces in self._compiled) or (
+            found and found.fits()
+        ):
             return
         device = self._one_device()
         if self.segment.compile == "off" or device is None:
             asked = f"steps of segment {self.segment.label!r} cannot be compiled"
             there = f"compile={self.segment.compile!r}; devices: {', '.join(sorted(map(str, self._places)))}"
-            raise CompileError(asked, there=there, remedy="only steps on one CPU or CUDA device can be")
+            raise CompileError(asked, available=there, hint="only steps on one CPU or CUDA device can be")
         from anyaccel_torch.compiling import compiled, estimate
 
         self._enter(training=True)
-        self.discard()
-        rows = self._one_batch(columns, orders, batch)
+        self.zero_grad()
+        rows = self._one_batch(columns, orders, batch_size)
         work = self._work(device)
         try:
-            with telling(f"compiled steps of {batch} rows in segment {self.segment.label!r}"):
-                made = compiled(work, rows, parts)
+            with telling(f"compiled steps of {batch_size} rows in segment {self.segment.label!r}"):
+                made = compiled(work, rows, n_microbatches)
         except CompileError:
             self._refused = True  # what failed once is not offered again
             raise
-        self._compiled[batch, parts] = made
-        estimate.remember(estimate.kind_of(work, batch), made.seconds)
+        self._compiled[batch_size, n_microbatches] = made
+        estimate.remember(estimate.kind_of(work, batch_size), made.seconds)
 
     @property
     def compiled_as(self) -> str:
@@ -203,7 +211,7 @@ class TorchProgram(OneByOne):
         rows = next(blocks(columns, orders, 0, batch, batch, BLOCK_BYTES))
         if any(len(row) < batch for row in rows):
             there = f"the shortest order has {min(map(len, rows))}"
-            raise CompileError(f"steps of {batch} rows cannot be compiled: there is no whole batch", there=there)
+            raise CompileError(f"steps of {batch} rows cannot be compiled: there is no whole batch", available=there)
         return rows
 
     def _work(self, device: torch.device) -> Work:
@@ -236,7 +244,7 @@ class TorchProgram(OneByOne):
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
         """As `Program.restore`; gradients are forgotten."""
-        self.discard()
+        self.zero_grad()
         with telling(f"going back to a snapshot of segment {self.segment.label!r}"):
             for parameter, kept in zip(self._trained, snapshot.parameters, strict=True):
                 parameter.copy_(kept)
@@ -245,14 +253,14 @@ class TorchProgram(OneByOne):
                 group.restore(was)
             snapshot.random.restore()
 
-    def states(self) -> dict[str, NodeState]:
+    def optimizer_states(self) -> dict[str, NodeState]:
         """As `Program.states`; copies, until `release` has handed out the tensors themselves."""
         return self._final if self._final is not None else self._states(copies=True)
 
-    def release(self) -> dict[str, NodeState]:
+    def close(self) -> dict[str, NodeState]:
         """As `Program.release`; modes, `requires_grad` flags and torch's random state are as they were at `build`."""
         if self._final is None:
-            self.discard()
+            self.zero_grad()
             self._final = self._states(copies=False)
             if self._flags is not None:
                 self._flags.restore()

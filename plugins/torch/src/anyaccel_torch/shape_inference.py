@@ -157,14 +157,14 @@ def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -
     elif other is not None:
         remedy = f"give {wanted} inputs if the dtype is in the way, or convert the model: model.to(torch.{other})"
     asked = f"{type(model).__name__} does not take {' and '.join(map(str, inputs)) or 'no input'} per sample"
-    return ShapeError(asked, there=first_line(error), remedy=remedy)
+    return ShapeError(asked, available=first_line(error), hint=remedy)
 
 
 def _no_batch(model: nn.Module, output: Tensor, batch: int) -> ShapeError:
     return ShapeError(
         f"{type(model).__name__} gives shape {list(output.shape)} for a batch of {batch}",
-        there="the first axis of every output must be the batch",
-        remedy="keep the batch first in the model's forward (batch_first=True for recurrent layers and attention)",
+        available="the first axis of every output must be the batch",
+        hint="keep the batch first in the model's forward (batch_first=True for recurrent layers and attention)",
     )
 
 
@@ -172,5 +172,5 @@ def _varying(model: nn.Module, first: Sequence[TensorSpec], second: Sequence[Ten
     shown = [", ".join(map(str, specs)) for specs in (first, second)]
     return ShapeError(
         f"{type(model).__name__} gives {shown[0]} per sample for a batch of 2 and {shown[1]} for a batch of 3",
-        remedy="let the model's forward treat every sample alike, whatever the batch",
+        hint="let the model's forward treat every sample alike, whatever the batch",
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyaccel.backend import Stepping
+from anyaccel.backend import MultiStepProgram
 from anyaccel_torch.error_translation import telling
 from anyaccel_torch.forward_plan import Wiring
 from anyaccel_torch.losses import BoundLoss
@@ -18,7 +18,7 @@ from anyaccel_torch.state_guard import Lent, Modes
 Losses = dict[str, tuple[Tensor, Tensor]]
 
 
-class OneByOne(Stepping):
+class OneByOne(MultiStepProgram):
     """What a program does step by step when others take part; it is given its parts by `TorchProgram`."""
 
     _wiring: Wiring
@@ -112,21 +112,21 @@ class OneByOne(Stepping):
             total = total + square.to(total.dtype)
         return torch.clamp(limit / (total.sqrt() + 1e-6), max=1.0)
 
-    def reduce(self, fn: Callable[[Any], Any]) -> None:
+    def map_gradients(self, fn: Callable[[Any], Any]) -> None:
         """As `Program.reduce`; a parameter that no loss reached has no gradient, and `fn` is not called for it."""
         with telling(f"the gradients of segment {self.segment.label!r}"):
             for parameter in self._trained:
                 if parameter.grad is not None:
                     parameter.grad = fn(parameter.grad)
 
-    def apply(self, scale: Mapping[str, Any] | None = None) -> None:
+    def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
         """As `Program.apply`; does not clip, which whoever gives `scale` has done."""
         with telling(f"an optimizer step of segment {self.segment.label!r}"):
             for group in self._groups:
                 group.apply(None if scale is None else scale.get(group.name))
-        self.discard()
+        self.zero_grad()
 
-    def discard(self) -> None:
+    def zero_grad(self) -> None:
         """As `Program.discard`."""
         for parameter in self._trained:
             parameter.grad = None

@@ -173,7 +173,7 @@ class Lent:
         return PhaseError(
             f"a module of segment {self._label!r} has written to its input {name!r}, and did not on the first "
             "batch: others may read that memory",
-            remedy="let it write to a copy: x = x.clone()",
+            hint="let it write to a copy: x = x.clone()",
         )
 
 

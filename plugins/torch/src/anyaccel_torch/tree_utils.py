@@ -45,4 +45,4 @@ def check_dtypes(obj: Any, where: object, lacking: frozenset[str]) -> None:
         MoveError: one is; the message says that `where` cannot hold it.
     """
     for name in {str(tensor.dtype).removeprefix("torch.") for tensor in tensors_in(obj)} & lacking if lacking else ():
-        raise MoveError(f"{where} cannot hold {name}", there="moves keep dtypes", remedy="cast it first: .float()")
+        raise MoveError(f"{where} cannot hold {name}", available="moves keep dtypes", hint="cast it first: .float()")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from anyaccel import registry as registry_module
-from anyaccel.numpy_backend import ReferenceBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
 
 
 @pytest.fixture
 def numpy_only(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """The process's registry exchanged for one with the built-in backend, to which a test may register plugins."""
-    registry = Registry(ReferenceBackend, lambda: ())
+    registry = Registry(NumpyBackend, lambda: ())
     monkeypatch.setattr(registry_module, "_registry", [registry])
     return registry
 

@@ -1,4 +1,4 @@
-"""Batches: what gives batches by itself, taken by name or position, opened anew for every epoch."""
+"""IterableSource: what gives batches by itself, taken by name or position, opened anew for every epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from anyaccel.data import Batches, FeatureSet
+from anyaccel.data import FeatureSet, IterableSource
 from anyaccel.errors import ColumnError, DataError, SourceError
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -29,8 +29,8 @@ class Sample:
     note: str = "not asked for"
 
 
-def source(given: Any, **settings: Any) -> Batches:
-    return Batches("s", given, **{"features": "x", "targets": "y", **settings})
+def source(given: Any, **settings: Any) -> IterableSource:
+    return IterableSource("s", given, **{"features": "x", "targets": "y", **settings})
 
 
 def pairs(count: int = 3) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -38,7 +38,7 @@ def pairs(count: int = 3) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield X + number, Y + number
 
 
-def taken(given: Batches, epoch: int = 0) -> list[dict[str, np.ndarray]]:
+def taken(given: IterableSource, epoch: int = 0) -> list[dict[str, np.ndarray]]:
     return [dict(batch) for batch in given.batches(epoch)]
 
 
@@ -70,15 +70,15 @@ def test_forms_of_a_batch(form: str) -> None:
 
 
 def test_parts_within_parts() -> None:
-    nested = Batches("s", [((X, X + 1), Y)], features=["a", "b"], targets="y")
+    nested = IterableSource("s", [((X, X + 1), Y)], features=["a", "b"], targets="y")
     assert np.array_equal(taken(nested)[0]["b"], X + 1)
-    listed = Batches("s", [[[X, X + 1], Y]], features=["a", "b"], targets="y")
+    listed = IterableSource("s", [[[X, X + 1], Y]], features=["a", "b"], targets="y")
     assert np.array_equal(taken(listed)[0]["b"], X + 1)
 
 
 @pytest.mark.parametrize("batch", [X, [X], (X,), X.tolist(), {"x": X}, [np.float32(1), np.float32(2)]])
 def test_a_batch_of_one_column(batch: Any) -> None:
-    found = taken(Batches("s", [batch], features="x"))[0]["x"]
+    found = taken(IterableSource("s", [batch], features="x"))[0]["x"]
     assert found.shape[1:] in ((4,), ())
     assert len(found) == (3 if found.ndim == 2 else len(batch))
 
@@ -118,7 +118,7 @@ def test_frames_and_series_of_pandas() -> None:
     frame = pd.DataFrame({"x": X[:, 0], "y": pd.Series(Y, dtype="Int16")})
     (found,) = taken(source([frame]))
     assert np.array_equal(found["x"], X[:, 0]) and found["y"].dtype == np.int16
-    (alone,) = taken(Batches("s", [frame["x"]], features="x"))
+    (alone,) = taken(IterableSource("s", [frame["x"]], features="x"))
     assert np.array_equal(alone["x"], X[:, 0])
     with pytest.raises(SourceError, match=r"the DataFrame given as source 's' is data.*from_pandas"):
         source(frame)
@@ -176,8 +176,8 @@ def test_example_wires_a_graph_before_anything_runs() -> None:
     assert made.example is made.example and len(made.example) == 3
     reference = made.reference(["x"], ())
     assert isinstance(reference.feature_set, FeatureSet) and reference.features == ("x",)
-    assert repr(made) == "Batches('s', columns: x, y)"
-    assert repr(source([(X, Y)])) == "Batches('s', 1 batches; columns: x, y)"
+    assert repr(made) == "IterableSource('s', columns: x, y)"
+    assert repr(source([(X, Y)])) == "IterableSource('s', 1 batches; columns: x, y)"
 
 
 def test_the_example_costs_no_second_reading() -> None:
@@ -320,14 +320,14 @@ def test_nothing_at_all(empty: Any) -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ((X[:2], Y), r"the columns of batch 1 of source 's' in epoch 0 .* differ in length\. There is: x: 2, y: 3"),
+        ((X[:2], Y), r"the columns of batch 1 of source 's' in epoch 0 .* differ in length\. Available: x: 2, y: 3"),
         ((X[:0], Y[:0]), r"batch 1 of source 's' in epoch 0 .* has no rows.*leave empty batches out"),
         ((X.astype("float64"), Y), r"column 'x' of batch 1 of source 's' .* is float64\[4\].*it is float32\[4\]"),
         ((X[:, :2], Y), r"column 'x' of batch 1 .* is float32\[2\].*float32\[4\]"),
         ((X, Y[:, None]), r"column 'y' of batch 1 .* is int64\[1\].*int64\[\]"),
         ((X,), r"batch 1 .* has 1 part for 2 columns.*columns: x, y; parts: ndarray"),
         ((X, Y, Y), r"batch 1 .* has 3 parts for 2 columns.*name one column for each part"),
-        ({"x": X}, r"batch 1 .* has no column 'y'\. There is: x"),
+        ({"x": X}, r"batch 1 .* has no column 'y'\. Available: x"),
         ({"x": X, "y": Y, "z": 1}, r"batch 1 .* has a new column 'x'.*its columns by position"),
         (None, r"batch 1 .* has 1 part for 2 columns.*parts: NoneType"),
         ((X, 3), r"column 'y' of batch 1 .* is a single int.*source\.batch\(32\)"),
@@ -349,7 +349,7 @@ def test_a_batch_that_cannot_be_taken(second: Any, message: str) -> None:
 
 
 def test_a_new_column_by_name() -> None:
-    with pytest.raises(SourceError, match=r"batch 1 .* has a new column 'w'\. There is: the first batch has x, y, z"):
+    with pytest.raises(SourceError, match=r"batch 1 .* has a new column 'w'\. Available: the first batch has x, y, z"):
         taken(source([{"x": X, "y": Y, "z": 1}, {"x": X, "y": Y, "z": 1, "w": 2}]))
 
 
@@ -470,17 +470,17 @@ def test_rows_by_number_are_items() -> None:
         def __getitem__(self, index: int) -> Any:
             return X[index], Y[index]
 
-    with pytest.raises(SourceError, match=r"the Rows of source 's' gives rows by number.*write Items"):
+    with pytest.raises(SourceError, match=r"the Rows of source 's' gives rows by number.*write MapSource"):
         source(Rows())
 
 
 def test_labels_and_roles_that_cannot_be() -> None:
     with pytest.raises(DataError, match=r"'a.b' is not a label"):
-        Batches("a.b", pairs, features="x")
+        IterableSource("a.b", pairs, features="x")
     with pytest.raises(ColumnError, match=r"'s' has no feature"):
-        Batches("s", pairs, features=(), targets="y")
+        IterableSource("s", pairs, features=(), targets="y")
     with pytest.raises(ColumnError, match=r"column 'x' of 's' cannot be a target"):
-        Batches("s", pairs, features="x", targets="x")
+        IterableSource("s", pairs, features="x", targets="x")
 
 
 # -- nothing is left open --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Items: rows by number, one by one or by threads, in the order in which they are asked for."""
+"""MapSource: rows by number, one by one or by threads, in the order in which they are asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.data import FeatureSet, Items, SimpleSampler
+from anyaccel.data import FeatureSet, MapSource, SimpleSampler
 from anyaccel.errors import SourceError
 
 X = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -48,8 +48,8 @@ class Together(Rows):
         raise AssertionError("asked one by one")
 
 
-def items(dataset: Any, **settings: Any) -> Items:
-    return Items("s", dataset, **{"features": "x", "targets": "y", **settings})
+def items(dataset: Any, **settings: Any) -> MapSource:
+    return MapSource("s", dataset, **{"features": "x", "targets": "y", **settings})
 
 
 FORMS: dict[str, Callable[[int], Any]] = {
@@ -74,13 +74,13 @@ def test_rows_come_as_asked(form: str, kind: type[Rows], workers: int) -> None:
 
 
 def test_one_column_numbers_and_tags() -> None:
-    alone = Items("s", Rows(lambda i: X[i]), features="x")
+    alone = MapSource("s", Rows(lambda i: X[i]), features="x")
     assert np.array_equal(alone.gather([2, 0])["x"], X[[2, 0]])
-    scalars = Items("s", [(0.5, True, "a"), (1.5, False, "b")], features=["x", "flag"], tags="t")
+    scalars = MapSource("s", [(0.5, True, "a"), (1.5, False, "b")], features=["x", "flag"], tags="t")
     found = scalars.gather([1, 0])
     assert (found["x"].tolist(), found["flag"].tolist(), found["t"].tolist()) == ([1.5, 0.5], [False, True], ["b", "a"])
     assert (found["x"].dtype, found["flag"].dtype) == (np.float64, np.bool_)
-    lists = Items("s", [{"x": [1, 2]}, {"x": [3, 4]}], features="x")
+    lists = MapSource("s", [{"x": [1, 2]}, {"x": [3, 4]}], features="x")
     assert lists.gather([1])["x"].tolist() == [[3, 4]]
 
 
@@ -96,7 +96,7 @@ def test_the_example_reads_a_few_rows() -> None:
     made = items(dataset)
     assert len(made.example) == 4 and dataset.asked == [0, 1, 2, 3]
     assert str(made.spec("x")) == "float32[4]" and made.reference().targets == ("y",)
-    assert repr(made) == "Items('s', 10 rows; columns: x, y)"
+    assert repr(made) == "MapSource('s', 10 rows; columns: x, y)"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_example_reads_a_few_rows() -> None:
     [
         (X, r"the ndarray of source 's' is no data set of items.*FeatureSet\.from_dict"),
         ({0: (X, Y)}, "the dict of source 's' is no data set of items"),
-        (iter([]), "the list_iterator of source 's' is no data set.*write Batches"),
+        (iter([]), "the list_iterator of source 's' is no data set.*write IterableSource"),
         (None, "the NoneType of source 's' is no data set"),
         ([], "source 's' has no rows"),
     ],
@@ -135,7 +135,7 @@ def test_workers_that_are_no_number(workers: Any) -> None:
         ([], r"asked for by float64\[0\]"),
         ([[1]], r"asked for by int64\[1, 1\]"),
         ([True], "asked for by bool"),
-        ([10], "has no row 10. There is: rows 0 to 9"),
+        ([10], "has no row 10. Available: rows 0 to 9"),
         ([-1, 2], "has no row -1"),
     ],
 )

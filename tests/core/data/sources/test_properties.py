@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyaccel.data import Batches, Items, ParquetStream, SimpleSampler
+from anyaccel.data import IterableSource, MapSource, ParquetStream, SimpleSampler
 from anyaccel.errors import SourceError
 
 DTYPES = ("float32", "float64", "int8", "uint16", "bool")
@@ -41,7 +41,7 @@ def test_all_batches_come_up_to_the_first_that_is_wrong(batches: list[Any], by_n
     right = 0
     while right < len(batches) and is_fine(batches[right], batches[0]):
         right += 1
-    made = Batches("s", lambda: iter(shown), features="x", targets="y")
+    made = IterableSource("s", lambda: iter(shown), features="x", targets="y")
     for epoch in range(2):
         found, error = [], ""
         try:
@@ -98,7 +98,7 @@ def test_streams_give_every_row_once(
 )
 def test_items_come_as_asked(rows: int, asked: list[int], workers: int, dtype: str) -> None:
     values = np.arange(rows * 2).reshape(rows, 2).astype(dtype)
-    made = Items(
+    made = MapSource(
         "s", [(value, number) for number, value in enumerate(values)], features="x", targets="y", workers=workers
     )
     order = [number % rows for number in asked]

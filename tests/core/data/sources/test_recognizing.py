@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from anyaccel.data import Batches, FeatureSet, Items, as_source
+from anyaccel.data import FeatureSet, IterableSource, MapSource, as_source
 from anyaccel.errors import DataError, SourceError
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -32,14 +32,14 @@ class Rows:
 @pytest.mark.parametrize("given", [pairs, pairs(), [(X, Y)], ({"x": X, "y": Y},), lambda: pairs()])
 def test_what_gives_batches(given: Any) -> None:
     found = as_source("s", given, LIKE)
-    assert isinstance(found, Batches) and found.columns == ("x", "y")
+    assert isinstance(found, IterableSource) and found.columns == ("x", "y")
     (batch,) = found.batches(0)
     assert np.array_equal(batch["y"], Y)
 
 
 def test_what_gives_rows() -> None:
     found = as_source("s", Rows(), LIKE.view())
-    assert isinstance(found, Items) and found.rows == 3
+    assert isinstance(found, MapSource) and found.rows == 3
     assert np.array_equal(found.gather([2])["x"], X[[2]])
     assert as_source("s", found, LIKE) is found
 
@@ -113,11 +113,11 @@ def test_an_arrow_table_inside_is_a_feature_set() -> None:
         assert np.array_equal(found.array("x"), X)
         assert len(FeatureSet.from_arrow("s", dataset, "x").split_random({"a": 0.5, "b": 0.5})) == 2
     with pytest.raises(SourceError, match=r"the Inner given as source 's' is data.*from_arrow"):
-        Batches("s", dataset, features="x")
+        IterableSource("s", dataset, features="x")
 
 
 def test_an_inner_table_that_is_not_given() -> None:
-    with pytest.raises(DataError, match=r"the Inner of 's' does not give its Arrow table: gone.*Items"):
+    with pytest.raises(DataError, match=r"the Inner of 's' does not give its Arrow table: gone.*MapSource"):
         FeatureSet.from_arrow("s", Inner(ValueError("gone")), "x")
     with pytest.raises(DataError, match=r"the Inner of 's' gave a dict for its Arrow table"):
         FeatureSet.from_arrow("s", Inner({}), "x")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from anyaccel import hookimpl
-from anyaccel.data import Batches, advised_workers
+from anyaccel.data import IterableSource, suggested_num_workers
 from anyaccel.data.streaming import dataloader_workers as module
 from anyaccel.errors import SourceError
 from anyaccel.registry import Registry
@@ -26,22 +26,22 @@ FORK = "fork" in multiprocessing.get_all_start_methods()
     [(1, 1, 0), (4, 1, 0), (1, 2, 1), (1, 4, 3), (1, 9, 8), (1, 64, 8), (2, 8, 3), (4, 8, 1), (8, 8, 1), (8, 64, 7)],
 )
 def test_advised_workers(devices: int, cores: int, advised: int) -> None:
-    assert advised_workers(devices, cores) == advised
+    assert suggested_num_workers(devices, cores) == advised
 
 
 def test_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 <= advised_workers() <= 8
+    assert 0 <= suggested_num_workers() <= 8
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert advised_workers() == 5
+    assert suggested_num_workers() == 5
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert advised_workers() == 0
+    assert suggested_num_workers() == 0
 
 
 @pytest.mark.parametrize("given", [{"devices": 0}, {"devices": True}, {"cores": 0}, {"cores": 2.5}])
 def test_what_cannot_be_advised(given: dict[str, Any]) -> None:
-    with pytest.raises(SourceError, match=f"advised_workers.{next(iter(given))}=.*whole numbers of 1 or more"):
-        advised_workers(**given)
+    with pytest.raises(SourceError, match=f"suggested_num_workers.{next(iter(given))}=.*whole numbers of 1 or more"):
+        suggested_num_workers(**given)
 
 
 class Loader:
@@ -58,11 +58,11 @@ class Loader:
 class Threaded(TinyBackend):
     """A framework whose runtime keeps threads; it serves models of a library that has other frameworks below, too."""
 
-    forks = False
+    fork_safe = False
 
     def __init__(self) -> None:
         super().__init__("threaded")
-        self.roots = ("threads_of_its_own", "layers_for_many")
+        self.import_roots = ("threads_of_its_own", "layers_for_many")
 
 
 class Plugin:
@@ -86,8 +86,8 @@ def test_forks_beside_threads_are_refused(threaded: None, context: str, monkeypa
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")
     given = {"fork": "fork", "object": multiprocessing.get_context("fork"), "default": None}[context]
     with pytest.raises(SourceError, match=r"2 workers of source 's' would be forked beside threaded.*'forkserver'"):
-        Batches("s", Loader(multiprocessing_context=given), features="x")
-    made = Batches("s", lambda: Loader(multiprocessing_context=given), features="x")
+        IterableSource("s", Loader(multiprocessing_context=given), features="x")
+    made = IterableSource("s", lambda: Loader(multiprocessing_context=given), features="x")
     with pytest.raises(SourceError, match=r"would be forked"):
         next(made.batches(0))
 
@@ -97,19 +97,19 @@ def test_the_platforms_own_way_is_known_without_settling_it(threaded: None, monk
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: None)
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["fork", "spawn"])
     with pytest.raises(SourceError, match=r"would be forked"):
-        Batches("s", Loader(), features="x")
+        IterableSource("s", Loader(), features="x")
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["forkserver", "fork", "spawn"])
-    assert len(list(Batches("s", Loader(), features="x").batches(0))) == 1
+    assert len(list(IterableSource("s", Loader(), features="x").batches(0))) == 1
 
 
 @pytest.mark.parametrize("loader", [Loader(0, "fork"), Loader(2, "spawn"), Loader(2, "forkserver"), Loader(True)])
 def test_other_workers_are_not(threaded: None, loader: Loader) -> None:
-    assert len(list(Batches("s", loader, features="x").batches(0))) == 1
+    assert len(list(IterableSource("s", loader, features="x").batches(0))) == 1
 
 
 def test_a_framework_that_comes_later_is_seen(numpy_only: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     numpy_only.register(Plugin(), "threaded")
-    made = Batches("s", Loader(2, "fork"), features="x")
+    made = IterableSource("s", Loader(2, "fork"), features="x")
     monkeypatch.setitem(sys.modules, "layers_for_many", object())
     assert len(list(made.batches(0))) == 1
     monkeypatch.setitem(sys.modules, "threads_of_its_own", object())
@@ -119,7 +119,7 @@ def test_a_framework_that_comes_later_is_seen(numpy_only: Registry, monkeypatch:
 
 def test_more_workers_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "usable_cores", lambda: 4)
-    assert Batches("s", Loader(4, "spawn"), features="x").notes() == ()
-    assert Batches("s", [np.ones(2)], features="x").notes() == ()
-    (note,) = Batches("s", Loader(5, "spawn"), features="x").notes()
+    assert IterableSource("s", Loader(4, "spawn"), features="x").notes() == ()
+    assert IterableSource("s", [np.ones(2)], features="x").notes() == ()
+    (note,) = IterableSource("s", Loader(5, "spawn"), features="x").notes()
     assert note == "source 's' has 5 workers on 4 cores; 3 are advised for each device"

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.data import Batches, FeatureSet
+from anyaccel.data import FeatureSet, IterableSource
 from anyaccel.errors import ConfigError, OutOfMemoryError, PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.numpy_backend import Dense, ReferenceBackend, SequentialMLP, simulate
+from anyaccel.numpy_backend import Dense, NumpyBackend, SequentialMLP, simulate
 from anyaccel.phases import EvalPhase, FitPhase, Phase, TrainPhase
 from anyaccel.phases.loading import Pass, Streamed, Stretch
 from anyaccel.phases.metrics import Metric
@@ -88,7 +88,7 @@ def test_data_that_fit_stay_there(expected: dict[str, np.ndarray]) -> None:
         assert sims[0].transfers.into.nbytes < NBYTES * 2
         state = made.state()
     (event,) = result.events
-    assert (event.what, event.epoch, event.routine) == ("residency", -1, True)
+    assert (event.what, event.epoch, event.verbose) == ("residency", -1, True)
     start, end = (
         "the data of t: resident, as its rows take 121.1 KiB and training adds 3.0 KiB, and ",
         " KiB are free on ",
@@ -102,7 +102,7 @@ def test_a_device_that_does_not_say_how_full_it_is_is_tried() -> None:
     with simulate(1) as sims:
         (event,) = run(graph(), phase()).events
         assert sims[0].transfers.into.nbytes < NBYTES * 2
-    assert event.routine and event.text == (
+    assert event.verbose and event.text == (
         "the data of t: resident, as its rows take 121.1 KiB and training adds 3.0 KiB on sim:0 (numpy), which does "
         "not say what is free"
     )
@@ -139,7 +139,7 @@ def test_what_is_free_is_told_without_what_came_before() -> None:
 
 def test_rows_that_are_not_in_memory_have_no_place_to_tell_of() -> None:
     batch = {"x": np.zeros((4, WIDTH), "float32"), "y": np.zeros((4, 1), "float32")}
-    source = Batches("data", lambda: iter([batch]), features="x", targets="y")
+    source = IterableSource("data", lambda: iter([batch]), features="x", targets="y")
     with simulate(1, capacity=NBYTES * 10):
         of = TrainPhase("t", data=source, losses=MSE, n_epochs=1, accelerator="sim:0")
         result = run(graph(), of)
@@ -156,7 +156,7 @@ def test_what_training_adds_counts() -> None:
     for more, residency in ((1000, "streamed"), (8000, "resident")):
         with simulate(1, capacity=int(NBYTES / 0.8) + more):
             (event,) = run(graph(), phase()).events
-        assert event.text.startswith(f"the data of t: {residency}, as ") and event.routine == (residency == "resident")
+        assert event.text.startswith(f"the data of t: {residency}, as ") and event.verbose == (residency == "resident")
 
 
 def test_what_comes_first_is_resident_first() -> None:
@@ -175,8 +175,8 @@ def test_data_that_are_to_be_resident_must_fit(owned: Callable[..., int]) -> Non
         with pytest.raises(OutOfMemoryError) as caught:
             run(made, phase(residency="resident"))
         assert str(caught.value) == (
-            "the data of t: sim:0 has no room for 120000 bytes. There is: 29972 bytes free of 31000; all rows take "
-            "121.1 KiB on sim:0 (numpy). To do: write residency='auto', so that they are streamed where they do not "
+            "the data of t: sim:0 has no room for 120000 bytes. Available: 29972 bytes free of 31000; all rows take "
+            "121.1 KiB on sim:0 (numpy). Hint: write residency='auto', so that they are streamed where they do not "
             "fit."
         )
         assert sims[0].used == owned(made, "sim:0")
@@ -273,10 +273,10 @@ def fails(monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException, aft
         return call
 
     owner, name = {
-        "send": (ReferenceBackend, "send"),
+        "copy_async": (NumpyBackend, "copy_async"),
         "gather": (Streamed, "fill"),
         "step": (Dense, "apply"),
-        "buffer": (ReferenceBackend, "buffer"),
+        "staging_buffer": (NumpyBackend, "staging_buffer"),
     }[place]
     monkeypatch.setattr(owner, name, broken(getattr(owner, name)))
 
@@ -308,7 +308,7 @@ def test_nothing_is_left_of_a_streamed_phase_that_fails(
 
 
 def test_a_buffer_that_cannot_be_had_ends_the_phase(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fails(monkeypatch, "buffer", Oops("no page-locked memory"), after=2)
+    fails(monkeypatch, "staging_buffer", Oops("no page-locked memory"), after=2)
     with pytest.raises(Oops, match="page-locked"):
         run(graph(), phase())
 
@@ -413,13 +413,13 @@ def test_a_thread_that_is_slow_to_end_writes_to_no_buffer_that_is_used_again(mon
 
 def test_buffers_are_made_once_for_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     count = [0]
-    buffer = ReferenceBackend.buffer
+    buffer = NumpyBackend.staging_buffer
 
     def watch(self: Any, *args: Any) -> Any:
         count[0] += 1
         return buffer(self, *args)
 
-    monkeypatch.setattr(ReferenceBackend, "buffer", watch)
+    monkeypatch.setattr(NumpyBackend, "staging_buffer", watch)
     run(graph(), phase(residency="streamed", n_epochs=5, accelerator=None))
     assert count[0] == 2 * 2  # two columns, two slots
 
@@ -450,33 +450,35 @@ def test_words_that_do_not_exist_are_refused(kind: str, name: str, given: Any, r
     there = {"compile": "'auto', 'off', 'steps'", "residency": "'auto', 'resident', 'streamed'"}[name]
     with pytest.raises(PhaseError) as caught:
         KINDS[kind](**{name: given})
-    text = f"phase 'p': {name}={given!r}. There is: {there}. To do: {remedy}"
+    text = f"phase 'p': {name}={given!r}. Available: {there}. Hint: {remedy}"
     assert str(caught.value) == (text if text.endswith("?") else f"{text}.")
 
 
 def test_a_splitting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(PhaseError) as caught:
-        KINDS["train"](splitting="maybe")
+        KINDS["train"](microbatching="maybe")
     assert str(caught.value) == (
-        "phase 'p': splitting='maybe'. There is: 'exact', 'approximate'. To do: use one of these."
+        "phase 'p': microbatching='maybe'. Available: 'exact', 'approximate'. Hint: use one of these."
     )
     for kind in ("eval", "fit"):
-        with pytest.raises(PhaseError, match=r"Phase has no setting 'splitting'\. There is: "):
-            KINDS[kind](splitting="exact")
+        with pytest.raises(PhaseError, match=r"Phase has no setting 'microbatching'\. Available: "):
+            KINDS[kind](microbatching="exact")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_settings_go_into_a_configuration_and_back(kind: str) -> None:
     given = {"compile": "steps", "residency": "streamed"}
     if kind == "train":
-        given |= {"accumulate": 3, "splitting": "approximate"}  # type: ignore[dict-item]
+        given |= {"accumulate": 3, "microbatching": "approximate"}  # type: ignore[dict-item]
     config = KINDS[kind](**given).get_config()
     again = Phase.from_config(config)
     assert {name: config[name] for name in given} == {name: getattr(again, name) for name in given} == given
     plain = KINDS[kind]().get_config()
     assert (plain["compile"], plain["residency"]) == ("auto", "auto")
     older = {
-        name: value for name, value in plain.items() if name not in ("compile", "residency", "accumulate", "splitting")
+        name: value
+        for name, value in plain.items()
+        if name not in ("compile", "residency", "accumulate", "microbatching")
     }
     assert Phase.from_config(older).get_config() == plain
 
@@ -485,5 +487,5 @@ def test_a_configuration_with_a_wrong_word_is_refused() -> None:
     config = KINDS["eval"]().get_config()
     with pytest.raises(PhaseError, match=r"phase 'p': residency='gpu'\. There is"):
         Phase.from_config({**config, "residency": "gpu"})
-    with pytest.raises(ConfigError, match=r"EvalPhase has no setting 'residence'\..* To do: did you mean 'residency'"):
+    with pytest.raises(ConfigError, match=r"EvalPhase has no setting 'residence'\..* Hint: did you mean 'residency'"):
         Phase.from_config({**config, "residence": "auto"})

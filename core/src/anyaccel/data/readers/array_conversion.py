@@ -93,7 +93,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
     if array.ndim == 0:
         raise ColumnError(
             f"column {name!r} has no rows: it is a single {type(values).__name__}",
-            remedy="give an array or a list with one entry per sample",
+            hint="give an array or a list with one entry per sample",
         )
     if array.dtype == np.object_:
         values = _unnest(array)
@@ -183,6 +183,6 @@ def _anything(name: str, values: Any) -> Any:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ColumnError(
             f"tag {name!r} cannot be held by Arrow: {error}",
-            remedy="give values of one type: numbers, text, dates, or lists of these",
+            hint="give values of one type: numbers, text, dates, or lists of these",
         ) from error
     return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])

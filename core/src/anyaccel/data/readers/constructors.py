@@ -23,8 +23,8 @@ def check_label(label: str) -> None:
     if not isinstance(label, str) or not label or "." in label:
         raise DataError(
             f"{label!r} is not a label of a feature set",
-            there="labels are text without a dot, because 'LABEL.COLUMN' names a column",
-            remedy="write another label",
+            available="labels are text without a dot, because 'LABEL.COLUMN' names a column",
+            hint="write another label",
         )
 
 
@@ -44,8 +44,8 @@ def check_table(label: str, table: Any) -> None:
         way = "from_pandas(label, df, feature_cols=[...])"
     raise DataError(
         f"FeatureSet({label!r}, ...) was given a {type(table).__name__}",
-        there="it takes an Arrow table whose columns carry their roles; the from_ constructors make one",
-        remedy=f"write FeatureSet.{way}",
+        available="it takes an Arrow table whose columns carry their roles; the from_ constructors make one",
+        hint=f"write FeatureSet.{way}",
     )
 
 
@@ -54,8 +54,8 @@ def _one_word(label: str, role: str, cols: NamesOrRest, keys: NamesOrRest) -> Na
     if cols is not None and keys is not None:
         raise ColumnError(
             f"the {role}s of {label!r} are named twice: by {role}_cols and by {role}_keys",
-            there="both mean the same",
-            remedy=f"keep {role}_cols",
+            available="both mean the same",
+            hint=f"keep {role}_cols",
         )
     given = keys if cols is None else cols
     return () if given is None else given

@@ -33,8 +33,8 @@ def table_from_dict(
     if not isinstance(data, Mapping):
         raise DataError(
             f"the data of {label!r} is a {type(data).__name__}",
-            there="from_dict takes a mapping of column names to arrays",
-            remedy="write {'name': array, ...}, or use from_pandas, from_arrow or from_parquet",
+            available="from_dict takes a mapping of column names to arrays",
+            hint="write {'name': array, ...}, or use from_pandas, from_arrow or from_parquet",
         )
     roles = assign_roles(label, list(data), features, targets, tags)
     columns = _made(label, data, roles, open_roles(features, targets))
@@ -42,8 +42,8 @@ def table_from_dict(
     if len(set(lengths.values())) > 1:
         raise ColumnError(
             f"the columns of {label!r} differ in length",
-            there=listed(f"{name}: {length}" for name, length in lengths.items()),
-            remedy="give every column one entry per sample",
+            available=listed(f"{name}: {length}" for name, length in lengths.items()),
+            hint="give every column one entry per sample",
         )
     return stamp(pa.table(columns), roles)
 
@@ -85,9 +85,9 @@ def table_from_frame(label: str, df: Any, features: NamesOrRest, targets: NamesO
     ways = [way for way in _WAYS if callable(getattr(df, way, None))]
     raise DataError(
         f"the data of {label!r} is a {type(df).__name__}, not a data frame",
-        there="from_pandas takes pandas and Polars data frames, DuckDB relations, and what has __arrow_c_stream__ or "
+        available="from_pandas takes pandas and Polars data frames, DuckDB relations, and what has __arrow_c_stream__ or "
         "__dataframe__",
-        remedy=f"call {ways[0]}() on it first" if ways else "use from_dict for arrays by name",
+        hint=f"call {ways[0]}() on it first" if ways else "use from_dict for arrays by name",
     )
 
 
@@ -111,7 +111,7 @@ def table_from_arrow(label: str, table: Any, features: NamesOrRest, targets: Nam
     except (pa.ArrowException, KeyError) as error:  # KeyError is what pyarrow 15 says to types that it does not know
         raise DataError(
             f"the Arrow table of {label!r} is not valid: {error}",
-            remedy="make the table anew from its source, or update pyarrow",
+            hint="make the table anew from its source, or update pyarrow",
         ) from error
 
 
@@ -134,8 +134,8 @@ def _imported(label: str, source: Any) -> Any:
     if hasattr(source, "iloc") or not (is_offered or isinstance(source, _ARROW)):
         raise DataError(
             f"the data of {label!r} is a {type(source).__name__}, not an Arrow table",
-            there="from_arrow takes tables, record batches, readers of them, and what has __arrow_c_stream__",
-            remedy="give a pyarrow.Table, or use from_dict or from_pandas",
+            available="from_arrow takes tables, record batches, readers of them, and what has __arrow_c_stream__",
+            hint="give a pyarrow.Table, or use from_dict or from_pandas",
         )
     try:
         if isinstance(source, pa.RecordBatchReader):
@@ -144,8 +144,8 @@ def _imported(label: str, source: Any) -> Any:
     except (pa.ArrowException, TypeError, ValueError, OSError) as error:
         raise DataError(
             f"the {type(source).__name__} of {label!r} cannot be handed over to Arrow: {error}",
-            there=f"pyarrow {pa.__version__}",
-            remedy="update pyarrow, or convert the data to a pyarrow.Table yourself",
+            available=f"pyarrow {pa.__version__}",
+            hint="update pyarrow, or convert the data to a pyarrow.Table yourself",
         ) from error
 
 
@@ -159,7 +159,7 @@ def _interchanged(label: str, df: Any, features: NamesOrRest, targets: NamesOrRe
     except (pa.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
         raise DataError(
             f"the {type(df).__name__} of {label!r} cannot be handed over by its __dataframe__: {error}",
-            remedy="convert it to a pyarrow.Table or a pandas DataFrame yourself",
+            hint="convert it to a pyarrow.Table or a pandas DataFrame yourself",
         ) from error
     chosen_roles(label, table.schema, features, targets, tags)
     # The memory may still be that of the frame, whose owner writes it.

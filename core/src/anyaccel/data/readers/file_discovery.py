@@ -34,7 +34,7 @@ def found_files(label: str, path: Paths) -> list[File]:
     if not isinstance(path, (str, os.PathLike)):
         return _listed_files(label, path)
     if not os.fspath(path):  # pathlib reads it as the current folder
-        raise DataError(f"the path for {label!r} is empty", remedy="give a file, a folder, or a list of files")
+        raise DataError(f"the path for {label!r} is empty", hint="give a file, a folder, or a list of files")
     where = Path(path)
     if not where.is_dir():
         _check_no_pattern(label, where)
@@ -44,8 +44,8 @@ def found_files(label: str, path: Paths) -> list[File]:
     if not found:
         raise DataError(
             f"there is no Parquet file below {where}",
-            there=f"{listed(inside)}; names that start with a dot or an underscore are left out",
-            remedy=f"give a folder with files that end in {', '.join(SUFFIXES)}, or a list of files",
+            available=f"{listed(inside)}; names that start with a dot or an underscore are left out",
+            hint=f"give a folder with files that end in {', '.join(SUFFIXES)}, or a list of files",
         )
     return [File(str(where / one), _keys(one)) for one in found]
 
@@ -59,8 +59,8 @@ def _check_no_pattern(label: str, where: Path) -> None:
     pattern = where.relative_to(folder).as_posix()
     raise DataError(
         f"the path for {label!r} is the pattern {str(where)!r}, and there is no file of this name",
-        there="paths are taken as they are written",
-        remedy=f"give a list of files: sorted(pathlib.Path({folder.as_posix()!r}).glob({pattern!r})); or a folder",
+        available="paths are taken as they are written",
+        hint=f"give a list of files: sorted(pathlib.Path({folder.as_posix()!r}).glob({pattern!r})); or a folder",
     )
 
 
@@ -83,12 +83,14 @@ def _keys(path: Path) -> dict[str, str]:
 
 def _listed_files(label: str, paths: Any) -> list[File]:
     if not isinstance(paths, Sequence) or isinstance(paths, bytes):
-        raise DataError(f"{label!r} cannot be read from {paths!r}", there="it takes a path or a list of paths of files")
+        raise DataError(
+            f"{label!r} cannot be read from {paths!r}", available="it takes a path or a list of paths of files"
+        )
     for path in paths:
         if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
             raise DataError(
-                f"{path!r} in the list for {label!r} is not the path of a file", remedy="list files, or give one folder"
+                f"{path!r} in the list for {label!r} is not the path of a file", hint="list files, or give one folder"
             )
     if not paths:
-        raise DataError(f"the list of files for {label!r} is empty", remedy="give at least one file")
+        raise DataError(f"the list of files for {label!r} is empty", hint="give at least one file")
     return [File(os.fspath(path)) for path in paths]

@@ -31,12 +31,12 @@ def table_of(label: str, dataset: Any) -> Any:
     except Exception as error:
         raise DataError(
             f"the {type(dataset).__name__} of {label!r} does not give its Arrow table: {error}",
-            remedy="give what it holds as a pyarrow.Table, or row by row: Items(label, dataset, features=[...])",
+            hint="give what it holds as a pyarrow.Table, or row by row: MapSource(label, dataset, features=[...])",
         ) from error
     if not isinstance(table, pa.Table):
         raise DataError(
             f"the {type(dataset).__name__} of {label!r} gave a {type(table).__name__} for its Arrow table",
-            remedy="give what it holds as a pyarrow.Table, or row by row: Items(label, dataset, features=[...])",
+            hint="give what it holds as a pyarrow.Table, or row by row: MapSource(label, dataset, features=[...])",
         )
     return _without_own_types(table)
 

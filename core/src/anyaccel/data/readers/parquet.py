@@ -77,8 +77,8 @@ def table_from_parquet(
     if row_groups is not None and len(files) > 1:
         raise DataError(
             f"row groups of {label!r} were chosen from {len(files)} files",
-            there="row groups are counted within one file",
-            remedy="give one file, or leave row_groups out",
+            available="row groups are counted within one file",
+            hint="give one file, or leave row_groups out",
         )
     chosen = _chosen(label, files, features, targets, tags)
     tables = [chosen.completed(_read(label, file, chosen, row_groups), file) for file in files]
@@ -127,7 +127,7 @@ def valid(shown: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"{shown} cannot be read as Parquet: {error}", remedy="write the file anew, or give a Parquet file"
+            f"{shown} cannot be read as Parquet: {error}", hint="write the file anew, or give a Parquet file"
         ) from error
 
 
@@ -158,8 +158,8 @@ def _folder_columns(files: Sequence[File], schemas: Sequence[Any]) -> dict[str, 
         if list(file.keys) != list(files[0].keys):
             raise ColumnError(
                 f"{files[0].path} and {file.path} lie in folders of different columns",
-                there=f"{listed(files[0].keys)} and {listed(file.keys)}",
-                remedy="lay all files out alike, or give a list of files",
+                available=f"{listed(files[0].keys)} and {listed(file.keys)}",
+                hint="lay all files out alike, or give a list of files",
             )
     stored = {name for schema in schemas for name in schema.names}
     return {name: _folder_type([file.keys[name] for file in files]) for name in files[0].keys if name not in stored}
@@ -178,15 +178,15 @@ def _check_one_type(name: str, files: Sequence[File], schemas: Sequence[Any]) ->
         if name not in schema.names:
             raise ColumnError(
                 f"column {name!r} is in {files[base].path} but not in {file.path}",
-                there=f"the latter has {listed(schema.names)}",
-                remedy="write all files with the same columns, or leave this one out",
+                available=f"the latter has {listed(schema.names)}",
+                hint="write all files with the same columns, or leave this one out",
             )
         if schema.names.count(name) > 1 or schema.field(name).type != kind:
             found = "there twice" if schema.names.count(name) > 1 else f"of type {schema.field(name).type}"
             raise ColumnError(
                 f"column {name!r} is of type {kind} in {files[base].path} and {found} in {file.path}",
-                there="a column is of one type in all files",
-                remedy="write the files with one schema, or read them apart and cast()",
+                available="a column is of one type in all files",
+                hint="write the files with one schema, or read them apart and cast()",
             )
 
 
@@ -218,7 +218,7 @@ def _numbers(label: str, shown: str, count: int, row_groups: int | Sequence[int]
         if isinstance(one, bool) or not hasattr(one, "__index__") or operator.index(one) not in range(count):
             raise DataError(
                 f"{shown} has no row group {one!r} for {label!r}",
-                there=f"row groups 0 to {count - 1}" if count else "no row group at all",
-                remedy="give numbers of row groups: row_groups=[0, 1]",
+                available=f"row groups 0 to {count - 1}" if count else "no row group at all",
+                hint="give numbers of row groups: row_groups=[0, 1]",
             )
     return [operator.index(one) for one in given]

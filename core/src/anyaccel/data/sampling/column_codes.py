@@ -51,8 +51,8 @@ def column_of(asked: object, name: str, rows: Mapping[str, Rows]) -> tuple[Rows,
     if found:
         raise SamplerError(
             f"{asked} names a column of several feature sets",
-            there=listed(its.label for its in found),
-            remedy=f"write {f'{found[0].label}.{name}'!r}",
+            available=listed(its.label for its in found),
+            hint=f"write {f'{found[0].label}.{name}'!r}",
         )
     raise no_column(" and ".join(rows), name, dict.fromkeys(one for its in rows.values() for one in its.columns))
 
@@ -67,8 +67,8 @@ def single(rows: Rows, name: str) -> np.ndarray:
     if math.prod(array.shape[1:]) != 1:
         raise SamplerError(
             f"{name!r} of {rows.label!r} has {list(array.shape[1:])} numbers in a row",
-            there="rows are compared by one value each",
-            remedy="make a column of what is to be compared",
+            available="rows are compared by one value each",
+            hint="make a column of what is to be compared",
         )
     return array.reshape(len(array))
 
@@ -89,7 +89,7 @@ def coded(rows: Rows, name: str) -> Compared:
     except NotImplementedError:  # Arrow's own error is one of these
         raise SamplerError(
             f"{name!r} of {rows.label!r} is {column.type}, of which Arrow cannot say what is equal",
-            remedy=f"make a column of text or numbers of it, or use Where({name!r}, function)",
+            hint=f"make a column of text or numbers of it, or use Where({name!r}, function)",
         ) from None
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     if pa.types.is_floating(encoded.dictionary.type):  # Arrow tells 0.0 from -0.0, and takes NaN for a value

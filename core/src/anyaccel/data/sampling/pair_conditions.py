@@ -20,7 +20,7 @@ Judge = Callable[[Any, np.ndarray], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Relation(ABC):
+class PairCondition(ABC):
     """A condition on a column of any role: Same, Different, Within, Beyond or Where.
 
     A missing value (null or NaN) fulfils none of the first four, nor does an anchor without a value.
@@ -31,7 +31,7 @@ class Relation(ABC):
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column:
-            raise SamplerError(f"{type(self).__name__} of {self.column!r}", there="it takes the name of a column")
+            raise SamplerError(f"{type(self).__name__} of {self.column!r}", available="it takes the name of a column")
 
     @abstractmethod
     def read(self, rows: Mapping[str, Rows]) -> Compared:
@@ -56,7 +56,7 @@ class Relation(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Same(Relation):
+class Same(PairCondition):
     """The candidate has the anchor's value."""
 
     kind = "same"
@@ -74,7 +74,7 @@ class Same(Relation):
 
 
 @dataclass(frozen=True, slots=True)
-class Different(Relation):
+class Different(PairCondition):
     """The candidate has another value than the anchor."""
 
     kind = "different"
@@ -92,7 +92,7 @@ class Different(Relation):
 
 
 @dataclass(frozen=True, slots=True)
-class _Distance(Relation):
+class _Distance(PairCondition):
     distance: float
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class _Distance(Relation):
         given: Any = self.distance
         if isinstance(given, bool) or not isinstance(given, (int, float, np.number)) or not given >= 0:
             raise SamplerError(
-                f"{type(self).__name__}({self.column!r}, {given!r}) has no distance", remedy="give a number from 0"
+                f"{type(self).__name__}({self.column!r}, {given!r}) has no distance", hint="give a number from 0"
             )
         object.__setattr__(self, "distance", float(given))
 
@@ -113,7 +113,7 @@ class _Distance(Relation):
         if not is_numeric(its.schema.field(name).type):
             raise SamplerError(
                 f"{self} compares numbers, and {name!r} is {its.schema.field(name).type}",
-                remedy=f"use Same({name!r}), Different({name!r}), or Where({name!r}, function)",
+                hint=f"use Same({name!r}), Different({name!r}), or Where({name!r}, function)",
             )
         column = its.column(name)
         numbers = (column.to_numpy() if column.null_count else single(its, name)).astype(np.float64)
@@ -151,7 +151,7 @@ class Beyond(_Distance):
 
 
 @dataclass(frozen=True, slots=True)
-class Where(Relation):
+class Where(PairCondition):
     """A function says which candidates fit, each by its value alone.
 
     Args:
@@ -168,7 +168,7 @@ class Where(Relation):
         if not callable(self.function):
             raise SamplerError(
                 f"Where({self.column!r}, {self.function!r}) has no function",
-                remedy=f"write Where({self.column!r}, lambda anchor, candidates: candidates > anchor)",
+                hint=f"write Where({self.column!r}, lambda anchor, candidates: candidates > anchor)",
             )
 
     def __repr__(self) -> str:
@@ -196,8 +196,8 @@ class Where(Relation):
         if mask.shape != candidates.shape or mask.dtype != bool:
             raise SamplerError(
                 f"the function of {self} gave {mask.dtype}{list(mask.shape)}",
-                there=f"{len(candidates)} candidates' values; a mask is bool{list(candidates.shape)}",
-                remedy="compare the array of candidates with the anchor",
+                available=f"{len(candidates)} candidates' values; a mask is bool{list(candidates.shape)}",
+                hint="compare the array of candidates with the anchor",
             )
         return mask
 
@@ -207,31 +207,29 @@ class Where(Relation):
         Raises:
             ConfigError: always.
         """
-        raise ConfigError(
-            f"{self} is a function and has no configuration", remedy="use Same, Different, Within, Beyond"
-        )
+        raise ConfigError(f"{self} is a function and has no configuration", hint="use Same, Different, Within, Beyond")
 
 
-Relations = Relation | Iterable[Relation]
+Relations = PairCondition | Iterable[PairCondition]
 
 
-def relations_of(what: str, given: Any) -> tuple[Relation, ...]:
+def relations_of(what: str, given: Any) -> tuple[PairCondition, ...]:
     """Conditions as a tuple; one alone is one.
 
     Raises:
         SamplerError: none, or something else.
     """
-    several = (given,) if isinstance(given, Relation) else given
+    several = (given,) if isinstance(given, PairCondition) else given
     found = tuple(several) if isinstance(several, Iterable) and not isinstance(several, str) else (several,)
     for one in found:
-        if not isinstance(one, Relation):
+        if not isinstance(one, PairCondition):
             raise SamplerError(
                 f"{what}={one!r} is no condition between two rows",
-                there=listed(_KINDS_BY_CLASS),
-                remedy=f"write {what}=Same('COLUMN')",
+                available=listed(_KINDS_BY_CLASS),
+                hint=f"write {what}=Same('COLUMN')",
             )
     if not found:
-        raise SamplerError(f"{what} has no condition", remedy=f"write {what}=Same('COLUMN')")
+        raise SamplerError(f"{what} has no condition", hint=f"write {what}=Same('COLUMN')")
     return found
 
 
@@ -240,7 +238,7 @@ def names_of_settings(value: Any) -> tuple[str, ...]:
     return tuple(one.name for one in fields(value))
 
 
-def relation_from_config(config: Any) -> Relation:
+def relation_from_config(config: Any) -> PairCondition:
     """Read what `get_config` of a relation wrote.
 
     Raises:
@@ -251,9 +249,9 @@ def relation_from_config(config: Any) -> Relation:
     if cls is None or set(config) != {"relation", *names_of_settings(cls)}:
         raise ConfigError(
             f"{config!r} is not the configuration of a condition",
-            there="; ".join(f"{name}: {', '.join(names_of_settings(one))}" for name, one in _KINDS.items()),
+            available="; ".join(f"{name}: {', '.join(names_of_settings(one))}" for name, one in _KINDS.items()),
         )
-    made: Relation = cls(**{key: value for key, value in config.items() if key != "relation"})
+    made: PairCondition = cls(**{key: value for key, value in config.items() if key != "relation"})
     return made
 
 

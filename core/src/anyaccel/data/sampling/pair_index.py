@@ -10,7 +10,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.column_codes import Compared
-from anyaccel.data.sampling.pair_conditions import Beyond, Different, Relation, Same, Within
+from anyaccel.data.sampling.pair_conditions import Beyond, Different, PairCondition, Same, Within
 from anyaccel.errors import SamplerError
 
 _CELLS = 2**22  # of a mask of anchors by candidates that is held at once
@@ -36,7 +36,7 @@ class Partners(ABC):
         return self.at(anchors, ((words * counts) >> np.uint64(32)).astype(np.int64))
 
 
-def partners_of(relations: Sequence[Relation], rows: Mapping[str, Rows], what: str) -> Partners:
+def partners_of(relations: Sequence[PairCondition], rows: Mapping[str, Rows], what: str) -> Partners:
     """The partners by some relations, all of which must hold.
 
     Raises:
@@ -54,13 +54,13 @@ def partners_of(relations: Sequence[Relation], rows: Mapping[str, Rows], what: s
         shares = ", ".join(f"{one}: {count}" for one, count in zip(relations, alone, strict=True))
         raise SamplerError(
             f"no row of {', '.join(map(repr, rows))} has a {what} by {' and '.join(map(str, relations))}",
-            there=f"{n} rows; of these have one by {shares}",
-            remedy="loosen a condition, or take other rows",
+            available=f"{n} rows; of these have one by {shares}",
+            hint="loosen a condition, or take other rows",
         )
     return found
 
 
-def _partners(relations: Sequence[Relation], compared: Sequence[Compared], n: int) -> Partners:
+def _partners(relations: Sequence[PairCondition], compared: Sequence[Compared], n: int) -> Partners:
     """By ranges of a sorted order, which takes no more than sorting; where relations are no ranges, by kinds of rows,
     and by masks where there are too many of these."""
     eligible = np.flatnonzero(~np.any([its.missing for its in compared], axis=0))
@@ -77,7 +77,7 @@ class _Ranges(Partners):
     """Rows sorted so that the candidates of each are a range, or a range but for another one inside it."""
 
     def __init__(
-        self, n: int, eligible: np.ndarray, same: Sequence[Compared], window: Relation | None, its: Compared | None
+        self, n: int, eligible: np.ndarray, same: Sequence[Compared], window: PairCondition | None, its: Compared | None
     ) -> None:
         group = _numbered([one.values for one in same], len(eligible))
         rank, least, beyond = _ranked(window, its, len(eligible))
@@ -115,7 +115,7 @@ def _numbered(columns: Sequence[np.ndarray], n: int) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def _ranked(window: Relation | None, its: Compared | None, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _ranked(window: PairCondition | None, its: Compared | None, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Each row's rank by value, the least rank that is near it, and the first rank beyond."""
     if its is None:
         zeros = np.zeros(n, dtype=np.int64)
@@ -132,7 +132,7 @@ class _Kinds(Partners):
     """Rows of equal values are of one kind: only kinds are compared, each with each, and counted by their rows."""
 
     def __init__(
-        self, n: int, eligible: np.ndarray, pairs: Sequence[tuple[Relation, Compared]], kinds: np.ndarray
+        self, n: int, eligible: np.ndarray, pairs: Sequence[tuple[PairCondition, Compared]], kinds: np.ndarray
     ) -> None:
         found, first, sizes = np.unique(kinds, return_index=True, return_counts=True)
         fits = np.ones((len(found), len(found)), dtype=bool)
@@ -164,7 +164,7 @@ class _Masks(Partners):
     """Every anchor against every candidate, some anchors at a time; nothing of it is kept but the counts."""
 
     def __init__(
-        self, n: int, eligible: np.ndarray, pairs: Sequence[tuple[Relation, Compared]], kinds: np.ndarray
+        self, n: int, eligible: np.ndarray, pairs: Sequence[tuple[PairCondition, Compared]], kinds: np.ndarray
     ) -> None:
         self._eligible = eligible
         self._pairs = pairs

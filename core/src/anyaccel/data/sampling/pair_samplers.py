@@ -11,7 +11,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.pair_conditions import (
-    Relation,
+    PairCondition,
     Relations,
     names_of_settings,
     relation_from_config,
@@ -56,11 +56,14 @@ class _Tuples(Sampler):
         given = dict(config) if isinstance(config, Mapping) else {}
         if given.pop("type", None) != cls.kind or set(given) - set(known) or not needed <= set(given):
             raise ConfigError(
-                f"{config!r} is not the configuration of a {cls.kind} sampler", there=f"keys: type, {', '.join(known)}"
+                f"{config!r} is not the configuration of a {cls.kind} sampler",
+                available=f"keys: type, {', '.join(known)}",
             )
         for name in set(cls.conditions) & set(given):
             if not isinstance(given[name], (list, tuple)):
-                raise ConfigError(f"{name} of a {cls.kind} sampler is {given[name]!r}", there="a list of conditions")
+                raise ConfigError(
+                    f"{name} of a {cls.kind} sampler is {given[name]!r}", available="a list of conditions"
+                )
             given[name] = [relation_from_config(one) for one in given[name]]
         return cls(**{name: value for name, value in given.items() if value or name not in cls.optional})
 
@@ -95,8 +98,8 @@ class PairSampler(_Tuples):
     streams: ClassVar[tuple[str, ...]] = ("anchor", "pair")
 
     batch_size: int
-    match: tuple[Relation, ...]
-    unlike: tuple[Relation, ...]
+    match: tuple[PairCondition, ...]
+    unlike: tuple[PairCondition, ...]
     per_anchor: int
     unlike_per_anchor: int
     shuffle: bool
@@ -168,8 +171,8 @@ class TripletSampler(_Tuples):
     streams: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
 
     batch_size: int
-    positive: tuple[Relation, ...]
-    negative: tuple[Relation, ...]
+    positive: tuple[PairCondition, ...]
+    negative: tuple[PairCondition, ...]
     per_anchor: int
     shuffle: bool
     drop_last: bool
@@ -225,7 +228,7 @@ def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
         return SimpleSampler.from_config(config)
     made = next((one for one in (PairSampler, TripletSampler) if one.kind == kind), None)
     if made is None:
-        raise ConfigError(f"a sampler's type is {kind!r}", there="pair, triplet, or no type: a simple one")
+        raise ConfigError(f"a sampler's type is {kind!r}", available="pair, triplet, or no type: a simple one")
     return made.from_config(config)
 
 
@@ -238,6 +241,6 @@ def _none_of_both(rows: Mapping[str, Rows], positive: Partners, negative: Partne
     counts = [int(np.count_nonzero(one.counts)) for one in (positive, negative)]
     return SamplerError(
         f"no row of {', '.join(map(repr, rows))} has both a positive and a negative",
-        there=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",
-        remedy="loosen a condition, or take other rows",
+        available=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",
+        hint="loosen a condition, or take other rows",
     )

@@ -86,8 +86,8 @@ class Sampler(ABC):
         if self.drop_last and full == 0:
             raise SamplerError(
                 f"drop_last leaves no batch of {self.batch_size}",
-                there=f"{n} rows",
-                remedy=f"use a batch size of at most {n}, or drop_last=False",
+                available=f"{n} rows",
+                hint=f"use a batch size of at most {n}, or drop_last=False",
             )
         return full, 0 if self.drop_last else last
 
@@ -161,8 +161,8 @@ class SimpleSampler(Sampler):
         if not isinstance(config, Mapping) or "batch_size" not in config or set(config) - set(known):
             raise ConfigError(
                 f"{config!r} is not the configuration of a sampler",
-                there=f"keys: {', '.join(known)}",
-                remedy="give batch_size and no key that is not listed",
+                available=f"keys: {', '.join(known)}",
+                hint="give batch_size and no key that is not listed",
             )
         return cls(**config)
 
@@ -176,13 +176,13 @@ def check_settings(sampler: Sampler, *counts: str) -> None:
     for name in ("batch_size", "seed", *counts):
         object.__setattr__(sampler, name, integer(name, getattr(sampler, name)))
     if sampler.batch_size < 1:
-        raise SamplerError(f"batch_size={sampler.batch_size} holds no row", remedy="give a batch size of 1 or more")
+        raise SamplerError(f"batch_size={sampler.batch_size} holds no row", hint="give a batch size of 1 or more")
     for name in counts:
         if getattr(sampler, name) < 1:
-            raise SamplerError(f"{name}={getattr(sampler, name)} draws nothing", remedy="give 1 or more")
+            raise SamplerError(f"{name}={getattr(sampler, name)} draws nothing", hint="give 1 or more")
     for name in ("shuffle", "drop_last"):
         if not isinstance(getattr(sampler, name), bool):
-            raise SamplerError(f"{name}={getattr(sampler, name)!r} is not True or False", remedy=f"write {name}=True")
+            raise SamplerError(f"{name}={getattr(sampler, name)!r} is not True or False", hint=f"write {name}=True")
 
 
 def integer(name: str, value: Any) -> int:
@@ -196,7 +196,7 @@ def integer(name: str, value: Any) -> int:
             return operator.index(value)
     except TypeError:
         pass
-    raise SamplerError(f"{name}={value!r} is not an integer", remedy=f"write a whole number, such as {name}=32")
+    raise SamplerError(f"{name}={value!r} is not an integer", hint=f"write a whole number, such as {name}=32")
 
 
 def check_rows(n: int) -> None:
@@ -206,4 +206,4 @@ def check_rows(n: int) -> None:
         SamplerError: there is none.
     """
     if n < 1:
-        raise SamplerError(f"{n} rows make no batch", remedy="give data with at least one row")
+        raise SamplerError(f"{n} rows make no batch", hint="give data with at least one row")

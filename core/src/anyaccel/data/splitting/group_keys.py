@@ -37,7 +37,7 @@ class Keys:
 
 
 def keys_of(rows: Rows, by: Names, asked: str) -> Keys:
-    """Tell rows apart by one column or several, of any role and any type whose values are scalars.
+    """LogEvent rows apart by one column or several, of any role and any type whose values are scalars.
 
     Args:
         rows: whose columns they are.
@@ -51,7 +51,7 @@ def keys_of(rows: Rows, by: Names, asked: str) -> Keys:
     """
     names = names_of(by)
     if not names:
-        raise SplitError(f"{asked} of {rows.label!r} names no column", remedy=f"name one, or leave {asked} out")
+        raise SplitError(f"{asked} of {rows.label!r} names no column", hint=f"name one, or leave {asked} out")
     encoded = [_encoded(rows, name, asked) for name in names]
     codes = np.zeros(len(rows), np.int64)
     for own, values in encoded:
@@ -102,16 +102,16 @@ def _check_values(name: str, missing: np.ndarray, asked: str) -> None:
         raise ColumnError(
             f"{asked} cannot use column {name!r}, which has no value in {int(missing.sum())} of {len(missing)} rows, "
             f"the first in row {int(missing.argmax())}",
-            there="a null or NaN does not tell which rows belong together",
-            remedy="fill these places, or leave the rows out with filter() first",
+            available="a null or NaN does not tell which rows belong together",
+            hint="fill these places, or leave the rows out with filter() first",
         )
 
 
 def _not_scalar(name: str, found: str, asked: str) -> ColumnError:
     return ColumnError(
         f"{asked} cannot use column {name!r}: it has {found}",
-        there="strata and groups are told apart by scalars: numbers, text, dates and the like",
-        remedy="make a column with one scalar per row, such as the name of a class",
+        available="strata and groups are told apart by scalars: numbers, text, dates and the like",
+        hint="make a column with one scalar per row, such as the name of a class",
     )
 
 

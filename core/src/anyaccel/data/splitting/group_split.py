@@ -108,8 +108,8 @@ def check_together(label: str, groups: Keys, positions: Mapping[str, np.ndarray]
         there = zip(counts[inside].tolist(), (pairs[inside] % len(names)).tolist(), strict=True)
         raise SplitError(
             f"group {groups.shown(int(crossing[0]))} of {label!r} crosses splits",
-            there=", ".join(f"{count} of its rows in {names[split]!r}" for count, split in there),
-            remedy="put all rows of a group into one split; split_random(group_by=...) does",
+            available=", ".join(f"{count} of its rows in {names[split]!r}" for count, split in there),
+            hint="put all rows of a group into one split; split_random(group_by=...) does",
         )
 
 
@@ -126,6 +126,6 @@ def check_nested(label: str, groups: Keys, strata: Keys) -> None:
         one, other = (int(pair) % len(strata) for pair in pairs[crossing[0] : crossing[0] + 2])
         raise SplitError(
             f"group {groups.shown(int(owners[crossing[0]]))} of {label!r} has rows of two strata",
-            there=f"{strata.shown(one)} and {strata.shown(other)}",
-            remedy="stratify by what is the same in all rows of a group, or leave stratify_by or group_by out",
+            available=f"{strata.shown(one)} and {strata.shown(other)}",
+            hint="stratify by what is the same in all rows of a group, or leave stratify_by or group_by out",
         )

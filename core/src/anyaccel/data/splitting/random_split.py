@@ -68,7 +68,7 @@ def where(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     if not isinstance(conditions, Mapping) or not conditions:
         raise SplitError(
             f"the conditions for splits of {rows.label!r} are {conditions!r}",
-            remedy="write {'train': {'column': value}, 'test': {'column': [value, value]}}",
+            hint="write {'train': {'column': value}, 'test': {'column': [value, value]}}",
         )
     chosen = {name: positions_where(rows, f"split {name!r}", its) for name, its in conditions.items()}
     numbers = rows.view().rows
@@ -77,8 +77,8 @@ def where(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, 
         if len(both):
             raise SplitError(
                 f"splits {one!r} and {other!r} of {rows.label!r} overlap",
-                there=f"{len(both)} rows meet the conditions of both: {listed(numbers[both].tolist())}",
-                remedy="narrow the conditions until no row meets two of them",
+                available=f"{len(both)} rows meet the conditions of both: {listed(numbers[both].tolist())}",
+                hint="narrow the conditions until no row meets two of them",
             )
     return chosen
 
@@ -94,8 +94,8 @@ def check_distinct(view: FeatureSetView) -> None:
     if twice:
         raise SplitError(
             f"{view.name!r} of {view.label!r} has rows more than once and cannot be cut at random",
-            there=f"rows {listed(twice)}, whose copies would get into several splits",
-            remedy="take each row once: take(np.unique(positions)); draw with repetition inside a split",
+            available=f"rows {listed(twice)}, whose copies would get into several splits",
+            hint="take each row once: take(np.unique(positions)); draw with repetition inside a split",
         )
 
 
@@ -106,29 +106,27 @@ def checked_seed(label: str, seed: object) -> int:
         SplitError: it is no integer.
     """
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise SplitError(f"the seed of a split of {label!r} is {seed!r}", there="seeds are integers")
+        raise SplitError(f"the seed of a split of {label!r} is {seed!r}", available="seeds are integers")
     return operator.index(seed)
 
 
 def _checked(label: str, ratios: Mapping[str, float]) -> dict[str, Fraction]:
     if not isinstance(ratios, Mapping) or not ratios:
-        raise SplitError(
-            f"the ratios of a split of {label!r} are {ratios!r}", remedy="write {'train': 0.8, 'test': 0.2}"
-        )
+        raise SplitError(f"the ratios of a split of {label!r} are {ratios!r}", hint="write {'train': 0.8, 'test': 0.2}")
     for name, ratio in ratios.items():
         if not _is_positive(ratio):
             raise SplitError(
                 f"split {name!r} of {label!r} has the ratio {ratio!r}",
-                there="ratios are positive numbers that add up to 1",
-                remedy="write {'train': 0.8, 'test': 0.2}",
+                available="ratios are positive numbers that add up to 1",
+                hint="write {'train': 0.8, 'test': 0.2}",
             )
     exact = {name: Fraction(float(ratio)) for name, ratio in ratios.items()}
     total = sum(exact.values(), Fraction(0))
     if abs(total - 1) > _TOLERANCE:
         raise SplitError(
             f"the ratios of a split of {label!r} add up to {float(total):g}, not to 1",
-            there=", ".join(f"{name}: {float(ratio):g}" for name, ratio in exact.items()),
-            remedy="change them, or add a split for the remaining rows" if total < 1 else "make them smaller",
+            available=", ".join(f"{name}: {float(ratio):g}" for name, ratio in exact.items()),
+            hint="change them, or add a split for the remaining rows" if total < 1 else "make them smaller",
         )
     return {name: ratio / total for name, ratio in exact.items()}
 
@@ -170,8 +168,8 @@ def _check_sizes(label: str, what: str, sizes: np.ndarray, shares: Mapping[str, 
     others = "" if strata is None else f"; strata too small: {int((sizes < len(shares)).sum())} of {len(sizes)}"
     raise SplitError(
         f"{stratum}{label!r} cannot be cut into {len(shares)} splits",
-        there=f"{what}: {int(sizes[smallest])}; splits: {listed(shares)}{others}",
-        remedy="leave its rows out with filter(), or join it with another stratum" if stratum else "make fewer splits",
+        available=f"{what}: {int(sizes[smallest])}; splits: {listed(shares)}{others}",
+        hint="leave its rows out with filter(), or join it with another stratum" if stratum else "make fewer splits",
     )
 
 
@@ -179,8 +177,8 @@ def _continuous(label: str, sizes: np.ndarray, strata: Keys) -> SplitError:
     names = [name for name, _, _ in strata.columns]
     return SplitError(
         f"{label!r} cannot be stratified by {listed(names)}: {len(sizes)} different values in {int(sizes.sum())} rows",
-        there="every stratum needs a row for each split",
-        remedy="stratify by bins of it: a tag with pandas.qcut(values, 10, labels=False), say",
+        available="every stratum needs a row for each split",
+        hint="stratify by bins of it: a tag with pandas.qcut(values, 10, labels=False), say",
     )
 
 
@@ -199,7 +197,7 @@ def _counts(label: str, n: int, ratios: Mapping[str, Fraction]) -> dict[str, int
         if count == 0:
             raise SplitError(
                 f"split {name!r} of {label!r} would be empty",
-                there=f"{n} rows, of which {float(ratios[name]):g} is less than one",
-                remedy="make its ratio larger or leave it out",
+                available=f"{n} rows, of which {float(ratios[name]):g} is less than one",
+                hint="make its ratio larger or leave it out",
             )
     return counts

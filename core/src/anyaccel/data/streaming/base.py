@@ -23,7 +23,7 @@ Columns = Mapping[str, np.ndarray]
 
 
 class Source(WithRoles, ABC):
-    """Rows that come to a phase as it runs: `BatchSource` gives batches of its own, `Items` the rows it is asked for.
+    """Rows that come to a phase as it runs: `BatchSource` gives batches of its own, `MapSource` the rows it is asked for.
 
     Args:
         label: the label of the feature set that the graph is wired to, or of the source's own `example`.
@@ -115,7 +115,7 @@ class Source(WithRoles, ABC):
         return self._example
 
     def _nothing(self) -> SourceError:
-        return SourceError(f"source {self._label!r} gives no rows at all", remedy="give data with at least one row")
+        return SourceError(f"source {self._label!r} gives no rows at all", hint="give data with at least one row")
 
 
 class BatchSource(Source):

@@ -53,8 +53,8 @@ class Checker:
         if new:
             raise SourceError(
                 f"{place} has a new column {new[0]!r}",
-                there=f"the first batch has {listed(sorted(self._keys)) if self._keys else 'its columns by position'}",
-                remedy="give every batch the same columns",
+                available=f"the first batch has {listed(sorted(self._keys)) if self._keys else 'its columns by position'}",
+                hint="give every batch the same columns",
             )
 
     def _check_rows(self, place: Place, arrays: Mapping[str, np.ndarray]) -> None:
@@ -62,11 +62,11 @@ class Checker:
         if len(set(lengths.values())) > 1:
             raise SourceError(
                 f"the columns of {place} differ in length",
-                there=listed(f"{name}: {length}" for name, length in lengths.items()),
-                remedy="give every column one entry per row",
+                available=listed(f"{name}: {length}" for name, length in lengths.items()),
+                hint="give every column one entry per row",
             )
         if not next(iter(lengths.values())):
-            raise SourceError(f"{place} has no rows", remedy="leave empty batches out")
+            raise SourceError(f"{place} has no rows", hint="leave empty batches out")
 
     def _check_kinds(self, place: Place, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in arrays.items():
@@ -82,8 +82,8 @@ def _check_batched(place: Place, values: Mapping[str, object]) -> None:
         if isinstance(value, (int, float)) or getattr(value, "shape", None) == ():
             raise SourceError(
                 f"column {name!r} of {place} is a single {type(value).__name__}",
-                there="a column of a batch has one entry for each row",
-                remedy="make batches of the rows (source.batch(32), DataLoader(...)), or take a data set by Items(...)",
+                available="a column of a batch has one entry for each row",
+                hint="make batches of the rows (source.batch(32), DataLoader(...)), or take a data set by MapSource(...)",
             )
 
 
@@ -111,8 +111,8 @@ class Kind:
         if rows.shape[1:] != self.shape or rows.dtype != self.dtype:
             raise SourceError(
                 f"{what} is {Kind.of(rows)}",
-                there=f"it is {self} in the rows before, and rows of a column have one shape and dtype",
-                remedy="give all rows one shape (pad or cut) and one dtype",
+                available=f"it is {self} in the rows before, and rows of a column have one shape and dtype",
+                hint="give all rows one shape (pad or cut) and one dtype",
             )
 
 

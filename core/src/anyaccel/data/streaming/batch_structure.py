@@ -65,7 +65,7 @@ def _named(given: Any, names: Sequence[str]) -> tuple[list[str], Callable[[str],
 
 def _picked(place: object, name: str, keys: Iterable[str], read: Callable[[str], Any]) -> Any:
     if name not in keys:
-        raise SourceError(f"{place} has no column {name!r}", there=listed(keys), remedy=did_you_mean(name, keys))
+        raise SourceError(f"{place} has no column {name!r}", available=listed(keys), hint=did_you_mean(name, keys))
     return read(name)
 
 
@@ -86,8 +86,8 @@ def _by_position(place: object, given: Sequence[Any], names: Sequence[str]) -> P
         shown = f"{len(given)} part{'' if len(given) == 1 else 's'}"
         raise SourceError(
             f"{place} has {shown} for {len(names)} columns",
-            there=f"columns: {listed(names)}; parts: {listed(type(part).__name__ for part in given)}",
-            remedy="name one column for each part (features=, targets=, tags=), or give mappings by name",
+            available=f"columns: {listed(names)}; parts: {listed(type(part).__name__ for part in given)}",
+            hint="name one column for each part (features=, targets=, tags=), or give mappings by name",
         )
     return Parts(dict(zip(names, given, strict=True)), frozenset())
 

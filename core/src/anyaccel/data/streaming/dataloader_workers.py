@@ -15,7 +15,7 @@ MOST = 8
 _FOUND_IN = ("", "sampler", "batch_sampler", "dataset")
 
 
-def advised_workers(devices: int = 1, cores: int | None = None) -> int:
+def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
     """How many workers should read for each device: one core is left to the loop, the others are shared out evenly.
 
     `max(1, min((cores - 1) // devices, 8))`; on one core 0, which reads in the loop itself.
@@ -30,7 +30,9 @@ def advised_workers(devices: int = 1, cores: int | None = None) -> int:
     cores = usable_cores() if cores is None else cores
     for name, count in (("devices", devices), ("cores", cores)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise SourceError(f"advised_workers({name}={count!r})", there="both are whole numbers of 1 or more")
+            raise SourceError(
+                f"suggested_num_workers({name}={count!r})", available="both are whole numbers of 1 or more"
+            )
     return 0 if cores == 1 else max(1, min((cores - 1) // devices, MOST))
 
 
@@ -52,7 +54,9 @@ def worker_notes(label: str, source: Any) -> tuple[str, ...]:
     count, cores = workers_of(source), usable_cores()
     if count <= cores:
         return ()
-    return (f"source {label!r} has {count} workers on {cores} cores; {advised_workers()} are advised for each device",)
+    return (
+        f"source {label!r} has {count} workers on {cores} cores; {suggested_num_workers()} are advised for each device",
+    )
 
 
 def check_fork(label: str, source: Any) -> None:
@@ -67,13 +71,13 @@ def check_fork(label: str, source: Any) -> None:
     if threaded:
         raise SourceError(
             f"the {workers_of(source)} workers of source {label!r} would be forked beside {' and '.join(threaded)}",
-            there="their threads are not copied into a fork, which may wait forever for a lock that one of them held",
-            remedy="make the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0",
+            available="their threads are not copied into a fork, which may wait forever for a lock that one of them held",
+            hint="make the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0",
         )
 
 
 def set_epoch(source: Any, epoch: int) -> None:
-    """Tell a loader, its samplers and its data set the number of the epoch, if they want to know."""
+    """LogEvent a loader, its samplers and its data set the number of the epoch, if they want to know."""
     for name in _FOUND_IN:
         part = getattr(source, name, None) if name else source
         if callable(getattr(part, "set_epoch", None)):
@@ -92,5 +96,5 @@ def _start_method(source: Any) -> str:
 
 def _threaded() -> Iterator[str]:
     for backend in registry().backends:
-        if not backend.forks and any(root in sys.modules for root in backend.roots[:1]):
+        if not backend.fork_safe and any(root in sys.modules for root in backend.import_roots[:1]):
             yield backend.framework

@@ -12,8 +12,8 @@ from anyaccel.data.feature_set import FeatureSet
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.rows import Rows
 from anyaccel.data.streaming.base import Source
-from anyaccel.data.streaming.iterable_source import Batches
-from anyaccel.data.streaming.map_source import Items
+from anyaccel.data.streaming.iterable_source import IterableSource
+from anyaccel.data.streaming.map_source import MapSource
 from anyaccel.data.streaming.to_numpy import is_tensor
 from anyaccel.errors import SourceError
 
@@ -39,7 +39,7 @@ _COLUMNS = (pa.Array, pa.ChunkedArray)
 def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
     """A source of what a user gave as the data of a phase; None for what a phase takes anyway.
 
-    Loaders, `tf.data`, functions and other iterables become `Batches`; map-style data sets `Items`; a data set of
+    Loaders, `tf.data`, functions and other iterables become `IterableSource`; map-style data sets `MapSource`; a data set of
     Hugging Face, which is an Arrow table inside, a feature set. Features and targets are those of `like`, by name or by
     position in its order; tags are left out.
 
@@ -61,15 +61,15 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
         return FeatureSet.from_arrow(label, given, like.features, like.targets)
     remedy = instead_of(given)
     if remedy:
-        raise SourceError(f"a {type(given).__name__} was given as the data of {label!r}", remedy=remedy)
+        raise SourceError(f"a {type(given).__name__} was given as the data of {label!r}", hint=remedy)
     if not hasattr(given, "__iter__") and not callable(given):
         return _items(label, given, like)
-    return Batches(label, given, features=like.features, targets=like.targets)
+    return IterableSource(label, given, features=like.features, targets=like.targets)
 
 
-def _items(label: str, given: Any, like: Rows) -> Items | None:
+def _items(label: str, given: Any, like: Rows) -> MapSource | None:
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-        return Items(label, given, features=like.features, targets=like.targets)
+        return MapSource(label, given, features=like.features, targets=like.targets)
     return None
 
 

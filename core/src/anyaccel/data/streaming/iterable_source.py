@@ -1,4 +1,4 @@
-"""Batches: what gives batches by itself: loaders, data sets of other libraries, generators."""
+"""IterableSource: what gives batches by itself: loaders, data sets of other libraries, generators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anyaccel.errors import SourceError
 _END = object()
 
 
-class Batches(BatchSource):
+class IterableSource(BatchSource):
     """Batches that something else makes, in the order in which it gives them.
 
     Args:
@@ -60,7 +60,7 @@ class Batches(BatchSource):
         if self._limit is None and never_ends(source):
             raise SourceError(
                 f"source {label!r}, a {type(source).__name__}, never ends",
-                remedy="say how many batches make an epoch: steps=1000",
+                hint="say how many batches make an epoch: steps=1000",
             )
         check_fork(label, source)
         self._checker = Checker(self._roles)
@@ -96,8 +96,8 @@ class Batches(BatchSource):
         if self._opener.once and self._begun and self._limit is None:
             raise SourceError(
                 f"source {self._label!r} is an iterator ({type(self._source).__name__}) and was read before",
-                there="an iterator can be read once",
-                remedy="give a function that makes it, such as the generator function itself, without calling it",
+                available="an iterator can be read once",
+                hint="give a function that makes it, such as the generator function itself, without calling it",
             )
         return self._run(epoch)
 
@@ -145,8 +145,8 @@ class Batches(BatchSource):
         if number == 0:
             raise SourceError(
                 f"source {self._label!r} gave no batch in epoch {epoch}, after it had given some before",
-                there="it is exhausted: what can be read only once was given for every epoch",
-                remedy="give a function that makes a new iterator at each call",
+                available="it is exhausted: what can be read only once was given for every epoch",
+                hint="give a function that makes a new iterator at each call",
             )
         if promised is not None and number < promised:
             raise self._miscounted(epoch, f"{number} of the {promised} batches")
@@ -155,7 +155,7 @@ class Batches(BatchSource):
         given = self._limit is not None
         return SourceError(
             f"source {self._label!r} gave {gave} that {'steps' if given else 'its len()'} says, in epoch {epoch}",
-            remedy="give the number of batches that it has: steps=..."
+            hint="give the number of batches that it has: steps=..."
             if given
             else "correct its __len__, or give a function, whose length is not asked for: lambda: loader",
         )
@@ -181,5 +181,5 @@ def _checked_steps(label: str, steps: Any) -> int | None:
     if steps is None:
         return None
     if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 1:
-        raise SourceError(f"source {label!r}: steps={steps!r} is no number of batches", remedy="write steps=1000")
+        raise SourceError(f"source {label!r}: steps={steps!r} is no number of batches", hint="write steps=1000")
     return int(steps)

@@ -47,8 +47,8 @@ class Opener:
         if iterator is None:
             raise SourceError(
                 f"the function of source {self.label!r} gave a {type(made).__name__}",
-                there="it is called once for every epoch and gives an iterable of batches",
-                remedy="yield batches, or return a list of them",
+                available="it is called once for every epoch and gives an iterable of batches",
+                hint="yield batches, or return a list of them",
             )
         return iterator
 
@@ -69,7 +69,7 @@ def opener(label: str, source: Any) -> Opener:
     remedy = instead_of(source)
     if remedy:
         what = type(source).__name__
-        raise SourceError(f"the {what} given as source {label!r} is data, not a source of batches", remedy=remedy)
+        raise SourceError(f"the {what} given as source {label!r} is data, not a source of batches", hint=remedy)
     if isinstance(source, type):
         return Opener(label, _function(label, source))
     if hasattr(source, "__next__"):
@@ -81,12 +81,12 @@ def opener(label: str, source: Any) -> Opener:
     if hasattr(source, "__getitem__"):
         raise SourceError(
             f"the {type(source).__name__} of source {label!r} gives rows by number, not batches",
-            remedy="write Items(label, dataset, features=[...]) in place of Batches, and leave order and batches to us",
+            hint="write MapSource(label, dataset, features=[...]) in place of IterableSource, and leave order and batches to us",
         )
     raise SourceError(
         f"a {type(source).__name__} is no source of batches for {label!r}",
-        there="loaders, data sets, lists of batches, and functions that give an iterable of batches",
-        remedy="write a function that yields batches",
+        available="loaders, data sets, lists of batches, and functions that give an iterable of batches",
+        hint="write a function that yields batches",
     )
 
 
@@ -135,7 +135,7 @@ def _function(label: str, source: Callable[..., Any]) -> Callable[[int], Any]:
     if needed:
         raise SourceError(
             f"the function of source {label!r} needs {', '.join(needed)}",
-            there="it is called without arguments, or with the number of the epoch as `epoch`",
-            remedy="write lambda: make_batches(...) with the arguments inside",
+            available="it is called without arguments, or with the number of the epoch as `epoch`",
+            hint="write lambda: make_batches(...) with the arguments inside",
         )
     return call

@@ -1,4 +1,4 @@
-"""Items: data sets that give one row for one number, so that a phase's own sampler says which and in which order."""
+"""MapSource: data sets that give one row for one number, so that a phase's own sampler says which and in which order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anyaccel.data.streaming.to_numpy import anything, arrays_of, numbers
 from anyaccel.errors import SourceError
 
 
-class Items(Source):
+class MapSource(Source):
     """Rows of a map-style data set, such as torch's `Dataset`: `len(dataset)` of them, `dataset[i]` is one.
 
     They have numbers, so that samplers draw from them as from a feature set: the same seed gives the same order.
@@ -93,12 +93,12 @@ class Items(Source):
         if wanted.ndim != 1 or not wanted.size or wanted.dtype.kind not in "iu":
             raise SourceError(
                 f"rows of source {self._label!r} were asked for by {wanted.dtype}{list(wanted.shape)}",
-                there="numbers of rows, at least one",
+                available="numbers of rows, at least one",
             )
         low, high = int(wanted.min()), int(wanted.max())
         if low < 0 or high >= self._rows:
             raise SourceError(
-                f"source {self._label!r} has no row {low if low < 0 else high}", there=f"rows 0 to {self._rows - 1}"
+                f"source {self._label!r} has no row {low if low < 0 else high}", available=f"rows 0 to {self._rows - 1}"
             )
         return [int(row) for row in wanted]
 
@@ -126,8 +126,8 @@ class Items(Source):
         if len(items) != len(rows):
             raise SourceError(
                 f"{what}: __getitems__ gave {len(items)} items for {len(rows)} numbers",
-                there="it gives a list with one item for each number",
-                remedy="correct __getitems__, or leave it out",
+                available="it gives a list with one item for each number",
+                hint="correct __getitems__, or leave it out",
             )
         return items
 
@@ -194,21 +194,21 @@ def _length(label: str, dataset: Any) -> int:
     if remedy or isinstance(dataset, Mapping) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise SourceError(
             f"the {type(dataset).__name__} of source {label!r} is no data set of items",
-            there="one has __len__ and __getitem__, which gives one row",
-            remedy=remedy or "write Batches(label, source, ...) for what gives batches by itself",
+            available="one has __len__ and __getitem__, which gives one row",
+            hint=remedy or "write IterableSource(label, source, ...) for what gives batches by itself",
         )
     try:
         rows = len(dataset)
     except Exception as error:
         raise failed(f"the length of source {label!r} cannot be told", error) from error
     if not rows:
-        raise SourceError(f"source {label!r} has no rows", remedy="give data with at least one row")
+        raise SourceError(f"source {label!r} has no rows", hint="give data with at least one row")
     return rows
 
 
 def _checked_workers(label: str, workers: Any) -> int:
     if isinstance(workers, bool) or not hasattr(workers, "__index__") or workers < 0:
         raise SourceError(
-            f"source {label!r}: workers={workers!r} is no number of threads", remedy="write workers=0, or a few"
+            f"source {label!r}: workers={workers!r} is no number of threads", hint="write workers=0, or a few"
         )
     return int(workers)

@@ -24,7 +24,7 @@ WINDOW_GROUPS = 4
 
 
 class ParquetStream(BatchSource):
-    """Batches from Parquet files of any size, read row group by row group, and shuffled within a window of rows.
+    """IterableSource from Parquet files of any size, read row group by row group, and shuffled within a window of rows.
 
     Shuffled means: in every epoch the row groups come in a new order; their rows fill a window of `window` rows, which
     is emptied in a random order before it is filled again. So a row meets rows of its own row group and of those that
@@ -129,18 +129,18 @@ class ParquetStream(BatchSource):
             return min(self._rows, WINDOW_GROUPS * max(group.rows for group in self._groups))
         shown = f"source {self._label!r}: window={window!r}"
         if isinstance(window, bool) or not hasattr(window, "__index__") or window < 1:
-            raise SourceError(f"{shown} is no number of rows", remedy="give 1 or more, or leave it out")
+            raise SourceError(f"{shown} is no number of rows", hint="give 1 or more, or leave it out")
         if not self._sampler.shuffle:
             raise SourceError(
                 f"{shown}, but nothing is shuffled",
-                there="rows come in the order of the files",
-                remedy="leave it out, or write sampler=SimpleSampler(..., shuffle=True)",
+                available="rows come in the order of the files",
+                hint="leave it out, or write sampler=SimpleSampler(..., shuffle=True)",
             )
         if window > self._rows:
             raise SourceError(
                 f"{shown} is larger than the data",
-                there=f"{self._rows} rows",
-                remedy=f"write window={self._rows} to shuffle all rows together, or use FeatureSet.from_parquet",
+                available=f"{self._rows} rows",
+                hint=f"write window={self._rows} to shuffle all rows together, or use FeatureSet.from_parquet",
             )
         return int(window)
 
@@ -152,7 +152,7 @@ def _told(label: str) -> Iterator[None]:
     except ColumnError:
         raise
     except DataError as error:
-        raise SourceError(f"source {label!r}: {error.asked}", there=error.there, remedy=error.remedy) from error
+        raise SourceError(f"source {label!r}: {error.problem}", available=error.available, hint=error.hint) from error
 
 
 def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
@@ -161,7 +161,7 @@ def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
     if isinstance(sampler, bool) or not hasattr(sampler, "__index__"):
         raise SourceError(
             f"source {label!r} cannot be read by {sampler!r}",
-            there="rows of a stream have no numbers, by which other samplers could draw",
-            remedy="give a SimpleSampler or a batch size",
+            available="rows of a stream have no numbers, by which other samplers could draw",
+            hint="give a SimpleSampler or a batch size",
         )
     return SimpleSampler(int(sampler), shuffle=True)

@@ -56,8 +56,8 @@ def row_groups(label: str, files: Files) -> tuple[RowGroup, ...]:
     if not found:
         raise SourceError(
             f"source {label!r} has no rows",
-            there=f"{len(files.files)} Parquet files without a row",
-            remedy="give files with rows",
+            available=f"{len(files.files)} Parquet files without a row",
+            hint="give files with rows",
         )
     return found
 
@@ -112,7 +112,7 @@ def _pieces(plan: Reading, group: RowGroup) -> Iterator[Any]:
     if _stamp(known.file) != known.stamp:
         raise SourceError(
             f"{known.file.path} is not the file that it was when the source was made",
-            remedy="make the source anew, and leave its files alone while it is used",
+            hint="make the source anew, and leave its files alone while it is used",
         )
     with _opened(plan.label, known.file, known.footer) as parquet:
         # Where the folders give all columns, any one of the file tells how many rows there are.
@@ -145,8 +145,8 @@ def _check_spec(name: str, kind: Any, specs: Mapping[str, TensorSpec], group: Ro
     if found != specs.get(name, found):
         raise SourceError(
             f"column {name!r} of {group} is {found}",
-            there=f"it is {specs[name]} in the rows before, and rows of a column have one shape and dtype",
-            remedy="write files whose samples have one shape (pad or cut)",
+            available=f"it is {specs[name]} in the rows before, and rows of a column have one shape and dtype",
+            hint="write files whose samples have one shape (pad or cut)",
         )
 
 

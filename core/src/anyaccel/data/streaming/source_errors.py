@@ -35,14 +35,14 @@ def told_of(place: object) -> Iterator[None]:
     except SourceError:
         raise
     except AnyaccelError as error:
-        raise SourceError(f"{place}: {error.asked}", there=error.there, remedy=error.remedy) from error
+        raise SourceError(f"{place}: {error.problem}", available=error.available, hint=error.hint) from error
 
 
 def failed(what: str, error: Exception) -> SourceError:
     """The error for user's code that raised; `what` tells what could not be done."""
     return SourceError(
         f"{what}: {type(error).__name__}{_words(error)}",
-        remedy="see the error above this one, which the source itself raised",
+        hint="see the error above this one, which the source itself raised",
     )
 
 

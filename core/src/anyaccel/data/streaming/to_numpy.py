@@ -131,5 +131,5 @@ def _by_protocol(name: str, value: Any) -> np.ndarray | None:
         kind = type(value)
         raise ColumnError(
             f"column {name!r} is a {kind.__module__}.{kind.__qualname__} that NumPy cannot read: {error}",
-            remedy=f"install the plugin of {kind.__module__.partition('.')[0]}, or yield NumPy arrays",
+            hint=f"install the plugin of {kind.__module__.partition('.')[0]}, or yield NumPy arrays",
         ) from error

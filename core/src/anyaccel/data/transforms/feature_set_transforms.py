@@ -102,7 +102,9 @@ class Transforming(Rows):
             check_fits(table, fitted, what)
             made = transformed(fitted.transform, matrix(table, fitted.columns), owners(table, fitted.columns), what)
             if made.shape[1] != fitted.width:
-                raise TransformError(f"{what} gives rows of width {made.shape[1]}", there=f"in fitting: {fitted.width}")
+                raise TransformError(
+                    f"{what} gives rows of width {made.shape[1]}", available=f"in fitting: {fitted.width}"
+                )
             table, steps = put(table, steps, fitted, made, what)
         return self._remade(table, steps)
 
@@ -167,8 +169,8 @@ class Transforming(Rows):
         if not names or len(set(names)) < len(names):
             raise TransformError(
                 f"columns={columns!r} of {self._label!r} names {'one twice' if names else 'none'}",
-                there=listed(self.columns),
-                remedy="name each column once",
+                available=listed(self.columns),
+                hint="name each column once",
             )
         return names
 
@@ -180,26 +182,26 @@ class Transforming(Rows):
         there = f"splits: {listed([*self.splits, 'all'])}"
         remedy = f"write fit_on={next(iter(self.splits), 'all')!r}; 'all' also takes the rows that you evaluate on"
         if fit_on is None:
-            raise TransformError(f"{what}: say on which rows it is fitted", there=there, remedy=remedy)
+            raise TransformError(f"{what}: say on which rows it is fitted", available=there, hint=remedy)
         told = "a view of another feature set" if isinstance(fit_on, FeatureSetView) else repr(fit_on)
-        raise TransformError(f"{what} cannot be fitted on {told}", there=there, remedy=remedy)
+        raise TransformError(f"{what} cannot be fitted on {told}", available=there, hint=remedy)
 
     def _new_role(self, names: Sequence[str], role: str | None, into: str | None, what: str) -> str | None:
         """The role asked for, or for a new column that of its sources; None if each keeps its own."""
         if role not in (None, *ROLES):
-            raise TransformError(f"{what}: role={role!r} is no role", there=listed(ROLES))
+            raise TransformError(f"{what}: role={role!r} is no role", available=listed(ROLES))
         if into is None:
             return role
         if not isinstance(into, str) or not into or into in self.columns:
             raise TransformError(
                 f"{what}: into={into!r} is no name for a new column",
-                there=f"columns: {listed(self.columns)}",
-                remedy="choose another name, or leave into= out to put the result in the place of its column",
+                available=f"columns: {listed(self.columns)}",
+                hint="choose another name, or leave into= out to put the result in the place of its column",
             )
         roles = {self.role(name) for name in names}
         if role is None and len(roles) > 1:
             raise TransformError(
-                f"{what}: the role of {into!r} is not clear", there=listed(sorted(roles)), remedy="say role='feature'"
+                f"{what}: the role of {into!r} is not clear", available=listed(sorted(roles)), hint="say role='feature'"
             )
         return role or roles.pop()
 
@@ -209,8 +211,8 @@ class Transforming(Rows):
         if texts and made.dtype.kind in KINDS:
             raise TransformError(
                 f"{what} makes numbers of the tag {texts[0]!r}, which would stay a tag that no model takes",
-                there=f"role={listed(map(repr, ROLES))}",
-                remedy="say role='feature', or role='tag' to keep it one",
+                available=f"role={listed(map(repr, ROLES))}",
+                hint="say role='feature', or role='tag' to keep it one",
             )
 
     def _transforms_of(self, other: Any) -> tuple[FittedTransform, ...]:
@@ -218,12 +220,14 @@ class Transforming(Rows):
         if not isinstance(source, Transforming) or not source.transforms:
             raise TransformError(
                 f"{self._label!r} cannot be transformed like {other!r}",
-                there="it has no transforms",
-                remedy="give the feature set that fit_transform returned; the one that it was called on stays as it is",
+                available="it has no transforms",
+                hint="give the feature set that fit_transform returned; the one that it was called on stays as it is",
             )
         if set(source.transforms) & set(self.transforms):
             raise TransformError(
-                f"{self._label!r} has these transforms already", there=listed(self.transforms), remedy="apply them once"
+                f"{self._label!r} has these transforms already",
+                available=listed(self.transforms),
+                hint="apply them once",
             )
         return source.transforms
 
@@ -235,16 +239,16 @@ class Transforming(Rows):
             return True
         raise TransformError(
             f"{what} cannot be applied without {listed(missing)}",
-            there=f"columns: {listed(table.column_names)}",
-            remedy="give these columns, or fit a transform of their own to those that may be missing",
+            available=f"columns: {listed(table.column_names)}",
+            hint="give these columns, or fit a transform of their own to those that may be missing",
         )
 
     def _checked_steps(self) -> tuple[Step, ...]:
         if not self._steps:
             raise TransformError(
                 f"{self._label!r} has no transform to undo",
-                there="its columns are as they came",
-                remedy="undo each transform once; predictions come back with inverse() or prediction(..., undo=True)",
+                available="its columns are as they came",
+                hint="undo each transform once; predictions come back with inverse() or prediction(..., undo=True)",
             )
         return self._steps
 

@@ -73,14 +73,14 @@ class FittedTransform:
                 raise TransformError(
                     f"{what} cannot be turned round for {', '.join(given)} alone: the outcome depends on "
                     f"{', '.join(missing)}",
-                    remedy=f"give all of {', '.join(self.results)} together, or fit a transform to each column",
+                    hint=f"give all of {', '.join(self.results)} together, or fit a transform to each column",
                 )
         rest = {name: values for name, values in pieces.items() if name not in self.results}
         twice = [name for name in outcomes[0] if name in rest]
         if twice:
             raise TransformError(
                 f"{what} was undone to give {', '.join(twice)}, which is asked for itself, too",
-                remedy="bring the columns back one after the other",
+                hint="bring the columns back one after the other",
             )
         return {**rest, **outcomes[0]}
 
@@ -116,8 +116,8 @@ def result_layout(
     if not same:
         raise TransformError(
             f"{what} gives rows of width {width}, which do not fit into these {len(columns)} columns",
-            there=f"together they are of width {sum(map(math.prod, shapes))}",
-            remedy="name the one new column with into='NAME', or transform the columns one by one",
+            available=f"together they are of width {sum(map(math.prod, shapes))}",
+            hint="name the one new column with into='NAME', or transform the columns one by one",
         )
     return tuple(columns), tuple(shapes)
 
@@ -148,8 +148,8 @@ def split_joined(values: np.ndarray, shapes: Sequence[Shape], what: str) -> list
     if not values.ndim or len(leads) > 1 or _without_ones(values.shape[1:]) != _without_ones(joined):
         raise TransformError(
             f"values of shape {['n', *values.shape[1:]] if values.ndim else []} are not those of {what}",
-            there=f"shapes per sample: {', '.join(str(list(shape)) for shape in shapes)}",
-            remedy="name the columns that these values stand for",
+            available=f"shapes per sample: {', '.join(str(list(shape)) for shape in shapes)}",
+            hint="name the columns that these values stand for",
         )
     if len(shapes) == 1:
         return [values.reshape(len(values), *joined)]

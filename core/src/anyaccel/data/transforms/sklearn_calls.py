@@ -27,13 +27,13 @@ def check_transform(transform: Any) -> None:
     """
     if isinstance(transform, type):
         name = transform.__name__
-        raise TransformError(f"{name} is a class, not a transform", remedy=f"make one of it: {name}()")
+        raise TransformError(f"{name} is a class, not a transform", hint=f"make one of it: {name}()")
     missing = [f"{name}(X)" for name in _NEEDED if not callable(getattr(transform, name, None))]
     if missing:
         raise TransformError(
             f"a {type(transform).__name__} is no transform: it has no {' and no '.join(missing)}",
-            there="a transform has fit(X), transform(X) and, to bring predictions back, inverse_transform(X)",
-            remedy="give an object in the style of scikit-learn, such as StandardScaler()",
+            available="a transform has fit(X), transform(X) and, to bring predictions back, inverse_transform(X)",
+            hint="give an object in the style of scikit-learn, such as StandardScaler()",
         )
 
 
@@ -48,16 +48,16 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
     except Exception as error:
         raise TransformError(
             f"{what} cannot be copied: {_told(error)}",
-            there="a copy is fitted, so that one object can be used twice",
-            remedy="give a transform that copy.deepcopy takes",
+            available="a copy is fitted, so that one object can be used twice",
+            hint="give a transform that copy.deepcopy takes",
         ) from error
     try:
         own.fit(x)
     except Exception as error:
         raise TransformError(
             f"{what} cannot be fitted: {_told(error)}",
-            there=f"it was called with fit(X) alone, X {list(x.shape)} of {x.dtype}",
-            remedy="choose columns that it takes, or another transform",
+            available=f"it was called with fit(X) alone, X {list(x.shape)} of {x.dtype}",
+            hint="choose columns that it takes, or another transform",
         ) from error
     return own
 
@@ -77,8 +77,8 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
     except Exception as error:
         raise _unseen(transform, x, owners, what, error) or TransformError(
             f"{what} cannot be applied: {_told(error)}",
-            there=f"X {list(x.shape)} of {x.dtype}",
-            remedy="choose columns that it takes, or another transform",
+            available=f"X {list(x.shape)} of {x.dtype}",
+            hint="choose columns that it takes, or another transform",
         ) from error
     rows = _rows_of(given, len(x), what, "transform")
     broken = whole & ~_whole_rows(rows)
@@ -86,8 +86,8 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
         raise TransformError(
             f"{what} gives NaN or infinity in {int(broken.sum())} of {len(broken)} rows, the first in row "
             f"{int(broken.argmax())}",
-            there="before it, these rows are complete and finite",
-            remedy="choose another transform, or other settings of this one",
+            available="before it, these rows are complete and finite",
+            hint="choose another transform, or other settings of this one",
         )
     return rows
 
@@ -101,20 +101,21 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
     if not _has_inverse(transform):
         raise TransformError(
             f"{what} cannot be turned round: it has no inverse_transform that undoes it",
-            there="the columns of the data come back without one: undo_transform()",
-            remedy="for predictions, choose a transform with one (a FunctionTransformer needs inverse_func=)",
+            available="the columns of the data come back without one: undo_transform()",
+            hint="for predictions, choose a transform with one (a FunctionTransformer needs inverse_func=)",
         )
     try:
         given = _array(transform.inverse_transform(y))
     except Exception as error:
         raise TransformError(
             f"{what} cannot be turned round for these values: {_told(error)}",
-            there=f"inverse_transform(X) with X {list(y.shape)} of {y.dtype}",
+            available=f"inverse_transform(X) with X {list(y.shape)} of {y.dtype}",
         ) from error
     rows = _rows_of(given, len(y), what, "inverse_transform")
     if rows.shape[1] != width:
         raise TransformError(
-            f"{what}: inverse_transform gives rows of width {rows.shape[1]}", there=f"it was fitted to rows of {width}"
+            f"{what}: inverse_transform gives rows of width {rows.shape[1]}",
+            available=f"it was fitted to rows of {width}",
         )
     return rows
 
@@ -143,8 +144,8 @@ def _rows_of(given: np.ndarray, n: int, what: str, method: str) -> np.ndarray:
     if rows.ndim != 2 or len(rows) != n or not rows.shape[1]:
         raise TransformError(
             f"{what}: {method} gives an array of shape {list(given.shape)} for {n} rows",
-            there=f"[{n}, numbers] is wanted, one row for each that goes in",
-            remedy="leave rows out beforehand, with filter()",
+            available=f"[{n}, numbers] is wanted, one row for each that goes in",
+            hint="leave rows out beforehand, with filter()",
         )
     return rows
 
@@ -179,8 +180,8 @@ def _unseen(transform: Any, x: np.ndarray, owners: Sequence[str], what: str, err
         if strange:
             return TransformError(
                 f"{what} has not seen {listed(strange)} of column {owner!r} in fitting: {_told(error)}",
-                there=f"fitted to {listed(seen)}",
-                remedy="give the encoder handle_unknown= ('ignore', or 'use_encoded_value' with unknown_value=), "
+                available=f"fitted to {listed(seen)}",
+                hint="give the encoder handle_unknown= ('ignore', or 'use_encoded_value' with unknown_value=), "
                 "or fit it on rows that have all categories",
             )
     return None

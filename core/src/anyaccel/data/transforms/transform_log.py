@@ -87,15 +87,15 @@ def check_fits(table: Any, fitted: FittedTransform, what: str) -> None:
     if new:
         raise TransformError(
             f"{what} makes the column {new[0]!r}, which is there already",
-            there=f"columns: {listed(table.column_names)}",
-            remedy="leave this column out, or give it another name",
+            available=f"columns: {listed(table.column_names)}",
+            hint="leave this column out, or give it another name",
         )
     for name, shape in zip(fitted.columns, fitted.shapes, strict=True):
         if sample_shape(table, name) != shape:
             raise TransformError(
                 f"{what}: column {name!r} has samples of shape {list(sample_shape(table, name))}",
-                there=f"in fitting they had {list(shape)}",
-                remedy="give data of the same columns",
+                available=f"in fitting they had {list(shape)}",
+                hint="give data of the same columns",
             )
 
 
@@ -158,5 +158,5 @@ def _column(name: str, values: np.ndarray, role: str, what: str) -> Any:
         return number_column(name, values)
     except ColumnError as error:
         raise TransformError(
-            f"{what} does not give numbers for {name!r}: {error.asked}", remedy="give it role='tag'"
+            f"{what} does not give numbers for {name!r}: {error.problem}", hint="give it role='tag'"
         ) from error

@@ -85,8 +85,8 @@ def picture(
     if plan is not None and not all(one.node in nodes for one in plan.assignments):
         raise GraphError(
             f"the plan of {plan.phase!r} is of the graph {plan.graph!r}, not of {label!r}",
-            there=", ".join(nodes),
-            remedy="make it anew with experiment.plan(phase)",
+            available=", ".join(nodes),
+            hint="make it anew with experiment.plan(phase)",
         )
     places = whereabouts(nodes, shapes, plan, found)
     ids = {name: f"n{i}" for i, name in enumerate(nodes)}

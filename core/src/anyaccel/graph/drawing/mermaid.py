@@ -68,12 +68,12 @@ def drawing(
     if form not in FORMATS:
         raise GraphError(
             f"graph {label!r} cannot be drawn as {form!r}",
-            there=" and ".join(FORMATS),
-            remedy="write graph.visualize('svg')",
+            available=" and ".join(FORMATS),
+            hint="write graph.visualize('svg')",
         )
     if plan is not None and not isinstance(plan, Plan):
         raise GraphError(
-            f"graph {label!r} was given a plan of type {type(plan).__name__}", remedy="give experiment.plan(phase)"
+            f"graph {label!r} was given a plan of type {type(plan).__name__}", hint="give experiment.plan(phase)"
         )
     shown = picture(label, nodes, shapes, plan, found)
     return svg(shown) if form == "svg" else mermaid(shown)

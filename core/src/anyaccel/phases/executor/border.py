@@ -36,7 +36,7 @@ def _moved(backend: ComputingBackend, device: Device, value: Any) -> Any:
 
 def _shared(backend: ComputingBackend, device: Device, value: Any) -> Any:
     # NumPy makes scalars of arrays without axes, and these do not speak DLPack.
-    return backend.adopt(np.asarray(value) if isinstance(value, np.generic) else value, device)
+    return backend.from_dlpack(np.asarray(value) if isinstance(value, np.generic) else value, device)
 
 
 def _by_host(source: ComputingBackend, target: ComputingBackend, device: Device, value: Any) -> Any:

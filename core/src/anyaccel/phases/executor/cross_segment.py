@@ -60,7 +60,7 @@ class Wires:
     def _rows(self, link: Link, name: str, feed: Feed, orders: Orders) -> Rows:
         lane = feed.lane(name)
         order = orders.get((lane, id(link.backend), link.segment.inputs[name][1]))
-        return lane[0], partial(link.backend.rows, feed.columns[name], order=order)
+        return lane[0], partial(link.backend.gather_rows, feed.columns[name], order=order)
 
     def train(self, fed: Fed, start: int, count: int, batch: int, piece: int | None = None) -> list[Losses]:
         """`count` training steps, one by one; each takes the same rows of every order, at most `piece` at once."""
@@ -91,7 +91,7 @@ class Wires:
         finally:
             self.watcher = watcher
             for link in self._links:
-                link.program.discard()
+                link.program.zero_grad()
 
     def _step(self, fed: Fed, parts: Sequence[tuple[Spans, int]]) -> list[Losses]:
         """One update with the gradients of all parts, each of which is some rows, and weighs as many as there are.
@@ -112,12 +112,12 @@ class Wires:
             self._rescale(reached.values(), measure / sum(size for _, size in parts))
         scales = self._clipping.scales()
         for link in reached.values():
-            link.program.apply(scales[id(link)])
+            link.program.optimizer_step(scales[id(link)])
         return losses
 
     def _rescale(self, links: Iterable[Link], factor: float) -> None:
         for link in links:
-            link.program.reduce(partial(_times, factor))
+            link.program.map_gradients(partial(_times, factor))
 
     def _part(self, fed: Fed, spans: Spans, losses: list[Losses]) -> list[Link]:
         """Forward and back through all segments; the gradients stay with the programs, which are told."""

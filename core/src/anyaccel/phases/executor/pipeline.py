@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyaccel.backend import Stepping
+from anyaccel.backend import MultiStepProgram
 from anyaccel.device import Device
 from anyaccel.phases.executor.cross_segment import Orders, Wires
 from anyaccel.phases.executor.links import Link, Losses
@@ -29,7 +29,7 @@ class Chain:
         self._makers = {name: link for link in links for name in link.segment.outputs}
         self._wires = Wires(self._links)
         only = links[0].program if len(links) == 1 else None
-        self._stepping = only if isinstance(only, Stepping) else None
+        self._stepping = only if isinstance(only, MultiStepProgram) else None
         self._learners: Learners | None = None
 
     @property
@@ -46,7 +46,10 @@ class Chain:
     def compiles(self) -> bool:
         """Whether any of the programs has something to compile its steps with."""
         kinds = [type(link.program) for link in self._links]
-        return any(issubclass(kind, Stepping) and kind.offer is not Stepping.offer for kind in kinds)
+        return any(
+            issubclass(kind, MultiStepProgram) and kind.estimate_compile is not MultiStepProgram.estimate_compile
+            for kind in kinds
+        )
 
     # -- the whole -------------------------------------------------------------------------------------------------
 
@@ -80,8 +83,8 @@ class Chain:
     def publish(self, states: MutableMapping[str, NodeState]) -> None:
         """Let the user's models, and `states`, hold the values of now."""
         for link in self._links:
-            link.program.publish()
-            states.update(link.program.states())
+            link.program.sync_models()
+            states.update(link.program.optimizer_states())
 
     def release(self, states: MutableMapping[str, NodeState]) -> None:
         """End all programs: the user's models hold the result, and `states` receives the optimizer state by node.
@@ -94,7 +97,7 @@ class Chain:
         for link in self._links:
             for _ in range(2):
                 try:
-                    states.update(link.program.release())
+                    states.update(link.program.close())
                     break
                 except Exception as failure:
                     failures.append(failure)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anyaccel.backend import Stepping
+from anyaccel.backend import MultiStepProgram
 from anyaccel.phases.executor.links import Link, Losses
 
 
@@ -27,7 +27,7 @@ class Stepper:
 
     plain: Callable[[int, int, int, int | None], list[Losses]]
     link: Link | None = None
-    program: Stepping | None = None
+    program: MultiStepProgram | None = None
     columns: Sequence[Any] = ()
     orders: Sequence[Any] = ()
     labels: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Stepper:
         if parts is None or self.program is None or self.link is None:
             return self.plain(start, count, batch, piece)
         more = () if parts == 1 else (parts,)
-        means = self.program.steps(self.columns, self.orders, start, count, batch, *more)
+        means = self.program.train_steps(self.columns, self.orders, start, count, batch, *more)
         return [Losses(self.link.backend, batch, self.labels, means, count)]
 
     @property
@@ -50,7 +50,7 @@ class Stepper:
         """In how many parts the program takes a step; None if it cannot, or there is none."""
         if self.program is None or piece is None or piece >= batch:
             return None if self.program is None else 1
-        return batch // piece if self.program.in_parts and batch % piece == 0 else None
+        return batch // piece if self.program.supports_microbatching and batch % piece == 0 else None
 
     def compile(self, batch: int, piece: int | None) -> None:
         """Compile steps of `batch` rows.

@@ -55,7 +55,7 @@ def _works(label: str, drawing: Drawing, accumulate: int) -> tuple[Work, ...]:
         if accumulate > 1:
             raise PhaseError(
                 f"phase {label!r} has accumulate={accumulate}, and samplers whose batches differ from each other",
-                remedy="draw larger batches instead, or give all samplers one batch size by 'zip_strict'",
+                hint="draw larger batches instead, or give all samplers one batch size by 'zip_strict'",
             )
         return drawing.turns
     full, size, last = drawing.uniform

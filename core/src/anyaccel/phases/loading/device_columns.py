@@ -43,27 +43,27 @@ def rows_of(label: str, data: Data, sets: Mapping[str, FeatureSet], *, together:
     if strange or missing:
         raise PhaseError(
             f"phase {label!r} has data for {', '.join(sorted(given)) or 'nothing'}",
-            there=f"the graph takes {', '.join(sets)}",
-            remedy=_for_these(strange, missing, sorted(set(given) - set(strange))),
+            available=f"the graph takes {', '.join(sets)}",
+            hint=_for_these(strange, missing, sorted(set(given) - set(strange))),
         )
     rows = {name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in given.items()}
     counts = {name: len(one) for name, one in rows.items()}
     if together and len(set(counts.values())) > 1:
         raise PhaseError(
             f"phase {label!r} has different numbers of rows",
-            there=", ".join(f"{name}: {count}" for name, count in counts.items()),
-            remedy="batches are drawn together: give each feature set the same number of rows, or a sampler of its own",
+            available=", ".join(f"{name}: {count}" for name, count in counts.items()),
+            hint="batches are drawn together: give each feature set the same number of rows, or a sampler of its own",
         )
     if not counts:
         raise PhaseError(
             f"phase {label!r} has nothing to compute",
-            there="no losses, metrics or outputs",
-            remedy="leave outputs out for all tails, or name some",
+            available="no losses, metrics or outputs",
+            hint="leave outputs out for all tails, or name some",
         )
     for name, one in rows.items():
         _check_transforms(label, one, sets[name])
     if not all(counts.values()):
-        raise PhaseError(f"phase {label!r} has no rows", remedy="choose another split")
+        raise PhaseError(f"phase {label!r} has no rows", hint="choose another split")
     return rows
 
 
@@ -89,8 +89,8 @@ def _check_transforms(label: str, rows: Rows, known: FeatureSet) -> None:
     other = "with other transforms than" if found else "as it was before the transforms of"
     raise PhaseError(
         f"phase {label!r} was given {rows.label!r} {other} the graph's data",
-        there=f"the graph's data: {listed(wanted)}; given: {listed(found)}",
-        remedy="name a split of the graph's feature set, or give fresh.transform_like(data) of fresh data as they came",
+        available=f"the graph's data: {listed(wanted)}; given: {listed(found)}",
+        hint="name a split of the graph's feature set, or give fresh.transform_like(data) of fresh data as they came",
     )
 
 
@@ -108,7 +108,7 @@ def _rows(label: str, data: Any) -> Rows:
     if not isinstance(data, Rows):
         raise PhaseError(
             f"phase {label!r} cannot take its data from {type(data).__name__}",
-            remedy="give a split's name, a FeatureSet or a view",
+            hint="give a split's name, a FeatureSet or a view",
         )
     return data
 
@@ -154,15 +154,17 @@ def _check_made(column: Column, rows: Rows, known: FeatureSet | None) -> None:
     if makers and not any(missing[0] in one.columns for one in makers):
         raise ColumnError(
             f"{rows.label!r} has no column {missing[0]!r}, which the graph's data have from a transform",
-            there=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
-            remedy="give fresh.transform_like(data), with the columns that it was made of",
+            available=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
+            hint="give fresh.transform_like(data), with the columns that it was made of",
         )
 
 
 def _prepared(column: Column, rows: Rows, classes: int | None) -> np.ndarray:
     found = joined_spec(rows, column.columns)
     if found != column.stored:
-        raise ColumnError(f"{column.shown} is {found} in these data", there=f"the graph was built for {column.stored}")
+        raise ColumnError(
+            f"{column.shown} is {found} in these data", available=f"the graph was built for {column.stored}"
+        )
     try:
         array = loadable_array(rows, column.columns, column.spec.dtype).reshape(len(rows), *column.spec.shape)
         if classes is not None:
@@ -170,7 +172,7 @@ def _prepared(column: Column, rows: Rows, classes: int | None) -> np.ndarray:
         return array
     except TypeError:
         raise ColumnError(
-            f"{column.shown} cannot be made {column.spec.dtype} in host memory", remedy="keep the model in float32"
+            f"{column.shown} cannot be made {column.spec.dtype} in host memory", hint="keep the model in float32"
         ) from None
 
 
@@ -184,8 +186,8 @@ def check_classes(column: Column, array: np.ndarray, classes: int) -> None:
     if low < 0 or high >= classes:
         raise ColumnError(
             f"{column.shown} has the class index {low if low < 0 else high}",
-            there=f"the model gives {classes} classes, 0 to {classes - 1}",
-            remedy="change the model's output_shape, or the column",
+            available=f"the model gives {classes} classes, 0 to {classes - 1}",
+            hint="change the model's output_shape, or the column",
         )
 
 
@@ -219,7 +221,7 @@ def load(plan: Plan, arrays: Mapping[str, np.ndarray], loaded: Callable[[int], N
         backend = registry().computing(column.framework, column.device.kind)
         array = arrays[column.name]
         if array.flags.writeable and not column.pinned:  # memory of its own; what the feature set owns is read-only
-            columns[column.name] = backend.take(array, column.device)
+            columns[column.name] = backend.from_host_owned(array, column.device)
         else:
             columns[column.name] = backend.from_host(array, column.device, pinned=column.pinned)
         if loaded is not None:

@@ -121,8 +121,8 @@ class Drawing:
         if schedule.endswith("strict") and min(counts.values()) < most:
             raise PhaseError(
                 f"phase {label!r} takes its samplers by {schedule!r}, and they have different numbers of batches",
-                there=", ".join(f"{name}: {count}" for name, count in counts.items()),
-                remedy=f"change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}",
+                available=", ".join(f"{name}: {count}" for name, count in counts.items()),
+                hint=f"change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}",
             )
         self._sources = {
             name: replace(source, times=-(-most // counts[name])) for name, source in self._sources.items()
@@ -192,8 +192,8 @@ def check_joints(
                 remedy = remedy if all(sizes.values()) else "take them by schedule='zip_strict'"
                 raise PhaseError(
                     f"phase {label!r}: {what} joins {' and '.join(sizes)}, of which a step takes different rows",
-                    there=", ".join(f"{name}: {size or 'none'}" for name, size in sizes.items()),
-                    remedy="give the data of each as many rows" if evaluated else remedy,
+                    available=", ".join(f"{name}: {size or 'none'}" for name, size in sizes.items()),
+                    hint="give the data of each as many rows" if evaluated else remedy,
                 )
 
 
@@ -238,11 +238,11 @@ def _checked(sampler: Sampler, n: int, count: int, streams: Sequence[np.ndarray]
     if [(len(order), order.ndim, order.dtype.kind) for order in found] != [(n, 1, "i")] * len(sampler.streams):
         raise SamplerError(
             f"{type(sampler).__name__} drew {', '.join(f'{o.dtype}{list(o.shape)}' for o in found) or 'nothing'}",
-            there=f"streams {', '.join(sampler.streams)}, {n} rows of each",
-            remedy="let its draws give an order int64 [n] for each stream",
+            available=f"streams {', '.join(sampler.streams)}, {n} rows of each",
+            hint="let its draws give an order int64 [n] for each stream",
         )
     for stream, order in zip(sampler.streams, found, strict=True):
         if order.min() < 0 or order.max() >= count:  # some frameworks would clip it, and nobody know
             strange = order.min() if order.min() < 0 else order.max()
-            raise SamplerError(f"{type(sampler).__name__} drew row {strange} for {stream!r}", there=f"{count} rows")
+            raise SamplerError(f"{type(sampler).__name__} drew row {strange} for {stream!r}", available=f"{count} rows")
     return found

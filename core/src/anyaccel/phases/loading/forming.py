@@ -47,6 +47,6 @@ def _check_exact(column: Column, name: str, part: np.ndarray, dtype: np.dtype[An
     if found is not None:
         raise ColumnError(
             f"column {name!r} is joined with floats as {dtype}: row {found[0]} holds {found[1]}",
-            there=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
-            remedy=f"make them smaller in the source, or take {name!r} out of this reference",
+            available=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
+            hint=f"make them smaller in the source, or take {name!r} out of this reference",
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, Items, Rows, Source, as_source
+from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Source, as_source
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms.feature_set_transforms import concerned
 from anyaccel.errors import PhaseError
@@ -20,7 +20,7 @@ from anyaccel.phases.phase import Data, Phase
 class ItemRows(Rows):
     """The rows of a source of items: counted at once, read when a column is asked for."""
 
-    def __init__(self, source: Items) -> None:
+    def __init__(self, source: MapSource) -> None:
         super().__init__(source.label, source.example.schema)
         self.source = source
 
@@ -59,7 +59,7 @@ def collected(source: Source) -> FeatureSet:
     Raises:
         SourceError: it cannot be read.
     """
-    if isinstance(source, Items):
+    if isinstance(source, MapSource):
         columns = dict(source.gather(np.arange(source.rows)))
     else:
         assert isinstance(source, BatchSource)
@@ -107,7 +107,7 @@ def rows_given(
         elif not read and isinstance(one, BatchSource) and one is not mapping[name]:
             mapping[name] = sets[name]
         elif one is streamed or not read:
-            mapping[name] = ItemRows(one) if isinstance(one, Items) else one.example
+            mapping[name] = ItemRows(one) if isinstance(one, MapSource) else one.example
         else:
             memory = {} if kept is None else kept
             mapping[name] = memory.get((part.label, name)) or memory.setdefault((part.label, name), collected(one))
@@ -125,8 +125,8 @@ def _streamed(part: Phase, sets: Mapping[str, FeatureSet], found: Mapping[str, S
     if len(sets) > 1:
         raise PhaseError(
             f"phase {part.label!r} trains on {', '.join(sets)} and has a source among their data",
-            there="a source is streamed, and feeds a graph with one feature set",
-            remedy="bring all columns by one source, or read it into memory: FeatureSet.from_dict(...)",
+            available="a source is streamed, and feeds a graph with one feature set",
+            hint="bring all columns by one source, or read it into memory: FeatureSet.from_dict(...)",
         )
     return sources[0]
 
@@ -137,8 +137,8 @@ def _check_transforms(part: Phase, source: Source, known: FeatureSet) -> None:
     if made:
         raise PhaseError(
             f"phase {part.label!r} was given the source {source.label!r}, whose rows come as they are",
-            there=f"the features of the graph's data were transformed: {listed(made[::-1])}",
-            remedy=f"read it into memory, FeatureSet.from_dict(...).transform_like({known.label}), "
+            available=f"the features of the graph's data were transformed: {listed(made[::-1])}",
+            hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({known.label}), "
             "or wire a graph to the source: source.reference()",
         )
 
@@ -152,8 +152,8 @@ def _check_labels(part: Phase, mapping: Mapping[str, Any], sets: Mapping[str, Fe
         if isinstance(one, Source) and name not in sets:
             raise PhaseError(
                 f"phase {part.label!r} was given the source {name!r}",
-                there=f"the graph takes {', '.join(sets)}",
-                remedy=f"if these are such data, say so: data={{{next(iter(sets), 'LABEL')!r}: source}}",
+                available=f"the graph takes {', '.join(sets)}",
+                hint=f"if these are such data, say so: data={{{next(iter(sets), 'LABEL')!r}: source}}",
             )
 
 
@@ -161,6 +161,6 @@ def _refuse_alone(part: Phase, sets: Mapping[str, FeatureSet]) -> None:
     if isinstance(part.data, Source):
         raise PhaseError(
             f"phase {part.label!r} was given the source {part.data.label!r} alone",
-            there=f"the graph takes {', '.join(sets)}",
-            remedy="give data={'LABEL': ..., ...}, rows for each feature set",
+            available=f"the graph takes {', '.join(sets)}",
+            hint="give data={'LABEL': ..., ...}, rows for each feature set",
         )

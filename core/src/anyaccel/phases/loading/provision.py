@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from anyaccel.backend import Memory
-from anyaccel.data import BatchSource, Items, Source
+from anyaccel.data import BatchSource, MapSource, Source
 from anyaccel.device import Device
 from anyaccel.graph import Column, Plan
 from anyaccel.phases.loading import device_columns
@@ -155,7 +155,7 @@ class SourceProvision(Provision):
         if isinstance(self._source, BatchSource):
             supply = Repeated if self._source.repeats else Sourced
             return supply(columns, self._source, self._classes, self._accumulate, int(_room(columns)))
-        assert isinstance(self._source, Items) and batching is not None
+        assert isinstance(self._source, MapSource) and batching is not None
         row = sum(column.spec.nbytes for column in columns)
         most = min(
             steps_of_block(columns, row * batching.batch, batching.steps), _steps_in_time(self._source, batching.batch)
@@ -168,7 +168,7 @@ def steps_of_block(columns: Sequence[Column], nbytes: float, steps: int) -> int:
     return max(1, min(int(_room(columns) / max(nbytes, 1.0)), steps))
 
 
-def _steps_in_time(source: Items, batch: int) -> int:
+def _steps_in_time(source: MapSource, batch: int) -> int:
     """Steps of so many items that are read before the device has waited for long, at least one."""
     few = np.arange(min(source.rows, _TRIED))
     began = time.perf_counter()

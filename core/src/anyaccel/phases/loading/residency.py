@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.graph import Plan
 from anyaccel.html import size
-from anyaccel.phases.events import Tell
+from anyaccel.phases.events import LogEvent
 from anyaccel.phases.loading.loader import Supply
 from anyaccel.phases.loading.provision import Place, Provision, free_memory
 from anyaccel.phases.traceback_cleanup import forget
@@ -24,7 +24,7 @@ def supplies(
     provisions: Sequence[Provision],
     names: Sequence[str],
     growth: Mapping[Place, int],
-    tell: Tell,
+    tell: LogEvent,
     loaded: Callable[[int], None] | None = None,
 ) -> list[Supply]:
     """A supply for each provision, in their order; what comes first is resident first.
@@ -59,7 +59,7 @@ def supplies(
         found.append(_loaded(wish, provision, name, tell, loaded))
         if wish == "auto" and any(needs.values()) and found[-1].residency == "resident":
             weighed = "; ".join(_weighed(place, need, left, growth) for place, need in needs.items())
-            tell("residency", f"{name}: resident, as its rows take {weighed}", routine=True)
+            tell("residency", f"{name}: resident, as its rows take {weighed}", verbose=True)
         for place, need in needs.items():
             if place in room:
                 room[place] -= need
@@ -67,7 +67,7 @@ def supplies(
     return found
 
 
-def _loaded(wish: str, provision: Provision, name: str, tell: Tell, loaded: Callable[[int], None] | None) -> Supply:
+def _loaded(wish: str, provision: Provision, name: str, tell: LogEvent, loaded: Callable[[int], None] | None) -> Supply:
     needs = provision.nbytes()
     try:
         return provision.resident(loaded)
@@ -75,16 +75,16 @@ def _loaded(wish: str, provision: Provision, name: str, tell: Tell, loaded: Call
         forget(error)
         if wish == "resident":
             raise _full(name, needs, error) from None
-        tell("memory", f"{name}: streamed, as there was no room for them: {error.asked}")
+        tell("memory", f"{name}: streamed, as there was no room for them: {error.problem}")
     return provision.streamed()
 
 
 def _full(name: str, needs: Mapping[Place, int], error: OutOfMemoryError) -> OutOfMemoryError:
     taken = ", ".join(f"{size(nbytes)} on {device} ({framework})" for (framework, device), nbytes in needs.items())
     return OutOfMemoryError(
-        f"{name}: {error.asked}",
-        there=f"{error.there}; all rows take {taken}" if error.there else f"all rows take {taken}",
-        remedy="write residency='auto', so that they are streamed where they do not fit",
+        f"{name}: {error.problem}",
+        available=f"{error.available}; all rows take {taken}" if error.available else f"all rows take {taken}",
+        hint="write residency='auto', so that they are streamed where they do not fit",
     )
 
 

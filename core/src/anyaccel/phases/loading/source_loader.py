@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel.backend import ComputingBackend, Sent
-from anyaccel.data import BatchSource, Items
+from anyaccel.backend import AsyncCopy, ComputingBackend
+from anyaccel.data import BatchSource, MapSource
 from anyaccel.data.streaming.source_errors import Place, told_of
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
@@ -35,11 +35,11 @@ class _Slot:
 
     columns: list[tuple[Column, np.ndarray, int | None]] = field(default_factory=list)
     capacity: int = 0
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[AsyncCopy] = field(default_factory=list)
 
     def free(self) -> None:
         for one in self.sent:
-            one.read()
+            one.source_reusable()
         self.sent = []
 
 
@@ -49,7 +49,7 @@ class _Block:
 
     sizes: list[int]
     rows: int
-    sent: dict[str, Sent]
+    sent: dict[str, AsyncCopy]
 
 
 class Sourced(Supply):
@@ -148,9 +148,9 @@ class Sourced(Supply):
             if not again:
                 raise
             raise SourceError(
-                f"epoch {number} was to begin again, as memory ran out, and {error.asked}",
-                there=error.there,
-                remedy=error.remedy,
+                f"epoch {number} was to begin again, as memory ran out, and {error.problem}",
+                available=error.available,
+                hint=error.hint,
             ) from error
 
     def _filled(self, slot: _Slot, batches: Iterable[tuple[int, Batch]], number: int) -> list[int]:
@@ -186,15 +186,15 @@ class Sourced(Supply):
         old, slot.columns, slot.capacity = slot.columns, [], self._capacity
         for number, one in enumerate(self._columns):
             shape = (self._capacity, *one.spec.shape)
-            buffer = self._backends[one.name].buffer(shape, one.spec.dtype, one.device)
+            buffer = self._backends[one.name].staging_buffer(shape, one.spec.dtype, one.device)
             if filled:
                 buffer[:filled] = old[number][1][:filled]
             slot.columns.append((one, buffer, self._classes.get(one.name)))
 
     def _sent(self, slot: _Slot, sizes: list[int]) -> _Block:
-        found: dict[str, Sent] = {}
+        found: dict[str, AsyncCopy] = {}
         for one, buffer, _ in slot.columns:
-            found[one.name] = self._backends[one.name].send(buffer, one.device)
+            found[one.name] = self._backends[one.name].copy_async(buffer, one.device)
             slot.sent.append(found[one.name])
         return _Block(sizes, slot.capacity, found)
 
@@ -238,7 +238,7 @@ class ItemsStreamed(Streamed):
     def __init__(
         self,
         columns: Sequence[Column],
-        source: Items,
+        source: MapSource,
         classes: Mapping[str, int],
         passes: Passes,
         steps: int,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.backend import ComputingBackend, Sent
+from anyaccel.backend import AsyncCopy, ComputingBackend
 from anyaccel.data.column_copy import gather
 from anyaccel.device import Device
 from anyaccel.graph import Column
@@ -40,7 +40,7 @@ class _Carried:
 
     def buffer(self, rows: int) -> np.ndarray:
         """Host memory for so many rows."""
-        return self.backend.buffer((rows, *self.array.shape[1:]), str(self.array.dtype), self.device)
+        return self.backend.staging_buffer((rows, *self.array.shape[1:]), str(self.array.dtype), self.device)
 
 
 @dataclass(slots=True)
@@ -48,11 +48,11 @@ class _Slot:
     """A host buffer for each column by its first name, and what was sent from them and may still be being read."""
 
     buffers: dict[str, np.ndarray]
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[AsyncCopy] = field(default_factory=list)
 
     def free(self) -> None:
         for one in self.sent:
-            one.read()
+            one.source_reusable()
         self.sent = []
 
 
@@ -145,7 +145,7 @@ class Streamed(Supply):
     def _slot(self) -> _Slot:
         return _Slot({one.names[0]: one.buffer(self._rows) for one in self._carried})
 
-    def _blocks(self, left: Pass, slots: list[_Slot]) -> Generator[tuple[Cut, dict[str, Sent]]]:
+    def _blocks(self, left: Pass, slots: list[_Slot]) -> Generator[tuple[Cut, dict[str, AsyncCopy]]]:
         rows = self._rows
         try:
             for cut, slot in zip(left.cut(self._most), cycle(slots), strict=False):
@@ -159,11 +159,11 @@ class Streamed(Supply):
             if rows == self._rows:  # they are used again
                 self._slots = slots
 
-    def _sent(self, cut: Cut, slot: _Slot) -> dict[str, Sent]:
+    def _sent(self, cut: Cut, slot: _Slot) -> dict[str, AsyncCopy]:
         self.fill(cut, slot.buffers)
-        found: dict[str, Sent] = {}
+        found: dict[str, AsyncCopy] = {}
         for one in self._carried:
-            sent = one.backend.send(slot.buffers[one.names[0]], one.device)
+            sent = one.backend.copy_async(slot.buffers[one.names[0]], one.device)
             slot.sent.append(sent)
             found.update(dict.fromkeys(one.names, sent))
         return found
@@ -176,10 +176,10 @@ class Streamed(Supply):
                 _fill(one.array, buffers[one.names[0]], span, cut.orders.get(one.lane))
 
 
-def arrived(sent: Mapping[str, Sent]) -> dict[str, Any]:
+def arrived(sent: Mapping[str, AsyncCopy]) -> dict[str, Any]:
     """The tensors that were sent, by name of value; what is asked of their devices from now on waits for them."""
     for one in sent.values():
-        one.arrive()
+        one.wait()
     return {name: one.tensor for name, one in sent.items()}
 
 

@@ -62,14 +62,14 @@ def _check_keys(part: Phase, samplers: Mapping[str, Sampler], sets: Mapping[str,
     if strange is not None:
         raise PhaseError(
             f"phase {part.label!r} has a sampler for {strange!r}, which is no feature set that it takes",
-            there=", ".join(sets),
-            remedy=did_you_mean(strange, sets),
+            available=", ".join(sets),
+            hint=did_you_mean(strange, sets),
         )
     if missing and isinstance(part, TrainPhase):
         raise PhaseError(
             f"phase {part.label!r} has no sampler for {', '.join(missing)}",
-            there=f"samplers for {', '.join(samplers)}",
-            remedy=f"add {missing[0]!r} to sampler={{...}}",
+            available=f"samplers for {', '.join(samplers)}",
+            hint=f"add {missing[0]!r} to sampler={{...}}",
         )
 
 

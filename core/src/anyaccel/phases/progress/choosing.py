@@ -30,9 +30,11 @@ def progress_for(choice: Any) -> Progress:
     if choice == "auto":
         return _here()
     if not isinstance(choice, str) or choice not in _BY_NAME:
-        raise PhaseError(f"progress={choice!r}", there="'auto', 'rich', 'html', 'lines', 'none', or a Progress object")
+        raise PhaseError(
+            f"progress={choice!r}", available="'auto', 'rich', 'html', 'lines', 'none', or a Progress object"
+        )
     if choice == "html" and not in_notebook():
-        raise PhaseError("progress='html' draws in a notebook, and no kernel runs this", remedy="write progress='auto'")
+        raise PhaseError("progress='html' draws in a notebook, and no kernel runs this", hint="write progress='auto'")
     return _BY_NAME[choice]()
 
 

@@ -42,7 +42,7 @@ class LineProgress(DrawnProgress):
     def draw_event(self, event: Event) -> None:
         """A line at once if memory was short, else before the first line of another kind."""
         self._waiting.append(event)
-        if event.what == "memory" or self._written:
+        if event.kind == "memory" or self._written:
             self._tell()
 
     def close(self) -> None:

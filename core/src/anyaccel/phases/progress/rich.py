@@ -130,7 +130,7 @@ def _cells(label: str) -> int:
 
 
 def _event_style(event: Event) -> str:
-    return "logging.level.warning" if event.what == "memory" else "dim"
+    return "logging.level.warning" if event.kind == "memory" else "dim"
 
 
 def _printable(shown: str) -> str:

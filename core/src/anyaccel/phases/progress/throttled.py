@@ -91,7 +91,7 @@ class DrawnProgress(Progress):
         self._begun, self._due = now, now + self.interval
 
     def loading(self, what: str, nbytes: int) -> None:
-        """Tell it, at once if there is much to load."""
+        """LogEvent it, at once if there is much to load."""
         if self._due == math.inf and not self._gave_up:  # nobody said that a run begins
             self._expect("")
         at = self.standing
@@ -140,7 +140,7 @@ class DrawnProgress(Progress):
         """Show it, if it is one of the first; of the next, say where it is."""
         self.events.append(event)
         if len(self.events) > MOST_EVENTS:
-            event = replace(event, text="the results have this and what else happens")
+            event = replace(event, message="the results have this and what else happens")
         if len(self.events) <= MOST_EVENTS + 1 and self._due < math.inf:
             self._try(lambda: self.draw_event(event))
 

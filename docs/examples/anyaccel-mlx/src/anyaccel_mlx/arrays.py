@@ -32,5 +32,7 @@ def dtype_on(device: Device, name: str) -> Any:
 
     found = getattr(mx, "bool_" if name == "bool" else name, None)
     if not isinstance(found, mx.Dtype) or (name == "float64" and device.kind == "mps"):
-        raise MoveError(f"MLX has no {name} on {device}", there="float64 is on the CPU only", remedy="convert it first")
+        raise MoveError(
+            f"MLX has no {name} on {device}", available="float64 is on the CPU only", hint="convert it first"
+        )
     return found

@@ -31,18 +31,18 @@ class MlxBackend(MlxPlacement, Exchange, Compute):
         try:
             view = np.asarray(tensor)
         except (ValueError, RuntimeError) as error:
-            raise MoveError(f"NumPy lacks {name_of(tensor)}", there=str(error), remedy="convert it first") from error
+            raise MoveError(f"NumPy lacks {name_of(tensor)}", available=str(error), hint="convert it first") from error
         view.flags.writeable = False
         return view
 
-    def adopt(self, foreign: Any, device: Device) -> Any:
+    def from_dlpack(self, foreign: Any, device: Device) -> Any:
         """A copy: MLX takes over no memory of the CPU, and its own import narrows float64 without a word."""
         try:
             return self.from_host(foreign if isinstance(foreign, np.ndarray) else np.from_dlpack(foreign), device)
         except (AttributeError, TypeError, BufferError, RuntimeError) as error:
-            raise MoveError(f"MLX cannot take over a {type(foreign).__name__}", there=str(error)) from error
+            raise MoveError(f"MLX cannot take over a {type(foreign).__name__}", available=str(error)) from error
 
-    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """A slice, or a gather."""
         device = self.device_of(column) or self.default()
         with self.scope(device):
@@ -64,7 +64,9 @@ class MlxBackend(MlxPlacement, Exchange, Compute):
                 with holding(model, train=False):
                     outputs = outputs_of(model(*zeros))
             except (ValueError, TypeError) as error:
-                raise ShapeError(f"the model does not take {', '.join(map(str, inputs))}", there=str(error)) from error
+                raise ShapeError(
+                    f"the model does not take {', '.join(map(str, inputs))}", available=str(error)
+                ) from error
             if any(output.shape[:1] != (batch,) for output in outputs):
                 raise ShapeError(f"of {batch} samples the model makes {[list(output.shape) for output in outputs]}")
         return tuple(TensorSpec(tuple(output.shape[1:]), name_of(output)) for output in outputs)
@@ -97,15 +99,15 @@ class MlxBackend(MlxPlacement, Exchange, Compute):
         if wanted != given:
             names = sorted({name for name, _ in wanted.items() ^ given.items()})
             asked, there = (", ".join(f"{n} {s.get(n, 'missing')}" for n in names) for s in (given, wanted))
-            raise StateError(f"the state does not fit: {asked}", there=f"in the model: {there}")
+            raise StateError(f"the state does not fit: {asked}", available=f"in the model: {there}")
         device = self.device_of(model) or self.default()
         update(model, {name.partition("/")[2]: self.from_host(array, device) for name, array in state.items()})
 
-    def writes(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
         """`x[0] = 1` makes new memory for one array object, and `mx.compile` hands objects of its own to the model."""
         return False
 
-    def mixes(self, model: Any) -> str:
+    def batch_coupling(self, model: Any) -> str:
         """BatchNorm, wherever it is."""
         import mlx.nn as nn
 

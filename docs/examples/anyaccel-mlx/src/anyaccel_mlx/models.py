@@ -81,5 +81,5 @@ def outputs_of(result: Any) -> list[mx.array]:
     """The arrays that a model gave: one, or those of a tuple or list; ShapeError if it gave something else."""
     items = list(result) if isinstance(result, (tuple, list)) else [result]
     if not items or not all(isinstance(item, mx.array) for item in items):
-        raise ShapeError(f"the model gives a {type(result).__name__}", there="an array, or some in a tuple or list")
+        raise ShapeError(f"the model gives a {type(result).__name__}", available="an array, or some in a tuple or list")
     return items

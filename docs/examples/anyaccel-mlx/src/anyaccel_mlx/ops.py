@@ -123,8 +123,8 @@ class MlxProgram(ArrayProgram):
     forward = inside(ArrayProgram.forward)
     grad_stats = inside(ArrayProgram.grad_stats)
     clip_factor = inside(ArrayProgram.clip_factor)
-    apply = inside(ArrayProgram.apply)
-    steps = inside(ArrayProgram.steps)
+    optimizer_step = inside(ArrayProgram.optimizer_step)
+    train_steps = inside(ArrayProgram.train_steps)
 
 
 def functions(model: Any, train: bool) -> tuple[Function, Function]:

@@ -21,7 +21,7 @@ class MlxPlacement(Backend):
 
     framework = "mlx"
     kinds = ("mps", "cpu")
-    roots = ("mlx",)
+    import_roots = ("mlx",)
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[weakref.ref[Any], Device]] = {}
@@ -35,7 +35,7 @@ class MlxPlacement(Backend):
         except Exception:  # `why_not` tells
             return []
 
-    def why_not(self, device: Device) -> str:
+    def unavailable_reason(self, device: Device) -> str:
         """What a user should know if a device is missing."""
         there = " and ".join(map(str, self.devices()))
         return "" if device in self.devices() else f"MLX has {there}" if there else "MLX cannot be imported"
@@ -74,7 +74,7 @@ class MlxPlacement(Backend):
         """Models and optimizers are sent as they are; trees of arrays are made anew."""
         if not self.owns(obj):
             if not isinstance(obj, (dict, list, tuple)):
-                raise MoveError(f"MLX cannot place a {type(obj).__name__}", there="it places its arrays and models")
+                raise MoveError(f"MLX cannot place a {type(obj).__name__}", available="it places its arrays and models")
             from mlx.utils import tree_map
 
             return tree_map(lambda leaf: self.place(leaf, device), obj, is_leaf=self.owns)

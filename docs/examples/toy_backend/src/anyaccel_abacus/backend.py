@@ -32,14 +32,14 @@ class AbacusBackend(AbacusPlacement, Exchange, Compute):
         """A copy."""
         return np.array(tensor.values)
 
-    def adopt(self, foreign: Any, device: Device) -> Any:
+    def from_dlpack(self, foreign: Any, device: Device) -> Any:
         """A copy: abacus never shares memory."""
         try:
             return self.from_host(foreign if isinstance(foreign, np.ndarray) else np.from_dlpack(foreign), device)
         except (AttributeError, TypeError, BufferError, RuntimeError) as error:
             raise MoveError(f"abacus cannot take over a {type(foreign).__name__}: {error}") from error
 
-    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """A slice, or a gather."""
         return column[start:stop] if order is None else column[order[start:stop]]
 
@@ -51,7 +51,7 @@ class AbacusBackend(AbacusPlacement, Exchange, Compute):
         if [spec.shape for spec in inputs] != [weight.shape[:1]]:
             raise ShapeError(
                 f"Linear does not take {', '.join(map(str, inputs))}",
-                there=f"it takes one input with {weight.shape[0]} features",
+                available=f"it takes one input with {weight.shape[0]} features",
             )
         return (TensorSpec(weight.shape[1:], weight.dtype.name),)
 
@@ -73,7 +73,7 @@ class AbacusBackend(AbacusPlacement, Exchange, Compute):
         wanted = {name: (array.shape, array.dtype) for name, array in there.items()}
         given = {name: (array.shape, array.dtype) for name, array in state.items()}
         if wanted != given:
-            raise StateError(f"the state does not fit: it has {given}", there=f"{wanted} in the model")
+            raise StateError(f"the state does not fit: it has {given}", available=f"{wanted} in the model")
         device = self.device_of(model)
         assert device is not None
         model.weights = {name.partition("/")[2]: self.from_host(array, device) for name, array in state.items()}

@@ -57,7 +57,7 @@ class AbacusOps(ArrayOps):
 
     def rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
         """As the backend's."""
-        return self._exchange.rows(column, start, stop, order)
+        return self._exchange.gather_rows(column, start, stop, order)
 
     def arange(self, count: int, like: Any) -> Any:
         """At the place of `like`."""

@@ -15,7 +15,7 @@ class AbacusPlacement(Backend):
 
     framework = "abacus"
     kinds = ("frame", "cpu")
-    roots = ("abacus",)
+    import_roots = ("abacus",)
 
     def devices(self) -> Sequence[Device]:
         """The frames, then the desk; none where abacus is not installed."""
@@ -25,7 +25,7 @@ class AbacusPlacement(Backend):
             return []
         return [*(Device("frame", index) for index in range(len(abacus.FRAMES))), Device("cpu")]
 
-    def why_not(self, device: Device) -> str:
+    def unavailable_reason(self, device: Device) -> str:
         """What a user should know if a device is missing."""
         there = self.devices()
         return "" if device in there else f"abacus has {len(there)} places" if there else "abacus is not installed"

@@ -104,8 +104,8 @@ def outputs_of(result: Any) -> tuple[Any, ...]:
     kinds = ", ".join(type(item).__name__ for item in items) if isinstance(items, (tuple, list)) else "no array"
     raise ShapeError(
         f"the model gives a {type(result).__name__} of {kinds or 'nothing'}, which is no output of a node",
-        there="an array, or a tuple, list or dict of arrays, can be one",
-        remedy="wrap it in a model that gives only the arrays wanted",
+        available="an array, or a tuple, list or dict of arrays, can be one",
+        hint="wrap it in a model that gives only the arrays wanted",
     )
 
 

@@ -100,7 +100,7 @@ class SequentialMLP(FromRecipe):
     `parameters` are `layers.I.weight` [out, in] and `layers.I.bias` [out].
 
     Raises:
-        RecipeError: a setting out of range.
+        SpecError: a setting out of range.
     """
 
     recipe: MLPRecipe
@@ -131,7 +131,7 @@ class SequentialCNN(FromRecipe):
     `convs.I.weight` [out, in, k, k], `convs.I.bias`, `head.weight` and `head.bias`.
 
     Raises:
-        RecipeError: a setting out of range.
+        SpecError: a setting out of range.
     """
 
     recipe: CNNRecipe

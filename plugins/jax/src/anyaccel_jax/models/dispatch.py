@@ -39,7 +39,7 @@ def view(model: Any) -> Model:
 
         return KerasView(model)
     name = f"{type(model).__module__}.{type(model).__name__}"
-    raise StateError(f"a {name} holds no values that could be trained", remedy=_remedy(model))
+    raise StateError(f"a {name} holds no values that could be trained", hint=_remedy(model))
 
 
 def _remedy(model: Any) -> str:

@@ -109,8 +109,8 @@ def _with_state(module: Any) -> tuple[Any, Any]:
     except ValueError as error:
         raise ShapeError(
             f"the state of {type(module).__name__} is not with it",
-            there="it was made by eqx.nn.make_with_state, which gives module and state",
-            remedy="give the node both: anyaccel_jax.Equinox(module, state)",
+            available="it was made by eqx.nn.make_with_state, which gives module and state",
+            hint="give the node both: anyaccel_jax.Equinox(module, state)",
         ) from error
     return made
 

@@ -60,7 +60,7 @@ def unchanged(work: Work) -> Iterator[None]:
             each.restore()
     if changed:
         remedy = "keep in register_buffer what a step changes, and change it in place"
-        raise CompileError(f"a step changes the attribute {changed}, which is no tensor", remedy=remedy)
+        raise CompileError(f"a step changes the attribute {changed}, which is no tensor", hint=remedy)
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def probe(work: Work, values: Sequence[Tensor]) -> Facts:
     given, random = [value.clone() for value in values], torch.get_rng_state()
     losses, roots, grads = _forward_and_back(work, given)
     if any(grad is not None and grad.is_sparse for grad in grads):
-        raise CompileError("its gradients are sparse", remedy="make the embedding with sparse=False")
+        raise CompileError("its gradients are sparse", hint="make the embedding with sparse=False")
     return Facts(
         frozenset(id(each) for each, grad in zip(trained, grads, strict=True) if grad is not None),
         roots,
@@ -123,7 +123,7 @@ def _changed(whole: Whole, before: dict[str, tuple[Tensor, Tensor, int]]) -> tup
     for name, buffer in whole.named_buffers():
         if name not in before or buffer is not before[name][0]:
             remedy = "change it in place, such as with copy_"
-            raise CompileError(f"a step puts another tensor in the place of buffer {_short(name)}", remedy=remedy)
+            raise CompileError(f"a step puts another tensor in the place of buffer {_short(name)}", hint=remedy)
         _, copy, version = before[name]
         if buffer._version != version or id(buffer) in moving or not _equal(buffer, copy):  # noqa: SLF001
             changed.append(name)

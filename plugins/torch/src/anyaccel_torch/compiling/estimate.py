@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from anyaccel.backend import Offer
+from anyaccel.backend import CompileEstimate
 from anyaccel_torch import keras
 from anyaccel_torch.compiling import toolchain_check
 from anyaccel_torch.compiling.spec import Work
@@ -38,7 +38,7 @@ _HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
 _made: dict[str, float] = {}
 
 
-def offer(work: Work, kind: str) -> Offer | None:
+def offer(work: Work, kind: str) -> CompileEstimate | None:
     """What it would take and bring to compile steps of a program; None where it cannot be or would not pay.
 
     Args:
@@ -48,9 +48,9 @@ def offer(work: Work, kind: str) -> Offer | None:
     if any(group.recipe.own is not None for group in work.groups) or keras.outermost(work.whole):
         return None
     if work.device.type == "cuda":
-        return Offer(*GRAPHED)
+        return CompileEstimate(*GRAPHED)
     ratio = _ratio(work) if work.plain else _guess(work)
-    return Offer(_seconds(work, kind), ratio) if ratio <= WORTH and toolchain_check.compiler() else None
+    return CompileEstimate(_seconds(work, kind), ratio) if ratio <= WORTH and toolchain_check.compiler() else None
 
 
 def _ratio(work: Work) -> float:

@@ -130,12 +130,14 @@ def _refuse(work: Work, batch: int, parts: int) -> None:
     own = [group.recipe.name for group in work.groups if group.recipe.own is not None]
     if own:
         asked = f"steps with {own[0]} cannot be compiled: only named optimizers can"
-        raise CompileError(asked, there="sgd, momentum, adam, adamw", remedy="name one of these, or set compile='off'")
+        raise CompileError(
+            asked, available="sgd, momentum, adam, adamw", hint="name one of these, or set compile='off'"
+        )
     if keras.outermost(work.whole) or any(keras.is_loss(term.loss.own) for term in work.segment.losses):
-        raise CompileError("steps with layers or losses of Keras on torch cannot be compiled", remedy="use torch's own")
+        raise CompileError("steps with layers or losses of Keras on torch cannot be compiled", hint="use torch's own")
     if batch % parts:
         asked = f"steps of {batch} rows in {parts} parts cannot be compiled: the parts are not equal"
-        raise CompileError(asked, remedy=f"let the batch size be a multiple of {parts}")
+        raise CompileError(asked, hint=f"let the batch size be a multiple of {parts}")
 
 
 def _in_some_way(work: Work, facts: Facts, rows: list[Tensor], parts: int) -> Compiled:
@@ -210,7 +212,7 @@ def _compare(work: Work, facts: Facts, losses: Sequence[Tensor]) -> None:
                 f"compiled steps of segment {work.segment.label!r} do not give the loss {term.label!r} of plain ones"
             )
             remedy = "set compile='off'; random numbers of a module's own may be the reason"
-            raise CompileError(asked, there=f"{float(found[0]):.6g} instead of {float(plain):.6g}", remedy=remedy)
+            raise CompileError(asked, available=f"{float(found[0]):.6g} instead of {float(plain):.6g}", hint=remedy)
 
 
 def _plain(work: Work, rows: Sequence[Tensor], parts: int) -> tuple[float, float]:
@@ -226,6 +228,6 @@ def _weigh(work: Work, found: Compiled, plain: float, most: float) -> None:
     if found.per_step > most * plain:
         raise CompileError(
             f"compiled steps of segment {work.segment.label!r} are slower than plain ones",
-            there=f"{found.per_step * 1e6:.0f} us a step instead of {plain * 1e6:.0f} us",
-            remedy="set compile='off' or 'auto'",
+            available=f"{found.per_step * 1e6:.0f} us a step instead of {plain * 1e6:.0f} us",
+            hint="set compile='off' or 'auto'",
         )

@@ -37,17 +37,17 @@ def check() -> None:
     """
     off = next((name for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE") if _is_set(name)), "")
     if off:
-        raise CompileError("torch is not to compile", there=f"{off}={os.environ[off]}", remedy=f"unset {off}")
+        raise CompileError("torch is not to compile", available=f"{off}={os.environ[off]}", hint=f"unset {off}")
     remedy = REMEDY.get(sys.platform, REMEDY["linux"])
     if not compiler():
         there = (
             f"CXX={os.environ['CXX']}, which is no program" if os.environ.get("CXX") else "no CXX in the environment"
         )
-        raise CompileError("steps cannot be compiled: there is no C++ compiler", there=there, remedy=remedy)
+        raise CompileError("steps cannot be compiled: there is no C++ compiler", available=there, hint=remedy)
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").exists():
         asked = "steps cannot be compiled: Python's header files are missing"
-        raise CompileError(asked, there=f"no Python.h in {headers}", remedy="install python3-dev, or python3-devel")
+        raise CompileError(asked, available=f"no Python.h in {headers}", hint="install python3-dev, or python3-devel")
 
 
 def _is_set(name: str) -> bool:
@@ -69,11 +69,11 @@ def told(error: Exception, label: str) -> CompileError:
         return error
     kind, words = type(error).__name__, _reason(error)
     if isinstance(error, AnyaccelError):
-        return CompileError(f"steps of segment {label!r} cannot be compiled: {error.asked}", remedy=error.remedy)
+        return CompileError(f"steps of segment {label!r} cannot be compiled: {error.problem}", hint=error.hint)
     if kind in _UNTRACEABLE or "data-dependent" in words or "graph break" in words:
         return CompileError(
             f"steps of segment {label!r} cannot be traced: {words}",
-            remedy="avoid Python that depends on the values of tensors (if x.sum() > 0, x.item()), prints and the like",
+            hint="avoid Python that depends on the values of tensors (if x.sum() > 0, x.item()), prints and the like",
         )
     return CompileError(f"steps of segment {label!r} cannot be compiled: {kind}: {words}")
 

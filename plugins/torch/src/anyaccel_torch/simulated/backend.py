@@ -28,7 +28,7 @@ class SimulatedBackend(TorchBackend):
         """As `Backend.devices`: those that were started, or that the environment asks for."""
         return [one.device for one in running()]
 
-    def why_not(self, device: Device) -> str:
+    def unavailable_reason(self, device: Device) -> str:
         """As `Backend.why_not`: how many were started."""
         return missing(device)
 

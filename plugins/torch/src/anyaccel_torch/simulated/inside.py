@@ -38,8 +38,8 @@ def prepare() -> None:
     if missing:
         raise CapabilityError(
             f"torch {torch.__version__} cannot be given simulated devices: it has no {', '.join(missing)}",
-            there="they are tested with torch 2.13.0, and use what is no public interface of torch",
-            remedy="install that version for these tests",
+            available="they are tested with torch 2.13.0, and use what is no public interface of torch",
+            hint="install that version for these tests",
         )
     from anyaccel_torch.simulated.sim_device import KIND
 
@@ -47,7 +47,7 @@ def prepare() -> None:
     if named not in (_UNNAMED, KIND):
         raise CapabilityError(
             f"torch cannot be given simulated devices: its one place for a further kind is taken by {named!r}",
-            remedy="do it in a process that does not import the package that has taken it",
+            hint="do it in a process that does not import the package that has taken it",
         )
     from anyaccel_torch.simulated.setup import set_up
 

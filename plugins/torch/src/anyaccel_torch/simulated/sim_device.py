@@ -73,9 +73,9 @@ def make(count: int, capacity: int | None) -> Sequence[SimulatedDevice]:
         ConfigError: a number that is not a positive int, or there are other devices.
     """
     if not _is_count(count) or count > _MOST:
-        raise ConfigError(f"start({count!r}): that many devices cannot be simulated", there=f"1 to {_MOST}")
+        raise ConfigError(f"start({count!r}): that many devices cannot be simulated", available=f"1 to {_MOST}")
     if capacity is not None and not _is_count(capacity):
-        raise ConfigError(f"start(capacity={capacity!r}) is not a positive number of bytes", remedy="give an int")
+        raise ConfigError(f"start(capacity={capacity!r}) is not a positive number of bytes", hint="give an int")
     with _lock:
         there = running()
         if not there:
@@ -83,8 +83,8 @@ def make(count: int, capacity: int | None) -> Sequence[SimulatedDevice]:
         elif len(there) != count or any(one.capacity != capacity for one in there):
             raise ConfigError(
                 f"start({count}, capacity={capacity}): torch has simulated devices already, and keeps them",
-                there=", ".join(f"{one} ({one.capacity or 'no'} bytes)" for one in there),
-                remedy="use these, or do it in another process; a capacity is changed on the handle of a device",
+                available=", ".join(f"{one} ({one.capacity or 'no'} bytes)" for one in there),
+                hint="use these, or do it in another process; a capacity is changed on the handle of a device",
             )
         return tuple(_running)
 
