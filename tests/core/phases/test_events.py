@@ -20,9 +20,9 @@ EPOCH = Epoch(0, 0.5, {"net": 0.5}, 4, 0.1)
 def results_of(*events):
     """The three kinds of results of a run with these events."""
     return [
-        TrainResults("t", (EPOCH,), None, events=events),
-        eval_results("e", None, None, {}, None, events=events),
-        FitResults("f", (), None, events=events),
+        TrainResults(label="t", epochs=(EPOCH,), events=events),
+        eval_results("e", None, events=events),
+        FitResults(label="f", fitted=(), events=events),
     ]
 
 
@@ -34,7 +34,7 @@ def test_an_event_is_a_value_that_says_when_it_was():
     assert event == Event(2, 4, "memory", "split in two") and hash(event)
     plain = {"epoch": 2, "step": 4, "what": "memory", "text": "split in two", "routine": False}
     assert json.loads(json.dumps(event.to_dict())) == plain
-    assert Event(2, 4, "compile", "not", verbose=True).to_dict()["routine"] is True
+    assert Event(2, 4, "compile", "not", verbose=True).to_dict()["verbose"] is True
     with pytest.raises(FrozenInstanceError):
         event.message = "other"
 
@@ -100,7 +100,7 @@ def test_a_line_of_text_tells_of_memory_alone():
     assert repr(results_of(decided, short)[0]) == "TrainResults('t', 1 epochs, loss 0.5, once short of memory)"
     assert repr(results_of(short)[1]) == "EvalResults('e', once short of memory)"
     assert repr(results_of(short, short)[2]) == "FitResults('f', fitted nothing, 2 times short of memory)"
-    ended = TrainResults("t", (EPOCH,), None, error=ValueError("no"), events=(short,))
+    ended = TrainResults(label="t", epochs=(EPOCH,), error=ValueError("no"), events=(short,))
     assert repr(ended) == "TrainResults('t', 1 epochs, loss 0.5, once short of memory, ended by ValueError)"
 
 

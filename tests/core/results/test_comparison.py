@@ -18,9 +18,8 @@ LOSS = AppliedLoss("mse", on="guess")
 
 def run_of(label, *figures, **more):
     """Results of epochs with these validations."""
-    return TrainResults(
-        label, tuple(Epoch(i, 9.0 - i, {"n": 9.0 - i}, 1, 0.1, one) for i, one in enumerate(figures)), None, **more
-    )
+    epochs = tuple(Epoch(i, 9.0 - i, {"n": 9.0 - i}, 1, 0.1, validation) for i, validation in enumerate(figures))
+    return TrainResults(label=label, epochs=epochs, **more)
 
 
 def test_compare_is_public():

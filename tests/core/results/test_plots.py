@@ -53,7 +53,7 @@ def evaluated(predictions, columns, **more):
     """Results over data with these targets."""
     data = FeatureSet.from_dict("fs", {"x": np.zeros(len(next(iter(columns.values())))), **columns}, "x", list(columns))
     arrays = {name: np.asarray(array) for name, array in predictions.items()}
-    return EvalResults("test", float("nan"), {}, {}, arrays, None, {"fs": data}, **more)
+    return EvalResults(label="test", predictions=arrays, rows={"fs": data}, **more)
 
 
 def texts(ax):
@@ -86,7 +86,7 @@ def test_figures_are_drawn_by_name(trained, ax):
 
 def test_without_losses_what_there_is_is_drawn(ax):
     epochs = (Epoch(0, float("nan"), {}, 1, 0.1, {"accuracy": 0.5, "a.x": 1.0}),)
-    result = TrainResults("t", epochs, None)
+    result = TrainResults(label="t", epochs=epochs)
     assert result.figures == ("val_accuracy", "val_a.x")
     result.plot(ax=ax)
     assert texts(ax) == ["val_accuracy"] and len(ax.get_lines()) == 1
@@ -112,7 +112,7 @@ def test_what_cannot_be_drawn_over_epochs_is_told(trained, ax):
     with pytest.raises(
         ResultError, match=r"run 'none' has no figures to draw\. Available: no complete epoch\. Hint: run"
     ):
-        TrainResults("none", (), None).plot(ax=ax)
+        TrainResults(label="none", epochs=()).plot(ax=ax)
 
 
 # -- against targets ---------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_what_cannot_be_drawn_against_targets_is_told(result, ask, message, ax):
 
 def test_without_targets_there_is_nothing_to_compare_with(ax):
     data = FeatureSet.from_dict("fs", {"x": np.zeros(2)}, "x")
-    result = EvalResults("test", float("nan"), {}, {}, {"a": np.zeros(2)}, None, {"fs": data})
+    result = EvalResults(label="test", predictions={"a": np.zeros(2)}, rows={"fs": data})
     with pytest.raises(ResultError, match=r"the data have no targets\. Hint: compare with arrays of your own"):
         result.plot(ax=ax)
 
@@ -332,11 +332,11 @@ def test_other_outputs_than_classes_are_no_scores_of_them_unless_a_metric_says_s
     ):
         result.plot(ax=ax)
     data = result.rows["fs"]
-    EvalResults("t", 0.0, {}, {"emb.accuracy": 0.1}, result.predictions, None, {"fs": data}).plot(ax=ax)
+    EvalResults(label="t", metrics={"emb.accuracy": 0.1}, predictions=result.predictions, rows={"fs": data}).plot(ax=ax)
     assert ax.images
 
 
 def test_epochs_without_figures_say_what_gives_some():
     epochs = (Epoch(0, float("nan"), {}, 3, 0.1),)
     with pytest.raises(ResultError, match=r"Available: 1 epochs without a loss or a validation. Hint: give TrainPhase"):
-        TrainResults("t", epochs, None).plot()
+        TrainResults(label="t", epochs=epochs).plot()

@@ -292,7 +292,7 @@ def test_a_metric_that_is_no_number_is_null_in_plain_data(experiment):
 
 
 def test_an_evaluation_that_did_not_get_there_is_empty():
-    result = eval_results("w", None, None, {}, RuntimeError("no"))
+    result = eval_results("w", None, error=RuntimeError("no"))
     assert math.isnan(result.loss) and result.predictions == result.metrics == {}
     assert result.to_dict()["error"] == "RuntimeError: no"
 
