@@ -81,7 +81,7 @@ def scatter(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: str
 
 
 def confusion(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: str, xlabel: str, ylabel: str) -> Any:
-    """A confusion matrix of classes [n] each: rows are targets, columns predictions; the colour is the share of a row."""
+    """A confusion matrix of classes [n] each: rows are targets, columns predictions, colours the share of a row."""
     ax = axes(ax)
     classes = np.union1d(targets, predictions)
     counts = np.zeros((len(classes), len(classes)), np.int64)

@@ -17,7 +17,7 @@ from anyaccel.results.notebook import train_html
 class TrainResults(PhaseResults):
     """Results of a TrainPhase: one entry of `epochs` for each complete epoch.
 
-    `stop_reason` says why the run was stopped early, `""` if it was not. The remaining fields are those of PhaseResults.
+    `stop_reason` says why the run was stopped early, `""` if it was not. The other fields are those of PhaseResults.
     """
 
     epochs: tuple[Epoch, ...]
