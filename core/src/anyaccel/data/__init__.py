@@ -9,7 +9,7 @@ from anyaccel.data.feature_set_view import FeatureSetView
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.pair_conditions import Beyond, Different, PairCondition, Same, Where, Within
 from anyaccel.data.sampling.pair_samplers import PairSampler, TripletSampler, sampler_from_config
-from anyaccel.data.sampling.sampler import Draws, Sampler, SimpleSampler
+from anyaccel.data.sampling.sampler import EpochOrders, Sampler, SimpleSampler
 from anyaccel.data.streaming.base import BatchSource, Source
 from anyaccel.data.streaming.dataloader_workers import suggested_num_workers
 from anyaccel.data.streaming.infer_source import as_source
@@ -22,7 +22,7 @@ __all__ = [
     "BatchSource",
     "Beyond",
     "Different",
-    "Draws",
+    "EpochOrders",
     "FeatureSet",
     "FeatureSetView",
     "FittedTransform",
