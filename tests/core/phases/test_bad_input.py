@@ -325,7 +325,7 @@ def test_training_with_everything_frozen(data, line, experiment, train):
 
 def test_training_without_an_optimizer(data, experiment, train):
     graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))])
-    with pytest.raises(PhaseError, match="node 'net' is to be trained and has no optimizer"):
+    with pytest.raises(PhaseError, match="node 'net' is trained and has no optimizer"):
         experiment(graph).run_phase(train())
 
 

@@ -37,7 +37,7 @@ def warn(plan: Plan) -> None:
     if fallbacks:
         names = ", ".join(f"{one.node} ({one.framework})" for one in fallbacks)
         warnings.warn(
-            f"phase {plan.phase!r} asks for {fallbacks[0].written!r}, on which these nodes are not served; they run on "
+            f"phase {plan.phase!r} asks for {fallbacks[0].requested!r}, on which these nodes are not served; they run on "
             f"the CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to forbid it.",
             FallbackWarning,
             stacklevel=7,

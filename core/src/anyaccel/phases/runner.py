@@ -131,7 +131,7 @@ class _Execution:
         strange = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.provision.arrays)
         plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *strange))
         later = afterwards(phase, plan)
-        memory_sharing.share(plan, registry())
+        memory_sharing.share(plan)
         self._moments.call("before_placement", phase=phase, plan=plan, run=run)
         warn(plan)
         nan_check.warn(phase.label, strange)

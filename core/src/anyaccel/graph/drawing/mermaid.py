@@ -24,7 +24,7 @@ def summary(nodes: Mapping[str, Node], shapes: Shapes, found: Registry, label: s
     total, seen, places = 0, set(), whereabouts(nodes, shapes, None, found)
     for name in shapes.order:
         node = nodes[name]
-        count = _parameters(node, shapes.frameworks[name], found) if shapes.outputs[name] else 0
+        count = _parameters(node, shapes) if shapes.outputs[name] else 0
         model = getattr(node, "model", None)
         total += 0 if id(model) in seen else count
         seen.add(id(model) if model is not None else None)
@@ -51,10 +51,10 @@ def _count(node: Node, count: int) -> str:
     return f"{count:,}" + (" (frozen)" if isinstance(node, ModelNode) and node.frozen else "")
 
 
-def _parameters(node: Node, framework: str, found: Registry) -> int:
+def _parameters(node: Node, shapes: Shapes) -> int:
     if isinstance(node, ConcatNode):
         return 0
-    return sum(math.prod(spec.shape) for spec in found.computing(framework).parameters(node.model).values())
+    return sum(math.prod(spec.shape) for spec in shapes.backends[node.label].parameters(node.model).values())
 
 
 def drawing(
