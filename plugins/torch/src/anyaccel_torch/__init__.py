@@ -1,6 +1,7 @@
-"""torch for anyaccel: on NVIDIA and AMD GPUs (`gpu`), Intel GPUs (`xpu`) and the CPU.
+"""PyTorch for anyaccel: on NVIDIA and AMD GPUs (`gpu`), Intel GPUs (`xpu`) and the CPU.
 
-Importing this package does not import torch; its models and `TorchBackend` are loaded when they are first used.
+Offers `SequentialMLP`, `SequentialCNN`, `TorchBackend` and the plugin's hook. Stands on anyaccel's kernel and
+`anyaccel.adapter`. Importing it does not import torch; its names are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["SequentialCNN", "SequentialMLP", "TorchBackend", "backends"]
 
 @hookimpl
 def backends() -> list[Any]:
-    """The backend of this plugin, and that of simulated devices where these are asked for; neither imports torch."""
+    """The torch backend, and that of simulated devices where these are asked for; creating them imports no torch."""
     from anyaccel_torch.backend import TorchBackend
     from anyaccel_torch.simulated import is_wanted
 

@@ -1,9 +1,9 @@
-"""SequentialMLP and SequentialCNN for torch, and how the outputs of any module are read."""
+"""SequentialMLP and SequentialCNN for torch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyaccel.adapter.model_specs import CNNRecipe, MLPRecipe, as_shape, check_built
-from anyaccel.errors import ShapeError
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
 
 
 class FromRecipe(nn.Module, ABC):
-    """A module that a recipe of `anyaccel.adapter.model_specs` describes, with the same initial weights as in other frameworks.
+    """A built-in model, with the same initial weights as in other frameworks.
 
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
@@ -151,25 +150,6 @@ class SequentialCNN(FromRecipe):
             x = F.max_pool2d(x, pool) if pool > 1 else x
         y: Tensor = self.head(self._drop(x.flatten(1)))
         return y
-
-
-def outputs_of(result: Any) -> tuple[Tensor, ...]:
-    """The tensors that a module gave: one, or those of a tuple, a list or a dict in its order.
-
-    Raises:
-        ShapeError: it gave something else.
-    """
-    if isinstance(result, Tensor):
-        return (result,)
-    items = tuple(result.values()) if isinstance(result, Mapping) else result
-    if isinstance(items, (tuple, list)) and items and all(isinstance(item, Tensor) for item in items):
-        return tuple(items)
-    kinds = ", ".join(type(item).__name__ for item in items) if isinstance(items, (tuple, list)) else "no tensor"
-    raise ShapeError(
-        f"the model gives a {type(result).__name__} of {kinds or 'nothing'}, which is no output of a node",
-        available="a tensor, or a tuple, list or dict of tensors, can be one",
-        hint="wrap it in a module that gives only the tensors wanted",
-    )
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -25,13 +25,13 @@ class Contents(NamedTuple):
     """What a module that is, or holds, Keras layers has. Names are the attributes that lead there: `layers.0.kernel`.
 
     Attributes:
-        parts: every module in it, itself among them, with its name.
+        modules: every module in it, itself among them, with its name.
         parameters: what gradients train, and what the user has frozen of it.
         states: what changes in other ways: moving statistics and seeds, which Keras keeps as parameters too.
         seeds: those of the states that random numbers are drawn from.
     """
 
-    parts: list[tuple[str, nn.Module]]
+    modules: list[tuple[str, nn.Module]]
     parameters: dict[str, nn.Parameter]
     states: dict[str, nn.Parameter]
     seeds: list[nn.Parameter]
@@ -184,7 +184,7 @@ def _of_keras() -> frozenset[str]:
 
 
 @contextmanager
-def starting(module: nn.Module, seed: int) -> Iterator[None]:
+def seeded_initialization(module: nn.Module, seed: int) -> Iterator[None]:
     """Inside, unbuilt Keras layers get their weights from a seed, but for those whose initializer has one already.
 
     The generators of Python and NumPy, which Keras draws seeds from, go on as before afterwards.
@@ -228,7 +228,7 @@ def draw(seeds: Sequence[nn.Parameter], key: int) -> None:
 # -- telling ---------------------------------------------------------------------------------------------------------
 
 
-def wanted_dtype(module: nn.Module) -> str | None:
+def unbuilt_dtype(module: nn.Module) -> str | None:
     """Dtype of the weights that an unbuilt layer will have; a model's own says nothing of its layers'."""
     for _, one in _everything(module, "", {}) if unbuilt(module) else ():
         if is_layer(one) and not hasattr(one, "layers"):
@@ -236,8 +236,8 @@ def wanted_dtype(module: nn.Module) -> str | None:
     return None
 
 
-def layout(layer: Any) -> tuple[str, str]:
-    """As `Compute.layout`: of a layer for images, or a Sequential that begins or ends with one."""
+def data_format(layer: Any) -> tuple[str, str]:
+    """As `Compute.data_format`: of a layer for images, or a Sequential that begins or ends with one."""
     layers = [one for one in _flat(layer) if not _is_elementwise(one)]
     first, last = (_format(end[0]) if end else "" for end in (layers[:1], layers[-1:]))
     return first, "" if layers and "Global" in type(layers[-1]).__name__ else last

@@ -1,6 +1,6 @@
 """Graphs over two simulated torch devices, as a user builds them; what they give is compared with the CPU.
 
-Run by test_torch_simulated.py in a process of its own, as torch cannot be rid of the devices again.
+Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 if not os.environ.get("ANYACCEL_TORCH_SIMULATE"):
-    pytest.skip("run by test_torch_simulated.py, in a process of its own", allow_module_level=True)
+    pytest.skip("run by test_simulated.py, in a process of its own", allow_module_level=True)
 
 import torch
 from torch import Tensor, nn
@@ -395,7 +395,9 @@ def test_no_room_for_a_model_is_told_with_figures_and_the_cpu_goes_on() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         run(made, training(1, accelerator=TWO))
     told = str(caught.value)
-    assert told.startswith("no room for SequentialMLP on sim:1. Available: simulated device out of memory. Tried to ")
+    assert told.startswith(
+        "not enough memory for SequentialMLP on sim:1. Available: simulated device out of memory. Tried to "
+    )
     assert f"allocate 1536 bytes. sim:1 has a capacity of {capacity} bytes, of which 1000 are free" in told
     assert run(made, training(1)).loss.shape == (1,)
     assert {str(one.device) for one in made["head"].model.parameters()} == {"cpu"}
@@ -404,9 +406,9 @@ def test_no_room_for_a_model_is_told_with_figures_and_the_cpu_goes_on() -> None:
 @pytest.mark.parametrize(
     ("room", "asked"),
     [
-        (1000, r"no room for an array of \d+ bytes on sim:0"),
-        (6000, r"no room for the program of segment 'torch:0', with its optimizer state"),
-        (7500, r"no room for a training step of 8 rows in segment 'torch:0'"),
+        (1000, r"not enough memory for an array of \d+ bytes on sim:0"),
+        (6000, r"not enough memory for the program of segment 'torch:0', with its optimizer state"),
+        (7500, r"not enough memory for a training step of 8 rows in segment 'torch:0'"),
     ],
     ids=["columns", "program", "step"],
 )
@@ -479,11 +481,11 @@ def test_memory_may_run_out_anywhere_and_is_given_back_at_once(where: tuple[str,
     finally:
         gc.enable()
     expected = (
-        {"no room for a training step"}
+        {"not enough memory for a training step"}
         if where == (ONE, TWO)
         else {
-            "no room for a batch",
-            "no room for the pullback",
+            "not enough memory for a batch",
+            "not enough memory for the pullback",
         }
     )
     assert all(any(words in asked for asked in told) for words in expected), told

@@ -195,7 +195,7 @@ def test_modules_of_torch_inside_keras_layers(backend: TorchBackend, segment_of:
     assert inner[1].num_batches_tracked == 3 and inner.training
     program.restore(snapshot)
     assert same(backend.state(model), start)
-    program.release()
+    program.close()
     assert not inner.training
 
 

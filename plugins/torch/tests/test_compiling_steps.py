@@ -140,7 +140,7 @@ def fresh(world: World) -> Iterator[None]:
 
 def seeded(program: Any, key: int, *call: Any) -> Tensor:
     program.seed(key)
-    found: Tensor = program.steps(*call)
+    found: Tensor = program.train_steps(*call)
     return found
 
 
@@ -151,7 +151,7 @@ def test_a_hundred_compiled_steps_are_those_of_the_plain_way(world: World) -> No
     assert not world.compiled.compiled_as.endswith("changed")
     torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
     world.same()
-    theirs, ours = world.plain.states(), world.compiled.optimizer_states()
+    theirs, ours = world.plain.optimizer_states(), world.compiled.optimizer_states()
     assert {node: state.step for node, state in ours.items()} == dict.fromkeys(("words", "waves", "head"), 100)
     for node, state in theirs.items():
         for name, slots in state.slots.items():
@@ -172,13 +172,13 @@ def test_every_number_of_steps_and_a_partial_batch_take_their_way(
         (0, 0, 1),
     ):
         world.plain.seed(start)
-        plain = world.plain.steps(world.columns, world.orders, start, count, batch)
+        plain = world.plain.train_steps(world.columns, world.orders, start, count, batch)
         world.compiled.seed(start)
         compiled = world.compiled.train_steps(world.columns, world.orders, start, count, batch)
         assert compiled.shape == (count, 2)
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
     world.same()
-    monkeypatch.setattr("anyaccel_torch.program.BLOCK_BYTES", 3000)
+    monkeypatch.setattr("anyaccel_torch.step_compiler.BLOCK_BYTES", 3000)
     world.compiled.seed(1)
     cut = world.compiled.train_steps(world.columns, world.orders, 0, 20, BATCH)
     monkeypatch.undo()
@@ -220,7 +220,7 @@ def test_a_step_that_parts_the_counts_is_seen(world: World) -> None:
         program.optimizer_step()
         program.train_steps(world.columns, world.orders, 0, 4, BATCH)
     world.same()
-    assert world.compiled.optimizer_states()["head"].step == world.plain.states()["head"].step
+    assert world.compiled.optimizer_states()["head"].step == world.plain.optimizer_states()["head"].step
 
 
 class Moves(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -245,7 +245,7 @@ def test_b18_resident_steps_wait_for_nothing_and_move_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     program = getattr(world, which)
-    program.steps(world.columns, world.orders, 0, 4, BATCH)
+    program.train_steps(world.columns, world.orders, 0, 4, BATCH)
     counted: list[str] = []
 
     def counting(name: str, real: Any) -> Any:
@@ -258,7 +258,7 @@ def test_b18_resident_steps_wait_for_nothing_and_move_nothing(
     for name in WAITS:
         monkeypatch.setattr(Tensor, name, counting(name, getattr(Tensor, name)))
     with Moves() if which == "plain" else nullcontext() as moves:  # under a mode like this nothing compiled is used
-        assert program.steps(world.columns, world.orders, 0, 30, BATCH).shape == (30, 2)
+        assert program.train_steps(world.columns, world.orders, 0, 30, BATCH).shape == (30, 2)
     assert counted == [] and (moves is None or moves.found == [])
 
 
@@ -273,9 +273,9 @@ def test_another_program_of_the_same_kind_compiles_nothing(
     program: Any = backend.build(segment(held))
     program.compile(world.columns, world.orders, BATCH)
     program.seed(5)
-    found = program.steps(world.columns, world.orders, 0, 10, BATCH)
+    found = program.train_steps(world.columns, world.orders, 0, 10, BATCH)
     torch.testing.assert_close(found, seeded(world.plain, 5, world.columns, world.orders, 0, 10, BATCH))
-    program.release()
+    program.close()
     refs = [weakref.ref(model) for model in held.values()]
     del program, held
     gc.collect()

@@ -1,6 +1,6 @@
 """Plugins with faults that only show where there is more than the CPU: the kit finds them on a simulated device.
 
-Run by test_torch_simulated.py in a process of its own, as torch cannot be rid of the devices again.
+Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
 
 # ruff: noqa: SLF001  (a fault is put where it would be)
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 if not os.environ.get("ANYACCEL_TORCH_SIMULATE"):
-    pytest.skip("run by test_torch_simulated.py, in a process of its own", allow_module_level=True)
+    pytest.skip("run by test_simulated.py, in a process of its own", allow_module_level=True)
 
 import torch
 from torch import nn

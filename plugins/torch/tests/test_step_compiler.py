@@ -50,8 +50,8 @@ def compile(backend: TorchBackend, segment: Segment, data: Data, batch: int = 4,
 @pytest.fixture
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions run as they are written."""
-    monkeypatch.setattr(strategies, "compiler", lambda function, options: function)
-    monkeypatch.setattr(strategies, "_KEPT", OrderedDict())
+    monkeypatch.setattr(strategies, "torch_compile", lambda function, options: function)
+    monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
     monkeypatch.setattr(toolchain_check, "scan", lambda: None)
     monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)  # which uncompiled "compiled" steps are
 
@@ -83,8 +83,8 @@ def test_models_that_only_plain_steps_can_train(
     with pytest.raises(CompileError, match=said):
         program.compile([x, y], [order, order], 4)
     assert model.calls == 0 and float(model.seen) == 0 and program.compiled_as == ""
-    assert program.offer(100) is None
-    assert program.steps([x, y], [order, order], 0, 3, 4).shape == (3, 1)
+    assert program.estimate_compile(100) is None
+    assert program.train_steps([x, y], [order, order], 0, 3, 4).shape == (3, 1)
 
 
 class Sparse(nn.Module):
@@ -102,7 +102,7 @@ def test_recipes_and_sizes_that_cannot_be(backend: TorchBackend, segment_of: Mak
         CompileError, match=r"steps with NAdam cannot be compiled.*Available: sgd, momentum, adam, adamw"
     ):
         compile(backend, own, data)
-    assert backend.build(own).offer(100) is None  # type: ignore[attr-defined]
+    assert backend.build(own).estimate_compile(100) is None  # type: ignore[attr-defined]
     with pytest.raises(CompileError, match=r"its gradients are sparse.*sparse=False"):
         compile(backend, segment_of(Sparse()), data)
     with pytest.raises(CompileError, match=r"steps of 5 rows in 2 parts cannot be compiled: the parts are not equal"):
@@ -142,7 +142,7 @@ def test_what_is_missing_is_found_before_it_is_needed(
     monkeypatch.delenv("CXX", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(strategies, "compiler", lambda *args: pytest.fail("it is needed already"))
+    monkeypatch.setattr(strategies, "torch_compile", lambda *args: pytest.fail("it is needed already"))
     with pytest.raises(CompileError, match=said):
         compile(backend, segment_of(nn.Linear(3, 1)), data)
 
@@ -168,7 +168,7 @@ def test_an_end_on_the_way_leaves_all_as_it_was(
 
         return run
 
-    monkeypatch.setattr(strategies, "compiler", compiler)
+    monkeypatch.setattr(strategies, "torch_compile", compiler)
     x, y, order = data
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
     program: Any = backend.build(segment_of(model))
@@ -178,8 +178,8 @@ def test_an_end_on_the_way_leaves_all_as_it_was(
         program.compile([x, y], [order, order], 4)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(random, torch.get_rng_state()) and program.compiled_as == ""
-    assert (program.offer(100) is None) is (error is ValueError)
-    assert program.states()["a"].step == 0
+    assert (program.estimate_compile(100) is None) is (error is ValueError)
+    assert program.optimizer_states()["a"].step == 0
 
 
 @pytest.mark.usefixtures("nothing")
@@ -188,7 +188,7 @@ def test_compiled_steps_that_are_slower_or_wrong_are_not_used(
 ) -> None:
     x, y, order = data
     program: Any = backend.build(segment_of(nn.Linear(3, 1)))
-    program.steps([x, y], [order, order], 0, 2, 4)
+    program.train_steps([x, y], [order, order], 0, 2, 4)
     monkeypatch.setattr(steps, "_SLOWER", 0.0)
     with pytest.raises(CompileError, match=r"are slower than plain ones\. Available: \d+ us a step instead of \d+ us"):
         program.compile([x, y], [order, order], 4)
@@ -198,9 +198,9 @@ def test_compiled_steps_that_are_slower_or_wrong_are_not_used(
         unseen.compile([x, y], [order, order], 4)
     monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)
     monkeypatch.setattr(
-        strategies, "compiler", lambda function, options: lambda *args: [one + 9 for one in function(*args)]
+        strategies, "torch_compile", lambda function, options: lambda *args: [one + 9 for one in function(*args)]
     )
-    monkeypatch.setattr(strategies, "_KEPT", OrderedDict())
+    monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
     with pytest.raises(CompileError, match=r"do not give the loss 'l' of plain ones\. Available: .* instead of"):
         compile(backend, segment_of(nn.Linear(3, 1)), data)
 
@@ -208,27 +208,27 @@ def test_compiled_steps_that_are_slower_or_wrong_are_not_used(
 def test_offers(backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A small model is worth it, one that computes long is not; what is on disk, or compiled already, takes less."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(estimate, "_made", {})
-    monkeypatch.setattr(estimate, "_operation", lambda: 1e-6)
+    monkeypatch.setattr(estimate, "_compile_seconds", {})
+    monkeypatch.setattr(estimate, "_operation_seconds", lambda: 1e-6)
     program: Any = backend.build(segment_of(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))))
-    assert program.offer(1) is None
-    assert 0 < program.offer(100).ratio < 1
+    assert program.estimate_compile(1) is None
+    assert 0 < program.estimate_compile(100).step_ratio < 1
     vars(program)["_seen"] = (200e-6, 4)
-    first = program.offer(100)
-    assert first.ratio == pytest.approx((0.12 * 106 + 94) / 200) and first.seconds > 10
+    first = program.estimate_compile(100)
+    assert first.step_ratio == pytest.approx((0.12 * 106 + 94) / 200) and first.compile_seconds > 10
     kind = estimate.kind_of(vars(type(program))["_work"](program, torch.device("cpu")), 4)
     estimate.remember(kind, 12.0)
     assert json.loads((tmp_path / "anyaccel" / f"{kind}.json").read_text()) == {"seconds": 12.0}
-    assert program.offer(100).seconds < 1
-    monkeypatch.setattr(estimate, "_made", {})
-    assert 1 < program.offer(100).seconds < first.seconds
+    assert program.estimate_compile(100).compile_seconds < 1
+    monkeypatch.setattr(estimate, "_compile_seconds", {})
+    assert 1 < program.estimate_compile(100).compile_seconds < first.compile_seconds
     vars(program)["_seen"] = (10e-3, 4)
-    assert program.offer(100) is None
+    assert program.estimate_compile(100) is None
     monkeypatch.setattr(toolchain_check, "compiler", lambda: "")
     vars(program)["_seen"] = (200e-6, 4)
-    assert program.offer(100) is None
+    assert program.estimate_compile(100) is None
     big: Any = backend.build(segment_of(nn.Sequential(nn.Linear(3, 2000), nn.Linear(2000, 100), nn.Linear(100, 1))))
-    assert big.offer(100) is None
+    assert big.estimate_compile(100) is None
 
 
 OFF = """
@@ -246,8 +246,8 @@ program = TorchBackend().build(Segment(
     compile="off"))
 before = {name for name in sys.modules if name.startswith(("torch._dynamo", "torch._inductor"))}
 x = torch.randn(8, 3)
-program.steps([x, x], [torch.arange(8)] * 2, 0, 4, 2)
-assert program.offer(10**9) is None
+program.train_steps([x, x], [torch.arange(8)] * 2, 0, 4, 2)
+assert program.estimate_compile(10**9) is None
 after = {name for name in sys.modules if name.startswith(("torch._dynamo", "torch._inductor", "anyaccel_torch.comp"))}
 print(sorted(after - before - {"anyaccel_torch.compute"}))
 """

@@ -41,8 +41,8 @@ def python_loop(function: Any, carry: Any, xs: list[Tensor]) -> Any:
 @pytest.fixture
 def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled: functions run as they are written."""
-    monkeypatch.setattr(strategies, "compiler", lambda function, options: function)
-    monkeypatch.setattr(strategies, "_KEPT", OrderedDict())
+    monkeypatch.setattr(strategies, "torch_compile", lambda function, options: function)
+    monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
     monkeypatch.setattr(toolchain_check, "scan", lambda: python_loop)
     monkeypatch.setattr(toolchain_check, "check", lambda: None)
     monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)  # which uncompiled "compiled" steps are
@@ -70,12 +70,12 @@ def trained(
     if compile:
         program.compile(columns, orders, batch, parts)
         assert program.compiled_as
-    return program.steps(columns, orders, 0, 400 // batch, batch, parts), program
+    return program.train_steps(columns, orders, 0, 400 // batch, batch, parts), program
 
 
 def agree(one: Any, other: Any, rough: float = 1e-5) -> None:
     torch.testing.assert_close(other[0], one[0], rtol=rough, atol=rough)
-    states, others = one[1].states(), other[1].states()
+    states, others = one[1].optimizer_states(), other[1].optimizer_states()
     for node, state in states.items():
         assert others[node].step == state.step == len(one[0])
         assert {name: set(slots) for name, slots in others[node].slots.items()} == {
@@ -130,7 +130,7 @@ def test_unequal_parts_are_weighted_by_their_rows(backend: TorchBackend, segment
     found = []
     for parts in (1, 3, 9):
         model = mlp()
-        losses: Any = backend.build(segment_of(model)).steps(columns, orders, 0, 5, 7, parts)  # type: ignore[attr-defined]
+        losses: Any = backend.build(segment_of(model)).train_steps(columns, orders, 0, 5, 7, parts)  # type: ignore[attr-defined]
         found.append((losses, list(model.parameters())))
     for losses, values in found[1:]:
         torch.testing.assert_close(losses, found[0][0])
@@ -160,7 +160,12 @@ def test_a_parameter_that_no_loss_reaches_stays(backend: TorchBackend, segment_o
     before = [each.detach().clone() for each in model.idle.parameters()]
     _, program = trained(backend, segment_of(model, optimizer=Optimizer("adamw", lr=0.1, weight_decay=0.5)), True)
     assert all(map(torch.equal, before, model.idle.parameters()))
-    assert set(program.states()["a"].slots) == {"used.0.weight", "used.0.bias", "used.2.weight", "used.2.bias"}
+    assert set(program.optimizer_states()["a"].slots) == {
+        "used.0.weight",
+        "used.0.bias",
+        "used.2.weight",
+        "used.2.bias",
+    }
 
 
 @pytest.mark.usefixtures("as_written")

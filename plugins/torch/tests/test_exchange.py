@@ -75,13 +75,13 @@ def test_dtypes_that_torch_lacks(backend: TorchBackend, dtype: str) -> None:
 
 def test_from_host_without_room(backend: TorchBackend) -> None:
     array = np.broadcast_to(np.float32(0), (2**48,))
-    with pytest.raises(OutOfMemoryError, match=r"no room for an array of 1125899906842624 bytes on cpu:0"):
+    with pytest.raises(OutOfMemoryError, match=r"not enough memory for an array of 1125899906842624 bytes on cpu:0"):
         backend.from_host(array, CPU)
 
 
 def test_pinned_memory_is_asked_for_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     class Pinning(TorchBackend):
-        pinning = frozenset({"cpu"})
+        pinned_kinds = frozenset({"cpu"})
 
     asked: list[bool] = []
     real = torch.empty_like
@@ -229,7 +229,7 @@ def test_a_dtype_that_torch_lacks_is_not_given_away(backend: TorchBackend) -> No
 
 def test_a_chip_that_lacks_a_dtype_is_not_given_it() -> None:
     class Chip(TorchBackend):
-        lacking = frozenset({"float64"})
+        unsupported_dtypes = frozenset({"float64"})
 
     with pytest.raises(MoveError, match="float64"):
         Chip().from_host_owned(np.zeros(2), CPU)
@@ -280,9 +280,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return to(self, "cpu", copy=True)
 
     monkeypatch.setattr(torch.Tensor, "to", copied)
-    host_transfer._stream.cache_clear()  # noqa: SLF001
+    host_transfer._copy_stream.cache_clear()  # noqa: SLF001
     yield told
-    host_transfer._stream.cache_clear()  # noqa: SLF001
+    host_transfer._copy_stream.cache_clear()  # noqa: SLF001
 
 
 def test_a_gpu_is_sent_to_on_a_stream_of_its_own(backend: TorchBackend, cuda: list[str]) -> None:

@@ -1,6 +1,6 @@
 """The simulated device itself: it computes as the CPU does, and keeps books.
 
-Run by test_torch_simulated.py in a process of its own, as torch cannot be rid of the devices again.
+Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
 
 # ruff: noqa: SLF001  (torch spells its operators over lists so, and its count of writes)
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 if not os.environ.get("ANYACCEL_TORCH_SIMULATE"):
-    pytest.skip("run by test_torch_simulated.py, in a process of its own", allow_module_level=True)
+    pytest.skip("run by test_simulated.py, in a process of its own", allow_module_level=True)
 
 import torch
 import torch.utils.checkpoint
@@ -27,7 +27,7 @@ from anyaccel.device import Device
 from anyaccel.errors import ConfigError, MoveError, OutOfMemoryError
 from anyaccel_torch import simulated
 from anyaccel_torch.simulated.backend import SimulatedBackend
-from anyaccel_torch.simulated.sim_device import missing
+from anyaccel_torch.simulated.sim_device import unavailable_reason
 
 DEVICES = simulated.start(2)
 ONE, TWO = "sim:0", "sim:1"
@@ -272,7 +272,9 @@ def test_memory_runs_out_with_figures() -> None:
         assert words in str(caught.value)
     assert torch.sim.mem_get_info(0) == (200, device.capacity)
     assert device.used == device.capacity - 200
-    with pytest.raises(OutOfMemoryError, match=r"no room for Linear on sim:0. Available: .*of which 200 are free"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"not enough memory for Linear on sim:0. Available: .*of which 200 are free"
+    ):
         SimulatedBackend().place(nn.Linear(10, 10), Device("sim"))
 
 
@@ -324,7 +326,7 @@ def test_a_capacity_is_a_positive_number_of_bytes() -> None:
 
 def test_a_device_that_is_not_there_says_how_many_are() -> None:
     told = "2 simulated devices were started; ANYACCEL_TORCH_SIMULATE=6 before Python is started makes it"
-    assert SimulatedBackend().unavailable_reason(Device("sim", 5)) == told == missing(Device("sim", 5))
+    assert SimulatedBackend().unavailable_reason(Device("sim", 5)) == told == unavailable_reason(Device("sim", 5))
 
 
 def test_device_info_names_it() -> None:

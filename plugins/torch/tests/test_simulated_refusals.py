@@ -1,6 +1,6 @@
 """What the simulated device refuses: what a GPU does, on the way back, too. A green run means something by that.
 
-Run by test_torch_simulated.py in a process of its own, as torch cannot be rid of the devices again.
+Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
 
 # ruff: noqa: SLF001  (torch spells its operators over lists so, and its count of writes)
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 if not os.environ.get("ANYACCEL_TORCH_SIMULATE"):
-    pytest.skip("run by test_torch_simulated.py, in a process of its own", allow_module_level=True)
+    pytest.skip("run by test_simulated.py, in a process of its own", allow_module_level=True)
 
 import torch
 import torch.utils.checkpoint

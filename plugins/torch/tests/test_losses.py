@@ -62,7 +62,7 @@ def test_sum_weight_and_mean_are_those_of_the_formula(name: str, x: np.ndarray, 
     values = [torch.tensor(x, requires_grad=True), torch.tensor(y)]
     total, weight = by_formula(name, x, y)
     found = bound(name)
-    exact = found.parts(values)
+    exact = found.sum_and_weight(values)
     assert (exact[0].shape, exact[1].shape) == ((), ())
     assert exact[0].item() == pytest.approx(total, rel=1e-12) and exact[1].item() == weight
     mean = found.mean(values)
@@ -81,7 +81,7 @@ def test_targets_take_the_dtype_of_the_outputs() -> None:
 
 def test_sums_of_16_bits_are_taken_in_32() -> None:
     values = [torch.full((1000, 1), 100.0, dtype=torch.float16), torch.zeros(1000, 1, dtype=torch.float16)]
-    total, weight = bound("mse").parts(values)
+    total, weight = bound("mse").sum_and_weight(values)
     assert (total.item(), weight.item()) == (1e7, 1000)
 
 
@@ -142,7 +142,7 @@ class Scaled(nn.Module):
 def test_an_own_loss_enters_as_mean_times_batch(loss: BoundLoss) -> None:
     values = [torch.randn(6, 2), torch.randn(6, 2)]
     mean = nn.functional.huber_loss(*values)
-    total, weight = loss.parts(values)
+    total, weight = loss.sum_and_weight(values)
     assert loss.mean(values) == mean and weight.item() == 6
     torch.testing.assert_close(total, mean * 6)
 

@@ -14,7 +14,7 @@ from anyaccel.device import Device
 from anyaccel.errors import OutOfMemoryError, PhaseError, ShapeError
 from anyaccel.segment import LossTerm, Operation, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer, Schedule
-from anyaccel_torch import program
+from anyaccel_torch import step_compiler
 from anyaccel_torch.backend import TorchBackend
 
 CPU, META = Device("cpu"), Device("meta")
@@ -73,8 +73,8 @@ def test_blocks_change_nothing(
 ) -> None:
     x, y, order = data
     found = []
-    for bound in (program.BLOCK_BYTES, 100, 1):
-        monkeypatch.setattr(program, "BLOCK_BYTES", bound)
+    for bound in (step_compiler.BLOCK_BYTES, 100, 1):
+        monkeypatch.setattr(step_compiler, "BLOCK_BYTES", bound)
         model = mlp()
         found.append((backend.build(segment_of(model)).train_steps([x, y], [order, order], 0, 6, 4), weights(model)))
     assert all(torch.equal(losses, found[0][0]) and equal(values, found[0][1]) for losses, values in found)
@@ -175,5 +175,5 @@ def test_no_room_in_a_step_is_an_error_of_ours(backend: TorchBackend, segment_of
     greedy = nn.Sequential(mlp(), Function(lambda a: a + a.new_empty(2**48)))
     at_work = backend.build(segment_of(greedy))
     for act in (lambda: at_work.train_steps([x, y], [order, order], 0, 1, 4), lambda: at_work.forward([x, y])):
-        with pytest.raises(OutOfMemoryError, match=r"no room for a .* segment 's'"):
+        with pytest.raises(OutOfMemoryError, match=r"not enough memory for a .* segment 's'"):
             act()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anyaccel.errors import DeviceMismatchError
-from anyaccel_torch.error_translation import refuse_mixing, telling
+from anyaccel_torch.error_translation import raise_if_device_mismatch, translate_errors
 
 HERE = Path(__file__).parent
 SWITCH = "ANYACCEL_TORCH_SIMULATE"
@@ -47,7 +47,7 @@ def passing(name: str, *options: str) -> subprocess.CompletedProcess[str]:
 def test_torch_passes_the_whole_kit_on_two_simulated_devices(tmp_path: Path) -> None:
     """All of it: with two devices there is nothing that cannot be tested."""
     card = tmp_path / "card"
-    passing("test_torch_simulated_kit.py", "-p", "anyaccel.testing.json_report", f"--anyaccel-card={card}")
+    passing("test_simulated_kit.py", "-p", "anyaccel.testing.json_report", f"--anyaccel-card={card}")
     lines = [json.loads(line) for line in card.read_text("utf-8").splitlines()]
     facts = next(line for line in lines if "backend" in line)
     assert (facts["framework"], facts["devices"]) == ("torch", ["sim:0", "sim:1"])
@@ -84,14 +84,14 @@ def test_on_simulated_devices(part: str) -> None:
     ],
 )
 def test_torchs_words_for_several_devices_are_known(words: str) -> None:
-    with pytest.raises(DeviceMismatchError) as caught, telling("a step"):
+    with pytest.raises(DeviceMismatchError) as caught, translate_errors("a step"):
         raise RuntimeError(words)
     assert str(caught.value) == (
         f"a step: tensors of several devices meet in one operation. Available: {words}. "
         "Hint: bring them to one device; what functions of your own make belongs where their inputs are."
     )
     with pytest.raises(DeviceMismatchError, match=r"node 'a' on gpu:0 .* its inputs are x on no device; torch says: "):
-        refuse_mixing(RuntimeError(words), "node 'a' on gpu:0", {"x": 3})
+        raise_if_device_mismatch(RuntimeError(words), "node 'a' on gpu:0", {"x": 3})
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_torchs_words_for_several_devices_are_known(words: str) -> None:
     ],
 )
 def test_other_words_pass(words: str) -> None:
-    refuse_mixing(RuntimeError(words), "node 'a' on gpu:0", {})
-    with pytest.raises(RuntimeError) as caught, telling("a step"):
+    raise_if_device_mismatch(RuntimeError(words), "node 'a' on gpu:0", {})
+    with pytest.raises(RuntimeError) as caught, translate_errors("a step"):
         raise RuntimeError(words)
     assert type(caught.value) is RuntimeError and str(caught.value) == words
 
@@ -138,7 +138,7 @@ print(anyaccel.Accelerator("sim:1").move(torch.ones(1)).device, torch.device("si
 def test_without_being_asked_for_they_are_not_there() -> None:
     program = """
 import anyaccel_torch, anyaccel, torch, sys
-print(*(type(one).__name__ for one in anyaccel_torch.backends()), "anyaccel_torch.simulated.setup" in sys.modules)
+print(*(type(one).__name__ for one in anyaccel_torch.backends()), "anyaccel_torch.simulated.registration" in sys.modules)
 try:
     anyaccel.Accelerator("sim:0").check("torch")
 except anyaccel.errors.FrameworkError as error:

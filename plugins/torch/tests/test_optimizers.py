@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from anyaccel.errors import SpecError
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
-from anyaccel_torch.optimizers import GroupOptimizer, make, slots_of
+from anyaccel_torch.optimizers import GroupOptimizer, create_optimizer, slot_names
 
 RECIPES = [
     Optimizer("sgd", lr=0.1),
@@ -146,7 +146,7 @@ def test_slots(recipe: Optimizer, slots: set[str]) -> None:
     state = group.states(copies=True)["a"]
     assert state.step == 3
     assert {name: set(kept) for name, kept in state.slots.items()} == (dict.fromkeys(named, slots) if slots else {})
-    assert slots_of(recipe, group.parameters) == slots
+    assert slot_names(recipe, group.parameters) == slots
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def stepped(group: GroupOptimizer, members: dict[str, dict[str, nn.Parameter]], 
     before = {node: named["w"].detach().clone() for node, named in members.items()}
     for node, named in members.items():
         named["w"].grad = torch.ones_like(named["w"]) if node in nodes else None
-    group.apply()
+    group.step_scaled()
     return {node: round(float((before[node] - named["w"].detach()).max()), 9) for node, named in members.items()}
 
 
@@ -267,10 +267,10 @@ def test_b2_the_step_of_an_installed_state_is_where_torch_wants_it() -> None:
 
 def test_kernels_are_fused_where_torch_has_them() -> None:
     plain, whole = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    assert make(Optimizer("adam"), [plain]).defaults["fused"] is True
-    assert make(Optimizer("adam"), [plain, whole]).defaults["foreach"] is True
+    assert create_optimizer(Optimizer("adam"), [plain]).defaults["fused"] is True
+    assert create_optimizer(Optimizer("adam"), [plain, whole]).defaults["foreach"] is True
     mixed = [plain, nn.Parameter(torch.zeros(2, device="meta"))]
-    assert make(Optimizer("sgd"), mixed).defaults["foreach"] is True
+    assert create_optimizer(Optimizer("sgd"), mixed).defaults["foreach"] is True
 
 
 def test_stats_and_scaled_steps() -> None:
@@ -280,24 +280,24 @@ def test_stats_and_scaled_steps() -> None:
         "unused": nn.Parameter(torch.zeros(1)),
     }
     group = group_of(Optimizer("sgd", lr=1.0), named)
-    square, finite = group.stats()
+    square, finite = group.grad_stats()
     assert (square.item(), finite.item()) == (0, True)
     named["w"].grad, named["b"].grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0])
-    square, finite = group.stats()
+    square, finite = group.grad_stats()
     assert square.item() == pytest.approx(169) and finite.item()
-    group.apply(torch.tensor(0.5))
+    group.step_scaled(torch.tensor(0.5))
     assert named["w"].tolist() == [-1.5, -2] and named["unused"].tolist() == [0]
     named["w"].grad, named["b"].grad = torch.tensor([1e25, 0.0]), torch.tensor([float("nan")])
-    assert not group.stats()[1]
+    assert not group.grad_stats()[1]
     named["b"].grad = torch.tensor([0.0])
-    assert group.stats()[1], "the square is too large for float32, the gradient is finite"
+    assert group.grad_stats()[1], "the square is too large for float32, the gradient is finite"
 
 
 def test_a_group_without_parameters_does_nothing() -> None:
     group = group_of(Optimizer("adam"), {})
-    group.apply()
+    group.step_scaled()
     group.restore(group.snapshot())
-    assert group.stats()[1] and group.states(copies=True) == {"a": NodeState(0, {})}
+    assert group.grad_stats()[1] and group.states(copies=True) == {"a": NodeState(0, {})}
 
 
 class NeedsClosure(torch.optim.Optimizer):
@@ -323,7 +323,7 @@ class NeedsClosure(torch.optim.Optimizer):
 )
 def test_recipes_that_cannot_be_made(recipe: Optimizer, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        make(recipe, [nn.Parameter(torch.zeros(1))])
+        create_optimizer(recipe, [nn.Parameter(torch.zeros(1))])
 
 
 def test_an_optimizer_that_cannot_be_tried_starts_afresh() -> None:
@@ -331,4 +331,4 @@ def test_an_optimizer_that_cannot_be_tried_starts_afresh() -> None:
         def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
             raise ValueError
 
-    assert slots_of(Optimizer(Fails, lr=1.0), [nn.Parameter(torch.zeros(1))]) == set()
+    assert slot_names(Optimizer(Fails, lr=1.0), [nn.Parameter(torch.zeros(1))]) == set()

@@ -132,7 +132,7 @@ def test_outputs_that_cannot_be(backend: TorchBackend, function: Any, message: s
 
 
 def test_infer_without_room(backend: TorchBackend) -> None:
-    with pytest.raises(OutOfMemoryError, match="no room for a batch of 2 through Function"):
+    with pytest.raises(OutOfMemoryError, match="not enough memory for a batch of 2 through Function"):
         backend.infer(Function(lambda x: x.new_empty(2**48)), [spec(3)], 0)
 
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, OutOfMemoryError
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.error_translation import telling
+from anyaccel_torch.error_translation import translate_errors
 
 CPU, GPU, META = Device("cpu"), Device("gpu"), Device("meta")
 
@@ -28,7 +28,7 @@ class OnMeta(TorchBackend):
 
 class NoDouble(TorchBackend):
     kinds = ("cpu",)
-    lacking: ClassVar = frozenset({"float64"})
+    unsupported_dtypes: ClassVar = frozenset({"float64"})
 
 
 # -- place -----------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_b6_pinned_has_no_effect_towards_the_cpu(backend: TorchBackend) -> None:
 
 class Pinning(TorchBackend):
     kinds = ("meta",)
-    pinning = frozenset({"meta"})
+    pinned_kinds = frozenset({"meta"})
 
 
 def test_b6_pinned_has_no_effect_where_it_cannot_be_had() -> None:
@@ -210,14 +210,15 @@ def test_synchronize_waits_for_accelerators_only(backend: TorchBackend, monkeypa
 def test_no_room_is_an_error_of_ours() -> None:
     with (
         pytest.raises(
-            OutOfMemoryError, match=r"no room for a test\. Available: .*1125899906842624.*\. Hint: use smaller"
+            OutOfMemoryError,
+            match=r"not enough memory for a test\. Available: .*1125899906842624.*\. Hint: use smaller",
         ),
-        telling("a test"),
+        translate_errors("a test"),
     ):
         torch.empty(2**48, dtype=torch.float32)
-    with pytest.raises(OutOfMemoryError, match="CUDA out of memory"), telling("a test"):
+    with pytest.raises(OutOfMemoryError, match="CUDA out of memory"), translate_errors("a test"):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
-    with pytest.raises(RuntimeError, match="something else"), telling("a test"):
+    with pytest.raises(RuntimeError, match="something else"), translate_errors("a test"):
         raise RuntimeError("something else")
 
 
