@@ -17,7 +17,7 @@ import pytest
 
 # Lowest first; modules and packages of one line do not import each other. "" is anyaccel/__init__.py.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "suggestions", "install_hints", "html", "host_memory", "rng"),
+    ("errors", "suggestions", "install_hints", "html", "host_memory", "rng", "lazy_attributes"),
     ("contract_names", "containers", "device", "display"),
     ("specs",),
     ("segment",),
@@ -44,8 +44,8 @@ KERNEL = {
     *("program", "backend", "hookspecs", "plugin_loader", "registry", "accelerator", "placement"),
 }
 KERNEL_LINES = 2500
-# The other modules of the top level: tools for backends, the roof, and the lazy table of public names.
-BESIDE_THE_KERNEL = {"host_memory", "rng", "experiment", "", "__main__"}
+# The other modules of the top level: tools for plugins, the roof, and the lazy table of public names.
+BESIDE_THE_KERNEL = {"host_memory", "rng", "lazy_attributes", "experiment", "", "__main__"}
 
 # The NumPy backend stands high but uses only what a third party's backend could use.
 ONLY: dict[str, set[str]] = {

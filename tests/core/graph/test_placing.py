@@ -75,7 +75,7 @@ def test_strict_forbids_the_fallback_and_names_the_node(serve, chain):
         plan(chain(None), "gpu:0", strict=True)
     assert str(caught.value) == (
         "node 'a': no installed plugin runs numpy on 'gpu'. Available: numpy on cpu, sim. "
-        "Hint: choose one of these, or install the plugin for it."
+        "Hint: choose one of these, or install a plugin for it."
     )
 
 
