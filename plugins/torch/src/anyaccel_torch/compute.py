@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyaccel.backend import Compute, Program
-from anyaccel.errors import MoveError, StateError
+from anyaccel.errors import StateError
 from anyaccel.segment import Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch.error_translation import translate_errors
@@ -40,10 +40,9 @@ class TorchCompute(TorchPlacement, Compute):
             StateError: the model is not built yet.
         """
         from anyaccel_torch.module_state import parameters
-        from anyaccel_torch.shape_inference import dtype_name
+        from anyaccel_torch.shape_inference import tensor_spec
 
-        named = _check_built(model, parameters(model))
-        return {name: TensorSpec(tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in named.items()}
+        return {name: tensor_spec(tensor) for name, tensor in _check_built(model, parameters(model)).items()}
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
         """As `Compute.mutates_inputs`; runs the model on zeros and reads torch's version counters."""
@@ -82,20 +81,15 @@ class TorchCompute(TorchPlacement, Compute):
         """As `Compute.load_state`; nothing is written if anything does not fit."""
         import torch
 
+        from anyaccel.adapter.state_check import check_state
         from anyaccel_torch.host_transfer import copied
+        from anyaccel_torch.shape_inference import tensor_spec
 
         named = _named_state(model)
-        _check_names(state, named)
-        try:
-            values = {name: copied(np.asarray(state[name])) for name in named}
-        except MoveError as error:
-            problem = f"the state cannot be loaded: {error.problem}"
-            raise StateError(problem, available=error.available, hint=error.hint) from error
-        for name, tensor in named.items():
-            _check_value(name, values[name], tensor)
+        check_state(state, {name: tensor_spec(tensor) for name, tensor in named.items()})
         with torch.no_grad():
             for name, tensor in named.items():
-                tensor.copy_(values[name])
+                tensor.copy_(copied(np.asarray(state[name])))
 
     def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
         """As `Compute.unsupported_reason`; takes Keras losses, and says what to use instead of Keras optimizers."""
@@ -105,7 +99,7 @@ class TorchCompute(TorchPlacement, Compute):
         from anyaccel_torch import keras
 
         if isinstance(recipe, Loss):
-            return "" if keras.is_loss(recipe.own) else reason
+            return "" if keras.library().is_loss(recipe.own) else reason
         if not keras.is_optimizer(recipe.own):
             return reason
         return f"{reason}; Keras optimizers update Keras variables only, and torch.optim has most of them too"
@@ -120,23 +114,21 @@ class TorchCompute(TorchPlacement, Compute):
 def _check_built(model: torch.nn.Module, named: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     from torch.nn.parameter import is_lazy
 
+    from anyaccel.adapter.state_check import not_built_error
     from anyaccel_torch import keras
     from anyaccel_torch.shape_inference import unbuilt
 
     if unbuilt(model) or keras.unbuilt(model) or any(is_lazy(tensor) for tensor in named.values()):
-        raise StateError(
-            f"{type(model).__name__} has no parameters yet: the shapes of its inputs are not known",
-            hint="build the graph it is in, or call it once with a batch",
-        )
+        raise not_built_error(model)
     return named
 
 
 def _named_state(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
     """Parameters and buffers by their names in a state; shared ones once."""
+    from anyaccel.adapter.state_check import state_names
     from anyaccel_torch.module_state import buffers, parameters
 
-    named = {f"parameters/{name}": tensor for name, tensor in parameters(model).items()}
-    return _check_built(model, {**named, **{f"buffers/{name}": tensor for name, tensor in buffers(model).items()}})
+    return _check_built(model, state_names(parameters(model), buffers(model)))
 
 
 def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
@@ -148,24 +140,3 @@ def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
             hint="convert the model before saving, with model.float(), and back after loading",
         ) from error
     return host
-
-
-def _check_names(state: Mapping[str, np.ndarray], named: Mapping[str, torch.Tensor]) -> None:
-    missing, unknown = [name for name in named if name not in state], [name for name in state if name not in named]
-    if missing or unknown:
-        parts = [f"lacks {', '.join(missing)}"] if missing else []
-        parts += [f"has {', '.join(unknown)}, which the model does not have"] if unknown else []
-        raise StateError(
-            f"the state {' and '.join(parts)}",
-            available=", ".join(named) or "a model without values",
-            hint="load the state of a model with the same layers",
-        )
-
-
-def _check_value(name: str, value: torch.Tensor, tensor: torch.Tensor) -> None:
-    if value.shape != tensor.shape or value.dtype != tensor.dtype:
-        given, wanted = (f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (value, tensor))
-        raise StateError(
-            f"{name} is {given} in the state and {wanted} in the model",
-            hint="load the state of a model of the same sizes and dtype",
-        )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 from typing import TYPE_CHECKING
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.host_memory import host_memory
 from anyaccel_torch.error_translation import first_line
 
 if TYPE_CHECKING:
@@ -22,8 +20,9 @@ def describe(device: torch.device) -> DeviceInfo:
     import torch
 
     if device.type == "cpu":
-        name = platform.processor() or platform.machine() or "cpu"
-        return DeviceInfo(name, memory_space="host", total_memory=host_memory().total)
+        from anyaccel.adapter.device_description import cpu_info
+
+        return cpu_info()
     properties = torch.get_device_module(device).get_device_properties(device.index)
     vendor = {"cuda": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}.get(device.type, "")
     uuid = str(getattr(properties, "uuid", "")).lower()

@@ -29,7 +29,7 @@ class TorchExchange(TorchPlacement, Exchange):
             return host.to(self.torch_device(device), non_blocking=pinned and host.is_pinned())
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """As `Exchange.from_host_owned`; on the CPU the tensor shares the array's memory if it is writable and dense."""
+        """As `Exchange.from_host_owned`; on the CPU it shares the memory of a writable, dense array."""
         if self.torch_device(device).type != "cpu" or not is_own(array):
             return self.from_host(array, device)
         tensor = shared(array)

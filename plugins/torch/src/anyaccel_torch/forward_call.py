@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyaccel.errors import ShapeError
+from anyaccel.adapter.model_outputs import output_tuple
+from anyaccel.specs import Loss
 from anyaccel_torch import keras
 
 Call = Callable[..., Any]
@@ -32,17 +32,7 @@ def output_tensors(result: Any) -> tuple[Tensor, ...]:
     Raises:
         ShapeError: it returned something else.
     """
-    if isinstance(result, Tensor):
-        return (result,)
-    items = tuple(result.values()) if isinstance(result, Mapping) else result
-    if isinstance(items, (tuple, list)) and items and all(isinstance(item, Tensor) for item in items):
-        return tuple(items)
-    kinds = ", ".join(type(item).__name__ for item in items) if isinstance(items, (tuple, list)) else "no tensor"
-    raise ShapeError(
-        f"the model returns a {type(result).__name__} of {kinds or 'nothing'}, which cannot be a node's output",
-        available="a tensor, or a tuple, list or dict of tensors",
-        hint="wrap it in a module that returns only the tensors wanted",
-    )
+    return output_tuple(result, Tensor)
 
 
 def bind_call(model: Any, device: torch.device, n_inputs: int) -> Call:
@@ -55,9 +45,10 @@ def bind_call(model: Any, device: torch.device, n_inputs: int) -> Call:
     layers = keras.outermost(model) if isinstance(model, nn.Module) else []
     if not layers:
         return model  # type: ignore[no-any-return]
-    is_layer = keras.is_layer(model)
-    layer, pack = (model, _packing(model, n_inputs)) if is_layer else (_frame(model, layers), _separately)
-    keras_device, device_name = keras.loaded().device, str(device)
+    library = keras.library()
+    layer = model if library.is_layer(model) else _frame(model, layers)
+    pack = library.packing(layer, n_inputs)
+    keras_device, device_name = library.module.device, str(device)
 
     def call(*inputs: Tensor) -> Any:
         training = model.training
@@ -69,33 +60,12 @@ def bind_call(model: Any, device: torch.device, n_inputs: int) -> Call:
     return call
 
 
-def _separately(inputs: Sequence[Tensor]) -> Sequence[Any]:
-    return inputs
-
-
-def _as_list(inputs: Sequence[Tensor]) -> Sequence[Any]:
-    return [list(inputs)]
-
-
-def _packing(layer: Any, n_inputs: int) -> Callable[[Sequence[Tensor]], Sequence[Any]]:
-    """How inputs become the positional arguments of a Keras layer; for a functional model, as its `inputs`."""
-    if keras.is_functional(layer):
-        tree, structure = keras.loaded().tree, layer.input
-        return lambda inputs: [tree.pack_sequence_as(structure, list(inputs))]
-    parameters = inspect.signature(layer.call).parameters.values()
-    if n_inputs == 1 or any(each.kind is each.VAR_POSITIONAL for each in parameters):
-        return _separately
-    positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    tensors = [name for name in positional if name not in ("training", "mask")]
-    return _separately if len(tensors) >= n_inputs else _as_list
-
-
 def _frame(module: nn.Module, layers: list[Any]) -> Any:
     """A Keras layer that calls a module, so that `training` holds for every Keras layer called inside.
 
     An argument that the module itself passes to a layer goes first, as in Keras.
     """
-    frame = _frame_class(keras.loaded().Layer)(name=type(module).__name__, dtype="float32", autocast=False)
+    frame = _frame_class(keras.library().module.Layer)(name=type(module).__name__, dtype="float32", autocast=False)
     frame.run = lambda *inputs: module(*inputs)  # a function hides the module, which Keras would wrap
     frame.layers_inside = layers  # so that the losses that they add are collected, and reset at the next call
     frame.built = True
@@ -135,13 +105,19 @@ def _with_losses(outputs: tuple[Tensor, ...], added: Sequence[Tensor]) -> tuple[
     return tuple(carrying.get(i, output) for i, output in enumerate(outputs))
 
 
-def keras_loss(own: Any, device: torch.device) -> Call:
-    """A Keras loss as a function of outputs and targets that returns a scalar."""
-    keras_device, device_name = keras.loaded().device, str(device)
+def keras_loss(loss: Loss, device: torch.device) -> Call:
+    """A Keras loss as a function of outputs and targets that returns a scalar, and never broadcasts.
 
-    def mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    Raises:
+        SpecError: a class that does not take its keywords.
+    """
+    library = keras.library()
+    mean = library.loss_function(loss, lambda result: result.mean() if result.ndim else result)
+    keras_device, device_name = library.module.device, str(device)
+
+    def compute(outputs: Tensor, targets: Tensor) -> Tensor:
         with keras_device(device_name):
-            result: Tensor = own(targets, outputs)  # Keras takes targets first, and may return one number a sample
-        return result.mean() if result.ndim else result
+            result: Tensor = mean(outputs, targets)
+        return result
 
-    return mean
+    return compute

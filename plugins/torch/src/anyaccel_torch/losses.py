@@ -146,9 +146,8 @@ _ELEMENTWISE_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 
 
 def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLoss:
-    own = _created(term)
-    if keras.is_loss(own):
-        own = keras_loss(own, device)
+    is_keras = keras.library().is_loss(term.loss.own)
+    own = keras_loss(term.loss, device) if is_keras else _created(term)
     module = own.to(device) if isinstance(own, nn.Module) else None
     is_elementwise = isinstance(own, _ELEMENTWISE) or any(own is function for function in _ELEMENTWISE_FUNCTIONS)
     checked = len(slots) == 2 and is_elementwise

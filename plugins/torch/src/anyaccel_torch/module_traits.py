@@ -45,8 +45,8 @@ def data_format(model: nn.Module) -> tuple[str, str]:
     """
     if isinstance(model, SequentialCNN):
         return "channels_first", ""
-    if keras.is_layer(model):
-        return keras.data_format(model)
+    if keras.library().is_layer(model):
+        return keras.library().data_format(model)
     layers = [layer for layer in _flat(model) if not _is_elementwise(layer)]
     first, last = (
         "channels_first" if end and isinstance(end[0], _SPATIAL) else "" for end in (layers[:1], layers[-1:])

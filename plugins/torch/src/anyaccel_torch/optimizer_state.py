@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyaccel.adapter.nested import map_items
 from anyaccel.segment import NodeState
-from anyaccel_torch.tree_utils import map_items
 
 TORCH_SLOTS = {"velocity": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}
 """torch's names for the slots of named optimizers."""

@@ -11,7 +11,7 @@ from anyaccel.device import Device
 from anyaccel_torch.device_info import describe, unavailable_reason
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.host_transfer import copied_async
-from anyaccel_torch.tree_utils import check_dtypes, map_items, tensors_in
+from anyaccel_torch.tree_utils import check_dtypes, tensors_in
 
 
 class TorchPlacement(Backend):
@@ -62,6 +62,10 @@ class TorchPlacement(Backend):
 
         return torch.device(self.device_string(device))
 
+    def native_device(self, device: Device) -> Any:
+        """As `Backend.native_device`: a `torch.device`."""
+        return self.torch_device(device)
+
     def device_of(self, obj: Any) -> Device | None:
         """Device of the first tensor in a tensor, module, optimizer or container; None if it holds none."""
         first = next(tensors_in(obj), None)
@@ -74,6 +78,8 @@ class TorchPlacement(Backend):
 
             return place_state(obj)
         if not hasattr(obj, "to"):
+            from anyaccel.adapter.nested import map_items
+
             return map_items(obj, lambda item: self.place(item, device))
         check_dtypes(obj, device, self.unsupported_dtypes)
         if hasattr(obj, "modules"):

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from anyaccel import rng
+from anyaccel.adapter.model_outputs import input_error, input_hint, probe_output_specs
 from anyaccel.errors import AnyaccelError, ShapeError
 from anyaccel.segment import TensorSpec
 from anyaccel_torch import keras
-from anyaccel_torch.builtin_models import FromRecipe
+from anyaccel_torch.builtin_models import BuiltinModel
 from anyaccel_torch.error_translation import first_line, translate_errors
 from anyaccel_torch.forward_call import bind_call, force_eager, output_tensors
 from anyaccel_torch.module_state import parameters
@@ -34,19 +35,17 @@ def infer(model: nn.Module, inputs: Sequence[TensorSpec], seed: int) -> tuple[Te
         ShapeError: the model does not take the inputs, returns no tensors, or does not keep the batch as first axis.
     """
     _build(model, inputs, seed)
-    runs = {batch: _outputs(model, inputs, batch) for batch in (2, 3)}
-    for batch, outputs in runs.items():
-        for output in outputs:
-            if output.ndim < 1 or output.shape[0] != batch:
-                raise _no_batch_axis(model, output, batch)
-    first, second = (tuple(map(_spec, outputs)) for outputs in runs.values())
-    if first != second:
-        raise _batch_dependent(model, first, second)
-    return first
+    return probe_output_specs(
+        type(model).__name__,
+        lambda batch: _outputs(model, inputs, batch),
+        lambda output: TensorSpec(tuple(output.shape[1:]), dtype_name(output.dtype)),
+        hint="keep the batch first in the model's forward (batch_first=True for recurrent layers and attention)",
+    )
 
 
-def _spec(output: Tensor) -> TensorSpec:
-    return TensorSpec(tuple(output.shape[1:]), dtype_name(output.dtype))
+def tensor_spec(tensor: Tensor) -> TensorSpec:
+    """The whole shape and the dtype of a tensor."""
+    return TensorSpec(tuple(tensor.shape), dtype_name(tensor.dtype))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -59,18 +58,18 @@ def input_dtype(model: nn.Module) -> str | None:
     for parameter in parameters(model).values():
         if parameter.is_floating_point():
             return dtype_name(parameter.dtype)
-    dtypes = (part.recipe.dtype for part in model.modules() if isinstance(part, FromRecipe))
+    dtypes = (part.spec.dtype for part in model.modules() if isinstance(part, BuiltinModel))
     return next(dtypes, None) or keras.unbuilt_dtype(model)
 
 
-def unbuilt(model: nn.Module) -> dict[str, FromRecipe]:
+def unbuilt(model: nn.Module) -> dict[str, BuiltinModel]:
     """Built-in models without parameters yet that are parts of a module, by name."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, FromRecipe) and not part.is_built}
+    return {name: part for name, part in model.named_modules() if isinstance(part, BuiltinModel) and not part.is_built}
 
 
 def _build(model: nn.Module, inputs: Sequence[TensorSpec], seed: int) -> None:
     """Initialize unbuilt parameters: of built-in models from their spec, of torch and Keras by a batch of zeros."""
-    if isinstance(model, FromRecipe):
+    if isinstance(model, BuiltinModel):
         model.build([spec.shape for spec in inputs], seed)
         return
     inner = unbuilt(model)
@@ -87,7 +86,7 @@ def _build(model: nn.Module, inputs: Sequence[TensorSpec], seed: int) -> None:
 
 
 def _build_hook(seed: int) -> Any:
-    def build(module: FromRecipe, inputs: tuple[Tensor, ...]) -> None:
+    def build(module: BuiltinModel, inputs: tuple[Tensor, ...]) -> None:
         module.build([tensor.shape[1:] for tensor in inputs], seed, inputs[0].device)
 
     return build
@@ -134,36 +133,12 @@ def _zeros(spec: TensorSpec, batch: int, device: torch.device) -> Tensor:
     return torch.zeros(batch, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
 
 
-# -- errors ----------------------------------------------------------------------------------------------------------
-
-
 def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -> ShapeError:
-    wanted = input_dtype(model)
-    other = next((spec.dtype for spec in inputs if wanted not in (None, spec.dtype)), None)
-    hint = "correct the sizes of the model, or its inputs"
-    if any(spec.shape == () for spec in inputs):
-        hint = "a column of single numbers arrives as [batch]: store it as [n, 1] if the model wants [batch, 1]"
-    elif not isinstance(error, RuntimeError) and not (keras.outermost(model) and isinstance(error, ValueError)):
-        hint = "fix the model's forward; the full traceback is above"
-    elif other is not None and "int" in other:
-        hint = f"cast the data: feature_set.cast({{...: {wanted!r}}}, keep_splits=True)"
-    elif other is not None:
-        hint = f"give {wanted} inputs if the dtype is the problem, or convert the model: model.to(torch.{other})"
-    specs = " and ".join(map(str, inputs)) or "no input"
-    return ShapeError(f"{type(model).__name__} does not take {specs} per sample: {first_line(error)}", hint=hint)
-
-
-def _no_batch_axis(model: nn.Module, output: Tensor, batch: int) -> ShapeError:
-    return ShapeError(
-        f"{type(model).__name__} gives shape {list(output.shape)} for a batch of {batch}; "
-        "the first axis of every output must be the batch",
-        hint="keep the batch first in the model's forward (batch_first=True for recurrent layers and attention)",
+    is_keras_refusal = isinstance(error, ValueError) and bool(keras.outermost(model))
+    hint = input_hint(
+        inputs,
+        is_code_error=not isinstance(error, RuntimeError) and not is_keras_refusal,
+        dtype=input_dtype(model),
+        convert="convert the model: model.to(torch.{dtype})",
     )
-
-
-def _batch_dependent(model: nn.Module, first: Sequence[TensorSpec], second: Sequence[TensorSpec]) -> ShapeError:
-    shown = [", ".join(map(str, specs)) for specs in (first, second)]
-    return ShapeError(
-        f"{type(model).__name__} gives {shown[0]} per sample for a batch of 2 and {shown[1]} for a batch of 3",
-        hint="make the output shape per sample independent of the batch size in the model's forward",
-    )
+    return input_error(type(model).__name__, inputs, first_line(error), hint)

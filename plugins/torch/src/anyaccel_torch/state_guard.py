@@ -102,7 +102,7 @@ class RandomState:
 
 def seed_generators(devices: Iterable[torch.device], key: int, seed_states: Sequence[nn.Parameter] = ()) -> None:
     """Seed the generators of the CPU and of `devices`, and Keras's `seed_states`, from a 64-bit key."""
-    keras.draw(seed_states, key)
+    keras.set_seeds(seed_states, key)
     for device in _with_generator(devices):
         _set_generator_state(device, torch.Generator(device).manual_seed(key).get_state())
 

@@ -1,8 +1,8 @@
-"""Nested containers of torch objects: their tensors, and the same container with other leaves."""
+"""The tensors in nested containers of torch objects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -22,20 +22,6 @@ def tensors_in(obj: Any) -> Iterator[Any]:
     elif isinstance(obj, (Mapping, list, tuple)):
         for item in obj.values() if isinstance(obj, Mapping) else obj:
             yield from tensors_in(item)
-
-
-def map_items(obj: Any, fn: Callable[[Any], Any]) -> Any:
-    """A dict, list, tuple or named tuple with `fn` applied to its items; the same object if no item changed."""
-    if not isinstance(obj, (Mapping, list, tuple)):
-        return obj
-    before = list(obj.values() if isinstance(obj, Mapping) else obj)
-    after = [fn(item) for item in before]
-    if all(new is old for new, old in zip(after, before, strict=True)):
-        return obj
-    if hasattr(obj, "_make"):
-        return obj._make(after)
-    make: Callable[[Any], Any] = type(obj)
-    return make(zip(obj, after, strict=True) if isinstance(obj, Mapping) else after)
 
 
 def check_dtypes(obj: Any, device: object, unsupported: frozenset[str]) -> None:

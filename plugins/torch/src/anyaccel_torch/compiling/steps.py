@@ -138,7 +138,9 @@ def _check_supported(request: CompileRequest, batch: int, n_microbatches: int) -
             available="sgd, momentum, adam, adamw",
             hint="use an available name, or set compile='off'",
         )
-    if keras.outermost(request.module) or any(keras.is_loss(term.loss.own) for term in request.segment.losses):
+    if keras.outermost(request.module) or any(
+        keras.library().is_loss(term.loss.own) for term in request.segment.losses
+    ):
         raise CompileError(
             "steps with Keras layers or losses on torch cannot be compiled", hint="use torch's own, or compile='off'"
         )
