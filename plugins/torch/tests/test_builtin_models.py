@@ -155,7 +155,7 @@ def test_a_built_cnn_takes_images_of_other_sizes_only_where_its_weights_fit() ->
     model.build([(1, 9, 11)], seed=99)
     assert model.head.weight is weight
     with pytest.raises(
-        ShapeError, match=r"inputs of shapes \[1, 16, 8\]\. Available: it is built for \[1, 8, 8\]\. To"
+        ShapeError, match=r"inputs of shapes \[1, 16, 8\]\. Available: it is built for \[1, 8, 8\]\. Hint"
     ):
         model.build([(1, 16, 8)], 0)
 

@@ -104,9 +104,9 @@ def test_infer_tells_what_torch_says_and_which_dtype(backend: TorchBackend) -> N
     with pytest.raises(ShapeError) as caught:
         backend.infer(nn.Linear(3, 2), [spec(3, dtype="float64")], 0)
     assert str(caught.value) == (
-        "Linear does not take float64[3] per sample. "
+        "Linear does not accept float64[3] per sample. "
         "Available: mat1 and mat2 must have the same dtype, but got Double and Float. Hint: "
-        "give float32 inputs if the dtype is in the way, or convert the model: model.to(torch.float64)."
+        "provide float32 inputs if the dtype is the problem, or convert the model: model.to(torch.float64)."
     )
     with pytest.raises(ShapeError, match=r"float32\[4\] per sample.*\(2x4 and 3x2\).*Hint: correct the sizes"):
         backend.infer(nn.Linear(3, 2), [spec(4)], 0)
@@ -117,13 +117,13 @@ def test_infer_tells_what_torch_says_and_which_dtype(backend: TorchBackend) -> N
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: x.sum(0), r"gives shape \[3\] for a batch of 2\. Available: the first axis.*Hint: keep the batch"),
-        (lambda x: x.sum(), r"gives shape \[\] for a batch of 2"),
-        (lambda x: x[:1], r"gives shape \[1, 3\] for a batch of 2"),
-        (lambda x: x @ x.T, r"gives float32\[2\] per sample for a batch of 2 and float32\[3\] for a batch of 3"),
-        (lambda x: (x, (x, x)), r"gives a tuple of Tensor, tuple, which is no output.*Hint: wrap it"),
-        (lambda x: 3, r"gives a int of no tensor, which is no output of a node"),
-        (lambda x: (), r"gives a tuple of nothing, which is no output"),
+        (lambda x: x.sum(0), r"returns shape \[3\] for a batch of 2\. Available: the first axis.*Hint: keep the batch"),
+        (lambda x: x.sum(), r"returns shape \[\] for a batch of 2"),
+        (lambda x: x[:1], r"returns shape \[1, 3\] for a batch of 2"),
+        (lambda x: x @ x.T, r"returns float32\[2\] per sample for a batch of 2, but float32\[3\] for a batch of 3"),
+        (lambda x: (x, (x, x)), r"returned a tuple of Tensor, tuple, which cannot be the output of a node.*Hint: wrap"),
+        (lambda x: 3, r"returned a int, which cannot be the output"),
+        (lambda x: (), r"returned a tuple of nothing, which cannot be the output"),
     ],
 )
 def test_outputs_that_cannot_be(backend: TorchBackend, function: Any, message: str) -> None:
@@ -219,13 +219,16 @@ def test_load_state_writes_in_place(backend: TorchBackend) -> None:
     ("change", "message"),
     [
         ({"parameters/0.bias": None}, r"the state lacks parameters/0\.bias\. Available: the model has parameters/0"),
-        ({"buffers/x": np.zeros(1)}, r"the state has buffers/x, which the model has not.*Hint: load the state"),
+        ({"buffers/x": np.zeros(1)}, r"the state has buffers/x, which the model does not have.*Hint: load the state"),
         (
             {"parameters/0.bias": np.zeros(3, "f4")},
             r"parameters/0\.bias in the state is float32\[3\]\. Available: .*\[2\]",
         ),
-        ({"parameters/0.bias": np.zeros(2)}, r"is float64\[2\]\. Available: the model's is float32\[2\]"),
-        ({"parameters/0.bias": np.zeros(2, "U1")}, r"the state cannot be loaded: torch has no dtype"),
+        (
+            {"parameters/0.bias": np.zeros(2)},
+            r"is float64\[2\]\. Available: .* of the model is float32\[2\]",
+        ),
+        ({"parameters/0.bias": np.zeros(2, "U1")}, r"parameters/0\.bias in the state is str32\[2\]"),
     ],
 )
 def test_load_state_is_strict_and_whole(backend: TorchBackend, change: dict[str, Any], message: str) -> None:
@@ -239,5 +242,5 @@ def test_load_state_is_strict_and_whole(backend: TorchBackend, change: dict[str,
 
 
 def test_the_state_of_bfloat16_is_an_error(backend: TorchBackend) -> None:
-    with pytest.raises(StateError, match=r"parameters/weight is bfloat16, which NumPy lacks.*Hint: convert the model"):
+    with pytest.raises(StateError, match=r"weight has dtype bfloat16, which NumPy lacks.*Hint: convert the"):
         backend.state(nn.Linear(1, 1, dtype=torch.bfloat16))

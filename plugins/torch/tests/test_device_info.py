@@ -101,7 +101,7 @@ def test_device_info_of_the_cpu(backend: TorchBackend) -> None:
 )
 def test_device_string(backend: TorchBackend, device: Device, name: str) -> None:
     assert backend.device_string(device) == name
-    assert Device.parse(backend.torch_device(device)) == device
+    assert Device.parse(backend.native_device(device)) == device
 
 
 def test_another_chip_is_a_subclass() -> None:

@@ -137,7 +137,7 @@ class Refuses:
 
 @pytest.mark.parametrize(("foreign", "words"), [(Refuses(), "it requires gradients"), ([1.0], "invalid capsule")])
 def test_adopt_what_cannot_be_taken(backend: TorchBackend, foreign: Any, words: str) -> None:
-    with pytest.raises(MoveError, match=rf"cannot take over a .*Available: .*{words}.*Hint: .*from_host"):
+    with pytest.raises(MoveError, match=rf"cannot import a .*: .*{words}.*Hint: .*from_host"):
         backend.from_dlpack(foreign, CPU)
 
 

@@ -57,7 +57,7 @@ def test_names_of_a_model_with_attributes(backend: TorchBackend) -> None:
 
 def test_an_unbuilt_model_has_no_state(backend: TorchBackend) -> None:
     for ask in (backend.parameters, backend.state):
-        with pytest.raises(StateError, match=r"Sequential has no parameters yet.*build the graph it is in"):
+        with pytest.raises(StateError, match=r"Sequential has no parameters yet.*build the graph that contains it"):
             ask(everything())
 
 
@@ -119,7 +119,7 @@ def test_several_inputs_and_outputs_by_name(backend: TorchBackend) -> None:
     assert torch.equal(q, torch.cat([b, a], 1))
     torch.testing.assert_close(p, (b @ dense.kernel.value + dense.bias.value).detach())
     assert backend.mutates_inputs(model, given) is False
-    with pytest.raises(ShapeError, match="Functional does not take"):
+    with pytest.raises(ShapeError, match="Functional does not accept"):
         backend.infer(model, given[:1], 0)
 
 

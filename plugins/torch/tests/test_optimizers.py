@@ -258,7 +258,9 @@ def test_b2_the_step_of_an_installed_state_is_where_torch_wants_it() -> None:
     run(group, named, 1, 1)
     assert group.states(copies=True)["a"].step == 5
     moved = {"w": nn.Parameter(torch.zeros(3, 2, device="meta"))}
-    kept = group_of(Optimizer(torch.optim.RMSprop, lr=0.1), moved, NodeState(4, slots)).snapshot().state[moved["w"]]
+    snapshot = group_of(Optimizer(torch.optim.RMSprop, lr=0.1), moved, NodeState(4, slots)).snapshot().optimizer
+    assert snapshot is not None
+    kept = snapshot.state[moved["w"]]
     assert kept["square_avg"].is_meta and kept["step"].device.type == "cpu" and kept["step"].item() == 4
 
 
@@ -311,14 +313,17 @@ class NeedsClosure(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (Optimizer(dict), r"dict is not an optimizer of torch\. Available: names: sgd, .*Hint: use one"),
-        (Optimizer(torch.optim.LBFGS), r"LBFGS wants to compute the loss itself.*Hint: use another"),
-        (Optimizer(NeedsClosure), r"NeedsClosure wants to compute the loss itself"),
+        (Optimizer(dict), r"dict is not an optimizer of torch\. Available: sgd, .*Hint: use one"),
+        (Optimizer(torch.optim.LBFGS), r"LBFGS needs a closure that computes the loss.*Hint: use another"),
+        (Optimizer(NeedsClosure), r"NeedsClosure needs a closure that computes the loss"),
         (
             Optimizer(torch.optim.RMSprop, speed=1),
-            r"RMSprop cannot be made: .*'speed'.*Available: settings lr, speed\. To do",
+            r"RMSprop cannot be created with settings lr, speed: .*'speed'",
         ),
-        (Optimizer(torch.optim.RMSprop, alpha=-1), r"RMSprop cannot be made: Invalid alpha value: -1"),
+        (
+            Optimizer(torch.optim.RMSprop, alpha=-1),
+            r"RMSprop .* settings lr, alpha: Invalid alpha value: -1",
+        ),
     ],
 )
 def test_recipes_that_cannot_be_made(recipe: Optimizer, message: str) -> None:

@@ -51,8 +51,8 @@ def test_a_module_that_writes_for_some_batches_only_is_told() -> None:
     with pytest.raises(PhaseError) as caught:
         program.forward((torch.full((2, 4), 3.0), target))
     assert str(caught.value) == (
-        "a module of segment 's' has written to its input 'x', and did not on the first batch: others may read that "
-        "memory. Hint: let it write to a copy: x = x.clone()."
+        "a module of segment 's' has written to its input 'x', which it did not do in the first batch; others may read "
+        "that memory. Hint: copy the input before writing to it: x = x.clone()."
     )
 
 

@@ -27,7 +27,16 @@ from anyaccel.errors import DeviceMismatchError
 from anyaccel.specs import Optimizer
 from anyaccel.testing import ComputeTests, ExchangeTests, SteppingTests
 from anyaccel.testing.harness import Bench
-from anyaccel_torch import TorchBackend, forward_plan, losses, optimizers, program, simulated, state_guard
+from anyaccel_torch import (
+    TorchBackend,
+    forward_plan,
+    losses,
+    optimizer_state,
+    optimizers,
+    program,
+    simulated,
+    state_guard,
+)
 from anyaccel_torch.simulated.backend import SimulatedBackend
 
 simulated.start(2)
@@ -45,9 +54,9 @@ class LeavesBuffers:
 
 
 class OrdersOnTheHost:
-    """`rows` brings the order to the host, where it came from."""
+    """`gather_rows` brings the order to the host, where it came from."""
 
-    def rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         return column[start:stop] if order is None else column.index_select(0, order[start:stop].cpu())
 
 
@@ -59,21 +68,21 @@ class NeverBack:
 
 
 def states_on_the_host(patch: pytest.MonkeyPatch) -> None:
-    fill = optimizers.GroupOptimizer._fill
+    load_slots = optimizers.load_slots
 
-    def left(self: Any, optimizer: Any, parameter: Any, step: int, slots: Any) -> None:
-        fill(self, optimizer, parameter, step, slots)
+    def load_on_host(optimizer: Any, parameter: Any, *rest: Any) -> None:
+        load_slots(optimizer, parameter, *rest)
         state = optimizer.state[parameter]
         state.update({key: value.cpu() for key, value in state.items()})
 
-    patch.setattr(optimizers.GroupOptimizer, "_fill", left)
+    patch.setattr(optimizers, "load_slots", load_on_host)
 
 
 def no_hops(patch: pytest.MonkeyPatch) -> None:
     def stays(source: int, target: int, device: torch.device) -> Callable[[list[Any]], None]:
         return lambda values: values.__setitem__(target, values[source])
 
-    patch.setattr(forward_plan, "_hop", stays)
+    patch.setattr(forward_plan, "_transfer", stays)
 
 
 def weights_on_the_host(patch: pytest.MonkeyPatch) -> None:
@@ -81,21 +90,21 @@ def weights_on_the_host(patch: pytest.MonkeyPatch) -> None:
 
 
 def seeds_the_cpu_only(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(state_guard, "_drawing", lambda devices: {torch.device("cpu")})
+    patch.setattr(state_guard, "_with_generator", lambda devices: {torch.device("cpu")})
 
 
 def losses_on_the_host(patch: pytest.MonkeyPatch) -> None:
-    stacked = program.TorchProgram._stacked
-    patch.setattr(program.TorchProgram, "_stacked", lambda self, found: stacked(self, found).cpu())
+    loss_table = program.TorchProgram._loss_table
+    patch.setattr(program.TorchProgram, "_loss_table", lambda self, losses: loss_table(self, losses).cpu())
 
 
 def snapshots_on_the_host(patch: pytest.MonkeyPatch) -> None:
-    copied = optimizers._copied
+    copied = optimizer_state.copied_state
 
     def there(state: Any) -> Any:
         return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in copied(state).items()}
 
-    patch.setattr(optimizers, "_copied", there)
+    patch.setattr(optimizer_state, "copied_state", there)
 
 
 Fault = type | Callable[[pytest.MonkeyPatch], None]
@@ -123,7 +132,7 @@ FAULTS: dict[str, tuple[Fault, Callable[..., None], type[Exception], str]] = {
         states_on_the_host,
         ComputeTests.test_training_goes_on_where_it_ended,
         DeviceMismatchError,
-        rf"an optimizer step of segment 'segment': tensors of several devices .*{MIXED}",
+        rf"an optimizer step of segment 'segment': an operation was given tensors on several devices: .*{MIXED}",
     ),
     "a loop mixes devices": (
         no_hops,

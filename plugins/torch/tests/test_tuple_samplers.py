@@ -35,17 +35,17 @@ def towers(source: aa.FeatureSet, *streams: str | None) -> tuple[aa.ModelGraph, 
 def by_hand(model: nn.Module, source: aa.FeatureSet, sampler: Any, loss: Any, epochs: int) -> list[float]:
     """The same in plain torch; `loss` is called with outputs and rows of each stream."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    x, draws, found = torch.tensor(source.array("x")), sampler.draws({"data": source}), []
+    x, drawn, found = torch.tensor(source.array("x")), sampler.epoch_orders({"data": source}), []
     for epoch in range(epochs):
         total = 0.0
-        orders = [torch.tensor(order) for order in sampler.mixed(draws, epoch)]
+        orders = [torch.tensor(order) for order in sampler.shuffled(drawn, epoch)]
         for rows in zip(*(order.split(sampler.batch_size) for order in orders), strict=True):
             optimizer.zero_grad()
             value = loss([model(x[one]) for one in rows], rows)
             value.backward()
             optimizer.step()
             total += value.item() * len(rows[0])
-        found.append(total / draws.n)
+        found.append(total / drawn.n)
     return found
 
 

@@ -67,7 +67,7 @@ class TorchCompute(TorchPlacement, Compute):
         from anyaccel_torch.program import TorchProgram
 
         with translate_errors(f"the program of segment {segment.label!r}, with its optimizer state"):
-            return TorchProgram(segment, self.torch_device)
+            return TorchProgram(segment, self.native_device)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`; without buffers that the module does not save (`persistent=False`).

@@ -26,11 +26,11 @@ class TorchExchange(TorchPlacement, Exchange):
             pinned = pinned and device.kind in self.pinned_kinds
             host = copied(array, pinned=pinned)
             check_dtypes(host, device, self.unsupported_dtypes)
-            return host.to(self.torch_device(device), non_blocking=pinned and host.is_pinned())
+            return host.to(self.native_device(device), non_blocking=pinned and host.is_pinned())
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
         """As `Exchange.from_host_owned`; on the CPU it shares the memory of a writable, dense array."""
-        if self.torch_device(device).type != "cpu" or not is_own(array):
+        if self.native_device(device).type != "cpu" or not is_own(array):
             return self.from_host(array, device)
         tensor = shared(array)
         check_dtypes(tensor, device, self.unsupported_dtypes)
@@ -43,7 +43,7 @@ class TorchExchange(TorchPlacement, Exchange):
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
         """As `Exchange.copy_async`; page-locked memory is copied by a stream of its own, other memory at once."""
-        target = self.torch_device(device)
+        target = self.native_device(device)
         if (
             device.kind not in self.pinned_kinds
             or not is_dense(array)

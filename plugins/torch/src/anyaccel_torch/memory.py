@@ -13,7 +13,7 @@ class TorchMemory(TorchPlacement, Memory):
 
     def memory(self, device: Device) -> MemoryInfo:
         """As `Memory.memory`; memory that torch only caches counts as not free."""
-        target = None if device.kind == "cpu" else self.torch_device(device)
+        target = None if device.kind == "cpu" else self.native_device(device)
         if target is None or target.type == "cpu":  # a derived backend may compute a kind of its own on the CPU
             total, free = host_memory()
             return MemoryInfo(total, free, used=0, peak=0)
@@ -30,4 +30,4 @@ class TorchMemory(TorchPlacement, Memory):
         if device.kind != "cpu":
             import torch
 
-            torch.get_device_module(self.torch_device(device)).empty_cache()
+            torch.get_device_module(self.native_device(device)).empty_cache()

@@ -15,20 +15,14 @@ from anyaccel_torch.tree_utils import check_dtypes, tensors_in
 
 
 class TorchPlacement(Backend):
-    """Placement over torch's devices. A subclass for another chip overrides the class attributes.
-
-    Attributes:
-        torch_types: torch's device type for a kind, where it is another word.
-        pinned_kinds: kinds that may be copied to from page-locked host memory.
-        unsupported_dtypes: dtypes that the devices cannot hold, by NumPy's names.
-    """
+    """Placement over torch's devices. A subclass for another chip overrides these attributes."""
 
     framework = "torch"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "xpu", "cpu")
     import_roots = ("torch",)
-    torch_types: ClassVar[Mapping[str, str]] = {"gpu": "cuda"}
-    pinned_kinds: ClassVar[frozenset[str]] = frozenset({"gpu", "xpu"})
-    unsupported_dtypes: ClassVar[frozenset[str]] = frozenset()
+    torch_types: ClassVar[Mapping[str, str]] = {"gpu": "cuda"}  # torch's device types that differ from the kind
+    pinned_kinds: ClassVar[frozenset[str]] = frozenset({"gpu", "xpu"})  # copied to from page-locked host memory
+    unsupported_dtypes: ClassVar[frozenset[str]] = frozenset()  # that its devices cannot hold, by NumPy's names
 
     def devices(self) -> Sequence[Device]:
         """As `Backend.devices`; GPUs are counted by NVML where it is installed, which does not initialize CUDA."""
@@ -38,8 +32,7 @@ class TorchPlacement(Backend):
         try:
             import torch
 
-            module = self.torch_types.get(kind, kind)
-            return 1 if kind == "cpu" else int(torch.get_device_module(module).device_count())
+            return 1 if kind == "cpu" else int(torch.get_device_module(self.torch_types.get(kind, kind)).device_count())
         except (Exception, SystemExit):  # whatever is broken, no device can be listed; `unavailable_reason` says why
             return 0
 
@@ -49,22 +42,18 @@ class TorchPlacement(Backend):
 
     def device_info(self, device: Device) -> DeviceInfo:
         """As `Backend.device_info`; an accelerator's memory space is its UUID, as nvidia-smi writes it for NVIDIA."""
-        return describe(self.torch_device(device))
+        return describe(self.native_device(device))
 
     def device_string(self, device: Device) -> str:
         """`"cuda:1"`, `"xpu:0"`, `"cpu"` (torch's `to` would copy a tensor on the CPU to `"cpu:0"`)."""
         word = self.torch_types.get(device.kind, device.kind)
         return word if word in ("cpu", "meta") and device.index == 0 else f"{word}:{device.index}"
 
-    def torch_device(self, device: Device) -> Any:
-        """The device as a `torch.device`."""
+    def native_device(self, device: Device) -> Any:
+        """As `Backend.native_device`: a `torch.device`."""
         import torch
 
         return torch.device(self.device_string(device))
-
-    def native_device(self, device: Device) -> Any:
-        """As `Backend.native_device`: a `torch.device`."""
-        return self.torch_device(device)
 
     def device_of(self, obj: Any) -> Device | None:
         """Device of the first tensor in a tensor, module, optimizer or container; None if it holds none."""
@@ -85,27 +74,27 @@ class TorchPlacement(Backend):
         if hasattr(obj, "modules"):
             from anyaccel_torch.module_state import move_keras_variables
 
-            move_keras_variables(obj, self.torch_device(device))
+            move_keras_variables(obj, self.native_device(device))
         with translate_errors(f"{type(obj).__name__} on {device}"):
-            return obj.to(self.torch_device(device))
+            return obj.to(self.native_device(device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
         """As `Backend.move`; pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""
         if not hasattr(tensor, "shape"):  # a module, a packed sequence, the named tuple of an operator
             return self.place(tensor, device)
         check_dtypes(tensor, device, self.unsupported_dtypes)
-        target = self.torch_device(device)
+        target = self.native_device(device)
         with translate_errors(f"a tensor of shape {list(tensor.shape)} on {device}"):
             pinned = pinned and device.kind in self.pinned_kinds and tensor.device.type == "cpu"
             return copied_async(tensor, target) if pinned else tensor.to(target)
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         """As `Backend.scope`; it slows every call of torch inside it, so keep it out of loops."""
-        return self.torch_device(device)  # type: ignore[no-any-return]
+        return self.native_device(device)  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:
         """As `Backend.synchronize`; nothing to wait for on the CPU."""
         if device.kind != "cpu":
             import torch
 
-            torch.accelerator.synchronize(self.torch_device(device))
+            torch.accelerator.synchronize(self.native_device(device))

@@ -32,20 +32,20 @@ class SimulatedBackend(TorchBackend):
         """As `Backend.unavailable_reason`: how many were started."""
         return unavailable_reason(device)
 
-    def torch_device(self, device: Device) -> Any:
-        """As `TorchPlacement.torch_device`; the first call registers the devices with torch."""
+    def native_device(self, device: Device) -> Any:
+        """As `Backend.native_device`; the first call registers the devices with torch."""
         if not self._registered:
             from anyaccel_torch.simulated.registration import register
 
             register()
             self._registered = True
-        return super().torch_device(device)
+        return super().native_device(device)
 
     def synchronize(self, device: Device) -> None:
         """As `Backend.synchronize`; counts a wait, though nothing is ever pending."""
         import torch
 
-        torch.get_device_module(self.torch_device(device)).synchronize(device.index)
+        torch.get_device_module(self.native_device(device)).synchronize(device.index)
 
 
 def add_to_registry() -> None:
