@@ -133,7 +133,7 @@ def test_off_offers_nothing_and_compiles_nothing(backend: TensorFlowBackend, seg
     columns, orders = resident(backend)
     program = backend.build(segment_of(Linear(), compile="off"))
     assert program.estimate_compile(100) is None
-    with pytest.raises(CompileError, match=r"segment 's' cannot be compiled\. .*built with compile='off'"):
+    with pytest.raises(CompileError, match=r"segment 's' cannot be compiled: .*built with compile='off'"):
         program.compile(columns, orders, 4)
 
 

@@ -64,7 +64,7 @@ class CompiledSegment:
 def compiled_segment(
     dataflow: SegmentDataflow, ops: TracedOps, flow: GradientFlow, optimizer: OptimizerStep, as_a_whole: bool
 ) -> CompiledSegment:
-    """The compiled functions of a segment; those of an earlier program of equal models and specs where there are any."""
+    """The compiled functions of a segment; those of an earlier program with equal models and specs if any."""
     shareable = ops.shareable()
     key = None if shareable is None else _cache_key(dataflow.segment, dataflow.layout, ops, as_a_whole)
     if shareable is None or key is None:

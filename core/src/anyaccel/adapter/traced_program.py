@@ -281,7 +281,7 @@ class TracedProgram(ArrayProgram):
         if self.untraceable_reason:
             return CompileError(f"{problem}: {self.untraceable_reason}")
         if self._traced.eager:
-            return CompileError(f"{problem}: it was built with compile='off'")
+            return CompileError(f"{problem}: the segment was built with compile='off'")
         if not self.segment.losses:
             return CompileError(f"{problem}: it has no loss")
         devices = ", ".join(sorted(map(str, devices_of(self.segment))))
