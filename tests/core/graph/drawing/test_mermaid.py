@@ -145,7 +145,7 @@ def test_the_plan_of_another_graph_is_refused(graph, table, mlp):
         "the plan of 'eval' belongs to the graph 'other', not to 'g'. Available: a, c, d. "
         "Hint: make a new plan with experiment.plan(phase)."
     )
-    with pytest.raises(GraphError, match="was given a plan of type str"):
+    with pytest.raises(GraphError, match="plan must be a Plan, got str"):
         graph.visualize(plan="train")
 
 
