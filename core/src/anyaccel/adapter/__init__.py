@@ -1,40 +1,60 @@
-"""The adapter: a whole `Program` for a framework that has a vjp and an array namespace, from one small class.
+"""The adapter: a complete `Program` for a framework, from one small class. It stands on the kernel alone.
 
-A plugin derives from `ArrayOps`, and its `Compute.build` returns `ArrayProgram(segment, ops)`. One whose framework
-differentiates and compiles whole functions derives from `TracedOps` instead, and gives a `TracedProgram`. The named
-losses and optimizers are computed here, by docs/reference/formulas.md. Arrays are never written to, so that a framework
-whose arrays cannot be written to fits as well as one whose arrays can.
+A plugin derives from `ArrayOps`, and its `Compute.build` returns `ArrayProgram(segment, ops)`. If the framework
+differentiates and compiles whole functions, it derives from `TracedOps` instead and returns a `TracedProgram`. Named
+losses and optimizers are computed here, by docs/reference/formulas.md. Arrays are never written to, so frameworks with
+immutable arrays work as well as others.
+
+- `ArrayOps`, `ArrayProgram`: a framework as array operations and a vjp of its models; a segment run with them.
+- `TracedOps`, `TracedProgram`: the same for a framework that traces; steps are compiled.
+- `VjpResult`, `LossResult`, `LossFunction`, `Function`: what models and losses give.
+- `StepFunction`, `StepLoop`, `StepCursor`, `DeviceScalars`: for `TracedOps.compile_steps`.
+- `UpdateRule`, `PerParameterRule`, `update_rule`: how optimizers update parameters.
+- `IdentityKey`, `attributes_key`: for `TracedOps.cache_key`.
+- `loss_function`, `cast`, `factor_on_device`, `scaled`: losses and factors over any `ArrayOps`.
+
+Further modules hold what plugins have in common: `model_specs` (the models that exist in every framework) and helpers
+for shapes, states, layers and devices.
 """
 
-from anyaccel.adapter.array_ops import Applied, ArrayOps, Function, Judged, LossFunction, cast, factor_on, scaled
+from anyaccel.adapter.array_ops import (
+    ArrayOps,
+    Function,
+    LossFunction,
+    LossResult,
+    VjpResult,
+    cast,
+    factor_on_device,
+    scaled,
+)
 from anyaccel.adapter.array_program import ArrayProgram
-from anyaccel.adapter.cache_key import Same, nature
+from anyaccel.adapter.cache_key import IdentityKey, attributes_key
 from anyaccel.adapter.losses import loss_function
-from anyaccel.adapter.optimizers import ElementwiseRule, Rule, rule
-from anyaccel.adapter.step_cursor import Course, Shelf
-from anyaccel.adapter.traced_ops import Body, Repeated, TracedOps
+from anyaccel.adapter.optimizers import PerParameterRule, UpdateRule, update_rule
+from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
+from anyaccel.adapter.traced_ops import StepFunction, StepLoop, TracedOps
 from anyaccel.adapter.traced_program import TracedProgram
 
 __all__ = [
-    "Applied",
     "ArrayOps",
     "ArrayProgram",
-    "Body",
-    "Course",
-    "ElementwiseRule",
+    "DeviceScalars",
     "Function",
-    "Judged",
+    "IdentityKey",
     "LossFunction",
-    "Repeated",
-    "Rule",
-    "Same",
-    "Shelf",
+    "LossResult",
+    "PerParameterRule",
+    "StepCursor",
+    "StepFunction",
+    "StepLoop",
     "TracedOps",
     "TracedProgram",
+    "UpdateRule",
+    "VjpResult",
+    "attributes_key",
     "cast",
-    "factor_on",
+    "factor_on_device",
     "loss_function",
-    "nature",
-    "rule",
     "scaled",
+    "update_rule",
 ]
