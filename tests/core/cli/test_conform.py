@@ -44,11 +44,11 @@ class OddSubject(Subject):
         return lambda: backend.new(0.0)
 
     @pytest.fixture
-    def tensor(self, backend):
+    def from_numpy(self, backend):
         return lambda array: backend.new(np.array(array))
 
     @pytest.fixture
-    def read(self):
+    def to_numpy(self):
         return lambda cell: np.array(cell.value)
 """
 

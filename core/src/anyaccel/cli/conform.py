@@ -16,7 +16,7 @@ from anyaccel.errors import CapabilityError, DeviceUnavailableError, PluginError
 from anyaccel.install_hints import install_line
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
-from anyaccel.testing.subject_discovery import canonical, published
+from anyaccel.testing.subject_discovery import canonical_name, published_subject
 
 NEEDED = ("pytest", "hypothesis")
 
@@ -33,7 +33,7 @@ def run(name: str, device: str | None, timeout: float, as_json: bool) -> int:
     for i in indices:
         backend = plugin.backends[i]
         with console(stderr=True).status(f"testing {backend.framework} on {', '.join(backend.kinds)} …"):
-            scores.append(_checked(tried(plugin.name, i, published(plugin, backend), where, timeout), backend, where))
+            scores.append(_checked(tried(plugin.name, i, published_subject(plugin, backend), where, timeout), backend, where))
     if as_json:
         print_json(_described(plugin, scores))
     else:
@@ -50,7 +50,7 @@ def find(name: str) -> Plugin:
     """
     there = registry().plugins
     plugin = next((one for one in there if one.name == name), None)
-    plugin = plugin or next((one for one in there if canonical(one.distribution) == canonical(name)), None)
+    plugin = plugin or next((one for one in there if canonical_name(one.distribution) == canonical_name(name)), None)
     if plugin is None:
         raise PluginError(
             f"no plugin called {name!r} is installed, and no distribution of that name has one",

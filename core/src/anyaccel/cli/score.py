@@ -16,7 +16,7 @@ from anyaccel.cli.console import print_line, print_table
 from anyaccel.device import Device
 from anyaccel.errors import PluginError
 
-CAPABILITIES = ("backend", "exchange", "compute", "stepping", "memory")
+CAPABILITIES = ("backend", "exchange", "compute", "multi_step", "memory")
 UNDECLARED = "is not declared"
 _COLUMNS = ("passed", "failed", "not_declared", "not_testable_here")
 _TESTS = """\
@@ -26,9 +26,9 @@ settings.register_profile("card", deadline=None, derandomize=True, database=None
 settings.load_profile("card")
 
 from anyaccel.testing import suite
-from anyaccel.testing.subject_discovery import chosen
+from anyaccel.testing.subject_discovery import select_subject
 
-globals().update(suite(chosen({plugin!r}, {index}, {subject!r}, {device!r})))
+globals().update(suite(select_subject({plugin!r}, {index}, {subject!r}, {device!r})))
 """
 # What a user has set for other runs of pytest, and plugins that are there for other tests, must not change the score.
 _SWITCHED_OFF = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
@@ -113,7 +113,7 @@ def _run(folder: Path, plugin: str, timeout: float) -> subprocess.CompletedProce
         "anyaccel.testing.pytest_plugin",
         "-p",
         "anyaccel.testing.json_report",
-        f"--anyaccel-card={folder / 'card'}",
+        f"--anyaccel-report={folder / 'card'}",
     ]
     try:
         return subprocess.run(
