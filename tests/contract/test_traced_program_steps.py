@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from anyaccel.adapter import TracedProgram
-from anyaccel.adapter.cache_key import Same, nature
-from anyaccel.adapter.compile_cache import KEPT, MOST
+from anyaccel.adapter.cache_key import IdentityKey, attributes_key
+from anyaccel.adapter.compile_cache import CACHE, MAX_SEGMENTS
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
 from anyaccel.numpy_backend import NumpyBackend
@@ -27,9 +27,9 @@ class CountedOps(TapedOps):
     def __init__(self, log=None):
         self.log = [] if log is None else log
 
-    def compiled(self, function):
+    def compile(self, function):
         self.log.append("compiled")
-        run = super().compiled(function)
+        run = super().compile(function)
 
         def counted(*given):
             self.log.append("called")
@@ -43,27 +43,27 @@ class UntraceableOps(CountedOps):
 
     error = TypeError("a value is wanted\nof what has none")
 
-    def compiled(self, function):
+    def compile(self, function):
         def refuse(*given):
             raise self.error
 
         return refuse
 
 
-class PatientOps(CountedOps):
+class EagerOps(CountedOps):
     """Stays uncompiled until compilation is requested."""
 
-    patience = 1e9
+    eager_seconds = 1e9
 
 
 class SharingOps(CountedOps):
     """Compiles once for all programs of a model."""
 
-    def shared(self):
+    def shareable(self):
         return type(self)(self.log)
 
-    def nature(self, model):
-        return nature([("", model)], lambda _: {"parameters", "buffers"}, lambda _: False)
+    def cache_key(self, model):
+        return attributes_key([("", model)], lambda _: {"parameters", "buffers"}, lambda _: False)
 
 
 class OpsBackend(NumpyBackend):
@@ -129,8 +129,8 @@ def test_out_of_memory_while_compiling_is_raised():
     assert program.untraced == ""
 
 
-def test_nothing_is_compiled_before_the_patience_ends_or_compile_is_called():
-    ops = PatientOps()
+def test_nothing_is_compiled_before_eager_seconds_or_a_call_of_compile():
+    ops = EagerOps()
     program, columns, orders = dense_program(ops)
     program.forward(columns)
     program.forward_pullback(columns)[2]([None])
@@ -148,11 +148,11 @@ def test_nothing_is_compiled_before_the_patience_ends_or_compile_is_called():
     assert program.estimate_compile(100) == CompileEstimate(0.0, 0.0)
 
 
-def test_functions_are_compiled_after_the_patience_ends():
-    class ImpatientOps(PatientOps):
-        patience = 1e-9
+def test_functions_are_compiled_after_eager_seconds():
+    class CompilingOps(EagerOps):
+        eager_seconds = 1e-9
 
-    ops = ImpatientOps()
+    ops = CompilingOps()
     program, columns, _ = dense_program(ops)
     program.forward(columns)
     assert "called" not in ops.log
@@ -184,34 +184,34 @@ def test_programs_of_one_model_share_compiled_functions():
     builder = SegmentBuilder(OpsBackend(ops))
     model = builder.dense()
     program_of(ops, model)
-    compiled, cached = len(ops.log), len(KEPT)
+    compiled, cached = len(ops.log), len(CACHE)
     assert compiled and cached
     program_of(ops, model, Optimizer("adam", lr=0.7))
-    assert len(ops.log) == compiled and len(KEPT) == cached
+    assert len(ops.log) == compiled and len(CACHE) == cached
     for changed in ({"optimizer": Optimizer("sgd")}, {"loss": "mae"}, {"optimizer": Optimizer("adam", clip_norm=1.0)}):
         program_of(ops, model, **changed)
         assert len(ops.log) > compiled
         compiled = len(ops.log)
     program_of(ops, model, loss=Loss(lambda y, t: y.mean()))
-    cached = len(KEPT)
+    cached = len(CACHE)
     program_of(ops, model, loss=Loss(lambda y, t: y.mean()))
-    assert len(KEPT) == cached, "a function with unknown contents is not cached"
+    assert len(CACHE) == cached, "a function with unknown contents is not cached"
     model.extra = 3
     program_of(ops, model)
-    assert len(KEPT) == cached + 1, "the model was changed"
+    assert len(CACHE) == cached + 1, "the model was changed"
 
 
 def test_the_cache_is_bounded_and_drops_entries_with_their_model():
     ops = SharingOps()
-    models = [SegmentBuilder(OpsBackend(ops)).dense() for _ in range(MOST + 3)]
+    models = [SegmentBuilder(OpsBackend(ops)).dense() for _ in range(MAX_SEGMENTS + 3)]
     for model in models:
         program_of(ops, model)
-    assert len(KEPT) == MOST
+    assert len(CACHE) == MAX_SEGMENTS
     gone = weakref.ref(models[-1])
     model = None
     models.clear()
     gc.collect()
-    assert gone() is None and len(KEPT) == 0
+    assert gone() is None and len(CACHE) == 0
 
 
 def test_natures_compare_plain_values_and_know_objects():
@@ -222,7 +222,7 @@ def test_natures_compare_plain_values_and_know_objects():
     part.rate, part.sizes, part.act, part.table = 0.5, [1, (2, "x")], thing, np.arange(3)
 
     def told():
-        return nature([("", part)], lambda _: (), lambda _: False)
+        return attributes_key([("", part)], lambda _: (), lambda _: False)
 
     before = told()
     assert told() == before and hash(told()) == hash(before)
@@ -243,7 +243,7 @@ def test_natures_compare_plain_values_and_know_objects():
 
 def test_what_is_gone_equals_nothing():
     thing = np.zeros(2)
-    same, again = Same(thing), Same(thing)
+    same, again = IdentityKey(thing), IdentityKey(thing)
     assert same == again and same != 3
     del thing
     gc.collect()
