@@ -55,7 +55,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
     command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", str(SUITE)]
     # Coverage is not measured: it would take twice as long, and other tests show the same lines.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
-    environment = {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # The kit imports some of the backends by name in processes of its own.
+    path = [str(SUITE.parents[2]), *filter(None, sys.path)]
+    environment = {**kept, "PYTHONPATH": os.pathsep.join(path)}
     child = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert report.exists(), child.stdout + child.stderr
     return list(read_report(report))

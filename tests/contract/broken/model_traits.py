@@ -54,7 +54,7 @@ class TriesWritesOut(NumpyBackend):
 
 @fault("compute", "test_mutates_inputs_detects_an_in_place_model")
 class KnowsNoWriter(CopyingBackend):
-    def writes(self, model, inputs):
+    def mutates_inputs(self, model, inputs):
         return False
 
 

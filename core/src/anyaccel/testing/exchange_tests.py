@@ -122,7 +122,11 @@ class ExchangeTests(OwnershipTests):
         array.flags.writeable = False
         np.testing.assert_array_equal(exchange.to_host(exchange.from_host(array, device)), ROWS)
 
-    @pytest.mark.parametrize("unsupported", [np.array([object()]), np.array(["text"]), np.array([(1,)], [("a", "i4")])])
+    @pytest.mark.parametrize(
+        "unsupported",
+        [np.array([object()]), np.array(["text"]), np.array([(1,)], [("a", "i4")])],
+        ids=["object", "text", "structured"],
+    )
     def test_an_unsupported_dtype_raises_move_error(
         self, exchange: Exchange, device: Device, unsupported: Array
     ) -> None:
