@@ -65,9 +65,9 @@ class ZerosAreGradients(ArrayProgram):
 class TurnsAreCountedTogether(ArrayProgram):
     def optimizer_step(self, scale=None):
         super().optimizer_step(scale)
-        states = self._learning.states
+        states = self._state.states
         most = max((state.step for state in states.values()), default=0)
-        self._learning.states = {node: NodeState(most, state.slots) for node, state in states.items()}
+        self._state.states = {node: NodeState(most, state.slots) for node, state in states.items()}
 
 
 @fault("compute", "test_cotangents_of_missing_inputs_are_none")
