@@ -151,19 +151,19 @@ def test_threads_do_a_share_each(monkeypatch: pytest.MonkeyPatch, processors: in
     monkeypatch.setattr(column_copy, "_SHARE", 1000)
     monkeypatch.setattr(column_copy.os, "sched_getaffinity", lambda _: range(processors), raising=False)
     used: set[str] = set()
-    real = column_copy._fill  # noqa: SLF001
+    real = column_copy._copy  # noqa: SLF001
 
     def noted(*arguments: Any) -> Any:
         used.add(threading.current_thread().name)
         return real(*arguments)
 
-    monkeypatch.setattr(column_copy, "_fill", noted)
+    monkeypatch.setattr(column_copy, "_copy", noted)
     array = values(3001)
     rows = np.random.default_rng(0).permutation(3001)
     view = set_of(columns(array, 400)).take(rows)
     np.testing.assert_array_equal(loadable_array(view, NAMES, "float32"), array[rows])
     assert (used == {"MainThread"}) == (processors == 1)
-    assert not [one for one in threading.enumerate() if one.name.startswith("anyaccel-filling")]
+    assert not [one for one in threading.enumerate() if one.name.startswith("anyaccel-copy")]
 
 
 @pytest.mark.parametrize("share", [1000, 2**30])

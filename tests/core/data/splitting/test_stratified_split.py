@@ -277,6 +277,6 @@ def test_a_continuous_column_makes_no_strata() -> None:
         make(values).split_random({"train": 0.5, "test": 0.5}, stratify_by="label")
     different = len(np.unique(values))
     assert f"'fs' cannot be stratified by label: {different} different values in 1200 rows" in str(caught.value)
-    assert "Hint: stratify by bins of it: a tag with pandas.qcut" in str(caught.value)
+    assert "Hint: stratify by bins of it, such as a tag with pandas.qcut" in str(caught.value)
     with pytest.raises(SplitError, match=r"stratum label=19 of 'fs' cannot be cut"):
         make([*np.repeat(np.arange(19), 10), 19]).split_random({"a": 0.5, "b": 0.5}, stratify_by="label")

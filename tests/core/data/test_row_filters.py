@@ -175,7 +175,7 @@ def test_conditions_that_are_none() -> None:
     assert once in refusal({"who": (name for name in "ab")}) and once in refusal({"who": iter("ab")})
     assert "'label' of 'fs' is a bool array, and the column is of int64" in refusal({"label": np.ones(10, bool)})
     assert "take(np.flatnonzero(mask))" in refusal({"label": np.ones(10, bool)})
-    assert "column 'x' of 'fs' has samples of shape [2], which equal no one value" in refusal({"x": 1.0})
+    assert "column 'x' of 'fs' has samples of shape [2], which equal no single value" in refusal({"x": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -206,9 +206,9 @@ def test_an_error_of_the_function_says_where_it_was() -> None:
 def test_nothing_left_tells_what_each_condition_met() -> None:
     message = refusal({"label": 7, "who": "b", "volt": lambda v: v > 9}, SplitError)
     assert "the filter of 'fs' leaves no row: none meets label=7, who='b', volt by <lambda>" in message
-    assert "Available: label=7 is met by 0 of 10 rows (there is 0, 1, 2); who='b' is met by 2 of 10 rows" in message
+    assert "Available: label=7 is met by 0 of 10 rows (values: 0, 1, 2); who='b' is met by 2 of 10 rows" in message
     assert "volt by <lambda> is met by 0 of 10 rows. Hint: widen the conditions" in message
-    assert "(there is 'a', 'b', 'c', None)" in refusal({"who": "z"}, SplitError)
+    assert "(values: 'a', 'b', 'c', None)" in refusal({"who": "z"}, SplitError)
     assert "datetime.date(2024, 1, 5), ...)" in refusal({"day": datetime(2024, 1, 1)}, SplitError)
 
 
@@ -283,7 +283,7 @@ def test_sets_that_are_empty_or_of_others() -> None:
     with pytest.raises(SplitError, match=r"'one - one' of 'fs' has no rows"):
         one.difference(one)
     for stranger in (make().view(), fs, "train", [1]):
-        with pytest.raises(SplitError, match=r"cannot be set against .*views of one and the same feature set"):
+        with pytest.raises(SplitError, match=r"cannot be compared with .*views of the same feature set"):
             one.intersection(stranger)  # type: ignore[arg-type]
 
 

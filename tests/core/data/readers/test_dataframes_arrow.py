@@ -282,7 +282,7 @@ def test_a_stream_that_breaks_off() -> None:
         raise OSError("the line is dead")
 
     reader = pa.RecordBatchReader.from_batches(pa.schema({"x": pa.int64()}), batches())
-    with pytest.raises(DataError, match=r"RecordBatchReader of 'fs' cannot be handed over to Arrow: .*line is dead"):
+    with pytest.raises(DataError, match=r"RecordBatchReader of 'fs' cannot be imported by Arrow: .*line is dead"):
         FeatureSet.from_arrow("fs", reader, "x")
 
 

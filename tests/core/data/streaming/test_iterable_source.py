@@ -105,7 +105,7 @@ def test_values_keep_their_dtype(value: Any, dtype: str) -> None:
 
 
 def test_tags_that_no_column_holds() -> None:
-    with pytest.raises(SourceError, match=r"batch 0 .*: tag 't' cannot be held by Arrow"):
+    with pytest.raises(SourceError, match=r"batch 0 .*: tag 't' cannot be stored as an Arrow column"):
         source([(X, Y, [1, "a", b"b"])], tags="t").example  # noqa: B018
 
 
@@ -302,7 +302,7 @@ def test_a_length_that_is_not_so(count: int, gave: str) -> None:
 
 @pytest.mark.parametrize("steps", [0, -1, True, 1.5, "3"])
 def test_steps_that_are_no_number(steps: Any) -> None:
-    with pytest.raises(SourceError, match=r"is no number of batches.*write steps=1000"):
+    with pytest.raises(SourceError, match=r"is not a number of batches.*write steps=1000"):
         source(pairs, steps=steps)
 
 
@@ -456,8 +456,8 @@ def test_a_function_with_arguments() -> None:
         (X, r"the ndarray given as source 's' is data.*FeatureSet\.from_dict"),
         (pa.table({"x": [1]}), r"the Table given .*from_arrow"),
         (FeatureSet.from_dict("f", {"x": X}, "x"), "the FeatureSet given .*give it to the phase as it is"),
-        (3, "a int is no source of batches for 's'.*a function that yields batches"),
-        (None, "a NoneType is no source of batches"),
+        (3, "a int is not a source of batches for 's'.*a function that yields batches"),
+        (None, "a NoneType is not a source of batches"),
     ],
 )
 def test_what_is_no_source(given: Any, message: str) -> None:

@@ -112,7 +112,7 @@ def test_pandas_columns_that_arrow_cannot_read() -> None:
     sparse = pd.DataFrame({"x": pd.arrays.SparseArray([0, 0, 5])})
     assert FeatureSet.from_pandas("fs", sparse, "x").array("x").tolist() == [0, 0, 5]
     mixed = pd.DataFrame({"x": [1, 2], "t": pd.Categorical([1, "a"])})
-    with pytest.raises(ColumnError, match=r"tag 't' cannot be held by Arrow"):
+    with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column"):
         FeatureSet.from_pandas("fs", mixed, "x", tag_cols="t")
 
 
@@ -226,7 +226,7 @@ def test_what_has_only_the_interchange_protocol_is_copied() -> None:
 
 
 def test_an_interchange_that_fails_is_told() -> None:
-    with pytest.raises(DataError, match=r"the Interchange of 'fs' cannot be handed over by its __dataframe__"):
+    with pytest.raises(DataError, match=r"the Interchange of 'fs' cannot be read through its __dataframe__"):
         FeatureSet.from_pandas("fs", Interchange(pa.table({"x": [[1], [2]]})), "x")
 
 

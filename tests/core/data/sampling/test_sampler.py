@@ -79,7 +79,7 @@ def test_batch_sizes_are_integers(size: object) -> None:
 
 @pytest.mark.parametrize("size", [0, -3])
 def test_batch_sizes_are_positive(size: int) -> None:
-    with pytest.raises(SamplerError, match=rf"batch_size={size} holds no row. Hint: give a batch size of 1 or more"):
+    with pytest.raises(SamplerError, match=rf"batch_size={size} is below 1. Hint: give a batch size of 1 or more"):
         SimpleSampler(size)
 
 

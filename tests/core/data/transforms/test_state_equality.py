@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.data.transforms.state_equality import alike
+from anyaccel.data.transforms.state_equality import same_state
 
 
 class Plain:
@@ -20,18 +20,18 @@ class Plain:
     "value", [1, "a", None, float("nan"), np.array([1.0, np.nan]), np.array(["a", None], object), [1, {"a": (2,)}]]
 )
 def test_equal_states_are_alike(value: Any) -> None:
-    assert alike(Plain(value), Plain(copy.deepcopy(value)))
-    assert not alike(Plain(value), Plain("another")) and not alike(Plain(value), value)
+    assert same_state(Plain(value), Plain(copy.deepcopy(value)))
+    assert not same_state(Plain(value), Plain("another")) and not same_state(Plain(value), value)
 
 
 def test_arrays_are_compared_by_dtype_shape_and_value() -> None:
     one = np.array([1.0, 2.0])
-    assert alike(Plain(one), Plain(one.copy()))
+    assert same_state(Plain(one), Plain(one.copy()))
     for other in (one.astype("float32"), one[:1], one + 1, one[:, None]):
-        assert not alike(Plain(one), Plain(other))
+        assert not same_state(Plain(one), Plain(other))
 
 
 def test_what_refers_to_itself_counts_as_different() -> None:
     one, other = Plain(None), Plain(None)
     one.value, other.value = one, other
-    assert not alike(one, other) and alike(one, one)
+    assert not same_state(one, other) and same_state(one, one)

@@ -102,10 +102,10 @@ def test_the_example_reads_a_few_rows() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (X, r"the ndarray of source 's' is no data set of items.*FeatureSet\.from_dict"),
-        ({0: (X, Y)}, "the dict of source 's' is no data set of items"),
-        (iter([]), "the list_iterator of source 's' is no data set.*write IterableSource"),
-        (None, "the NoneType of source 's' is no data set"),
+        (X, r"the ndarray of source 's' is not a map-style data set.*FeatureSet\.from_dict"),
+        ({0: (X, Y)}, "the dict of source 's' is not a map-style data set"),
+        (iter([]), "the list_iterator of source 's' is not a map-style data set.*write IterableSource"),
+        (None, "the NoneType of source 's' is not a map-style data set"),
         ([], "source 's' has no rows"),
     ],
 )
@@ -119,22 +119,22 @@ def test_a_length_that_fails() -> None:
         def __len__(self) -> int:
             raise OSError("the index is gone")
 
-    with pytest.raises(SourceError, match=r"the length of source 's' cannot be told: OSError: the index is gone"):
+    with pytest.raises(SourceError, match=r"the length of source 's' cannot be read: OSError: the index is gone"):
         items(Broken(FORMS["tuple"]))
 
 
 @pytest.mark.parametrize("workers", [-1, True, 1.5, "2"])
 def test_workers_that_are_no_number(workers: Any) -> None:
-    with pytest.raises(SourceError, match=r"is no number of threads"):
+    with pytest.raises(SourceError, match=r"is not a number of threads"):
         items(Rows(FORMS["tuple"]), workers=workers)
 
 
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ([], r"asked for by float64\[0\]"),
-        ([[1]], r"asked for by int64\[1, 1\]"),
-        ([True], "asked for by bool"),
+        ([], r"requested by float64\[0\]"),
+        ([[1]], r"requested by int64\[1, 1\]"),
+        ([True], "requested by bool"),
         ([10], "has no row 10. Available: rows 0 to 9"),
         ([-1, 2], "has no row -1"),
     ],

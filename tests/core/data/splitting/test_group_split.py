@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyaccel.data import FeatureSet
-from anyaccel.data.splitting.group_split import allot
+from anyaccel.data.splitting.group_split import assign_groups
 from anyaccel.errors import ColumnError, SplitError
 
 HALVES = {"a": 0.5, "b": 0.5}
@@ -63,7 +63,7 @@ def test_groups_never_cross_and_splits_are_a_partition(sizes: list[int], parts: 
 def test_no_move_and_no_exchange_brings_the_splits_nearer(sizes: list[int], part: int) -> None:
     n = sum(sizes)
     wanted = [max(1, n * part // 10), n - max(1, n * part // 10)]
-    chosen = allot(np.array(sizes), wanted)
+    chosen = assign_groups(np.array(sizes), wanted)
     off = int(np.array(sizes)[chosen == 0].sum()) - wanted[0]
     inside = [[0] * (side_len > 1) + side for side, side_len in _sides(sizes, chosen)]
     for one, other in product(*inside):
@@ -83,7 +83,7 @@ def _sides(sizes: Sequence[int], chosen: np.ndarray) -> list[tuple[list[int], in
     [([3, 3, 2, 2, 2], [6, 6]), ([2, 3, 2, 3, 2], [6, 6]), ([60, 40], [80, 20]), ([1] * 50 + [50], [80, 20])],
 )
 def test_sizes_come_as_near_as_they_can(sizes: list[int], wanted: list[int]) -> None:
-    chosen = allot(np.array(sizes), wanted)
+    chosen = assign_groups(np.array(sizes), wanted)
     found = [int(np.array(sizes)[chosen == split].sum()) for split in (0, 1)]
     assert found == ([60, 40] if sizes == [60, 40] else wanted)
 

@@ -170,7 +170,7 @@ def test_what_is_not_numbers_is_refused(values: object, found: str) -> None:
     assert "Available: features and targets are of bool, int8" in message
     is_text = found in ("<U1", "string", "dictionary")
     remedy = "name it in tag_cols/tag_keys, then fit_transform(OneHotEncoder(), 'x', fit_on='train', role='feature')"
-    assert f"Hint: {remedy if is_text else 'make numbers of it first, or pass it as a tag'}" in message
+    assert f"Hint: {remedy if is_text else 'convert it to numbers first, or pass it as a tag'}" in message
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ def test_masked_values_are_refused_and_masks_without_any_are_not() -> None:
 
 
 def test_integers_that_numpy_would_make_floats_of_are_refused() -> None:
-    assert "integers that no one dtype holds" in refusal([2**63, -1])
-    assert "integers that no one dtype holds" in refusal([np.array([2**63], np.uint64), np.array([1], np.int64)])
+    assert "integers that no single dtype holds" in refusal([2**63, -1])
+    assert "integers that no single dtype holds" in refusal([np.array([2**63], np.uint64), np.array([1], np.int64)])
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_single_things_are_refused(value: object, kind: str) -> None:
 
 
 def test_empty_shapes_are_refused() -> None:
-    assert "column 'x' has samples of shape [0, 3], which hold no number" in refusal(np.zeros((4, 0, 3)))
+    assert "column 'x' has samples of shape [0, 3], which are empty" in refusal(np.zeros((4, 0, 3)))
     assert "shape [0]" in refusal([[], []])
 
 
@@ -289,9 +289,9 @@ def test_names_are_text() -> None:
 
 
 def test_tags_that_arrow_cannot_hold() -> None:
-    with pytest.raises(ColumnError, match=r"tag 't' cannot be held by Arrow: .*give values of one type"):
+    with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column: .*give values of one type"):
         FeatureSet.from_dict("fs", {"x": [1, 2], "t": [1, "a"]}, "x", tag_keys="t")
-    with pytest.raises(ColumnError, match=r"tag 't' cannot be held by Arrow"):
+    with pytest.raises(ColumnError, match=r"tag 't' cannot be stored as an Arrow column"):
         FeatureSet.from_dict("fs", {"x": [1, 2], "t": [object(), object()]}, "x", tag_keys="t")
 
 

@@ -262,17 +262,20 @@ def test_functions_that_give_no_mask() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PairSampler(2, "label"), "match='label' is no condition between two rows. Available: Same, Different"),
+        (
+            lambda: PairSampler(2, "label"),
+            "match='label' is not a condition between two rows. Available: Same, Different",
+        ),
         (lambda: PairSampler(2, []), "match has no condition. Hint: write match=Same('COLUMN')"),
-        (lambda: PairSampler(2, Same("a"), 3), "unlike=3 is no condition between two rows"),
-        (lambda: TripletSampler(2, Same("a"), None), "negative=None is no condition"),
-        (lambda: PairSampler(0, Same("a")), "batch_size=0 holds no row"),
-        (lambda: PairSampler(2, Same("a"), per_anchor=0), "per_anchor=0 draws nothing"),
+        (lambda: PairSampler(2, Same("a"), 3), "unlike=3 is not a condition between two rows"),
+        (lambda: TripletSampler(2, Same("a"), None), "negative=None is not a condition"),
+        (lambda: PairSampler(0, Same("a")), "batch_size=0 is below 1"),
+        (lambda: PairSampler(2, Same("a"), per_anchor=0), "per_anchor=0 is below 1"),
         (lambda: PairSampler(2, Same("a"), unlike_per_anchor=1.5), "unlike_per_anchor=1.5 is not an integer"),
         (lambda: TripletSampler(2, Same("a"), Same("b"), shuffle=1), "shuffle=1 is not True or False"),
         (lambda: Same(3), "Same of 3. Available: it takes the name of a column"),
-        (lambda: Within("t", -1), "Within('t', -1) has no distance. Hint: give a number from 0"),
-        (lambda: Beyond("t", "far"), "Beyond('t', 'far') has no distance"),
+        (lambda: Within("t", -1), "Within('t', -1) has no valid distance. Hint: give a number of 0 or more"),
+        (lambda: Beyond("t", "far"), "Beyond('t', 'far') has no valid distance"),
         (lambda: Where("t", 3), "Where('t', 3) has no function"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyaccel.data import FeatureSet
-from anyaccel.data.transforms.state_equality import alike
+from anyaccel.data.transforms.state_equality import same_state
 from anyaccel.errors import TransformError
 
 decomposition = pytest.importorskip("sklearn.decomposition")
@@ -172,9 +172,7 @@ def test_pca_makes_one_column_of_one_or_several() -> None:
 
 def test_pca_in_place_of_several_does_not_come_apart() -> None:
     done = example().fit_transform(decomposition.PCA(2), ["y", "w"], fit_on="train")
-    with pytest.raises(
-        TransformError, match=r"PCA on y, w of 'parts' cannot be turned round for y alone.*depends on w"
-    ):
+    with pytest.raises(TransformError, match=r"PCA on y, w of 'parts' cannot be inverted for y alone.*depends on w"):
         done.inverse(done.array("y"), "y")
 
 
@@ -183,7 +181,7 @@ def test_a_function_without_its_inverse_is_no_way_back(wrap: Any) -> None:
     """scikit-learn would give the values back as they are."""
     done = example().fit_transform(wrap(pre.FunctionTransformer(np.arcsinh)), "y", fit_on="train")
     with pytest.raises(
-        TransformError, match=r"on y of 'parts' cannot be turned round.*FunctionTransformer needs inverse_func="
+        TransformError, match=r"on y of 'parts' cannot be inverted.*FunctionTransformer needs inverse_func="
     ):
         done.inverse(done.array("y"), "y")
 
@@ -218,4 +216,4 @@ def test_transforms_that_were_fitted_alike_are_alike() -> None:
         x = np.array([[1.0, 2.0], [3.0, 5.0], [4.0, 4.0]]) * scale
         return pipeline.make_pipeline(pre.StandardScaler(), pre.OneHotEncoder(handle_unknown="ignore")).fit(x)
 
-    assert alike(fitted(1), fitted(1)) and not alike(fitted(1), fitted(3))
+    assert same_state(fitted(1), fitted(1)) and not same_state(fitted(1), fitted(3))

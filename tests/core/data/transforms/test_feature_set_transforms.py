@@ -259,7 +259,7 @@ def test_words_become_features_in_their_place_or_beside() -> None:
 def test_numbers_made_of_a_text_tag_need_a_role(into: str | None) -> None:
     message = refusal(lambda: example().fit_transform(Codes(), "kind", fit_on="all", into=into))
     assert "Codes on kind of 'fs' makes numbers of the tag 'kind', which would stay a tag" in message
-    assert message.endswith("Hint: say role='feature', or role='tag' to keep it one.")
+    assert message.endswith("Hint: write role='feature', or role='tag' to keep it a tag.")
 
 
 def test_a_transform_may_give_words_for_a_tag_alone() -> None:
@@ -308,7 +308,7 @@ def test_columns_of_several_chunks_and_of_bool_are_read_too() -> None:
 def test_without_fit_on_the_splits_are_told() -> None:
     message = refusal(lambda: example().fit_transform(Shift(), ["x", "y"]))
     assert message == (
-        "Shift on x, y of 'fs': say on which rows it is fitted. Available: splits: train, test, all. "
+        "Shift on x, y of 'fs' needs fit_on=, the rows that it is fitted to. Available: splits: train, test, all. "
         "Hint: write fit_on='train'; 'all' also takes the rows that you evaluate on."
     )
 
@@ -327,10 +327,10 @@ def test_fit_on_something_else() -> None:
 def test_what_is_no_transform() -> None:
     fs = example()
     assert refusal(lambda: fs.fit_transform(Shift, "x", fit_on="all")) == (
-        "Shift is a class, not a transform. Hint: make one of it: Shift()."
+        "Shift is a class, not a transform. Hint: make an object of it: Shift()."
     )
     message = refusal(lambda: fs.fit_transform(np.log, "x", fit_on="all"))
-    assert "a ufunc is no transform: it has no fit(X) and no transform(X)" in message
+    assert "a ufunc is not a transform: it has no fit(X) and no transform(X)" in message
     assert "Available: a transform has fit(X), transform(X)" in message
 
 
@@ -338,10 +338,10 @@ def test_columns_that_are_not_there_or_named_wrongly() -> None:
     fs = example()
     with pytest.raises(ColumnError, match=r"'fs' has no column 'knid'.*did you mean 'kind'"):
         fs.fit_transform(Shift(), "knid", fit_on="all")
-    assert "names none. Available: x, z, y, w, kind, row" in refusal(
+    assert "names no column. Available: x, z, y, w, kind, row" in refusal(
         lambda: fs.fit_transform(Shift(), [], fit_on="all")
     )
-    assert "names one twice" in refusal(lambda: fs.fit_transform(Shift(), ["x", "x"], fit_on="all"))
+    assert "names a column twice" in refusal(lambda: fs.fit_transform(Shift(), ["x", "x"], fit_on="all"))
 
 
 def test_roles_and_new_names_that_cannot_be() -> None:
@@ -350,11 +350,11 @@ def test_roles_and_new_names_that_cannot_be() -> None:
     def told(**settings: Any) -> str:
         return refusal(lambda: fs.fit_transform(Shift(), ["x", "y"], fit_on="all", **settings))
 
-    assert "role='label' is no role. Available: feature, target, tag" in told(role="label")
+    assert "role='label' is not a role. Available: feature, target, tag" in told(role="label")
     for name in ("z", "", 3):
-        assert f"into={name!r} is no name for a new column. Available: columns: x, z, y" in told(into=name)
+        assert f"into={name!r} is not a name for a new column. Available: columns: x, z, y" in told(into=name)
     message = told(into="all")
-    assert "the role of 'all' is not clear. Available: feature, target. Hint: say role='feature'" in message
+    assert "the role of 'all' is not clear. Available: feature, target. Hint: write role='feature'" in message
 
 
 def test_errors_of_a_transform_name_it_and_its_columns() -> None:
@@ -403,7 +403,7 @@ def test_an_encoder_that_fails_for_another_reason_is_not_told_of_categories() ->
 def test_a_transform_gives_one_row_for_each(function: Any) -> None:
     message = refusal(lambda: example().fit_transform(Giving(function), "x", fit_on="all"))
     assert "Giving on x of 'fs': transform gives an array of shape [" in message
-    assert "for 6 rows. Available: [6, numbers] is wanted, one row for each that goes in" in message
+    assert "for 6 rows. Available: it must give [6, numbers], one row for each row of its input" in message
 
 
 def test_nan_of_complete_rows_is_an_error() -> None:
@@ -553,7 +553,7 @@ def test_what_does_not_come_apart_is_told() -> None:
     done = fs.fit_transform(Turned(), ["y", "w"], fit_on="train")
     message = refusal(lambda: done.inverse(done.array("y"), "y"))
     assert message == (
-        "Turned on y, w of 'fs' cannot be turned round for y alone: the outcome depends on w. "
+        "Turned on y, w of 'fs' cannot be inverted for y alone: the result depends on w. "
         "Hint: give all of y, w together, or fit a transform to each column."
     )
     both = np.column_stack([done.array("w"), done.array("y")])
@@ -572,7 +572,7 @@ def test_values_of_a_column_made_of_several() -> None:
     back = done.inverse(done.array("all_of"), "all_of")
     assert back.shape == (6, 3) and np.allclose(back, np.column_stack([fs.array("x"), fs.array("z")]))
     message = refusal(lambda: done.inverse(np.ones((6, 5)), ["all_of", "z"]))
-    assert "Giving on x, z of 'fs' was undone to give z, which is asked for itself, too" in message
+    assert "undoing Giving on x, z of 'fs' gives z, which is among the given columns, too" in message
     assert "one after the other" in message
 
 
@@ -601,7 +601,7 @@ def test_a_transform_without_a_way_back() -> None:
     fs = example()
     done = fs.fit_transform(Total(), "x", fit_on="train")
     message = refusal(lambda: done.inverse(done.array("x"), "x"))
-    assert message.startswith("Total on x of 'fs' cannot be turned round: it has no inverse_transform")
+    assert message.startswith("Total on x of 'fs' cannot be inverted: it has no inverse_transform")
     assert "the columns of the data come back without one: undo_transform()" in message
     assert same(done.undo_transform(), fs)
 
@@ -614,7 +614,7 @@ def test_a_way_back_that_fails_or_gives_another_shape() -> None:
         done = example().fit_transform(Giving(lambda x: x, back), "y", fit_on="all")
         return refusal(lambda: done.inverse(np.ones(3), "y"))
 
-    assert "Giving on y of 'fs' cannot be turned round for these values: KeyError: 'lost'" in told(fail)
+    assert "Giving on y of 'fs' cannot be inverted for these values: KeyError: 'lost'" in told(fail)
     assert "inverse_transform gives rows of width 2. Available: it was fitted to rows of 1" in told(
         lambda x: np.ones((3, 2))
     )
