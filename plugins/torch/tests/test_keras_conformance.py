@@ -42,7 +42,7 @@ class Keras(TorchSubject):
         return lambda: keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(3)])
 
     @pytest.fixture
-    def exact_model(self, model: Make) -> Make:
+    def float64_model(self, model: Make) -> Make:
         """No more exact: on torch Keras multiplies matrices of float64 in float32."""
         return model
 
@@ -55,7 +55,7 @@ class Keras(TorchSubject):
         return lambda: keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
 
     @pytest.fixture
-    def writing_model(self) -> Make:
+    def mutating_model(self) -> Make:
         """Keras writes nowhere itself; a module of torch inside may."""
         from torch import nn
 

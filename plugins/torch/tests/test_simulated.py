@@ -47,7 +47,7 @@ def passing(name: str, *options: str) -> subprocess.CompletedProcess[str]:
 def test_torch_passes_the_whole_kit_on_two_simulated_devices(tmp_path: Path) -> None:
     """All of it: with two devices there is nothing that cannot be tested."""
     card = tmp_path / "card"
-    passing("test_simulated_kit.py", "-p", "anyaccel.testing.json_report", f"--anyaccel-card={card}")
+    passing("test_simulated_kit.py", "-p", "anyaccel.testing.json_report", f"--anyaccel-report={card}")
     lines = [json.loads(line) for line in card.read_text("utf-8").splitlines()]
     facts = next(line for line in lines if "backend" in line)
     assert (facts["framework"], facts["devices"]) == ("torch", ["sim:0", "sim:1"])

@@ -25,8 +25,8 @@ from torch import nn
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError
 from anyaccel.specs import Optimizer
-from anyaccel.testing import ComputeTests, ExchangeTests, SteppingTests
-from anyaccel.testing.harness import Bench
+from anyaccel.testing import ComputeTests, ExchangeTests, MultiStepTests
+from anyaccel.testing.harness import Harness
 from anyaccel_torch import (
     TorchBackend,
     forward_plan,
@@ -112,13 +112,13 @@ MIXED = r"Expected all tensors to be on the same device, but found at least two 
 FAULTS: dict[str, tuple[Fault, Callable[..., None], type[Exception], str]] = {
     "a buffer is left behind": (
         LeavesBuffers,
-        SteppingTests.test_buffers_change_as_in_the_plain_way,
+        MultiStepTests.test_buffers_change_as_in_single_steps,
         DeviceMismatchError,
         rf"node 'node' on sim:0 .*{MIXED} \(when checking arguments of native_batch_norm",
     ),
     "an order stays on the host": (
         OrdersOnTheHost,
-        ExchangeTests.test_rows_stay_on_the_device,
+        ExchangeTests.test_gather_rows_stays_on_the_device,
         RuntimeError,
         rf"{MIXED} \(when checking arguments of index_select",
     ),
@@ -130,7 +130,7 @@ FAULTS: dict[str, tuple[Fault, Callable[..., None], type[Exception], str]] = {
     ),
     "optimizer state stays on the host": (
         states_on_the_host,
-        ComputeTests.test_training_goes_on_where_it_ended,
+        ComputeTests.test_training_continues_from_returned_states,
         DeviceMismatchError,
         rf"an optimizer step of segment 'segment': an operation was given tensors on several devices: .*{MIXED}",
     ),
@@ -148,19 +148,19 @@ FAULTS: dict[str, tuple[Fault, Callable[..., None], type[Exception], str]] = {
     ),
     "only the CPU draws by the seed": (
         seeds_the_cpu_only,
-        ComputeTests.test_training_is_random_and_follows_the_seed,
+        ComputeTests.test_training_randomness_follows_the_seed,
         AssertionError,
         "Arrays are not equal",
     ),
     "losses are brought to the host": (
         losses_on_the_host,
-        SteppingTests.test_losses_are_a_table_on_the_device,
+        MultiStepTests.test_losses_are_a_matrix_on_the_device,
         AssertionError,
         r"Device\(kind='cpu', index=0\) == Device\(kind='sim', index=0\)",
     ),
     "a snapshot comes back on the host": (
         snapshots_on_the_host,
-        SteppingTests.test_a_snapshot_holds_between_steps,
+        MultiStepTests.test_restore_undoes_train_steps,
         DeviceMismatchError,
         rf"a training step of 4 rows in segment 'segment': .*{MIXED}",
     ),
@@ -178,18 +178,20 @@ def tried(name: str, base: type[TorchBackend], patch: pytest.MonkeyPatch) -> Non
     backend = cls()
     there = list(backend.devices())
     given = {
-        "bench": Bench(backend, there[0], torch.from_numpy, lambda tensor: np.asarray(tensor.detach().cpu().numpy())),
+        "harness": Harness(
+            backend, there[0], torch.from_numpy, lambda tensor: np.asarray(tensor.detach().cpu().numpy())
+        ),
         "backend": backend,
         "exchange": backend,
         "device": there[0],
-        "second": there[-1],
+        "second_device": there[-1],
         "model": lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
         "random_model": lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
         "buffered_model": lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)),
-        "recipe": Optimizer("adam", lr=0.05),
+        "optimizer": Optimizer("adam", lr=0.05),
     }
     wanted = list(inspect.signature(test).parameters)[1:]
-    owner = next(one for one in (SteppingTests, ComputeTests, ExchangeTests) if hasattr(one, test.__name__))
+    owner = next(one for one in (MultiStepTests, ComputeTests, ExchangeTests) if hasattr(one, test.__name__))
     test(owner(), **{one: given[one] for one in wanted})
 
 

@@ -31,12 +31,12 @@ class TorchSubject(Subject):
         return lambda: torch.zeros(3)
 
     @pytest.fixture
-    def tensor(self) -> Callable[[np.ndarray], Any]:
+    def from_numpy(self) -> Callable[[np.ndarray], Any]:
         """Through torch itself."""
         return lambda array: torch.from_numpy(array.copy())
 
     @pytest.fixture
-    def read(self) -> Callable[[Any], np.ndarray]:
+    def to_numpy(self) -> Callable[[Any], np.ndarray]:
         """Through torch itself."""
         return lambda tensor: np.asarray(tensor.detach().cpu().numpy())
 
@@ -56,6 +56,6 @@ class TorchSubject(Subject):
         return lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
     @pytest.fixture
-    def writing_model(self) -> Make:
+    def mutating_model(self) -> Make:
         """With an activation that writes to its input."""
         return lambda: nn.Sequential(nn.ELU(inplace=True), nn.Linear(4, 3))

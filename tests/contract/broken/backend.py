@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
-from broken import SECOND, fault
 
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError
 from anyaccel.numpy_backend import NumpyBackend, SimArray
 from anyaccel.numpy_backend.array_creation import scoped
+
+from .faults import SECOND, fault
 
 CPU = Device("cpu")
 
@@ -79,13 +80,13 @@ class OneIdentityForAll(NumpyBackend):
         return replace(super().device_info(device), identity="0000:00:1e.0")
 
 
-@fault("backend", "test_why_not_answers_for_an_absent_device")
+@fault("backend", "test_unavailable_reason_is_text_for_an_absent_device")
 class WhyNotRaises(NumpyBackend):
     def unavailable_reason(self, device):
         raise DeviceUnavailableError(f"{device} is not here")
 
 
-@fault("backend", "test_it_is_one_object_among_others")
+@fault("backend", "test_it_is_hashable_and_equal_to_itself")
 class CannotBeLookedUp(NumpyBackend):
     def __eq__(self, other):
         return isinstance(other, NumpyBackend)
@@ -94,7 +95,7 @@ class CannotBeLookedUp(NumpyBackend):
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-@fault("backend", "test_device_of_what_holds_no_tensor")
+@fault("backend", "test_device_of_an_object_without_tensors_is_none")
 class EverythingIsOnTheCpu(NumpyBackend):
     def device_of(self, obj):
         return super().device_of(obj) or CPU
@@ -121,20 +122,20 @@ class MoveLosesValues(NumpyBackend):
         return abs(moved) if isinstance(tensor, SimArray) and tensor.device != device else moved
 
 
-@fault("backend", "test_move_lands")
+@fault("backend", "test_move_puts_the_tensor_on_the_device")
 class MoveBetweenDevicesStays(NumpyBackend):
     def move(self, tensor, device, *, pinned=False):
         return tensor if isinstance(tensor, SimArray) else super().move(tensor, device)
 
 
-@fault("backend", "test_move_to_where_it_is_gives_the_same_object")
+@fault("backend", "test_move_to_the_same_device_returns_the_same_object")
 class MoveAlwaysCopies(NumpyBackend):
     def move(self, tensor, device, *, pinned=False):
         moved = super().move(tensor, device)
         return moved.copy() if moved is tensor else moved
 
 
-@fault("backend", "test_pinned_is_only_a_wish")
+@fault("backend", "test_pinned_does_not_change_the_result")
 class PinsTowardsTheCpu(NumpyBackend):
     def move(self, tensor, device, *, pinned=False):
         if pinned and device == CPU:
@@ -149,7 +150,7 @@ class PlaceReturnsNothing(NumpyBackend):
         return None if isinstance(obj, np.ndarray) else placed
 
 
-@fault("backend", "test_place_goes_through_a_tree")
+@fault("backend", "test_place_places_nested_containers")
 class PlaceLeavesTrees(NumpyBackend):
     def place(self, obj, device):
         return obj if isinstance(obj, dict) else super().place(obj, device)
@@ -167,7 +168,7 @@ class PlaceOnlyOnce(NumpyBackend):
         return obj if isinstance(obj, SimArray) else super().place(obj, device)
 
 
-@fault("backend", "test_synchronize_returns")
+@fault("backend", "test_synchronize_waits_for_every_device")
 class CannotWaitForTheCpu(NumpyBackend):
     def synchronize(self, device):
         if device == CPU:
@@ -189,20 +190,20 @@ class OwnsEveryDict(NumpyBackend):
 # -- scope -------------------------------------------------------------------------------------------------------------
 
 
-@fault("backend", "test_scope_decides_where_new_tensors_land")
+@fault("backend", "test_scope_sets_the_device_of_new_tensors")
 class ScopeDoesNothing(NumpyBackend):
     @contextmanager
     def scope(self, device):
         yield
 
 
-@fault("backend", "test_scope_decides_for_every_device")
+@fault("backend", "test_scope_works_on_a_second_device")
 class ScopeKnowsOneDevice(NumpyBackend):
     def scope(self, device):
         return super().scope(Device(device.kind, 0))
 
 
-@fault("backend", "test_scope_ends")
+@fault("backend", "test_scope_restores_the_default_device")
 class ScopeNeverEnds(NumpyBackend):
     @contextmanager
     def scope(self, device):
@@ -211,7 +212,7 @@ class ScopeNeverEnds(NumpyBackend):
         yield
 
 
-@fault("backend", "test_scope_ends_after_an_error")
+@fault("backend", "test_scope_restores_the_default_device_after_an_error")
 class ScopeSurvivesErrors(NumpyBackend):
     @contextmanager
     def scope(self, device):

@@ -6,13 +6,14 @@ import copy
 from dataclasses import replace
 
 import numpy as np
-from broken import fault
 
 from anyaccel.adapter import ArrayProgram, VjpResult
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.specs import Optimizer
+
+from .faults import fault
 
 CPU = Device("cpu")
 
@@ -25,7 +26,7 @@ def host(array):
 # -- forward and back --------------------------------------------------------------------------------------------------
 
 
-@fault("compute", "test_forward_gives_the_same_again")
+@fault("compute", "test_forward_is_deterministic")
 class ForwardRemembers(ArrayProgram):
     calls = 0
 
@@ -62,7 +63,7 @@ class EvaluationIsRandom(ArrayProgram):
         return super().forward_pullback(inputs)[:2]
 
 
-@fault("compute", "test_training_is_random_and_follows_the_seed")
+@fault("compute", "test_training_randomness_follows_the_seed")
 class DrawsTheSameInEveryStep(ArrayProgram):
     key = 0
 
@@ -75,7 +76,7 @@ class DrawsTheSameInEveryStep(ArrayProgram):
         return super().forward_pullback(inputs, scale)
 
 
-@fault("compute", "test_a_named_loss_is_its_formula[mse-False]")
+@fault("compute", "test_a_named_loss_follows_its_formula[mse-False]")
 class MeansForSums(ArrayProgram):
     def forward(self, inputs):
         outputs, losses = super().forward(inputs)
@@ -89,7 +90,7 @@ class ReadsIndicesAsWide(ArrayProgram):
         return super().forward([x.view("int64") if x.dtype == np.int32 else x for x in inputs])
 
 
-@fault("compute", "test_a_named_loss_is_its_formula[cross_entropy-False]")
+@fault("compute", "test_a_named_loss_follows_its_formula[cross_entropy-False]")
 class NarrowIndicesAreReadAsWide(NumpyBackend):
     index_dtype = "int32"
 
@@ -120,7 +121,7 @@ class WeightInTheLoss(ArrayProgram):
         return outputs, {label: (weights[label] * total, weight) for label, (total, weight) in losses.items()}
 
 
-@fault("compute", "test_several_losses_are_told_by_label")
+@fault("compute", "test_several_losses_are_returned_by_label")
 class LossesByNode(ArrayProgram):
     def forward(self, inputs):
         outputs, losses = super().forward(inputs)
@@ -139,7 +140,7 @@ class GradientsOfBiasesDouble(NumpyOps):
         return VjpResult(applied.outputs, pullback, applied.buffers)
 
 
-@fault("compute", "test_the_way_back_draws_what_the_way_there_drew")
+@fault("compute", "test_backward_uses_the_random_numbers_of_forward")
 class WayBackDrawsAnew(NumpyOps):
     def vjp(self, model, parameters, buffers, inputs, train, key):
         applied = super().vjp(model, parameters, buffers, inputs, train, key)
@@ -147,7 +148,7 @@ class WayBackDrawsAnew(NumpyOps):
         return applied._replace(pullback=other.pullback)
 
 
-@fault("compute", "test_a_program_that_trained_evaluates_as_a_new_one[random_model]")
+@fault("compute", "test_a_trained_program_evaluates_like_a_new_one[random_model]")
 class EvaluatesAsItTrained(ArrayProgram):
     trained = None
 
@@ -201,7 +202,7 @@ def all_on_one_device(segment):
 # -- several operations ------------------------------------------------------------------------------------------------
 
 
-@fault("compute", "test_a_chain_is_its_parts_one_after_the_other")
+@fault("compute", "test_a_chain_equals_its_parts_in_sequence")
 class ChainsAreSquashed(ArrayProgram):
     def forward(self, inputs):
         outputs, losses = super().forward(inputs)
@@ -230,13 +231,13 @@ def shared_models_are_copied(segment):
     return replace(segment, operations=tuple(operations))
 
 
-@fault("compute", "test_values_are_joined_along_an_axis_of_the_sample[0]")
+@fault("compute", "test_values_are_concatenated_along_a_sample_axis[0]")
 def axes_count_the_batch(segment):
     moved = (replace(op, axis=op.axis - 1 if op.axis >= 0 else op.axis) for op in segment.operations)
     return replace(segment, operations=tuple(moved))
 
 
-@fault("compute", "test_values_of_different_sizes_are_joined")
+@fault("compute", "test_values_of_different_sizes_are_concatenated")
 class JoinsEqualSizes(ArrayProgram):
     def forward(self, inputs):
         if self.segment.operations[0].model is None and inputs[0].shape != inputs[1].shape:
@@ -244,13 +245,13 @@ class JoinsEqualSizes(ArrayProgram):
         return super().forward(inputs)
 
 
-@fault("compute", "test_groups_have_optimizers_of_their_own")
+@fault("compute", "test_each_group_has_its_own_optimizer")
 def one_optimizer_for_all(segment):
     groups = (replace(group, optimizer=segment.groups[0].optimizer) for group in segment.groups)
     return replace(segment, groups=tuple(groups))
 
 
-@fault("compute", "test_inputs_nobody_uses_have_a_zero_cotangent")
+@fault("compute", "test_unused_inputs_have_a_zero_cotangent")
 class UnusedInputsRaise(ArrayProgram):
     def forward_pullback(self, inputs, scale=None):
         outputs, losses, pullback = super().forward_pullback(inputs, scale)

@@ -20,11 +20,11 @@ class Tiny(Subject):
         return backend.new
 
     @pytest.fixture
-    def tensor(self, backend):
+    def from_numpy(self, backend):
         return lambda array: backend.new(array)
 
     @pytest.fixture
-    def read(self):
+    def to_numpy(self):
         return lambda cell: np.array(cell.value)
 
 

@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 
 import numpy as np
-from broken import fault
 
 from anyaccel.backend import AsyncCopy
 from anyaccel.device import Device
@@ -15,22 +14,24 @@ from anyaccel.numpy_backend import NumpyBackend, SimArray
 from anyaccel.numpy_backend.array_creation import handle
 from anyaccel.numpy_backend.sim_array import bare
 
+from .faults import fault
+
 CPU = Device("cpu")
 
 
-@fault("exchange", "test_take_lands")
+@fault("exchange", "test_from_host_owned_puts_the_tensor_on_the_device")
 class TakesOnTheHost(NumpyBackend):
     def from_host_owned(self, array, device):
         return super().from_host_owned(array, CPU)
 
 
-@fault("exchange", "test_take_keeps_values[transposed]")
+@fault("exchange", "test_from_host_owned_keeps_values[transposed]")
 class TakesMemoryAsItLies(NumpyBackend):
     def from_host_owned(self, array, device):
         return super().from_host_owned(array.ravel("K").reshape(array.shape), device)
 
 
-@fault("exchange", "test_take_keeps_values[read-only]")
+@fault("exchange", "test_from_host_owned_keeps_values[read-only]")
 class TakesOnlyWhatItMayWriteTo(NumpyBackend):
     def from_host_owned(self, array, device):
         if not array.flags.writeable:
@@ -38,7 +39,7 @@ class TakesOnlyWhatItMayWriteTo(NumpyBackend):
         return super().from_host_owned(array, device)
 
 
-@fault("exchange", "test_take_keeps_values[of memory that is not NumPy's]")
+@fault("exchange", "test_from_host_owned_keeps_values[over memory that is not NumPy's]")
 class TakesNumPysMemoryOnly(NumpyBackend):
     def from_host_owned(self, array, device):
         if array.flags.writeable and not (array.base is None or isinstance(array.base, np.ndarray)):
@@ -46,7 +47,7 @@ class TakesNumPysMemoryOnly(NumpyBackend):
         return super().from_host_owned(array, device)
 
 
-@fault("exchange", "test_what_was_taken_stays")
+@fault("exchange", "test_from_host_owned_tensors_keep_their_values")
 class OneWindowForAll(NumpyBackend):
     window = None
 
@@ -59,25 +60,25 @@ class OneWindowForAll(NumpyBackend):
         return self.window
 
 
-@fault("exchange", "test_take_refuses_what_it_lacks")
+@fault("exchange", "test_from_host_owned_refuses_unsupported_dtypes")
 class TakesObjects(NumpyBackend):
     def from_host_owned(self, array, device):
         return array if array.dtype.hasobject else super().from_host_owned(array, device)
 
 
-@fault("exchange", "test_buffers_are_as_asked[(6,)-int32]")
+@fault("exchange", "test_staging_buffers_have_the_requested_shape_and_dtype[(6,)-int32]")
 class BuffersOfFloats(NumpyBackend):
     def staging_buffer(self, shape, dtype, device):
         return np.empty(shape, "float32")
 
 
-@fault("exchange", "test_buffers_are_as_asked[(4, 2, 2)-uint8]")
+@fault("exchange", "test_staging_buffers_have_the_requested_shape_and_dtype[(4, 2, 2)-uint8]")
 class BuffersInFortransOrder(NumpyBackend):
     def staging_buffer(self, shape, dtype, device):
         return np.empty(shape, dtype, order="F")
 
 
-@fault("exchange", "test_buffers_are_apart")
+@fault("exchange", "test_staging_buffers_do_not_share_memory")
 class OneBuffer(NumpyBackend):
     def __init__(self):
         self.made = {}
@@ -86,19 +87,19 @@ class OneBuffer(NumpyBackend):
         return self.made.setdefault((shape, dtype), np.empty(shape, dtype))
 
 
-@fault("exchange", "test_what_is_sent_arrives")
+@fault("exchange", "test_copy_async_delivers_the_values")
 class ArrivesElsewhere(NumpyBackend):
     def copy_async(self, array, device):
         return super().copy_async(array, CPU)
 
 
-@fault("exchange", "test_what_is_sent_arrives")
+@fault("exchange", "test_copy_async_delivers_the_values")
 class NeverArrives(NumpyBackend):
     def copy_async(self, array, device):
         return replace(super().copy_async(array, device), wait=lambda: None)
 
 
-@fault("exchange", "test_a_part_of_a_buffer_is_sent[slice(0, 5, None)]")
+@fault("exchange", "test_copy_async_copies_part_of_a_buffer[slice(0, 5, None)]")
 class SendsTheWholeBuffer(NumpyBackend):
     def staging_buffer(self, shape, dtype, device):
         return np.empty(shape, dtype)
@@ -107,13 +108,13 @@ class SendsTheWholeBuffer(NumpyBackend):
         return super().copy_async(array if array.base is None else array.base, device)
 
 
-@fault("exchange", "test_a_buffer_is_free_once_it_was_read[False]")
+@fault("exchange", "test_a_staging_buffer_is_reusable_once_read[False]")
 class NeverReads(NumpyBackend):
     def copy_async(self, array, device):
         return replace(super().copy_async(array, device), source_reusable=lambda: None)
 
 
-@fault("exchange", "test_a_buffer_is_free_once_it_was_read[True]")
+@fault("exchange", "test_a_staging_buffer_is_reusable_once_read[True]")
 class SendsTheBufferItself(NumpyBackend):
     def copy_async(self, array, device):
         if device == CPU or array.dtype.kind not in "biuf":
@@ -123,7 +124,7 @@ class SendsTheBufferItself(NumpyBackend):
         return AsyncCopy(alias)
 
 
-@fault("exchange", "test_several_are_on_their_way")
+@fault("exchange", "test_several_copies_can_be_in_flight")
 class OnlyTheLastArrives(NumpyBackend):
     last = None
 
@@ -132,7 +133,7 @@ class OnlyTheLastArrives(NumpyBackend):
         return replace(sent, wait=lambda: sent.wait() if self.last is sent else None)
 
 
-@fault("exchange", "test_another_thread_sends")
+@fault("exchange", "test_copy_async_works_from_another_thread")
 class SendsInTheMainThread(NumpyBackend):
     def copy_async(self, array, device):
         if threading.current_thread() is not threading.main_thread():
@@ -140,11 +141,11 @@ class SendsInTheMainThread(NumpyBackend):
         return super().copy_async(array, device)
 
 
-@fault("exchange", "test_sent_arrays_are_refused_where_dtypes_are_lacking")
+@fault("exchange", "test_copy_async_refuses_unsupported_dtypes")
 class RefusesLate(NumpyBackend):
     def copy_async(self, array, device):
         return (
-            AsyncCopy(None, lambda: super().send(array, device))
+            AsyncCopy(None, lambda: super().copy_async(array, device))
             if array.dtype.hasobject
             else super().copy_async(array, device)
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from broken import fault
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.numpy_backend.transfers import moved
 from anyaccel.segment import NodeState
+
+from .faults import fault
 
 
 def lacking(inputs):
@@ -25,26 +26,26 @@ class Filled(ArrayProgram):
         ]
 
 
-@fault("compute", "test_what_needs_a_missing_input_is_left_out[False]")
+@fault("compute", "test_operations_that_need_a_missing_input_are_skipped[False]")
 class ZerosAreEvaluated(Filled):
     def forward(self, inputs):
         return super().forward(self.filled(inputs))
 
 
-@fault("compute", "test_what_needs_a_missing_input_is_left_out[True]")
+@fault("compute", "test_operations_that_need_a_missing_input_are_skipped[True]")
 class ZerosAreTrainedWith(Filled):
     def forward_pullback(self, inputs, scale=None):
         return super().forward_pullback(self.filled(inputs), scale)
 
 
-@fault("compute", "test_a_missing_target_leaves_out_its_loss_alone[True]")
+@fault("compute", "test_a_missing_target_skips_only_its_loss[True]")
 class NodesWithoutLossAreLeftOut(ArrayProgram):
     def forward_pullback(self, inputs, scale=None):
         x, t, *rest = inputs
         return super().forward_pullback([None if t is None else x, t, *rest], scale)
 
 
-@fault("compute", "test_what_depends_on_what_is_left_out_is_left_out[False]")
+@fault("compute", "test_operations_behind_a_skipped_one_are_skipped[False]")
 class JoinsWhatThereIs(ArrayProgram):
     def forward(self, inputs):
         outputs, losses = super().forward(inputs)
@@ -52,7 +53,7 @@ class JoinsWhatThereIs(ArrayProgram):
         return tuple(there[0] if one is None else one for one in outputs), losses
 
 
-@fault("compute", "test_nodes_that_no_gradient_reached_are_not_touched")
+@fault("compute", "test_nodes_without_a_gradient_are_not_updated")
 class ZerosAreGradients(ArrayProgram):
     def optimizer_step(self, scale=None):
         for node, parameters in self._state.parameters.items():
@@ -60,23 +61,23 @@ class ZerosAreGradients(ArrayProgram):
         super().optimizer_step(scale)
 
 
-@fault("compute", "test_turns_are_as_each_alone")
+@fault("compute", "test_alternating_inputs_train_each_model_as_if_alone")
 class TurnsAreCountedTogether(ArrayProgram):
     def optimizer_step(self, scale=None):
         super().optimizer_step(scale)
-        states = self._learning.states
+        states = self._state.states
         most = max((state.step for state in states.values()), default=0)
-        self._learning.states = {node: NodeState(most, state.slots) for node, state in states.items()}
+        self._state.states = {node: NodeState(most, state.slots) for node, state in states.items()}
 
 
-@fault("compute", "test_cotangents_of_what_is_missing_are_none")
+@fault("compute", "test_cotangents_of_missing_inputs_are_none")
 class CotangentsOfNothing(ArrayProgram):
     def forward_pullback(self, inputs, scale=None):
         outputs, losses, pullback = super().forward_pullback(inputs, scale)
         return outputs, losses, lambda c: tuple(np.zeros(()) if one is None else one for one in pullback(c))
 
 
-@fault("compute", "test_buffers_of_what_is_left_out_stay")
+@fault("compute", "test_buffers_of_skipped_operations_do_not_change")
 class BuffersGoOn(Filled):
     def forward_pullback(self, inputs, scale=None):
         if lacking(inputs):
@@ -84,7 +85,7 @@ class BuffersGoOn(Filled):
         return super().forward_pullback(inputs, scale)
 
 
-@fault("compute", "test_a_shared_model_learns_from_what_there_is")
+@fault("compute", "test_a_shared_model_learns_from_the_inputs_that_are_given")
 class SharedModelsWait(ArrayProgram):
     def forward_pullback(self, inputs, scale=None):
         found = super().forward_pullback(inputs, scale)
@@ -94,14 +95,14 @@ class SharedModelsWait(ArrayProgram):
         return found
 
 
-@fault("compute", "test_a_shared_models_optimizer_goes_on_in_the_next_phase")
+@fault("compute", "test_a_shared_models_optimizer_state_continues_in_the_next_phase")
 class SharedModelsBeginAgain(ArrayProgram):
     def close(self):
         owner = self._layout.owner
         return {**super().close(), **{label: NodeState() for label in owner if owner[label] != label}}
 
 
-@fault("compute", "test_figures_of_gradients_are_of_those_there_are")
+@fault("compute", "test_grad_stats_cover_only_existing_gradients")
 class FiguresOfNothing(ArrayProgram):
     whole = True
 

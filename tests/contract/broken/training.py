@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from broken import fault
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import bare
 from anyaccel.segment import NodeState
 from anyaccel.specs import Optimizer
+
+from .faults import fault
 
 
 def reoptimized(segment, change):
@@ -43,32 +44,32 @@ class Late(Optimizer):
         return self.lr * self.schedule.factor(step + 1)
 
 
-@fault("compute", "test_an_optimizer_is_its_formula[adam]")
+@fault("compute", "test_an_optimizer_follows_its_formula[adam]")
 def adam_without_bias_correction(segment):
     return reoptimized(segment, lambda o: remade(Uncorrected, o))
 
 
-@fault("compute", "test_an_optimizer_is_its_formula[a schedule]")
+@fault("compute", "test_an_optimizer_follows_its_formula[a schedule]")
 def schedule_off_by_one(segment):
     return reoptimized(segment, lambda o: remade(Late, o))
 
 
-@fault("compute", "test_an_optimizer_is_its_formula[adamw]")
+@fault("compute", "test_an_optimizer_follows_its_formula[adamw]")
 def adamw_is_adam(segment):
     return reoptimized(segment, lambda o: remade(Optimizer, o, name="adam") if o.name == "adamw" else o)
 
 
-@fault("compute", "test_an_optimizer_is_its_formula[nesterov]")
+@fault("compute", "test_an_optimizer_follows_its_formula[nesterov]")
 def nesterov_is_momentum(segment):
     return reoptimized(segment, lambda o: remade(Optimizer, o, nesterov=False) if o.name == "momentum" else o)
 
 
-@fault("compute", "test_an_optimizer_is_its_formula[sgd with decay]")
+@fault("compute", "test_an_optimizer_follows_its_formula[sgd with decay]")
 def decay_is_ignored(segment):
     return reoptimized(segment, lambda o: remade(Optimizer, o, weight_decay=0.0))
 
 
-@fault("compute", "test_apply_scales_the_gradients_before_all_else[sgd with decay]")
+@fault("compute", "test_optimizer_step_scales_gradients_first[sgd with decay]")
 class ClippingIsIgnored(ArrayProgram):
     """Where weights decay: the kit's own steps in parts weigh them by this scale, too."""
 
@@ -77,7 +78,7 @@ class ClippingIsIgnored(ArrayProgram):
         super().optimizer_step(None if decays else scale)
 
 
-@fault("compute", "test_apply_does_not_clip_by_itself")
+@fault("compute", "test_optimizer_step_does_not_clip_by_itself")
 class ClipsTwice(ArrayProgram):
     def optimizer_step(self, scale=None):
         limits = {group.name: group.optimizer.clip_norm for group in self.segment.groups}
@@ -86,14 +87,14 @@ class ClipsTwice(ArrayProgram):
         super().optimizer_step({name: clips.get(name, 1.0) * (scale or {}).get(name, 1.0) for name in limits})
 
 
-@fault("compute", "test_apply_forgets_the_gradients")
+@fault("compute", "test_optimizer_step_clears_the_gradients")
 class SmallStepsAreSkipped(ArrayProgram):
     def optimizer_step(self, scale=None):
         if self.segment.groups[0].optimizer.lr > 1e-6:
             super().optimizer_step(scale)
 
 
-@fault("compute", "test_discard_forgets_the_gradients_without_a_step")
+@fault("compute", "test_zero_grad_clears_the_gradients_without_a_step")
 class DiscardDoesNothing(ArrayProgram):
     busy = False
 
@@ -112,13 +113,13 @@ class DiscardDoesNothing(ArrayProgram):
             super().zero_grad()
 
 
-@fault("compute", "test_reduce_replaces_every_gradient")
+@fault("compute", "test_map_gradients_replaces_every_gradient")
 class ReduceOnlyLooks(ArrayProgram):
     def map_gradients(self, fn):
         super().map_gradients(lambda gradient: (fn(gradient), gradient)[1])
 
 
-@fault("compute", "test_reduce_goes_in_the_order_of_the_parameters")
+@fault("compute", "test_map_gradients_follows_the_order_of_the_parameters")
 class ReducesBackwards(ArrayProgram):
     def map_gradients(self, fn):
         found = []
@@ -134,7 +135,7 @@ class NormIsNotSquared(ArrayProgram):
         return {name: (np.sqrt(square), finite) for name, (square, finite) in super().grad_stats().items()}
 
 
-@fault("compute", "test_grad_stats_see_what_is_not_finite[inf]")
+@fault("compute", "test_grad_stats_detect_non_finite_gradients[inf]")
 class AllIsFinite(ArrayProgram):
     def grad_stats(self):
         return {name: (square, finite | True) for name, (square, finite) in super().grad_stats().items()}
@@ -143,7 +144,7 @@ class AllIsFinite(ArrayProgram):
 # -- life --------------------------------------------------------------------------------------------------------------
 
 
-@fault("compute", "test_a_snapshot_brings_back_all_a_step_changes[buffered_model]")
+@fault("compute", "test_restore_undoes_everything_a_step_changes[buffered_model]")
 class BuffersAreWrittenInPlace(NumpyOps):
     def vjp(self, model, parameters, buffers, *rest):
         applied = super().vjp(model, parameters, buffers, *rest)
@@ -152,7 +153,7 @@ class BuffersAreWrittenInPlace(NumpyOps):
         return applied._replace(buffers=None)
 
 
-@fault("compute", "test_a_snapshot_brings_back_all_a_step_changes[random_model]")
+@fault("compute", "test_restore_undoes_everything_a_step_changes[random_model]")
 class SnapshotWithoutRandomState(ArrayProgram):
     key = 0
 
@@ -165,7 +166,7 @@ class SnapshotWithoutRandomState(ArrayProgram):
         super().seed(self.key)
 
 
-@fault("compute", "test_a_snapshot_brings_back_all_a_step_changes[model]")
+@fault("compute", "test_restore_undoes_everything_a_step_changes[model]")
 class SnapshotIsUsedUp(ArrayProgram):
     def snapshot(self):
         return [super().snapshot()]
@@ -174,7 +175,7 @@ class SnapshotIsUsedUp(ArrayProgram):
         super().restore(snapshot.pop())
 
 
-@fault("compute", "test_restore_forgets_gradients")
+@fault("compute", "test_restore_clears_gradients")
 class RestoreKeepsGradients(ArrayProgram):
     pending = None
 
@@ -192,7 +193,7 @@ class RestoreKeepsGradients(ArrayProgram):
             super().forward_pullback(self.pending)[2]([None] * len(self.segment.outputs))
 
 
-@fault("compute", "test_states_are_by_node_with_the_slots_of_the_formulas[adam]")
+@fault("compute", "test_optimizer_states_have_the_slots_of_the_formulas[adam]")
 class SlotsOfItsOwn(ArrayProgram):
     def optimizer_states(self):
         return {
@@ -201,13 +202,13 @@ class SlotsOfItsOwn(ArrayProgram):
         }
 
 
-@fault("compute", "test_release_gives_the_result_to_the_users_model")
+@fault("compute", "test_close_writes_the_result_to_the_users_model")
 class ReleaseWritesNothing(NumpyOps):
     def write(self, model, parameters, buffers):
         pass
 
 
-@fault("compute", "test_publish_gives_the_values_of_now_and_the_program_goes_on")
+@fault("compute", "test_sync_models_writes_current_values_and_training_continues")
 class PublishesNothing(ArrayProgram):
     def sync_models(self):
         pass
@@ -217,13 +218,13 @@ class PublishesNothing(ArrayProgram):
         return super().close()
 
 
-@fault("compute", "test_release_gives_buffers_too")
+@fault("compute", "test_close_writes_buffers_too")
 class ReleaseWritesNoBuffers(NumpyOps):
     def write(self, model, parameters, buffers):
         super().write(model, parameters, self.buffers(model))
 
 
-@fault("compute", "test_release_may_be_called_twice")
+@fault("compute", "test_close_may_be_called_twice")
 class ReleasesOnlyOnce(ArrayProgram):
     released = False
 
@@ -234,13 +235,13 @@ class ReleasesOnlyOnce(ArrayProgram):
         return super().close()
 
 
-@fault("compute", "test_training_goes_on_where_it_ended[adam]")
+@fault("compute", "test_training_continues_from_returned_states[adam]")
 class StepsAreCountedAnew(ArrayProgram):
     def close(self):
         return {node: NodeState(0, state.slots) for node, state in super().close().items()}
 
 
-@fault("compute", "test_training_goes_on_on_another_device")
+@fault("compute", "test_training_continues_on_another_device")
 def states_elsewhere_are_dropped(segment):
     device = segment.operations[0].device
     found = {

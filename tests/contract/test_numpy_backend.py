@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,23 +11,21 @@ from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.testing import suite
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one
-
-from subjects import Reference, Simulated
-from writers import Guarded, writing_model
+from .broken.in_place_models import CopyingBackend, mutating_model
+from .subjects import CpuSubject, SimulatedSubject
 
 
-class Writing(Reference):
+class Writing(CpuSubject):
     """The same with copies of inputs for models that write to them."""
 
-    cls = Guarded
+    cls = CopyingBackend
 
     @pytest.fixture
-    def writing_model(self):
-        return writing_model
+    def mutating_model(self):
+        return mutating_model
 
 
-class Narrow(Simulated):
+class Narrow(SimulatedSubject):
     """The same on simulated devices that lack float64, as some real ones do."""
 
     float64 = False
@@ -85,9 +80,9 @@ class WithoutWide(Narrow):
 
 
 globals().update(
-    suite(Reference, "OnCpu")
+    suite(CpuSubject, "OnCpu")
     | suite(Writing, "Writing")
-    | suite(Simulated, "Simulated")
+    | suite(SimulatedSubject, "Simulated")
     | suite(Narrow, "Narrow")
     | suite(WithoutWide, "WithoutWide")
 )

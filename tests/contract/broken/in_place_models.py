@@ -1,4 +1,4 @@
-"""A model that writes to its input, and a backend over NumPy that guards what others own against it."""
+"""A model that writes to its input, and a NumPy backend that gives such models copies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from anyaccel.numpy_backend import Dense, Module, NumpyBackend, Sequential
 from anyaccel.numpy_backend.ops import NumpyOps
 
 
-class Halved(Module):
-    """Halves its input in place, which modules of the reference backend may not do."""
+class HalveInPlace(Module):
+    """Halves its input in place, which modules of the NumPy backend may not do."""
 
     def apply(self, values, inputs, *, train, key):
         (x,) = inputs
@@ -18,23 +18,23 @@ class Halved(Module):
         return VjpResult((x,), lambda cotangents: ({}, (cotangents[0] * 0.5,)))
 
 
-def writing_model():
-    """[4] to [3], and the input is not what it was."""
-    return Sequential(Halved(), Dense(3))
+def mutating_model():
+    """A model [4] to [3] that changes its input."""
+    return Sequential(HalveInPlace(), Dense(3))
 
 
-class GuardedOps(NumpyOps):
-    """Models get copies."""
+class CopyingOps(NumpyOps):
+    """Gives models copies of their inputs."""
 
     def vjp(self, model, parameters, buffers, inputs, train, key):
         return super().vjp(model, parameters, buffers, tuple(x.copy() for x in inputs), train, key)
 
 
-class Guarded(NumpyBackend):
-    """Knows which models write, and lets them."""
+class CopyingBackend(NumpyBackend):
+    """Reports which models write to their inputs, and copies inputs for them."""
 
     def mutates_inputs(self, model, inputs):
-        return isinstance(model, Sequential) and any(isinstance(layer, Halved) for layer in model.layers)
+        return isinstance(model, Sequential) and any(isinstance(layer, HalveInPlace) for layer in model.layers)
 
     def build(self, segment):
-        return ArrayProgram(segment, GuardedOps())
+        return ArrayProgram(segment, CopyingOps())

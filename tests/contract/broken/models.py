@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from broken import SECOND, fault
 
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.numpy_backend import NumpyBackend, SequentialMLP
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.sim_array import bare
+
+from .faults import SECOND, fault
 
 CPU = Device("cpu")
 
@@ -30,7 +31,7 @@ class InfersTheBatchToo(NumpyBackend):
         return tuple(replace(spec, shape=(1, *spec.shape)) for spec in super().infer(model, inputs, seed))
 
 
-@fault("compute", "test_infer_keeps_what_is_built")
+@fault("compute", "test_infer_keeps_the_weights_of_a_built_model")
 class InfersAnew(NumpyBackend):
     def infer(self, model, inputs, seed):
         found = super().infer(model, inputs, seed)
@@ -47,13 +48,13 @@ class InfersInItsOwnWords(NumpyBackend):
         return super().infer(model, inputs, seed)
 
 
-@fault("compute", "test_dtype_of_is_that_of_the_inputs_it_wants")
+@fault("compute", "test_dtype_of_is_the_dtype_of_its_inputs")
 class KnowsNoDtype(NumpyBackend):
     def dtype_of(self, model):
         return None if model.dtype == "float32" else model.dtype
 
 
-@fault("compute", "test_parameters_are_told_with_whole_shapes")
+@fault("compute", "test_parameters_are_described_with_their_shapes")
 class ParametersPerSample(NumpyBackend):
     def parameters(self, model):
         return {name: replace(spec, shape=spec.shape[1:]) for name, spec in super().parameters(model).items()}
@@ -72,7 +73,7 @@ class ConfigurationIsAnother(NumpyBackend):
         return {"SequentialMLP": Forgetful}
 
 
-@fault("compute", "test_the_standard_model_has_the_weights_of_its_recipe[(4,)]")
+@fault("compute", "test_the_standard_model_has_its_specified_weights[(4,)]")
 class WeightsOfItsOwn(NumpyBackend):
     def infer(self, model, inputs, seed):
         return super().infer(model, inputs, seed + 1)
@@ -90,7 +91,7 @@ class TakesOneInput(NumpyBackend):
         return super().infer(model, inputs[:1], seed) if len(inputs) == 1 else ()
 
 
-@fault("compute", "test_place_takes_a_model_along")
+@fault("compute", "test_place_moves_a_model")
 class PlacesParametersOnly(NumpyBackend):
     def place(self, obj, device):
         if isinstance(obj, Module) and device == SECOND:
@@ -98,7 +99,7 @@ class PlacesParametersOnly(NumpyBackend):
         return super().place(obj, device)
 
 
-@fault("compute", "test_place_of_a_placed_model_changes_nothing")
+@fault("compute", "test_placing_a_placed_model_changes_nothing")
 class PlacesModelsAnew(NumpyBackend):
     def place(self, obj, device):
         if isinstance(obj, Module) and self.device_of(obj) == device:
@@ -112,7 +113,7 @@ class OwnsArraysOnly(NumpyBackend):
         return super().owns(obj) and not isinstance(obj, Module)
 
 
-@fault("compute", "test_state_is_of_arrays_by_name")
+@fault("compute", "test_state_maps_names_to_arrays")
 class StateHasAVersion(NumpyBackend):
     def state(self, model):
         return {**super().state(model), "version": np.array(1)}
@@ -135,7 +136,7 @@ class StateIsTheMemory(NumpyBackend):
         return {**super().state(model), **live}
 
 
-@fault("compute", "test_state_goes_back_in")
+@fault("compute", "test_state_can_be_loaded_back")
 class LoadsWhatItLikes(NumpyBackend):
     def load_state(self, model, state):
         before = super().state(model)
@@ -143,7 +144,7 @@ class LoadsWhatItLikes(NumpyBackend):
             super().load_state(model, state)
 
 
-@fault("compute", "test_state_is_written_where_the_model_is")
+@fault("compute", "test_load_state_keeps_the_model_on_its_device")
 class LoadingMoves(NumpyBackend):
     def load_state(self, model, state):
         super().load_state(model, state)
@@ -151,13 +152,13 @@ class LoadingMoves(NumpyBackend):
             self.place(model, CPU)
 
 
-@fault("compute", "test_a_state_that_does_not_fit_is_refused_whole[missing]")
+@fault("compute", "test_a_state_that_does_not_fit_is_refused_as_a_whole[missing name]")
 class LoadsWhatIsThere(NumpyBackend):
     def load_state(self, model, state):
         super().load_state(model, {**super().state(model), **state})
 
 
-@fault("compute", "test_a_state_that_does_not_fit_is_refused_whole[shape]")
+@fault("compute", "test_a_state_that_does_not_fit_is_refused_as_a_whole[shape]")
 class LoadsHalfAndStops(NumpyBackend):
     def load_state(self, model, state):
         before = super().state(model)
@@ -169,25 +170,25 @@ class LoadsHalfAndStops(NumpyBackend):
             raise
 
 
-@fault("compute", "test_every_named_optimizer_is_taken[adamw]")
+@fault("compute", "test_every_named_optimizer_is_supported[adamw]")
 class LacksAdamW(NumpyBackend):
     def unsupported_reason(self, recipe):
         return "no adamw" if recipe.name == "adamw" else super().unsupported_reason(recipe)
 
 
-@fault("compute", "test_every_named_loss_is_taken[mae]")
+@fault("compute", "test_every_named_loss_is_supported[mae]")
 class LacksMae(NumpyBackend):
     def unsupported_reason(self, recipe):
         return "no mae" if recipe.name == "mae" else super().unsupported_reason(recipe)
 
 
-@fault("compute", "test_a_model_that_mixes_rows_is_known[buffered_model]")
+@fault("compute", "test_batch_coupling_detects_models_that_mix_rows[buffered_model]")
 class MixesInSilence(NumpyBackend):
     def batch_coupling(self, model):
         return ""
 
 
-@fault("compute", "test_a_model_that_mixes_rows_is_known[model]")
+@fault("compute", "test_batch_coupling_detects_models_that_mix_rows[model]")
 class AllModelsMix(NumpyBackend):
     def batch_coupling(self, model):
         return "whatever it is"

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import numpy as np
-from broken import fault
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import put
 
+from .faults import fault
+
 # -- whole steps -------------------------------------------------------------------------------------------------------
 
 
-@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd]")
+@fault("multi_step", "test_train_steps_equal_single_steps[sgd]")
 class StepsDropARow(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size):
-        return np.concatenate([super(StepsDropARow, self).train_steps(columns, orders, start + i * batch_size, 1, batch_size - 1)
-                               for i in range(n_steps)])  # fmt: skip
+        run = super().train_steps
+        return np.concatenate([run(columns, orders, start + i * batch_size, 1, batch_size - 1) for i in range(n_steps)])
 
 
-@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd, clipped]")
+@fault("multi_step", "test_train_steps_equal_single_steps[sgd, clipped]")
 class StepsDoNotClip(ArrayProgram):
     stepping = False
 
@@ -34,7 +35,7 @@ class StepsDoNotClip(ArrayProgram):
         super().optimizer_step(None if self.stepping else scale)
 
 
-@fault("stepping", "test_each_column_has_an_order_of_its_own")
+@fault("multi_step", "test_each_column_has_its_own_order")
 class OneOrderForAll(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         return super().train_steps(columns, orders[:1] * len(orders), start, n_steps, batch_size)
@@ -64,7 +65,7 @@ class StepsWithoutBuffers(ArrayProgram):
         return found
 
 
-@fault("stepping", "test_buffers_change_as_in_the_plain_way")
+@fault("multi_step", "test_buffers_change_as_in_single_steps")
 class StepsKeepBuffers(NumpyBackend):
     def build(self, segment):
         return StepsWithoutBuffers(segment, SwitchedOps())
@@ -77,7 +78,7 @@ class ReadsOrdersAsWide(ArrayProgram):
         return super().train_steps(columns, [order.view("int64") for order in orders], start, n_steps, batch_size)
 
 
-@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[sgd]")
+@fault("multi_step", "test_train_steps_equal_single_steps[sgd]")
 class StepsTakeWideOrdersOnly(NumpyBackend):
     index_dtype = "int32"
 
@@ -85,14 +86,14 @@ class StepsTakeWideOrdersOnly(NumpyBackend):
         return ReadsOrdersAsWide(segment, NumpyOps())
 
 
-@fault("stepping", "test_losses_are_a_table_on_the_device")
+@fault("multi_step", "test_losses_are_a_matrix_on_the_device")
 class LossesAreARow(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         found = super().train_steps(columns, orders, start, n_steps, batch_size)
         return found if len(self.segment.losses) == 1 else found.T
 
 
-@fault("stepping", "test_one_call_is_two_calls_of_half[random_model]")
+@fault("multi_step", "test_one_call_equals_two_calls_of_half[random_model]")
 class CallsDrawTheSame(ArrayProgram):
     key = 0
 
@@ -105,7 +106,7 @@ class CallsDrawTheSame(ArrayProgram):
         return super().train_steps(columns, orders, start, n_steps, batch_size)
 
 
-@fault("stepping", "test_steps_follow_the_seed")
+@fault("multi_step", "test_steps_follow_the_seed")
 class StepsHaveTheirOwnSeed(ArrayProgram):
     fresh = True
 
@@ -120,13 +121,13 @@ class StepsHaveTheirOwnSeed(ArrayProgram):
         return super().train_steps(columns, orders, start, n_steps, batch_size)
 
 
-@fault("stepping", "test_steps_start_where_they_are_told")
+@fault("multi_step", "test_train_steps_begin_at_start")
 class StepsCountBatches(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         return super().train_steps(columns, orders, start // batch_size * batch_size, n_steps, batch_size)
 
 
-@fault("stepping", "test_steps_go_on_from_single_steps")
+@fault("multi_step", "test_train_steps_continue_from_single_steps")
 class StepsHaveTheirOwnState(ArrayProgram):
     def __init__(self, segment, ops):
         super().__init__(segment, ops)
@@ -136,7 +137,7 @@ class StepsHaveTheirOwnState(ArrayProgram):
         return self.inner.train_steps(columns, orders, start, n_steps, batch_size)
 
 
-@fault("stepping", "test_a_snapshot_holds_between_steps")
+@fault("multi_step", "test_restore_undoes_train_steps")
 class StepsAreNotRestored(ArrayProgram):
     stepped = False
 
@@ -149,7 +150,7 @@ class StepsAreNotRestored(ArrayProgram):
             super().restore(snapshot)
 
 
-@fault("stepping", "test_steps_are_the_steps_of_the_plain_way[adam]")
+@fault("multi_step", "test_train_steps_equal_single_steps[adam]")
 class StepsIgnoreTheOrder(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         plain = [put(np.arange(len(np.asarray(order))), order.on) for order in orders]

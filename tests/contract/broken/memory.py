@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broken import fault
-
 from anyaccel.backend import MemoryInfo
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend, SimArray
 from anyaccel.numpy_backend.sim_array import bare
 
+from .faults import fault
+
 CPU = Device("cpu")
 
 
-@fault("memory", "test_figures_are_counts_of_bytes")
+@fault("memory", "test_memory_values_are_counts_of_bytes")
 class MemoryInGigabytes(NumpyBackend):
     def memory(self, device):
         info = super().memory(device)
@@ -24,7 +24,7 @@ class MemoryInGigabytes(NumpyBackend):
         return replace(super().device_info(device), total_memory=0)
 
 
-@fault("memory", "test_figures_fit_together")
+@fault("memory", "test_used_and_free_memory_fit_into_the_total")
 class MoreFreeThanThereIs(NumpyBackend):
     def memory(self, device):
         info = super().memory(device)
@@ -47,7 +47,7 @@ class TwoTotals(NumpyBackend):
         return replace(super().device_info(device), total_memory=17)
 
 
-@fault("memory", "test_the_cpu_has_what_the_process_may_have")
+@fault("memory", "test_the_cpu_reports_the_memory_limit_of_the_process")
 class TheWholeMachine(NumpyBackend):
     def memory(self, device):
         info = super().memory(device)
@@ -57,7 +57,7 @@ class TheWholeMachine(NumpyBackend):
         return replace(super().device_info(device), total_memory=0)
 
 
-@fault("memory", "test_release_keeps_tensors")
+@fault("memory", "test_release_memory_keeps_live_tensors")
 class ReleasesWhatIsInUse(NumpyBackend):
     last = None
 
@@ -70,7 +70,7 @@ class ReleasesWhatIsInUse(NumpyBackend):
             bare(self.last)[...] = 0
 
 
-@fault("memory", "test_release_may_be_called_twice")
+@fault("memory", "test_release_memory_may_be_called_twice")
 class ReleasesOnce(NumpyBackend):
     released = False
 
@@ -80,13 +80,13 @@ class ReleasesOnce(NumpyBackend):
         self.released = True
 
 
-@fault("memory", "test_share_answers_in_words")
+@fault("memory", "test_share_returns_a_description")
 class SharesWithoutAWord(NumpyBackend):
     def share(self, device, fraction):
         return "" if device == CPU else None
 
 
-@fault("memory", "test_share_answers_in_words")
+@fault("memory", "test_share_returns_a_description")
 class SharesOnce(NumpyBackend):
     shared = False
 
@@ -97,7 +97,7 @@ class SharesOnce(NumpyBackend):
         return ""
 
 
-@fault("memory", "test_the_cpu_is_shared_already")
+@fault("memory", "test_share_does_nothing_on_the_cpu")
 class KeepsTheCpu(NumpyBackend):
     def share(self, device, fraction):
         return f"{device} is used already"

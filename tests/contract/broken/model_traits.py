@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 
 import numpy as np
-from broken import fault
-from writers import Guarded, GuardedOps
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.device import Device
@@ -14,18 +12,21 @@ from anyaccel.numpy_backend import Module, NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import bare
 
+from .faults import fault
+from .in_place_models import CopyingBackend, CopyingOps
+
 CPU = Device("cpu")
 
 # -- how models are held -----------------------------------------------------------------------------------------------
 
 
-@fault("compute", "test_wrap_twice_is_wrap_once")
+@fault("compute", "test_wrap_is_idempotent")
 class WrapsAnew(NumpyBackend):
     def wrap(self, model):
         return copy.copy(model)
 
 
-@fault("compute", "test_it_owns_what_it_wraps")
+@fault("compute", "test_it_owns_wrapped_models")
 class OwnsWhatIsBuilt(NumpyBackend):
     def owns(self, obj):
         return super().owns(obj) and (not isinstance(obj, Module) or obj.is_built)
@@ -37,13 +38,13 @@ class ValuesComeWithThePlace(NumpyBackend):
         return {} if self.device_of(model) == CPU else super().state(model)
 
 
-@fault("compute", "test_writes_is_told_and_changes_nothing[model]")
+@fault("compute", "test_mutates_inputs_is_a_bool_and_changes_nothing[model]")
 class CountsWrites(NumpyBackend):
     def mutates_inputs(self, model, inputs):
         return 0
 
 
-@fault("compute", "test_writes_is_told_and_changes_nothing[buffered_model]")
+@fault("compute", "test_mutates_inputs_is_a_bool_and_changes_nothing[buffered_model]")
 class TriesWritesOut(NumpyBackend):
     def mutates_inputs(self, model, inputs):
         for name, value in model.buffers.items():
@@ -51,13 +52,13 @@ class TriesWritesOut(NumpyBackend):
         return False
 
 
-@fault("compute", "test_a_model_that_writes_is_known")
-class KnowsNoWriter(Guarded):
-    def writes(self, model, inputs):
+@fault("compute", "test_mutates_inputs_detects_an_in_place_model")
+class KnowsNoWriter(CopyingBackend):
+    def mutates_inputs(self, model, inputs):
         return False
 
 
-@fault("compute", "test_layout_is_a_pair_of_words")
+@fault("compute", "test_data_format_is_a_pair_of_known_words")
 class LayoutsOfItsOwn(NumpyBackend):
     def data_format(self, model):
         return "NHWC", ""
@@ -66,7 +67,7 @@ class LayoutsOfItsOwn(NumpyBackend):
 # -- what is given to programs -----------------------------------------------------------------------------------------
 
 
-@fault("compute", "test_what_is_given_is_never_written_to[model]")
+@fault("compute", "test_inputs_are_never_written_to[model]")
 class AddsIntoCotangents(ArrayProgram):
     def forward_pullback(self, inputs, scale=None):
         outputs, losses, pullback = super().forward_pullback(inputs, scale)
@@ -81,13 +82,13 @@ class AddsIntoCotangents(ArrayProgram):
         return outputs, losses, adding
 
 
-@fault("compute", "test_what_is_given_is_never_written_to[writing_model]")
-class GuardsNothing(Guarded):
+@fault("compute", "test_inputs_are_never_written_to[mutating_model]")
+class GuardsNothing(CopyingBackend):
     def build(self, segment):
         return ArrayProgram(segment, NumpyOps())
 
 
-@fault("compute", "test_what_is_given_is_never_written_to[buffered_model]")
+@fault("compute", "test_inputs_are_never_written_to[buffered_model]")
 class NormalizesInPlace(ArrayProgram):
     def forward(self, inputs):
         found = super().forward(inputs)
@@ -107,8 +108,8 @@ class GuardsInputs(ArrayProgram):
         return super().forward_pullback([value.copy() for value in inputs], scale)
 
 
-@fault("compute", "test_a_model_that_writes_spoils_no_others")
-class GuardsInputsOnly(Guarded):
+@fault("compute", "test_an_in_place_model_does_not_affect_others")
+class GuardsInputsOnly(CopyingBackend):
     def build(self, segment):
         return GuardsInputs(segment, NumpyOps())
 
@@ -123,36 +124,36 @@ class Rolling(ArrayProgram):
         return found
 
 
-@fault("stepping", "test_steps_leave_the_columns_as_they_are[writing_model]")
-class StepsMoveTheColumns(Guarded):
+@fault("multi_step", "test_train_steps_do_not_change_the_columns[mutating_model]")
+class StepsMoveTheColumns(CopyingBackend):
     def build(self, segment):
-        return Rolling(segment, GuardedOps())
+        return Rolling(segment, CopyingOps())
 
 
 # -- clipping ----------------------------------------------------------------------------------------------------------
 
 
-@fault("compute", "test_a_clip_factor_is_its_formula[of several parts]")
+@fault("compute", "test_a_clip_factor_follows_its_formula[several parts]")
 class NormsAreAdded(ArrayProgram):
     def clip_factor(self, limit, squares):
         return np.minimum(1.0, limit / (sum(np.sqrt(square) for square in squares) + 1e-6))
 
 
-@fault("compute", "test_a_clip_factor_is_its_formula[tiny]")
+@fault("compute", "test_a_clip_factor_follows_its_formula[tiny]")
 class DividesByTheNormAlone(ArrayProgram):
     def clip_factor(self, limit, squares):
         norm = float(np.sqrt(np.asarray(sum(squares))))
         return limit / norm if norm > limit else 1.0 + 0.0 * norm
 
 
-@fault("compute", "test_a_clip_factor_is_its_formula[not a number]")
+@fault("compute", "test_a_clip_factor_follows_its_formula[NaN]")
 class NothingIsNoLimit(ArrayProgram):
     def clip_factor(self, limit, squares):
         factor = float(np.asarray(super().clip_factor(limit, squares)))
         return 1.0 if np.isnan(factor) else factor
 
 
-@fault("compute", "test_a_clip_factor_is_what_apply_takes[0.001]")
+@fault("compute", "test_a_clip_factor_can_be_given_to_optimizer_step[0.001]")
 class AppliesNumbersOnly(ArrayProgram):
     def optimizer_step(self, scale=None):
         super().optimizer_step({name: factor for name, factor in (scale or {}).items() if isinstance(factor, float)})

@@ -1,11 +1,9 @@
-"""TracedProgram: compiled, one by one, and when which."""
+"""TracedProgram: what is compiled, when, and what is cached."""
 
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,14 +17,12 @@ from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.segment import ParameterGroup
 from anyaccel.specs import Loss, Optimizer
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one
-
-from lives import ROWS, Case
-from taped import TapedOps
+from .program_history import ROWS, SegmentBuilder
+from .taped_ops import TapedOps
 
 
 class CountedOps(TapedOps):
-    """Counts what is compiled and what is called compiled."""
+    """Logs compilations and calls of compiled functions."""
 
     def __init__(self, log=None):
         self.log = [] if log is None else log
@@ -54,8 +50,8 @@ class UntraceableOps(CountedOps):
         return refuse
 
 
-class PatientOps(CountedOps):
-    """One by one for as long as nobody asks."""
+class EagerOps(CountedOps):
+    """Stays uncompiled until compilation is requested."""
 
     eager_seconds = 1e9
 
@@ -70,8 +66,8 @@ class SharingOps(CountedOps):
         return attributes_key([("", model)], lambda _: {"parameters", "buffers"}, lambda _: False)
 
 
-class Backend(NumpyBackend):
-    """Programs of some ops."""
+class OpsBackend(NumpyBackend):
+    """Builds programs with the given ops."""
 
     def __init__(self, ops):
         self.ops = ops
@@ -80,82 +76,82 @@ class Backend(NumpyBackend):
         return TracedProgram(segment, self.ops)
 
 
-def made(ops, **settings):
-    """A program of one dense layer, its columns and its orders."""
-    case = Case(Backend(ops))
-    case.node("a", case.dense(), "x")
-    case.loss("a t", **settings)
-    program = case.backend.build(case.segment(outputs="a"))
-    columns = tuple(case.columns.values())
+def dense_program(ops, **settings):
+    """A program of one dense layer, its columns and its row orders."""
+    builder = SegmentBuilder(OpsBackend(ops))
+    builder.node("a", builder.dense(), "x")
+    builder.loss("a t", **settings)
+    program = builder.backend.build(builder.segment(outputs="a"))
+    columns = tuple(builder.columns.values())
     return program, columns, [np.arange(ROWS)] * len(columns)
 
 
-def lived(ops):
-    """Losses of both ways of training."""
-    program, columns, orders = made(ops)
+def train(ops):
+    """The losses of single steps and of `train_steps`, and the program."""
+    program, columns, orders = dense_program(ops)
     losses = [program.forward(columns)[1]["loss0"][0]]
-    _, found, pull = program.forward_pullback(columns)
-    pull([None])
+    _, step_losses, pullback = program.forward_pullback(columns)
+    pullback([None])
     program.optimizer_step()
-    losses.append(found["loss0"][0])
+    losses.append(step_losses["loss0"][0])
     return [*map(float, losses), *program.train_steps(columns, orders, 0, 3, 2)[:, 0].tolist()], program
 
 
-def test_what_cannot_be_traced_is_done_one_by_one_with_the_same_numbers():
-    found, program = lived(UntraceableOps())
-    assert found == pytest.approx(lived(TapedOps())[0], rel=1e-12)
+def test_an_untraceable_program_runs_uncompiled_with_the_same_losses():
+    losses, program = train(UntraceableOps())
+    assert losses == pytest.approx(train(TapedOps())[0], rel=1e-12)
     assert program.untraceable_reason == "TypeError: a value is wanted"
     assert program.estimate_compile(10) is None
     with pytest.raises(CompileError) as caught:
         program.compile((), (), 2)
-    assert str(caught.value) == ("steps of segment 'case' cannot be compiled: TypeError: a value is wanted.")
+    assert str(caught.value) == ("steps of segment 'built' cannot be compiled: TypeError: a value is wanted.")
 
 
-def test_steps_that_cannot_be_compiled_say_why_and_go_on():
-    program, columns, orders = made(UntraceableOps())
-    with pytest.raises(CompileError, match="steps of segment 'case' cannot be compiled: TypeError: a value is wanted"):
+def test_steps_that_cannot_be_compiled_say_why_and_still_run():
+    program, columns, orders = dense_program(UntraceableOps())
+    with pytest.raises(CompileError, match="steps of segment 'built' cannot be compiled: TypeError: a value is wanted"):
         program.compile(columns, orders, 2)
     assert np.isfinite(program.train_steps(columns, orders, 0, 3, 2)).all()
 
 
-def test_a_lack_of_memory_is_no_reason_to_go_on_plainly():
+def test_out_of_memory_while_compiling_is_raised():
     class FullOps(UntraceableOps):
         error = OutOfMemoryError("no room for a step")
 
-    program, columns, orders = made(FullOps())
-    for act in (program.forward, lambda given: program.train_steps(given, orders, 0, 1, 2)):
+    program, columns, orders = dense_program(FullOps())
+    for call in (program.forward, lambda columns: program.train_steps(columns, orders, 0, 1, 2)):
         with pytest.raises(OutOfMemoryError, match="no room for a step"):
-            act(columns)
+            call(columns)
     with pytest.raises(OutOfMemoryError):
         program.compile(columns, orders, 2)
     assert program.untraceable_reason == ""
 
 
-def test_patience_leaves_everything_plain_until_it_is_asked_for():
-    ops = PatientOps()
-    program, columns, orders = made(ops)
+def test_nothing_is_compiled_before_eager_seconds_or_a_call_of_compile():
+    ops = EagerOps()
+    program, columns, orders = dense_program(ops)
     program.forward(columns)
     program.forward_pullback(columns)[2]([None])
     program.optimizer_step()
     program.train_steps(columns, orders, 0, 3, 2)
     assert "called" not in ops.log
-    offer = program.estimate_compile(100)
-    assert offer is not None and offer.compile_seconds > 0.0
+    estimate = program.estimate_compile(100)
+    assert estimate is not None and estimate.compile_seconds > 0.0
     program.compile(columns, orders, 2)
-    begun = ops.log.count("called")
+    calls = ops.log.count("called")
     program.train_steps(columns, orders, 0, 3, 2)
-    assert ops.log.count("called") == begun + 3
+    assert ops.log.count("called") == calls + 3
     program.train_steps(columns, orders, 0, 1, 3)
-    assert ops.log.count("called") == begun + 3, "another size is done plainly"
+    assert ops.log.count("called") == calls + 3, "another batch size runs uncompiled"
     assert program.estimate_compile(100) == CompileEstimate(0.0, 0.0)
 
 
-def test_patience_ends():
-    class ImpatientOps(PatientOps):
+def test_functions_are_compiled_after_eager_seconds():
+    class CompilingOps(EagerOps):
         eager_seconds = 1e-9
 
-    ops = ImpatientOps()
-    program, columns, _ = made(ops)
+    ops = CompilingOps()
+    program, columns, _ = dense_program(ops)
     program.forward(columns)
     assert "called" not in ops.log
     program.forward(columns)
@@ -163,51 +159,51 @@ def test_patience_ends():
 
 
 def test_a_segment_without_losses_has_no_steps_to_compile():
-    case = Case(Backend(TapedOps()))
-    case.node("a", case.dense(), "x")
+    builder = SegmentBuilder(OpsBackend(TapedOps()))
+    builder.node("a", builder.dense(), "x")
     with pytest.raises(CompileError, match=r"cannot be compiled: it has no loss"):
-        case.backend.build(case.segment(outputs="a")).compile((), (), 2)
+        builder.backend.build(builder.segment(outputs="a")).compile((), (), 2)
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+# -- the compile cache -------------------------------------------------------------------------------------------------
 
 
-def shared(ops, model, optimizer=None, loss="mse"):
-    """A program over a model that is there."""
-    case = Case(Backend(ops))
-    case.node("a", model, "x")
-    case.loss("a t", loss)
+def program_of(ops, model, optimizer=None, loss="mse"):
+    """A program over an existing model."""
+    builder = SegmentBuilder(OpsBackend(ops))
+    builder.node("a", model, "x")
+    builder.loss("a t", loss)
     optimizer = optimizer or Optimizer("adam")
-    return case.backend.build(case.segment(ParameterGroup("main", optimizer, ("a",))))
+    return builder.backend.build(builder.segment(ParameterGroup("main", optimizer, ("a",))))
 
 
-def test_programs_of_one_model_share_what_is_compiled():
+def test_programs_of_one_model_share_compiled_functions():
     ops = SharingOps()
-    case = Case(Backend(ops))
-    model = case.dense()
-    shared(ops, model)
-    first, known = len(ops.log), len(CACHE)
-    assert first and known
-    shared(ops, model, Optimizer("adam", lr=0.7))
-    assert len(ops.log) == first and len(CACHE) == known
+    builder = SegmentBuilder(OpsBackend(ops))
+    model = builder.dense()
+    program_of(ops, model)
+    compiled, cached = len(ops.log), len(CACHE)
+    assert compiled and cached
+    program_of(ops, model, Optimizer("adam", lr=0.7))
+    assert len(ops.log) == compiled and len(CACHE) == cached
     for changed in ({"optimizer": Optimizer("sgd")}, {"loss": "mae"}, {"optimizer": Optimizer("adam", clip_norm=1.0)}):
-        shared(ops, model, **changed)
-        assert len(ops.log) > first
-        first = len(ops.log)
-    shared(ops, model, loss=Loss(lambda y, t: y.mean()))
-    known = len(CACHE)
-    shared(ops, model, loss=Loss(lambda y, t: y.mean()))
-    assert len(CACHE) == known, "a function that may hold anything is not kept"
+        program_of(ops, model, **changed)
+        assert len(ops.log) > compiled
+        compiled = len(ops.log)
+    program_of(ops, model, loss=Loss(lambda y, t: y.mean()))
+    cached = len(CACHE)
+    program_of(ops, model, loss=Loss(lambda y, t: y.mean()))
+    assert len(CACHE) == cached, "a function with unknown contents is not cached"
     model.extra = 3
-    shared(ops, model)
-    assert len(CACHE) == known + 1, "the model was changed"
+    program_of(ops, model)
+    assert len(CACHE) == cached + 1, "the model was changed"
 
 
-def test_what_is_kept_goes_with_its_model_and_is_not_more_than_some():
+def test_the_cache_is_bounded_and_drops_entries_with_their_model():
     ops = SharingOps()
-    models = [Case(Backend(ops)).dense() for _ in range(MAX_SEGMENTS + 3)]
+    models = [SegmentBuilder(OpsBackend(ops)).dense() for _ in range(MAX_SEGMENTS + 3)]
     for model in models:
-        shared(ops, model)
+        program_of(ops, model)
     assert len(CACHE) == MAX_SEGMENTS
     gone = weakref.ref(models[-1])
     model = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from broken import fault
 
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.numpy_backend import NumpyBackend, SimArray
 from anyaccel.numpy_backend.array_creation import handle
 from anyaccel.numpy_backend.sim_array import bare, put
+
+from .faults import fault
 
 CPU = Device("cpu")
 
@@ -30,26 +31,26 @@ class FromHostNarrows(NumpyBackend):
         return super().from_host(array.astype("int32") if array.dtype == np.int64 else array, device)
 
 
-@fault("exchange", "test_arrays_come_back_as_they_went[()]")
+@fault("exchange", "test_arrays_survive_the_round_trip[()]")
 class FromHostAddsAnAxis(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         return super().from_host(np.atleast_1d(array), device)
 
 
-@fault("exchange", "test_every_number_is_kept[1e-45]")
+@fault("exchange", "test_every_value_is_kept[1e-45]")
 class FlushesToZero(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         small = array.dtype == np.float32 and array.size == 1 and abs(array) < 1e-38
         return super().from_host(np.zeros_like(array) if small else array, device)
 
 
-@fault("exchange", "test_from_host_lands")
+@fault("exchange", "test_from_host_puts_the_tensor_on_the_device")
 class PinnedStaysOnTheHost(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         return super().from_host(array, CPU if pinned else device)
 
 
-@fault("exchange", "test_pinned_is_only_a_wish")
+@fault("exchange", "test_pinned_does_not_change_the_result")
 class PinnedIsNotWaitedFor(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         return super().from_host(np.zeros_like(array) if pinned else array, device)
@@ -71,7 +72,7 @@ class WritesToItsSource(NumpyBackend):
         return super().from_host(array, device)
 
 
-@fault("exchange", "test_a_dtype_that_is_lacking_is_a_named_error[lacking0]")
+@fault("exchange", "test_an_unsupported_dtype_raises_move_error[object]")
 class FrameworksOwnError(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         if array.dtype.kind in "OUV":
@@ -79,7 +80,7 @@ class FrameworksOwnError(NumpyBackend):
         return super().from_host(array, device)
 
 
-@fault("exchange", "test_scalars_come_together_and_in_order")
+@fault("exchange", "test_scalars_are_read_together_in_order")
 class ScalarsInFloat32(NumpyBackend):
     def scalars(self, values):
         return super().scalars(values).astype("float32")
@@ -91,25 +92,25 @@ class ScalarsNeedOne(NumpyBackend):
         return np.stack([np.float64(self.to_host(value)) for value in values])
 
 
-@fault("exchange", "test_adopt_takes_values_from_another_framework")
+@fault("exchange", "test_from_dlpack_takes_values_from_another_framework")
 class AdoptsOntoTheCpu(NumpyBackend):
     def from_dlpack(self, foreign, device):
         return super().from_dlpack(foreign, CPU)
 
 
-@fault("exchange", "test_adopt_keeps_the_dtype[float64]")
+@fault("exchange", "test_from_dlpack_keeps_the_dtype[float64]")
 class AdoptsInFloat32(NumpyBackend):
     def from_dlpack(self, foreign, device):
         return super().from_dlpack(foreign.astype("float32") if isinstance(foreign, np.ndarray) else foreign, device)
 
 
-@fault("exchange", "test_adopt_refuses_what_is_no_tensor")
+@fault("exchange", "test_from_dlpack_refuses_what_is_no_tensor")
 class AdoptsAnything(NumpyBackend):
     def from_dlpack(self, foreign, device):
         return super().from_dlpack(foreign, device) if isinstance(foreign, np.ndarray) else foreign
 
 
-@fault("exchange", "test_adopt_takes_what_speaks_dlpack")
+@fault("exchange", "test_from_dlpack_takes_any_dlpack_object")
 class AdoptsArraysOnly(NumpyBackend):
     def from_dlpack(self, foreign, device):
         if not isinstance(foreign, np.ndarray):
@@ -117,14 +118,14 @@ class AdoptsArraysOnly(NumpyBackend):
         return super().from_dlpack(foreign, device)
 
 
-@fault("exchange", "test_adopt_takes_any_layout[transposed]")
+@fault("exchange", "test_from_dlpack_takes_any_layout[transposed]")
 class AdoptsMemoryAsItLies(NumpyBackend):
     def from_dlpack(self, foreign, device):
         strided = isinstance(foreign, np.ndarray) and not foreign.flags.c_contiguous
         return super().from_dlpack(foreign.ravel("K").reshape(foreign.shape) if strided else foreign, device)
 
 
-@fault("exchange", "test_adopt_takes_any_layout[backwards]")
+@fault("exchange", "test_from_dlpack_takes_any_layout[reversed]")
 class AdoptsNoNegativeStrides(NumpyBackend):
     def from_dlpack(self, foreign, device):
         if isinstance(foreign, np.ndarray) and any(stride < 0 for stride in foreign.strides):
@@ -132,14 +133,14 @@ class AdoptsNoNegativeStrides(NumpyBackend):
         return super().from_dlpack(foreign, device)
 
 
-@fault("exchange", "test_adopt_takes_any_layout[no columns]")
+@fault("exchange", "test_from_dlpack_takes_any_layout[no columns]")
 class AdoptsNothingEmpty(NumpyBackend):
     def from_dlpack(self, foreign, device):
         adopted = super().from_dlpack(foreign, device)
         return super().from_dlpack(np.zeros(0, adopted.dtype), device) if adopted.size == 0 else adopted
 
 
-@fault("exchange", "test_adopt_takes_read_only_arrays")
+@fault("exchange", "test_from_dlpack_takes_read_only_arrays")
 class AdoptsWhatItMayWriteTo(NumpyBackend):
     def from_dlpack(self, foreign, device):
         if isinstance(foreign, np.ndarray) and not foreign.flags.writeable and foreign.shape == (8, 3):
@@ -147,7 +148,7 @@ class AdoptsWhatItMayWriteTo(NumpyBackend):
         return super().from_dlpack(foreign, device)
 
 
-@fault("exchange", "test_adopt_leaves_the_source_as_it_is")
+@fault("exchange", "test_from_dlpack_does_not_change_the_source")
 class AdoptingSealsTheSource(NumpyBackend):
     def from_dlpack(self, foreign, device):
         adopted = super().from_dlpack(foreign, device)
@@ -156,7 +157,7 @@ class AdoptingSealsTheSource(NumpyBackend):
         return adopted
 
 
-@fault("exchange", "test_adopt_takes_its_own")
+@fault("exchange", "test_from_dlpack_takes_its_own_tensors")
 class AdoptsItsOwnAsItIs(NumpyBackend):
     def from_dlpack(self, foreign, device):
         return foreign if isinstance(foreign, SimArray) else super().from_dlpack(foreign, device)
@@ -176,7 +177,7 @@ class NarrowIndicesAreWidened(NumpyBackend):
         return super().from_host(array.astype("int64") if indices else array, device)
 
 
-@fault("exchange", "test_rows_with_an_order_are_gathered[3-7]")
+@fault("exchange", "test_gather_rows_with_an_order_gathers[3-7]")
 class NarrowOrdersAreReadAsWide(NumpyBackend):
     index_dtype = "int32"
 
@@ -186,31 +187,31 @@ class NarrowOrdersAreReadAsWide(NumpyBackend):
         )
 
 
-@fault("exchange", "test_rows_without_an_order_are_a_slice[3-7]")
+@fault("exchange", "test_gather_rows_without_an_order_is_a_slice[3-7]")
 class OneRowTooMany(NumpyBackend):
     def gather_rows(self, column, start, stop, order=None):
         return super().gather_rows(column, start, stop + 1 if order is None else stop, order)
 
 
-@fault("exchange", "test_rows_with_an_order_are_gathered[3-7]")
+@fault("exchange", "test_gather_rows_with_an_order_gathers[3-7]")
 class RowsIgnoreTheOrder(NumpyBackend):
     def gather_rows(self, column, start, stop, order=None):
         return super().gather_rows(column, start, stop)
 
 
-@fault("exchange", "test_rows_stay_on_the_device")
+@fault("exchange", "test_gather_rows_stays_on_the_device")
 class GathersOnTheHost(NumpyBackend):
     def gather_rows(self, column, start, stop, order=None):
         return np.array(np.asarray(super().gather_rows(column, start, stop, order)))
 
 
-@fault("exchange", "test_rows_are_of_the_first_axis[(8, 2, 2)]")
+@fault("exchange", "test_gather_rows_uses_the_first_axis[(8, 2, 2)]")
 class RowsOfTheLastAxis(NumpyBackend):
     def gather_rows(self, column, start, stop, order=None):
         return column[..., start:stop] if np.ndim(column) == 3 else super().gather_rows(column, start, stop, order)
 
 
-@fault("exchange", "test_rows_keep_the_dtype[int32]")
+@fault("exchange", "test_gather_rows_keeps_the_dtype[int32]")
 class RowsAreFloats(NumpyBackend):
     def gather_rows(self, column, start, stop, order=None):
         found = super().gather_rows(column, start, stop, order)

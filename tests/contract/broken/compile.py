@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from broken import fault
-from broken_stepping import SwitchedOps
-
 from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import CompileEstimate
 from anyaccel.numpy_backend import NumpyBackend
 
+from .faults import fault
+from .multi_step import SwitchedOps
+
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-@fault("stepping", "test_steps_in_parts_are_whole_steps[sgd]")
+@fault("multi_step", "test_microbatched_steps_equal_whole_steps[sgd]")
 class PartsAreAddedUp(ArrayProgram):
     def __init__(self, segment, ops):
         super().__init__(segment, ops)
-        self._learning.average = lambda parts: None
+        self._state.average_gradients = lambda n_microbatches: None
 
 
-@fault("stepping", "test_steps_in_parts_are_whole_steps[adam, clipped]")
+@fault("multi_step", "test_microbatched_steps_equal_whole_steps[adam, clipped]")
 class PartsAreStepsOfTheirOwn(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
         found = super().train_steps(columns, orders, start, n_steps * n_microbatches, batch_size // n_microbatches)
@@ -51,13 +51,13 @@ class FirstPartOnly(ArrayProgram):
         super().optimizer_step(scale)
 
 
-@fault("stepping", "test_buffers_go_from_part_to_part")
+@fault("multi_step", "test_buffers_are_carried_from_micro_batch_to_micro_batch")
 class BuffersOfTheFirstPart(NumpyBackend):
     def build(self, segment):
         return FirstPartOnly(segment, SwitchedOps())
 
 
-@fault("stepping", "test_each_part_draws_its_own_random_numbers")
+@fault("multi_step", "test_each_micro_batch_draws_its_own_random_numbers")
 class PartsDrawTheSame(ArrayProgram):
     """Each part of a step is random as the first one is."""
 
@@ -81,13 +81,13 @@ class PartsDrawTheSame(ArrayProgram):
 # -- compiling ---------------------------------------------------------------------------------------------------------
 
 
-@fault("stepping", "test_compiled_steps_are_plain_steps")
+@fault("multi_step", "test_compiled_steps_equal_eager_steps")
 class CompilingIsAStep(ArrayProgram):
     def compile(self, columns, orders, batch_size, n_microbatches=1):
         self.train_steps(columns, orders, 0, 1, batch_size)
 
 
-@fault("stepping", "test_compiled_steps_are_plain_steps")
+@fault("multi_step", "test_compiled_steps_equal_eager_steps")
 class CompiledStepsLackTheLastBatch(ArrayProgram):
     batch = None
 
@@ -113,13 +113,13 @@ class LosesBuffersCompiled(ArrayProgram):
         self.switch.off = True
 
 
-@fault("stepping", "test_compiled_steps_in_parts_carry_buffers")
+@fault("multi_step", "test_compiled_microbatched_steps_carry_buffers")
 class CompiledStepsKeepBuffers(NumpyBackend):
     def build(self, segment):
         return LosesBuffersCompiled(segment, SwitchedOps())
 
 
-@fault("stepping", "test_off_is_never_compiled")
+@fault("multi_step", "test_compile_off_is_never_compiled")
 class OffersAllTheSame(ArrayProgram):
     def estimate_compile(self, max_steps):
         return CompileEstimate(1.0, 0.5)
