@@ -207,7 +207,7 @@ class ModelGraph:
         Raises:
             GraphError: an unknown format, or the plan of another graph.
         """
-        return mermaid.drawing(self.label, self._nodes, self._shapes, plan, registry(), format)
+        return mermaid.draw(self.label, self._nodes, self._shapes, plan, registry(), format)
 
     def _repr_html_(self) -> str:
         return guarded(self, lambda: notebook.graph_page(self.label, self._nodes, self._shapes))
