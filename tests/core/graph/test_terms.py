@@ -252,8 +252,8 @@ def test_several_targets_that_could_be_meant_are_listed(table, mlp):
     with pytest.raises(ColumnError) as caught:
         training(ModelGraph(nodes, "sgd"), AppliedLoss("mse", on="a"))
     assert (
-        "has the input 'targets', but several data sets with targets feed this node. Available: one.y, two.y. Hint: name one of these"
-        in str(caught.value)
+        "has the input 'targets', but several data sets with targets feed this node. Available: one.y, two.y. "
+        "Hint: name one of these" in str(caught.value)
     )
     loss = AppliedLoss("mse", on="a", inputs=["outputs", "two.y"])
     assert "two.y" in columns(ModelGraph(nodes, "sgd"), loss)
