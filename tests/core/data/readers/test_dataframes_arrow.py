@@ -1,4 +1,4 @@
-"""FeatureSet from Arrow."""
+"""FeatureSet.from_arrow."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def example() -> FeatureSet:
     return FeatureSet.from_dict("fs", data, ["x", "b"], ["y"], ["t"])
 
 
-def same(one: FeatureSet, other: FeatureSet) -> bool:
-    return (one.features, one.targets, one.tags) == (other.features, other.targets, other.tags) and all(
-        one.column(name).equals(other.column(name)) for name in one.columns
+def same(data: FeatureSet, other: FeatureSet) -> bool:
+    return (data.features, data.targets, data.tags) == (other.features, other.targets, other.tags) and all(
+        data.column(name).equals(other.column(name)) for name in data.columns
     )
 
 
@@ -150,7 +150,7 @@ def test_nulls_in_arrow_are_counted(column: Any, count: int, first: int) -> None
         FeatureSet.from_arrow("fs", pa.table({"x": column}), "x")
 
 
-def test_nulls_of_later_chunks_are_counted_from_the_start() -> None:
+def test_nulls_of_later_chunks_are_counted_from_the_first_row() -> None:
     with pytest.raises(ColumnError, match=r"1 of 4 rows, the first in row 3"):
         FeatureSet.from_arrow("fs", pa.table({"x": pa.chunked_array([[1, 2], [3, None]])}), "x")
 
@@ -208,7 +208,7 @@ def test_lists_of_one_length_have_a_shape() -> None:
         ([[], []], r"'x' cannot be read as numbers: it is of type list<item: null>"),
     ],
 )
-def test_lists_that_are_no_samples(lists: Any, message: str) -> None:
+def test_lists_that_cannot_be_samples(lists: Any, message: str) -> None:
     with pytest.raises(ColumnError, match=message):
         FeatureSet.from_arrow("fs", pa.table({"x": lists}), "x")
 
@@ -263,7 +263,7 @@ class Batch:
         return self._batch.__arrow_c_array__(requested_schema)
 
 
-def test_what_offers_a_stream_or_a_batch_is_taken_without_a_copy() -> None:
+def test_objects_with_arrow_interfaces_are_read_without_a_copy() -> None:
     values = np.arange(4.0)
     table = pa.table({"x": values, "t": list("abcd")})
     for source in (CompileEstimate(table), Batch(table.to_batches()[0]), table.__arrow_c_stream__()):
@@ -330,8 +330,8 @@ def test_run_end_encoded_columns_are_written_out() -> None:
     runs = pa.RunEndEncodedArray.from_arrays([2, 4], ["a", "b"])
     numbers = pa.chunked_array([pa.RunEndEncodedArray.from_arrays([1, 4], [0.5, 1.5])])
     table = pa.table({"x": numbers, "t": runs})
-    for one in (table, table.slice(0, 4)):
-        fs = FeatureSet.from_arrow("fs", one, "x", (), "t")
+    for data in (table, table.slice(0, 4)):
+        fs = FeatureSet.from_arrow("fs", data, "x", (), "t")
         assert fs.array("x").tolist() == [0.5, 1.5, 1.5, 1.5]
         assert fs.take([3, 0]).column("t").to_pylist() == ["b", "a"]
     part = FeatureSet.from_arrow("fs", table.slice(1, 2), "x", (), "t")
