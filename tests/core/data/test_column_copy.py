@@ -41,7 +41,7 @@ def vectors(array: np.ndarray, chunk: int) -> Any:
 
 
 def lists(array: np.ndarray, chunk: int) -> Any:
-    """The same as lists of any length, which happen to be of one, as other writers of tables store vectors."""
+    """The same as variable-size lists of equal length, as other writers of tables store vectors."""
     column = vectors(array, chunk).column("x")
     return pa.table({"x": column.cast(pa.list_(column.type.value_type))})
 
@@ -51,7 +51,7 @@ def set_of(table: Any) -> FeatureSet:
 
 
 def allocated(act: Callable[[], Any]) -> tuple[Any, int]:
-    """What something gives, and the most bytes that NumPy and Arrow had taken for it at once."""
+    """The result of a call, and the peak of the bytes that NumPy and Arrow allocated for it."""
     arrow = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
@@ -255,7 +255,7 @@ def test_parquet_is_copied_once_after_it_was_read(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How the reference backend came by its columns."""
+    """By which methods the NumPy backend got its columns."""
     noted: list[str] = []
     take, copy = NumpyBackend.from_host_owned, NumpyBackend.from_host
 

@@ -1,4 +1,4 @@
-"""Hints of errors that show code: whoever writes what they say succeeds."""
+"""Hints of errors that show code: running that code succeeds."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ FEATURES = (*(f"c{i}" for i in range(6)), "vector")
 
 
 class Interchanged:
-    """A frame of pandas that offers nothing but the interchange protocol."""
+    """A pandas frame reduced to the interchange protocol."""
 
     def __init__(self, frame: Any) -> None:
         self.frame = frame

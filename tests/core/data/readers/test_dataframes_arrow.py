@@ -243,8 +243,8 @@ def test_buffers_that_are_too_short() -> None:
         FeatureSet.from_arrow("fs", pa.ipc.open_stream(claimed).read_all(), "x")
 
 
-class CompileEstimate:
-    """An object of another library that hands its data over through Arrow's C interface, as often as it is asked."""
+class Exporting:
+    """An object of another library that exports its data through Arrow's C interface, any number of times."""
 
     def __init__(self, table: Any) -> None:
         self._table = table
@@ -254,7 +254,7 @@ class CompileEstimate:
 
 
 class Batch:
-    """As `CompileEstimate`, with a single batch."""
+    """As `Exporting`, with a single batch."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -266,14 +266,14 @@ class Batch:
 def test_objects_with_arrow_interfaces_are_read_without_a_copy() -> None:
     values = np.arange(4.0)
     table = pa.table({"x": values, "t": list("abcd")})
-    for source in (CompileEstimate(table), Batch(table.to_batches()[0]), table.__arrow_c_stream__()):
+    for source in (Exporting(table), Batch(table.to_batches()[0]), table.__arrow_c_stream__()):
         fs = FeatureSet.from_arrow("fs", source, "x", tag_keys="t")
         assert fs.array("x").ctypes.data == values.ctypes.data
         assert fs.column("t").to_pylist() == list("abcd")
 
 
 def test_a_stream_carries_the_roles() -> None:
-    assert same(FeatureSet.from_arrow("again", CompileEstimate(example().to_arrow())), example())
+    assert same(FeatureSet.from_arrow("again", Exporting(example().to_arrow())), example())
 
 
 def test_a_stream_that_breaks_off() -> None:

@@ -88,7 +88,7 @@ def test_missing_values_have_no_partners() -> None:
 
 
 def test_nan_and_nulls_have_no_partners() -> None:
-    """NaN is no value beside a null, either, and zero is zero."""
+    """NaN counts as missing beside nulls, too, and 0.0 equals -0.0."""
     of = rows(t=pa.array([1.0, None, float("nan"), float("nan"), 1.0, 0.0, -0.0]))
     assert orders(PairSampler(2, Same("t"), shuffle=False), of)[0].tolist() == [0, 4, 5, 6]
     anchors, pairs = orders(PairSampler(2, Different("t"), per_anchor=20), of)

@@ -153,7 +153,7 @@ def test_columns_of_any_scalar_type(values: Any) -> None:
 
 
 class Kind(pa.ExtensionType):  # type: ignore[misc]
-    """A type of somebody's own, which Arrow does not tell apart by itself."""
+    """An extension type, which Arrow cannot dictionary-encode."""
 
     def __init__(self) -> None:
         super().__init__(pa.string(), "tests.kind")

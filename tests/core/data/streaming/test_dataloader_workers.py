@@ -45,7 +45,7 @@ def test_invalid_numbers_of_devices_or_cores(given: dict[str, Any]) -> None:
 
 
 class Loader:
-    """What a loader with workers looks like from outside."""
+    """The interface of a loader with workers."""
 
     def __init__(self, num_workers: int = 2, multiprocessing_context: Any = None) -> None:
         self.num_workers = num_workers
@@ -75,7 +75,7 @@ class Plugin:
 
 @pytest.fixture
 def threaded(numpy_only: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A framework with threads of its own is at work in this process."""
+    """A framework that keeps threads is loaded in this process."""
     numpy_only.register(Plugin(), "threaded")
     monkeypatch.setitem(sys.modules, "threads_of_its_own", object())
 

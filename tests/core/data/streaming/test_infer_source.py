@@ -68,7 +68,7 @@ def test_data_in_memory(given: Any, remedy: str) -> None:
 
 
 class Inner:
-    """What a data set of Hugging Face looks like from outside; the real one is in tests/integration."""
+    """The interface of a data set of Hugging Face; the real one is in tests/integration."""
 
     column_names = ("x", "y")
     features: Any = None

@@ -125,7 +125,7 @@ def test_frames_and_series_of_pandas() -> None:
 
 
 class Foreign:
-    """An array of a library that nobody knows, with NumPy's protocol or DLPack."""
+    """An array of an unknown library, with NumPy's protocol or DLPack."""
 
     def __init__(self, array: np.ndarray, protocol: str, error: Exception | None = None) -> None:
         def given(*_: Any, **__: Any) -> Any:
@@ -217,7 +217,7 @@ def test_functions_are_given_the_epoch() -> None:
 
 
 class Told:
-    """Gives a batch that holds the number of the epoch that it was told last."""
+    """Gives a batch that holds the number of the epoch last given to `set_epoch`."""
 
     def __init__(self, part: str = "") -> None:
         self.epoch = -1

@@ -205,7 +205,7 @@ def test_threads_end_with_what_stops_them(interrupt: type[BaseException], worker
 
 
 def test_interrupt_of_the_loop_stops_the_threads(monkeypatch: pytest.MonkeyPatch, held: Held) -> None:
-    """Ctrl-C comes to the thread that waits, while the others read: they finish their item and begin no other."""
+    """Ctrl-C reaches the waiting thread while the others read: they finish their item and begin no other."""
     import anyaccel.data.streaming.map_source as module
 
     begun, go = [], threading.Event()

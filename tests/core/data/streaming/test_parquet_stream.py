@@ -40,7 +40,7 @@ def stream(path: Any, **settings: Any) -> ParquetStream:
 
 
 def numbers(given: ParquetStream, epoch: int = 0) -> list[int]:
-    """The rows of an epoch, after it was made sure that all columns belong together."""
+    """The rows of an epoch, after a check that all columns belong together."""
     result: list[int] = []
     for batch in given.batches(epoch):
         assert list(batch) == ["x", "f", "y", "t"]

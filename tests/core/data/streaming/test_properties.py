@@ -36,7 +36,7 @@ def is_fine(batch: tuple[np.ndarray, np.ndarray], first: tuple[np.ndarray, np.nd
 
 @given(batches=st.lists(a_batch(), max_size=6), by_name=st.booleans())
 def test_all_batches_come_up_to_the_first_that_is_wrong(batches: list[Any], by_name: bool) -> None:
-    """What comes out is alike and whole; what is not is refused with its number, and nothing after it comes."""
+    """Batches that come out are alike and complete; an invalid one is refused with its number, and ends the epoch."""
     shown = [{"y": y, "x": x} for x, y in batches] if by_name else batches
     right = 0
     while right < len(batches) and is_fine(batches[right], batches[0]):

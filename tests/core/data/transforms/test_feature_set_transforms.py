@@ -62,7 +62,7 @@ class Turned(Times):
 
 
 class Total(Times):
-    """One number instead of all; no way back."""
+    """One number instead of all; it has no inverse."""
 
     inverse_transform = None  # type: ignore[assignment]
 
@@ -86,7 +86,7 @@ class Codes(Times):
 
 
 class Giving(Times):
-    """Gives what it is told to, whatever comes."""
+    """Gives a fixed result for any input."""
 
     def __init__(self, function: Any, back: Any = None) -> None:
         super().__init__()
