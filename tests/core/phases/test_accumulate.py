@@ -75,7 +75,7 @@ def drawn(size: int, **settings: Any) -> SimpleSampler:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that cannot take steps in parts."""
-    monkeypatch.setattr(ArrayProgram, "in_parts", False)
+    monkeypatch.setattr(ArrayProgram, "supports_microbatching", False)
 
 
 # 53 rows: batches of 5 leave 3, in groups of 4 that is 20, 20, 13; batches of 6 leave 5.

@@ -140,12 +140,12 @@ def train(steps: int, epochs: int = 1, *, rest: int = 0, batch: int = 4, **setti
 
 def told(result: Any) -> list[str]:
     """What was said of compiling, but for what is routine."""
-    return [event.text for event in result.events if event.what == "compile" and not event.verbose]
+    return [event.message for event in result.events if event.kind == "compile" and not event.verbose]
 
 
 def why_not(result: Any) -> list[str]:
     """What was said where steps are not compiled."""
-    return [event.text for event in result.events if event.what == "compile" and event.verbose]
+    return [event.message for event in result.events if event.kind == "compile" and event.verbose]
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------
@@ -306,9 +306,9 @@ def test_why_nothing_is_compiled_is_said_once_and_with_what_plain_steps_took(
 ) -> None:
     speeds(each=2e-4, ratio=0.5, seconds=14.0)
     result = train(200, 10)
-    (event,) = [one for one in result.events if one.what == "compile"]
+    (event,) = [one for one in result.events if one.kind == "compile"]
     assert (event.epoch, event.step, event.verbose) == (9, 200, True)
-    assert event.text == (
+    assert event.message == (
         "steps are not compiled: compiling would take about 14.0 s and save 0.2 s in 1,999 steps of 0.2 ms"
     )
     speeds(each=2e-5, ratio=0.5, seconds=0.05)
@@ -360,7 +360,7 @@ def test_steps_that_are_listened_to_say_that_none_are_offered(
 def test_nothing_is_said_where_there_is_no_compiler() -> None:
     """NumPy has none, whatever is asked of it."""
     for mode in ("auto", "off"):
-        assert [event.what for event in train(20, 2, compile=mode).events] == ["residency"]
+        assert [event.kind for event in train(20, 2, compile=mode).events] == ["residency"]
 
 
 def test_nothing_is_said_where_no_step_was_taken(
@@ -384,7 +384,7 @@ def test_nothing_is_said_of_steps_after_others_were_compiled(
             raise OutOfMemoryError("full")
         return steps(self, *args)
 
-    monkeypatch.setattr(Fake, "steps", full)
+    monkeypatch.setattr(Fake, "train_steps", full)
     monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     result = train(20, 4)
     assert found.asked == [(4, 1, 80)] and [call[0] for call in found.calls][-1] == "plain"
@@ -468,7 +468,7 @@ def test_accumulated_steps_are_compiled_in_parts(speeds: Callable[..., SimpleNam
 def test_parts_that_a_program_does_not_take_run_one_by_one(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Fake, "in_parts", False)
+    monkeypatch.setattr(Fake, "supports_microbatching", False)
     found = speeds()
     result = train(20, 2, compile="steps", accumulate=5)
     assert found.asked == found.calls == []
@@ -526,7 +526,7 @@ def test_auto_says_that_no_single_program_takes_steps_whole_where_one_could_comp
 ) -> None:
     speeds(computes=True)
     if not able:
-        monkeypatch.setattr(Fake, "offer", MultiStepProgram.estimate_compile)
+        monkeypatch.setattr(Fake, "estimate_compile", MultiStepProgram.estimate_compile)
     data = numbers(12)
     graph = ModelGraph([ModelNode("net", Dense(1, dtype="float64"), data.reference())], "adam")
     graph.add_node(ModelNode("est", Mean(), "net"))
@@ -586,7 +586,7 @@ def test_compiling_for_which_there_is_no_room_leaves_steps_plain(speeds: Callabl
     found = speeds(fails=OutOfMemoryError("no room for a graph"))
     with pytest.warns(CompileWarning, match="steps run uncompiled: no room for a graph"):
         result = train(20, 3, compile="steps")
-    assert [event.what for event in result.events] == ["residency", "compile"] and len(found.asked) == 1
+    assert [event.kind for event in result.events] == ["residency", "compile"] and len(found.asked) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("now"), ZeroDivisionError("a bug")])
@@ -625,7 +625,7 @@ def test_steps_that_are_done_again_are_not_counted_twice(
             raise OutOfMemoryError("full")
         return steps(self, *args)
 
-    monkeypatch.setattr(Fake, "steps", full)
+    monkeypatch.setattr(Fake, "train_steps", full)
     train(50, 4)
     assert seen[-1] == 0 and found.calls
 
@@ -643,11 +643,11 @@ def test_other_blocks_are_compiled_anew(
             raise OutOfMemoryError("full")
         return steps(self, *args)
 
-    monkeypatch.setattr(Fake, "steps", full)
+    monkeypatch.setattr(Fake, "train_steps", full)
     monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     result = train(20, 2, compile="steps")
     assert found.asked == [(4, 1, 80), (4, 1, 20)]
-    assert [event.what for event in result.events] == ["residency", "compile", "memory", "compile"]
+    assert [event.kind for event in result.events] == ["residency", "compile", "memory", "compile"]
 
 
 # -- pace --------------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def unusual(result: Any) -> list[Any]:
 def told(result: Any) -> list[tuple[int, int, str]]:
     """Where each measure was taken, and what it was."""
     return [
-        (event.epoch, event.step, event.text.rpartition("; ")[2]) for event in result.events if event.what == "memory"
+        (event.epoch, event.step, event.message.rpartition("; ")[2]) for event in result.events if event.kind == "memory"
     ]
 
 
@@ -271,10 +271,10 @@ def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch
     result = run(graph, train(validation="val"))
     same(graph, plain, within=0.0)
     np.testing.assert_array_equal(history(result), history(expected))
-    assert [(event.epoch, event.step, event.text) for event in unusual(result)] == [
+    assert [(event.epoch, event.step, event.message) for event in unusual(result)] == [
         (-1, -1, "the data of t: streamed, as there was no room for them: the device has no room")
     ]
-    (other,) = [event.text for event in result.events if event.verbose]
+    (other,) = [event.message for event in result.events if event.verbose]
     assert other.startswith("the data of val: resident, as its rows take ")
 
 
@@ -415,7 +415,7 @@ def test_a_validation_is_computed_in_smaller_parts(most: int, device: Callable[.
     texts = [text for _, _, text in told(result)]
     assert texts[:2] == [STREAMED, "20 rows of 40 at once now"]
     assert all(
-        event.text.startswith("the data of check: memory ran out (the device has no room)") for event in unusual(result)
+        event.message.startswith("the data of check: memory ran out (the device has no room)") for event in unusual(result)
     )
     assert {(event.epoch, event.step) for event in unusual(result)} == {(0, 6)}
 
@@ -584,7 +584,7 @@ def test_a_phase_for_which_there_is_no_room_at_all_ends(device: Callable[..., De
     assert str(caught.value).endswith("; not even one row fits. Hint: a smaller model.")
 
 
-@pytest.mark.parametrize("name", ["send", "from_host", "take"])
+@pytest.mark.parametrize("name", ["copy_async", "from_host", "from_host_owned"])
 def test_a_device_that_takes_nothing_ends_the_phase(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [0]
 
@@ -593,7 +593,7 @@ def test_a_device_that_takes_nothing_ends_the_phase(name: str, monkeypatch: pyte
         raise OutOfMemoryError(FULL.problem)
 
     monkeypatch.setattr(NumpyBackend, name, full)
-    if name == "take":
+    if name == "from_host_owned":
         assert len(run(line(), train()).epochs) == 3  # they are streamed
         return
     with pytest.raises(OutOfMemoryError, match="phase 't': no room to train 1 row at once: the device has no room"):
@@ -608,7 +608,7 @@ def test_a_phase_that_fails_for_good_keeps_its_epochs_and_goes_on_later(device: 
     with pytest.raises(OutOfMemoryError):
         ours.run_phase(train())
     assert [epoch.number for epoch in ours.last_run.epochs] == [0, 1] and graph.progress == {"t": 2}
-    assert [event.text.rpartition("; ")[2] for event in unusual(ours.last_run)][:1] == [STREAMED]
+    assert [event.message.rpartition("; ")[2] for event in unusual(ours.last_run)][:1] == [STREAMED]
     made.most = 100
     assert [epoch.number for epoch in ours.run_phase(train(n_epochs=1)).epochs] == [2]
 

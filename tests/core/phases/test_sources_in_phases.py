@@ -651,7 +651,7 @@ def test_memory_that_runs_out_is_an_event(
     failing(3, after)
     graph = graph_of(table())
     results = run(graph, phase(KINDS[kind](tmp_path)))
-    assert [event.what for event in results.events].count("memory") >= 1
+    assert [event.kind for event in results.events].count("memory") >= 1
     check_same((list(results.loss), graph.state()), wanted, 1e-5)
     assert [epoch.steps for epoch in results.epochs] == [7, 7, 7]
 
@@ -703,7 +703,7 @@ def test_blocks_have_few_shapes_and_slow_sources_are_not_waited_for(monkeypatch:
     def spied(self: Any, *args: Any) -> Iterator[Any]:
         for portion in plain(self, *args):
             rows = {len(column) for column in portion.feed.columns.values()}
-            seen.append((rows.pop(), sum(work.n_steps for work in portion.works)))
+            seen.append((rows.pop(), sum(work.count for work in portion.works)))
             yield portion
 
     monkeypatch.setattr(Sourced, "portions", spied)

@@ -73,11 +73,11 @@ def test_data_of_several_times_the_device_are_streamed(part: float, expected: di
         result = run(made, phase())
         assert 0 < sims[0].peak <= capacity
         state = made.state()
-    assert [(event.what, event.epoch, event.step) for event in result.events] == [("residency", -1, -1)]
-    assert result.events[0].text.startswith(
+    assert [(event.kind, event.epoch, event.step) for event in result.events] == [("residency", -1, -1)]
+    assert result.events[0].message.startswith(
         "the data of t: streamed, as its rows take 121.1 KiB and training adds 3.0 KiB, and "
     )
-    assert result.events[0].text.endswith(" are free on sim:0 (numpy)")
+    assert result.events[0].message.endswith(" are free on sim:0 (numpy)")
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
 
 
@@ -88,13 +88,13 @@ def test_data_that_fit_stay_there(expected: dict[str, np.ndarray]) -> None:
         assert sims[0].transfers.into.nbytes < NBYTES * 2
         state = made.state()
     (event,) = result.events
-    assert (event.what, event.epoch, event.verbose) == ("residency", -1, True)
+    assert (event.kind, event.epoch, event.verbose) == ("residency", -1, True)
     start, end = (
         "the data of t: resident, as its rows take 121.1 KiB and training adds 3.0 KiB, and ",
         " KiB are free on ",
     )
-    assert event.text.startswith(start) and event.text.endswith(end + "sim:0 (numpy)")
-    assert 240 < float(event.text.removeprefix(start).partition(" KiB")[0]) <= 2 * NBYTES / 1024
+    assert event.message.startswith(start) and event.message.endswith(end + "sim:0 (numpy)")
+    assert 240 < float(event.message.removeprefix(start).partition(" KiB")[0]) <= 2 * NBYTES / 1024
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
 
 
@@ -102,7 +102,7 @@ def test_a_device_that_does_not_say_how_full_it_is_is_tried() -> None:
     with simulate(1) as sims:
         (event,) = run(graph(), phase()).events
         assert sims[0].transfers.into.nbytes < NBYTES * 2
-    assert event.verbose and event.text == (
+    assert event.verbose and event.message == (
         "the data of t: resident, as its rows take 121.1 KiB and training adds 3.0 KiB on sim:0 (numpy), which does "
         "not say what is free"
     )
@@ -118,7 +118,7 @@ def test_rows_in_several_places_are_told_together() -> None:
         (event,) = run(
             ModelGraph(nodes, "sgd"), phase(accelerator=None, losses=[MSE, AppliedLoss("mse", "other")])
         ).events
-    first, _, second = event.text.partition("; ")
+    first, _, second = event.message.partition("; ")
     assert first.startswith("the data of t: resident, as its rows take 121.1 KiB and training adds ")
     assert first.endswith(" KiB are free on sim:0 (numpy)") and second.endswith(" KiB are free on sim:1 (numpy)")
     assert second.startswith("121.1 KiB and training adds ")
@@ -128,9 +128,9 @@ def test_what_is_free_is_told_without_what_came_before() -> None:
     """The rows of a validation share the memory with those of the phase."""
     with simulate(1, capacity=NBYTES * 10):
         result = run(graph(), phase(validation=EvalPhase("check", data="train", batch_size=50)))
-    free = [float(event.text.rpartition(" and ")[2].split()[0]) for event in result.events]
-    units = [event.text.rpartition(" and ")[2].split()[1] for event in result.events]
-    assert [event.text.partition(",")[0] for event in result.events] == [
+    free = [float(event.message.rpartition(" and ")[2].split()[0]) for event in result.events]
+    units = [event.message.rpartition(" and ")[2].split()[1] for event in result.events]
+    assert [event.message.partition(",")[0] for event in result.events] == [
         "the data of t: resident",
         "the data of check: resident",
     ]
@@ -143,7 +143,7 @@ def test_rows_that_are_not_in_memory_have_no_place_to_tell_of() -> None:
     with simulate(1, capacity=NBYTES * 10):
         of = TrainPhase("t", data=source, losses=MSE, n_epochs=1, accelerator="sim:0")
         result = run(graph(), of)
-    assert [event for event in result.events if event.what == "residency"] == []
+    assert [event for event in result.events if event.kind == "residency"] == []
 
 
 def test_rows_that_were_asked_to_stay_are_not_told_of() -> None:
@@ -156,14 +156,14 @@ def test_what_training_adds_counts() -> None:
     for more, residency in ((1000, "streamed"), (8000, "resident")):
         with simulate(1, capacity=int(NBYTES / 0.8) + more):
             (event,) = run(graph(), phase()).events
-        assert event.text.startswith(f"the data of t: {residency}, as ") and event.verbose == (residency == "resident")
+        assert event.message.startswith(f"the data of t: {residency}, as ") and event.verbose == (residency == "resident")
 
 
 def test_what_comes_first_is_resident_first() -> None:
     """The training data fit; those of the validation do not, besides."""
     with simulate(1, capacity=int(NBYTES * 1.6)):
         result = run(graph(), phase(validation=EvalPhase("train", data="train", batch_size=50)))
-    assert [event.text.partition(",")[0] for event in result.events] == [
+    assert [event.message.partition(",")[0] for event in result.events] == [
         "the data of t: resident",
         "the data of train: streamed",
     ]
@@ -218,7 +218,7 @@ def test_evaluations_and_fits_are_streamed_too(kind: str) -> None:
     with simulate(1, capacity=NBYTES // 4) as sims:
         result = run(made, of)
         assert sims[0].peak <= NBYTES // 4
-    assert [event.what for event in result.events] == ["residency"]
+    assert [event.kind for event in result.events] == ["residency"]
 
 
 def test_blocks_take_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException, aft
 @pytest.mark.parametrize(
     "error", [Oops("no"), KeyboardInterrupt("stop"), SystemExit(3)], ids=lambda one: type(one).__name__
 )
-@pytest.mark.parametrize("place", ["send", "gather", "step"])
+@pytest.mark.parametrize("place", ["copy_async", "gather", "step"])
 def test_nothing_is_left_of_a_streamed_phase_that_fails(
     place: str, error: BaseException, small: Any, owned: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
