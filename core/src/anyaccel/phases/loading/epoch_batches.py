@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from anyaccel.data import Draws, Rows, Sampler
+from anyaccel.data import EpochOrders, Rows, Sampler
 from anyaccel.errors import PhaseError, SamplerError
 
 ZIP_STRICT, ZIP_CYCLE = "zip_strict", "zip_cycle"
@@ -33,7 +33,7 @@ class SamplerEpochs:
     """
 
     sampler: Sampler
-    draws: Draws
+    draws: EpochOrders
     n_rows: int
     cycles: int = 1
 
@@ -44,7 +44,7 @@ class SamplerEpochs:
         Raises:
             SamplerError: nothing can be drawn from them, or no batch is full.
         """
-        draws = sampler.draws(rows)
+        draws = sampler.epoch_orders(rows)
         sampler.batches(draws.n)
         return cls(sampler, draws, len(next(iter(rows.values()))))
 
@@ -63,7 +63,7 @@ class SamplerEpochs:
         return tuple(np.concatenate([order[:used] for order in orders]) for orders in zip(*cycles, strict=True))
 
     def _cycle(self, cycle: int) -> tuple[np.ndarray, ...]:
-        return _checked(self.sampler, self.draws.n, self.n_rows, self.sampler.mixed(self.draws, cycle))
+        return _checked(self.sampler, self.draws.n, self.n_rows, self.sampler.shuffled(self.draws, cycle))
 
 
 class SampledBatches:
@@ -153,7 +153,7 @@ def evaluation_orders(samplers: Sampler | Mapping[str, Sampler], rows: Mapping[s
     orders: dict[StreamKey, np.ndarray] = {}
     groups = [(samplers, rows)] if isinstance(samplers, Sampler) else [(samplers[k], {k: rows[k]}) for k in samplers]
     for sampler, sampled in groups:
-        draws = sampler.draws(sampled)
+        draws = sampler.epoch_orders(sampled)
         streams = _checked(sampler, draws.n, len(next(iter(sampled.values()))), draws.orders(0))
         for name in sampled:
             orders.update(_by_stream(name, sampler, streams))

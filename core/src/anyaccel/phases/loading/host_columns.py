@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data import FeatureSet, Rows, joined_spec, loadable_array
-from anyaccel.data.casting import first_without_place
+from anyaccel.data.casting import first_unrepresentable
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.feature_set_transforms import concerned
+from anyaccel.data.transforms.feature_set_transforms import relevant_transforms
 from anyaccel.errors import ColumnError
 from anyaccel.graph import Column, Plan, Resolution
 
@@ -57,7 +57,7 @@ def same_array(one: Column, other: Column) -> bool:
 def _check_made(column: Column, rows: Rows, known: FeatureSet | None) -> None:
     """A column that is missing because a transform of the graph's data made it."""
     missing = [name for name in column.columns if name not in rows.columns]
-    makers = concerned(known.transforms, missing[:1]) if known is not None else []
+    makers = relevant_transforms(known.transforms, missing[:1]) if known is not None else []
     if makers and not any(missing[0] in one.columns for one in makers):
         raise ColumnError(
             f"{rows.label!r} has no column {missing[0]!r}, which the graph's data have from a transform",
@@ -138,7 +138,7 @@ def _join(column: Column, batch: Batch, out: np.ndarray) -> None:
 def _check_exact(column: Column, name: str, part: np.ndarray, dtype: np.dtype[Any]) -> None:
     if part.dtype.kind not in "iu" or dtype.kind != "f":
         return
-    found = first_without_place(part, dtype)
+    found = first_unrepresentable(part, dtype)
     if found is not None:
         raise ColumnError(
             f"column {name!r} is joined with floats as {dtype}: row {found[0]} holds {found[1]}",

@@ -14,7 +14,7 @@ import numpy as np
 
 from anyaccel.backend import AsyncCopy
 from anyaccel.data import BatchSource, MapSource
-from anyaccel.data.streaming.source_errors import Place, told_of
+from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
 from anyaccel.phases.loading.device_columns import backend_of, device_columns, load_orders, stream_of
@@ -177,7 +177,7 @@ class BatchSourceLoader(BatchLoader):
             size = len(next(iter(batch.values())))
             if start + size > buffers.capacity or buffers.capacity < self._capacity:
                 self._grow(buffers, start, size)
-            with told_of(Place(self._source.label, epoch, position)):
+            with error_context(BatchPosition(self._source.label, epoch, position)):
                 for column, array, classes in buffers.columns:
                     copy_batch(column, batch, array[start : start + size], classes)
             sizes.append(size)
@@ -244,5 +244,5 @@ class MapSourceLoader(StreamingLoader):
             batch = self._source.gather(order)
             for column in self._columns:
                 if stream_of(column) == stream:
-                    with told_of(f"source {self._source.label!r}"):
+                    with error_context(f"source {self._source.label!r}"):
                         copy_batch(column, batch, buffers[column.name][: len(order)], self._classes.get(column.name))
