@@ -19,7 +19,7 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import Callback, TrainPhase
-from anyaccel.phases.loading import provision
+from anyaccel.phases.loading import loader_factory
 from anyaccel.registry import Registry
 from anyaccel.specs import AppliedLoss, Optimizer
 
@@ -102,7 +102,7 @@ def test_batches_that_are_dropped_are_in_no_group() -> None:
 
 @pytest.mark.parametrize("nbytes", [1, 2000, 2**20])
 def test_streamed_batches_are_one(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provision, "BLOCK_BYTES", nbytes)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", nbytes)
     several = trained(line(), sampler=drawn(5), accumulate=4, residency="streamed")
     close(trained(line(), sampler=drawn(20)), several)
     resident = trained(line(), sampler=drawn(5), accumulate=4)

@@ -26,11 +26,11 @@ from anyaccel.phases import (
     EvalPhase,
     TrainPhase,
     compile_policy,
-    recovery,
+    oom_recovery,
     step_pacing,
     train_loop,
 )
-from anyaccel.phases.loading import provision
+from anyaccel.phases.loading import loader_factory
 from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
@@ -79,7 +79,7 @@ class Fake(ArrayProgram):
 
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
     clock = Clock()
-    for module in (compile_policy, step_pacing, recovery, train_loop):
+    for module in (compile_policy, step_pacing, oom_recovery, train_loop):
         if hasattr(module, "time"):
             monkeypatch.setattr(module, "time", clock)
 
@@ -385,7 +385,7 @@ def test_nothing_is_said_of_steps_after_others_were_compiled(
         return steps(self, *args)
 
     monkeypatch.setattr(Fake, "train_steps", full)
-    monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     result = train(20, 4)
     assert found.asked == [(4, 1, 80)] and [call[0] for call in found.calls][-1] == "plain"
     assert len(told(result)) == 1 and why_not(result) == []
@@ -478,7 +478,7 @@ def test_parts_that_a_program_does_not_take_run_one_by_one(
 def test_streamed_blocks_are_compiled_once(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     found = speeds()
     train(23, 3, rest=2, compile="steps", residency="streamed")
     assert found.asked == [(4, 1, 20)]
@@ -609,13 +609,13 @@ def test_steps_that_are_done_again_are_not_counted_twice(
 ) -> None:
     """The steps that are to come are known after memory ran out, too."""
     seen: list[int | None] = []
-    took = compile_policy.Compiling.took
+    took = compile_policy.CompilePolicy.record
 
     def watch(self: Any, *args: Any, **more: Any) -> None:
         took(self, *args, **more)
         seen.append(self._left)
 
-    monkeypatch.setattr(compile_policy.Compiling, "took", watch)
+    monkeypatch.setattr(compile_policy.CompilePolicy, "record", watch)
     found = speeds(computes=True)
     steps, left = Fake.train_steps, [3]
 
@@ -644,7 +644,7 @@ def test_other_blocks_are_compiled_anew(
         return steps(self, *args)
 
     monkeypatch.setattr(Fake, "train_steps", full)
-    monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     result = train(20, 2, compile="steps")
     assert found.asked == [(4, 1, 80), (4, 1, 20)]
     assert [event.kind for event in result.events] == ["residency", "compile", "memory", "compile"]
@@ -654,11 +654,11 @@ def test_other_blocks_are_compiled_anew(
 
 
 def test_a_call_that_was_cut_short_does_not_slow_the_next() -> None:
-    one = step_pacing.Pace()
+    one = step_pacing.StepPacing()
     for _ in range(10):
-        one.took(one.next(), 1e-5 * one.next())
+        one.record(one.next(), 1e-5 * one.next())
     assert one.next() == 1024
-    one.took(3, 3e-5)
+    one.record(3, 3e-5)
     assert one.next() == 1024
-    one.took(3, 0.9)
+    one.record(3, 0.9)
     assert one.next() == 1

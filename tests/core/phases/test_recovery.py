@@ -18,11 +18,11 @@ from anyaccel.errors import OutOfMemoryError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SequentialMLP, simulate
-from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, Run, TrainPhase, execute, recovery
-from anyaccel.phases.loading import provision
+from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, Run, TrainPhase, execute, oom_recovery
+from anyaccel.phases.loading import loader_factory
 from anyaccel.phases.metrics import Metric
 from anyaccel.phases.progress import Progress
-from anyaccel.phases.relief import smaller
+from anyaccel.phases.oom_recovery import Snapshots, smaller
 from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
@@ -199,7 +199,7 @@ def test_rows_that_are_streamed_are_streamed_in_smaller_blocks(
     after: int, size: int, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken up again at any step: blocks lie otherwise then, and the last partial batch goes with another."""
-    monkeypatch.setattr(provision, "BLOCK_BYTES", size)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", size)
     graph, plain = line(), line()
     expected = run(plain, train())
     device(8, after=after)
@@ -223,7 +223,7 @@ def test_single_rows_are_streamed_in_smaller_blocks(
 
 @pytest.mark.parametrize("after", [0, 3, 7])
 def test_a_block_that_cannot_be_sent(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provision, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 2000)
     graph, plain = line(), line()
     run(plain, train())
     send, count = NumpyBackend.copy_async, itertools.count()
@@ -370,7 +370,7 @@ def test_estimators_that_cannot_be_copied_train_as_long_as_there_is_room(device:
 def test_listeners_hear_steps_that_are_done_again(
     device: Callable[..., Device], at: Callable[..., Callback], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "_SHARE", 1e-12)  # one snapshot, at the start of the epoch
+    monkeypatch.setattr(oom_recovery, "_SNAPSHOT_SHARE", 1e-12)  # one snapshot, at the start of the epoch
     device(0, after=9, times=1)
     heard: list[Any] = []
     run(line(), train(n_epochs=2, callbacks=[at("step_end", lambda run: heard.append((run.epoch, run.step)))]))
@@ -665,7 +665,7 @@ def test_snapshots_never_keep_a_phase_from_training(monkeypatch: pytest.MonkeyPa
 
     capacities = range(30_000, 70_000, 1_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recovery.Marks, "_take", lambda self, done, losses: None)
+        patch.setattr(Snapshots, "_take", lambda self, step, n_losses: None)
         least = next(capacity for capacity in capacities if fits(capacity) is not None)
     result = fits(least)
     assert result is not None and told(result)[-1][2] == "snapshots, which need room, are not taken any more"
@@ -687,13 +687,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     made = Clock()
-    monkeypatch.setattr(recovery, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    monkeypatch.setattr(oom_recovery, "time", SimpleNamespace(perf_counter=made.perf_counter))
     yield made
 
 
 @pytest.mark.parametrize(("cost", "step"), [(1.0, 0.1), (1.0, 1.0), (0.01, 1.0), (5.0, 7.0), (0.0, 1.0)])
 def test_snapshots_take_at_most_a_small_part_of_the_time(cost: float, step: float, clock: Clock) -> None:
-    class Chain:
+    class Copied:
         taken = 0
 
         def snapshot(self) -> int:
@@ -704,30 +704,29 @@ def test_snapshots_take_at_most_a_small_part_of_the_time(cost: float, step: floa
         def restore(self, snapshot: int) -> None:
             assert snapshot == self.taken
 
-    chain, tally = Chain(), SimpleNamespace(__len__=lambda: 0)
-    marks = recovery.Marks(chain, within=True)  # type: ignore[arg-type]
-    marks.begin()
+    pipeline = Copied()
+    snapshots = Snapshots(pipeline, within_epoch=True)  # type: ignore[arg-type]
+    snapshots.begin_epoch()
     for done in range(1, 5001):
         clock.now += step
-        marks.pass_by(done, [None] * done)  # type: ignore[arg-type]
-    assert chain.taken >= 1 and (chain.taken - 1) * cost <= 0.002 * clock.now
+        snapshots.after_step(done, [None] * done)  # type: ignore[arg-type]
+    assert pipeline.taken >= 1 and (pipeline.taken - 1) * cost <= 0.002 * clock.now
     if cost and step * 5000 > 1500 * cost:
-        assert (chain.taken - 1) * cost >= 0.001 * clock.now - cost, "nor much less"
-    del tally
+        assert (pipeline.taken - 1) * cost >= 0.001 * clock.now - cost, "nor much less"
 
 
 def test_what_cannot_be_had_again_is_remembered_from_its_start_only(clock: Clock) -> None:
     taken = []
-    chain = SimpleNamespace(snapshot=lambda: taken.append(clock.now), restore=lambda snapshot: None)
-    marks = recovery.Marks(chain, within=False)  # type: ignore[arg-type]
-    marks.begin()
+    pipeline = SimpleNamespace(snapshot=lambda: taken.append(clock.now), restore=lambda snapshot: None)
+    snapshots = Snapshots(pipeline, within_epoch=False)  # type: ignore[arg-type]
+    snapshots.begin_epoch()
     for done in range(100):
         clock.now += 1.0
-        marks.pass_by(done, [])  # type: ignore[arg-type]
+        snapshots.after_step(done, [])  # type: ignore[arg-type]
     assert taken == [0.0]
-    cut: list[int] = []
-    assert marks.go_back(SimpleNamespace(cut=cut.append)) == 0 and cut == [0]  # type: ignore[arg-type]
-    marks.end()
+    kept: list[int] = []
+    assert snapshots.restore(SimpleNamespace(truncate=kept.append)) == 0 and kept == [0]  # type: ignore[arg-type]
+    snapshots.clear()
     assert marks.go_back(SimpleNamespace(cut=cut.append)) is None  # type: ignore[arg-type]
 
 

@@ -45,12 +45,14 @@ def stream_of(column: Column) -> StreamKey:
     return column.feature_set, column.stream
 
 
-def device_columns(columns: Iterable[Column], rows: Mapping[str, Any], orders: Mapping[str, Any]) -> DeviceColumns:
+def with_orders(columns: Iterable[Column], rows: Mapping[str, Any], orders: Mapping[str, Any]) -> DeviceColumns:
     """Tensors and row orders on devices, both by value name, put together."""
     return {one.name: DeviceColumn(rows[one.name], orders.get(one.name), one.feature_set) for one in columns}
 
 
-def load(plan: Plan, arrays: Mapping[str, np.ndarray], on_loaded: Callable[[int], None] | None = None) -> dict[str, Any]:
+def load(
+    plan: Plan, arrays: Mapping[str, np.ndarray], on_loaded: Callable[[int], None] | None = None
+) -> dict[str, Any]:
     """Put host columns on their devices; columns that are one array in one place are copied once.
 
     Args:

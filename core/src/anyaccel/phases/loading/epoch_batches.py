@@ -1,4 +1,4 @@
-"""Epoch batches: which rows of which feature set each training step takes, and in which order, as samplers draw them."""
+"""Epoch batches: which rows of which feature set each training step takes, in which order, as samplers draw them."""
 
 from __future__ import annotations
 

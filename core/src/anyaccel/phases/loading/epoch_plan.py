@@ -54,7 +54,9 @@ class StepRange:
 
     def skip(self, n: int) -> StepRange:
         """Its steps but the first `n`."""
-        rows = {name: (start + n * (stop - start), stop + n * (stop - start)) for name, (start, stop) in self.rows.items()}
+        rows = {
+            name: (start + n * (stop - start), stop + n * (stop - start)) for name, (start, stop) in self.rows.items()
+        }
         return replace(self, rows=rows, n_steps=self.n_steps - n)
 
     def shifted(self, origins: StepRows) -> StepRange:
@@ -226,7 +228,10 @@ def _training_steps(label: str, batches: SampledBatches, accumulate: int) -> tup
     rest = (full % accumulate) * size + last
     microbatch = size if accumulate > 1 else None
     sets = batches.feature_sets
-    ranges = [uniform_range(sets, 0, n_steps, batch, microbatch), uniform_range(sets, n_steps * batch, 1, rest, microbatch)]
+    ranges = [
+        uniform_range(sets, 0, n_steps, batch, microbatch),
+        uniform_range(sets, n_steps * batch, 1, rest, microbatch),
+    ]
     return tuple(steps for steps in ranges if steps.n_steps and steps.batch_size)
 
 

@@ -20,19 +20,19 @@ Batch = Mapping[str, np.ndarray]
 """Columns of a batch in host memory by name, [rows, *shape]."""
 
 
-def host_columns(
+def make_host_columns(
     plan: Plan,
     rows: Mapping[str, Rows],
     classes: Mapping[str, int],
     known: Mapping[str, FeatureSet] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
-    """The columns in host memory, in the form in which the plan loads them; nothing has moved.
+    """The columns of a plan in host memory, cast and shaped as the plan loads them.
 
     Args:
         plan: whose columns.
         rows: the data, by feature set.
-        classes: for columns of class indices, the number of classes, by value name.
-        known: the feature sets that the graph was made for, by label, to tell where a missing column came from.
+        classes: the number of classes of each column of class indices, by value name.
+        known: the feature sets that the graph was built for, by label, to explain a missing column.
 
     Raises:
         ColumnError: data that are not what the plan was made for, or class indices out of range.
@@ -40,37 +40,37 @@ def host_columns(
     arrays: dict[str, np.ndarray] = {}
     for column in plan.columns:
         twin = next((one for one in plan.columns if one.name in arrays and same_array(one, column)), None)
-        counted = classes.get(column.name)
-        _check_made(column, rows[column.feature_set], known.get(column.feature_set))
-        if twin is None or classes.get(twin.name) != counted:
-            arrays[column.name] = _host_column(column, rows[column.feature_set], counted)
+        n_classes = classes.get(column.name)
+        _check_transformed(column, rows[column.feature_set], known.get(column.feature_set))
+        if twin is None or classes.get(twin.name) != n_classes:
+            arrays[column.name] = _host_column(column, rows[column.feature_set], n_classes)
         else:
             arrays[column.name] = arrays[twin.name]
     return arrays
 
 
 def same_array(one: Column, other: Column) -> bool:
-    """Whether two columns are one in memory: only their streams differ."""
+    """Whether two columns are one array in one place: only their streams differ."""
     return replace(one, name="", stream="", role="") == replace(other, name="", stream="", role="")
 
 
-def _check_made(column: Column, rows: Rows, known: FeatureSet | None) -> None:
-    """A column that is missing because a transform of the graph's data made it."""
+def _check_transformed(column: Column, rows: Rows, known: FeatureSet | None) -> None:
+    """Explain a column that is missing because a transform of the graph's data made it."""
     missing = [name for name in column.columns if name not in rows.columns]
     makers = relevant_transforms(known.transforms, missing[:1]) if known is not None else []
     if makers and not any(missing[0] in one.columns for one in makers):
         raise ColumnError(
             f"{rows.label!r} has no column {missing[0]!r}, which the graph's data have from a transform",
             available=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
-            hint="give fresh.transform_like(data), with the columns that it was made of",
+            hint="give fresh.transform_like(data), where fresh has the columns that the transform takes",
         )
 
 
 def _host_column(column: Column, rows: Rows, classes: int | None) -> np.ndarray:
-    found = joined_spec(rows, column.columns)
-    if found != column.stored:
+    stored = joined_spec(rows, column.columns)
+    if stored != column.stored:
         raise ColumnError(
-            f"{column.shown} is {found} in these data", available=f"the graph was built for {column.stored}"
+            f"{column.shown} is {stored} in these data", available=f"the graph was built for {column.stored}"
         )
     try:
         array = loadable_array(rows, column.columns, column.spec.dtype).reshape(len(rows), *column.spec.shape)
@@ -84,11 +84,6 @@ def _host_column(column: Column, rows: Rows, classes: int | None) -> np.ndarray:
 
 
 def _check_classes(column: Column, array: np.ndarray, classes: int) -> None:
-    """Make sure that class indices are some of so many classes.
-
-    Raises:
-        ColumnError: one is not.
-    """
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= classes:
         raise ColumnError(
@@ -99,20 +94,20 @@ def _check_classes(column: Column, array: np.ndarray, classes: int) -> None:
 
 
 def class_counts(resolution: Resolution) -> dict[str, int]:
-    """The number of classes for each column of class indices: the smallest, where several losses take it."""
+    """The number of classes of each column of class indices, by value name; the smallest if several losses take it."""
     loaded = {column.name: column.spec for column in resolution.plan.columns}
     counts: dict[str, int] = {}
     for term in (term for segment in resolution.segments for term in segment.losses):
         if term.loss.name == "cross_entropy" and term.loss.own is None:
             logits, target = term.inputs
             if target in loaded and "int" in loaded[target].dtype and logits in resolution.shapes.specs:
-                here = resolution.shapes.specs[logits].shape[0]
-                counts[target] = min(here, counts.get(target, here))
+                n_classes = resolution.shapes.specs[logits].shape[0]
+                counts[target] = min(n_classes, counts.get(target, n_classes))
     return counts
 
 
 def copy_batch(column: Column, batch: Batch, out: np.ndarray, classes: int | None) -> None:
-    """Put the rows of a batch into memory as the plan loads them: joined, cast and shaped.
+    """Copy the columns of a batch that make up a column of the plan into memory: joined, cast and shaped.
 
     Raises:
         ColumnError: class indices out of range, or integers that are not exact as the floats they are joined with.
@@ -138,10 +133,10 @@ def _join(column: Column, batch: Batch, out: np.ndarray) -> None:
 def _check_exact(column: Column, name: str, part: np.ndarray, dtype: np.dtype[Any]) -> None:
     if part.dtype.kind not in "iu" or dtype.kind != "f":
         return
-    found = first_unrepresentable(part, dtype)
-    if found is not None:
+    first = first_unrepresentable(part, dtype)
+    if first is not None:
         raise ColumnError(
-            f"column {name!r} is joined with floats as {dtype}: row {found[0]} holds {found[1]}",
+            f"column {name!r} is joined with floats as {dtype}: row {first[0]} holds {first[1]}",
             available=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
-            hint=f"make them smaller in the source, or take {name!r} out of this reference",
+            hint=f"make them smaller in the source, or leave {name!r} out of this reference",
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anyaccel.graph import Column
-from anyaccel.phases.loading.device_columns import DeviceColumns, device_columns, load_orders
+from anyaccel.phases.loading.device_columns import DeviceColumns, load_orders, with_orders
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StepRange
 
@@ -91,7 +91,7 @@ class ResidentLoader(BatchLoader):
         steps = self._plan.epoch(epoch)
         if self._host_orders is not steps.orders:
             self._loaded, self._host_orders = {}, None  # the orders of the epoch before make room
-            self._loaded = device_columns(self._columns, self._tensors, load_orders(self._columns, steps.orders))
+            self._loaded = with_orders(self._columns, self._tensors, load_orders(self._columns, steps.orders))
             self._host_orders = steps.orders
         yield Chunk(self._loaded, steps.skip(start_step).steps, steps.orders)
 

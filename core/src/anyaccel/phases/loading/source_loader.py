@@ -17,7 +17,7 @@ from anyaccel.data import BatchSource, MapSource
 from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
-from anyaccel.phases.loading.device_columns import backend_of, device_columns, load_orders, stream_of
+from anyaccel.phases.loading.device_columns import backend_of, load_orders, stream_of, with_orders
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange, uniform_range
 from anyaccel.phases.loading.host_columns import Batch, copy_batch
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
@@ -98,7 +98,7 @@ class BatchSourceLoader(BatchLoader):
         with closing(prefetch(partial(self._blocks, epoch, start_step, buffers, again))) as blocks:
             for block in blocks:
                 steps, n_rows = tuple(self._steps(block.sizes)), block.n_rows
-                columns = device_columns(self._columns, arrived(block.copies), self._in_order(n_rows))
+                columns = with_orders(self._columns, arrived(block.copies), self._in_order(n_rows))
                 del block
                 yield Chunk(columns, steps, {})
                 del columns
@@ -184,7 +184,9 @@ class BatchSourceLoader(BatchLoader):
             start += size
             if len(sizes) % self._accumulate:  # in the middle of a step
                 continue
-            if not self._takes_more(start, sum(sizes[-self._accumulate :]), buffers.capacity, time.perf_counter() - began):
+            if not self._takes_more(
+                start, sum(sizes[-self._accumulate :]), buffers.capacity, time.perf_counter() - began
+            ):
                 break
         return sizes
 

@@ -15,7 +15,7 @@ from anyaccel.backend import AsyncCopy, ComputingBackend
 from anyaccel.data.column_copy import gather
 from anyaccel.device import Device
 from anyaccel.graph import Column
-from anyaccel.phases.loading.device_columns import backend_of, device_columns, load_orders, stream_of
+from anyaccel.phases.loading.device_columns import backend_of, load_orders, stream_of, with_orders
 from anyaccel.phases.loading.epoch_batches import RowSpan, StreamKey
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
@@ -94,7 +94,7 @@ class StreamingLoader(BatchLoader):
         make = partial(self._blocks, steps, buffers)
         with closing(prefetch(make) if self._ahead else make()) as blocks:
             for block, copies in blocks:
-                columns = device_columns(self._columns, arrived(copies), self._orders)
+                columns = with_orders(self._columns, arrived(copies), self._orders)
                 del copies
                 yield Chunk(columns, block.steps, block.orders)
                 del columns
@@ -136,9 +136,7 @@ class StreamingLoader(BatchLoader):
     def _new_buffers(self) -> _Buffers:
         return _Buffers({one.names[0]: one.buffer(self._block_rows) for one in self._streamed})
 
-    def _blocks(
-        self, steps: EpochSteps, buffers: list[_Buffers]
-    ) -> Generator[tuple[StepBlock, dict[str, AsyncCopy]]]:
+    def _blocks(self, steps: EpochSteps, buffers: list[_Buffers]) -> Generator[tuple[StepBlock, dict[str, AsyncCopy]]]:
         n_rows = self._block_rows
         try:
             for block, buffer in zip(steps.blocks(self._block_steps), cycle(buffers), strict=False):

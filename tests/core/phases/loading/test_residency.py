@@ -21,7 +21,8 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend, SequentialMLP, simulate
 from anyaccel.phases import EvalPhase, FitPhase, Phase, TrainPhase
-from anyaccel.phases.loading import Pass, Streamed, Stretch
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, uniform_range
+from anyaccel.phases.loading.streaming import StreamingLoader
 from anyaccel.phases.metrics import Metric
 from anyaccel.specs import AppliedLoss, Optimizer
 
@@ -176,8 +177,8 @@ def test_data_that_are_to_be_resident_must_fit(owned: Callable[..., int]) -> Non
             run(made, phase(residency="resident"))
         assert str(caught.value) == (
             "the data of t: sim:0 has no room for 120000 bytes. Available: 29972 bytes free of 31000; all rows take "
-            "121.1 KiB on sim:0 (numpy). Hint: write residency='auto', so that they are streamed where they do not "
-            "fit."
+            "121.1 KiB on sim:0 (numpy). Hint: write residency='auto', so that rows that do not fit are "
+            "streamed."
         )
         assert sims[0].used == owned(made, "sim:0")
 
@@ -224,13 +225,13 @@ def test_evaluations_and_fits_are_streamed_too(kind: str) -> None:
 def test_blocks_take_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much one block may be."""
     steps = []
-    fill = Streamed.fill
+    fill = StreamingLoader.fill
 
-    def watch(self: Streamed, cut: Any, buffers: Any) -> None:
-        steps.append(sum(work.count for work in cut.works))
-        fill(self, cut, buffers)
+    def watch(self: StreamingLoader, block: Any, buffers: Any) -> None:
+        steps.append(sum(one.n_steps for one in block.steps))
+        fill(self, block, buffers)
 
-    monkeypatch.setattr(Streamed, "fill", watch)
+    monkeypatch.setattr(StreamingLoader, "fill", watch)
     with simulate(1, capacity=NBYTES // 4):
         run(graph(), phase(n_epochs=1))
     most = (NBYTES // 4) / 12 / (20 * 31 * 4)
@@ -274,7 +275,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException, aft
 
     owner, name = {
         "copy_async": (NumpyBackend, "copy_async"),
-        "gather": (Streamed, "fill"),
+        "gather": (StreamingLoader, "fill"),
         "step": (Dense, "apply"),
         "staging_buffer": (NumpyBackend, "staging_buffer"),
     }[place]
@@ -356,15 +357,15 @@ def test_an_interrupt_while_a_block_is_waited_for_is_answered(
     small: Any, owned: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though who makes it does not come back for long: the thread ends when it does."""
-    fill, go, calls = Streamed.fill, threading.Event(), itertools.count()
+    fill, go, calls = StreamingLoader.fill, threading.Event(), itertools.count()
 
-    def slow(self: Streamed, cut: Any, buffers: Any) -> None:
+    def slow(self: StreamingLoader, block: Any, buffers: Any) -> None:
         if next(calls) == 4:
             timer.start()
             go.wait(60)
-        fill(self, cut, buffers)
+        fill(self, block, buffers)
 
-    monkeypatch.setattr(Streamed, "fill", slow)
+    monkeypatch.setattr(StreamingLoader, "fill", slow)
     timer = threading.Timer(0.2, _thread.interrupt_main)
     made = graph()
     ours = Experiment("e", made, progress="none")
@@ -374,7 +375,7 @@ def test_an_interrupt_while_a_block_is_waited_for_is_answered(
     go.set()
     timer.join()
     for thread in threading.enumerate():
-        if thread.name == "anyaccel-ahead":
+        if thread.name == "anyaccel-prefetch":
             thread.join(30)
     gc.collect()
     assert small.used == owned(made, "sim:0")
@@ -382,27 +383,32 @@ def test_an_interrupt_while_a_block_is_waited_for_is_answered(
 
 
 def test_a_thread_that_is_slow_to_end_writes_to_no_buffer_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("anyaccel.phases.loading.prefetch"), "PATIENCE", 0.01)
+    monkeypatch.setattr(importlib.import_module("anyaccel.phases.loading.prefetch"), "JOIN_SECONDS", 0.01)
     columns = Experiment("e", graph(), progress="none").plan(phase(accelerator=None)).columns
     arrays = {one.name: np.arange(40, dtype="float32").reshape(40, 1) for one in columns}
     go, seen = threading.Event(), []
 
-    class Slow(Streamed):
-        def fill(self, cut: Any, buffers: Any) -> None:
+    class Slow(StreamingLoader):
+        def fill(self, block: Any, buffers: Any) -> None:
             seen.append({name: id(buffer) for name, buffer in buffers.items()})
             if len(seen) == 2:
                 go.wait(60)
-            super().fill(cut, buffers)
+            super().fill(block, buffers)
 
-    backwards = Pass(("data",), (Stretch(0, 10, 4),), {("data", ""): np.arange(40)[::-1]})
-    supply = Slow(columns, arrays, lambda number: backwards, 10, 2)
-    with closing(supply.portions(0, 0, lambda feed, orders: orders)) as portions:
-        next(portions)
-    slow = next(thread for thread in threading.enumerate() if thread.name == "anyaccel-ahead")
+    class Backwards(EpochPlan):
+        n_steps, batch_size, splittable = 10, 4, False
+
+        def epoch(self, number: int) -> EpochSteps:
+            return EpochSteps((uniform_range(("data",), 0, 10, 4),), {("data", ""): np.arange(40)[::-1]})
+
+    loader = Slow(columns, arrays, Backwards(), 2)
+    with closing(loader.chunks(0)) as chunks:
+        next(chunks)
+    slow = next(thread for thread in threading.enumerate() if thread.name == "anyaccel-prefetch")
     found = []
-    with closing(supply.portions(1, 0, lambda feed, orders: orders)) as portions:
-        for portion in portions:
-            found.append({name: np.array(column) for name, column in portion.feed.columns.items()})
+    with closing(loader.chunks(1)) as chunks:
+        for chunk in chunks:
+            found.append({name: np.array(column.rows) for name, column in chunk.columns.items()})
     assert slow.is_alive()
     go.set()
     slow.join(30)
@@ -450,7 +456,7 @@ def test_words_that_do_not_exist_are_refused(kind: str, name: str, given: Any, r
     there = {"compile": "'auto', 'off', 'steps'", "residency": "'auto', 'resident', 'streamed'"}[name]
     with pytest.raises(PhaseError) as caught:
         KINDS[kind](**{name: given})
-    text = f"phase 'p': {name}={given!r}. Available: {there}. Hint: {remedy}"
+    text = f"phase 'p': unknown {name}={given!r}. Available: {there}. Hint: {remedy}"
     assert str(caught.value) == (text if text.endswith("?") else f"{text}.")
 
 
@@ -458,7 +464,7 @@ def test_a_splitting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(PhaseError) as caught:
         KINDS["train"](microbatching="maybe")
     assert str(caught.value) == (
-        "phase 'p': microbatching='maybe'. Available: 'exact', 'approximate'. Hint: use one of these."
+        "phase 'p': unknown microbatching='maybe'. Available: 'exact', 'approximate'. Hint: use one of these."
     )
     for kind in ("eval", "fit"):
         with pytest.raises(PhaseError, match=r"Phase has no setting 'microbatching'\. Available: "):
@@ -485,7 +491,7 @@ def test_settings_go_into_a_configuration_and_back(kind: str) -> None:
 
 def test_a_configuration_with_a_wrong_word_is_refused() -> None:
     config = KINDS["eval"]().get_config()
-    with pytest.raises(PhaseError, match=r"phase 'p': residency='gpu'\. There is"):
+    with pytest.raises(PhaseError, match=r"phase 'p': unknown residency='gpu'\. Available"):
         Phase.from_config({**config, "residency": "gpu"})
     with pytest.raises(ConfigError, match=r"EvalPhase has no setting 'residence'\..* Hint: did you mean 'residency'"):
         Phase.from_config({**config, "residence": "auto"})
