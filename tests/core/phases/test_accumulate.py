@@ -266,6 +266,6 @@ def test_batches_that_differ_cannot_be_put_together(schedule: str) -> None:
         with pytest.raises(PhaseError) as caught:
             attempt(phase)
         assert str(caught.value) == (
-            "phase 't' has accumulate=2, and samplers whose batches differ from each other. Hint: draw larger batches "
-            "instead, or give all samplers one batch size by 'zip_strict'."
+            "phase 't' has accumulate=2, and its samplers give batches of different sizes. Hint: draw larger batches "
+            "instead, or give all samplers one batch size and schedule='zip_strict'."
         )

@@ -292,7 +292,7 @@ def test_the_choice_says_why(speeds: Callable[..., SimpleNamespace]) -> None:
     speeds(each=1e-3, ratio=0.1, seconds=2.0)
     (text,) = told(train(5000, 2, batch=1))
     assert text.startswith("steps compiled in 2.0 s: 9,9") and text.endswith(
-        " steps are to come, of which each saves about 900 us; 2.0 s were expected for it"
+        " steps are left, of which each saves about 900 us; 2.0 s were expected for it"
     )
     speeds(each=1e-3, ratio=0.1, seconds=2.0)
     (text,) = told(train(5000, 2, batch=1, callbacks=[EARLY]))
@@ -352,8 +352,8 @@ def test_steps_that_are_listened_to_say_that_none_are_offered(
 ) -> None:
     speeds(offered=None, computes=True)
     assert why_not(train(5, 2, callbacks=[at("step_end", lambda run: None)])) == [
-        "steps are not compiled: each is a call of its own, as somebody listens to step_end, and for such none are "
-        "offered"
+        "steps are not compiled: each is a call of its own, as there is a step_end hook, and single steps are not "
+        "compiled"
     ]
 
 
@@ -472,7 +472,7 @@ def test_parts_that_a_program_does_not_take_run_one_by_one(
     found = speeds()
     result = train(20, 2, compile="steps", accumulate=5)
     assert found.asked == found.calls == []
-    assert told(result) == ["steps of 20 rows in pieces of 4 run one by one, uncompiled"]
+    assert told(result) == ["steps of 20 rows in micro-batches of 4 run one by one, uncompiled"]
 
 
 def test_streamed_blocks_are_compiled_once(
@@ -613,7 +613,7 @@ def test_steps_that_are_done_again_are_not_counted_twice(
 
     def watch(self: Any, *args: Any, **more: Any) -> None:
         took(self, *args, **more)
-        seen.append(self._left)
+        seen.append(self._steps_left)
 
     monkeypatch.setattr(compile_policy.CompilePolicy, "record", watch)
     found = speeds(computes=True)

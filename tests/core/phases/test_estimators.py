@@ -117,7 +117,7 @@ def test_one_estimator_with_two_inputs_is_not_fitted_by_guess(data, experiment):
     with pytest.raises(anyaccel.errors.PhaseError) as caught:
         ours.run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "phase 'fit' fits 'a' and 'b', which have one estimator and different inputs. Hint: name the one to fit, "
+        "phase 'fit' fits 'a' and 'b', which share one estimator but not their inputs. Hint: name the one to fit, "
         "nodes=['a'], or give each an estimator of its own."
     )
 

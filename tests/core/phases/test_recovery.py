@@ -362,7 +362,7 @@ def test_estimators_that_cannot_be_copied_train_as_long_as_there_is_room(device:
     assert len(graph["est"].model.estimator.diary) == 18
     device(0, after=4, times=1)
     with pytest.raises(
-        OutOfMemoryError, match="phase 't': no room to train 16 rows at once, which are not computed in"
+        OutOfMemoryError, match="phase 't': no room to train 16 rows at once, and micro-batches are ruled"
     ):
         run(graph, train())
 
@@ -467,10 +467,10 @@ def test_an_evaluation_that_does_not_fit_says_what_would(device: Callable[..., D
     with pytest.raises(OutOfMemoryError) as caught:
         run(graph, phase)
     assert str(caught.value).startswith(
-        "phase 'p': no room for 30 rows at once, which are not computed in parts because of the loss 'net', which is "
+        "phase 'p': no room for 30 rows at once, and micro-batches are ruled out by the loss 'net', which is "
         "your own: the device has no room. Available: cpu:0 (numpy): parameters "
     )
-    assert str(caught.value).endswith("; 11 rows would fit. Hint: batches of at most 11, or a smaller model.")
+    assert str(caught.value).endswith("; 11 rows would fit. Hint: use batches of at most 11, or a smaller model.")
 
 
 # -- what stops --------------------------------------------------------------------------------------------------------
@@ -489,10 +489,10 @@ def test_batch_normalization_stops_with_the_figures(most: int, after: int, devic
     with pytest.raises(OutOfMemoryError) as caught:
         run(graph, train())
     fits = {0: "not even one row fits", 1: "1 row would fit"}.get(most, f"{most} rows would fit")
-    remedy = f"batches of at most {most}, or a smaller model" if most else "a smaller model"
+    remedy = f"use batches of at most {most}, or a smaller model" if most else "use a smaller model"
     text = str(caught.value)
     assert text.startswith(
-        "phase 't': no room to train 16 rows at once, which are not computed in parts because of BatchNorm in node "
+        "phase 't': no room to train 16 rows at once, and micro-batches are ruled out by BatchNorm in node "
         "'net': the device has no room. Available: cpu:0 (numpy): parameters 232 B, gradients 232 B, optimizer "
         "state 464 B, data (streamed) 2.8 KiB; activations and the rest: what is left of "
     ), text
@@ -536,7 +536,7 @@ def test_own_losses_are_not_split_unless_asked(device: Callable[..., Device]) ->
         return (error**2).sum(), len(error), (2 * error, None)
 
     device(5)
-    with pytest.raises(OutOfMemoryError, match=r"in parts because of the loss 'net', which is your own: the device"):
+    with pytest.raises(OutOfMemoryError, match=r"micro-batches are ruled out by the loss 'net', which is your own: the device"):
         run(line(), train(losses=AppliedLoss(own, on="net")))
     result = run(line(), train(losses=AppliedLoss(own, on="net"), microbatching="approximate"))
     assert len(result.epochs) == 3
@@ -548,7 +548,7 @@ def test_rows_that_are_to_be_resident_stay_so(device: Callable[..., Device]) -> 
     assert [text for _, _, text in told(result)] == ["8 rows of 16 at once now", "4 rows of 8 at once now"]
     device(5)
     with pytest.raises(
-        OutOfMemoryError, match=r"Hint: batches of at most 5, or a smaller model, or residency='auto', to"
+        OutOfMemoryError, match=r"Hint: use batches of at most 5, or a smaller model, or write residency='auto', to"
     ):
         run(mixed(), train(residency="resident"))
 
@@ -581,7 +581,7 @@ def test_a_phase_for_which_there_is_no_room_at_all_ends(device: Callable[..., De
     assert str(caught.value).startswith(
         "phase 't': no room to train 1 row at once: the device has no room. Available: "
     )
-    assert str(caught.value).endswith("; not even one row fits. Hint: a smaller model.")
+    assert str(caught.value).endswith("; not even one row fits. Hint: use a smaller model.")
 
 
 @pytest.mark.parametrize("name", ["copy_async", "from_host", "from_host_owned"])
