@@ -441,7 +441,7 @@ def test_a_graph_at_work_cannot_begin_another_phase(line, experiment, train, eva
     assert (
         told
         == [
-            "phase 'inner' cannot begin: graph 'graph' is at work in 'train'. Hint: evaluate with "
+            "phase 'inner' cannot start: 'train' is running on graph 'graph'. Hint: evaluate with "
             "TrainPhase(validation=...), or when that phase has ended."
         ]
         * 2

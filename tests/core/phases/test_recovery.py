@@ -497,7 +497,8 @@ def test_batch_normalization_stops_with_the_figures(most: int, after: int, devic
         "state 464 B, data (streamed) 2.8 KiB; activations and the rest: what is left of "
     ), text
     assert text.endswith(
-        f"; {fits}. Hint: {remedy}, or microbatching='approximate', to compute batches in parts all the same."
+        f"; {fits}. Hint: {remedy}, or write microbatching='approximate', to compute batches in "
+        "micro-batches all the same."
     )
 
 

@@ -234,5 +234,5 @@ def eval_results(label: str, figures: EvaluationValues | None, **fields: Any) ->
     if figures is None:
         return EvalResults(label=label, **fields)
     loss = figures.loss if figures.losses else math.nan
-    values = {"losses": figures.losses, "metrics": figures.metrics, "predictions": figures.outputs}
+    values: dict[str, Any] = {"losses": figures.losses, "metrics": figures.metrics, "predictions": figures.outputs}
     return EvalResults(label=label, loss=loss, **values, **fields)

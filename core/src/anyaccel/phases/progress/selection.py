@@ -1,0 +1,51 @@
+"""Which Progress the `progress=` argument of an Experiment means in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from anyaccel.errors import PhaseError
+from anyaccel.phases.progress.base import Progress
+from anyaccel.phases.progress.log import LineProgress
+from anyaccel.phases.progress.notebook import HTMLProgress, in_notebook
+from anyaccel.phases.progress.rich import RichProgress
+
+_BY_NAME = {"rich": RichProgress, "html": HTMLProgress, "lines": LineProgress, "none": Progress}
+
+
+def progress_for(choice: Any) -> Progress:
+    """A Progress from the argument of an Experiment.
+
+    Args:
+        choice: `"auto"`: HTML in a notebook, bars if standard error is a terminal, else a line every ten seconds;
+            `"rich"`, `"html"`, `"lines"`, `"none"`; or a Progress object.
+
+    Raises:
+        PhaseError: something else, or `"html"` outside a notebook.
+    """
+    if isinstance(choice, Progress):
+        return choice
+    if choice == "auto":
+        return _automatic()
+    if not isinstance(choice, str) or choice not in _BY_NAME:
+        raise PhaseError(
+            f"unknown progress={choice!r}", available="'auto', 'rich', 'html', 'lines', 'none', or a Progress object"
+        )
+    if choice == "html" and not in_notebook():
+        raise PhaseError("progress='html' needs a notebook, but no Jupyter kernel is running", hint="progress='auto'")
+    return _BY_NAME[choice]()
+
+
+def _automatic() -> Progress:
+    if in_notebook():
+        return HTMLProgress()
+    return RichProgress() if _is_terminal() and os.environ.get("TERM") not in ("dumb", "unknown") else LineProgress()
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except (ValueError, AttributeError):  # closed, or replaced by an incomplete stream
+        return False
