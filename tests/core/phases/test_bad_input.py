@@ -285,7 +285,9 @@ def test_a_device_for_afterwards_that_is_not_here(house):
     house(
         training(final_device="sim:9"), DeviceUnavailableError, "sim:9 is not on this machine for numpy", "sim:0, sim:1"
     )
-    house(evaluation(final_device="gpu:3"), FrameworkError, "no installed plugin runs numpy on 'gpu'", "numpy on cpu, sim")
+    house(
+        evaluation(final_device="gpu:3"), FrameworkError, "no installed plugin runs numpy on 'gpu'", "numpy on cpu, sim"
+    )
 
 
 def test_a_policy_that_nobody_offers(house):
@@ -296,9 +298,7 @@ def test_a_fallback_where_warnings_are_errors(numpy_only, line, experiment, trai
     moved = []
     graph = line()
     offer_tpu(numpy_only)
-    with pytest.raises(
-        FallbackWarning, match="asks for 'tpu', where these nodes cannot run; they run on the CPU"
-    ):
+    with pytest.raises(FallbackWarning, match="asks for 'tpu', where these nodes cannot run; they run on the CPU"):
         experiment(graph).run_phase(
             train(accelerator="tpu", callbacks=[at("after_placement", lambda **_: moved.append(1))])
         )
@@ -331,7 +331,10 @@ def test_training_without_an_optimizer(data, experiment, train):
 
 def test_fitting_what_is_no_estimator(house):
     house(
-        FitPhase("bad", data="train", nodes="net"), PhaseError, "node 'net' is not an estimator", "train it in a TrainPhase"
+        FitPhase("bad", data="train", nodes="net"),
+        PhaseError,
+        "node 'net' is not an estimator",
+        "train it in a TrainPhase",
     )
     house(FitPhase("bad", data="train", nodes=["nett"]), GraphError, "phase 'bad' fits the node 'nett'", "'net'")
     house(FitPhase("bad", data="train"), PhaseError, "phase 'bad' has nothing to fit", "nodes=[...] to fit one again")

@@ -289,8 +289,8 @@ def test_class_indices_that_scores_do_not_have_are_told():
     with pytest.raises(SpecError) as caught:
         accuracy(np.zeros((3, 2)), np.array([1, 2, 2]))
     assert str(caught.value) == (
-        "accuracy takes class indices for the columns of 2 scores, and the targets have 2. Available: 0 to 1. "
-        "Hint: number the classes from 0, or give a function."
+        "accuracy: the targets have class index 2, but there are 2 scores per sample. Available: 0 to 1. "
+        "Hint: number the classes from 0, or pass a function as metric."
     )
 
 

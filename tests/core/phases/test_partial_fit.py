@@ -422,7 +422,7 @@ def test_one_estimator_in_two_nodes_that_differ_is_refused(data, experiment):
         experiment(graph).run_phase(TrainPhase("t", data="train"))
     graph.unfreeze()
     graph["b"].upstreams = (data.reference(["x"], ["y"]),)
-    with pytest.raises(PhaseError, match=r"nodes 'a' and 'b' have one estimator, and differ in their inputs"):
+    with pytest.raises(PhaseError, match=r"nodes 'a' and 'b' share one estimator, and their inputs differ"):
         experiment(graph).run_phase(TrainPhase("t", data="train"))
 
 

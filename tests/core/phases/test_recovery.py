@@ -21,8 +21,8 @@ from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequ
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, Run, TrainPhase, execute, oom_recovery
 from anyaccel.phases.loading import loader_factory
 from anyaccel.phases.metrics import Metric
-from anyaccel.phases.progress import Progress
 from anyaccel.phases.oom_recovery import Snapshots, smaller
+from anyaccel.phases.progress import Progress
 from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
@@ -61,7 +61,9 @@ def unusual(result: Any) -> list[Any]:
 def told(result: Any) -> list[tuple[int, int, str]]:
     """Where each measure was taken, and what it was."""
     return [
-        (event.epoch, event.step, event.message.rpartition("; ")[2]) for event in result.events if event.kind == "memory"
+        (event.epoch, event.step, event.message.rpartition("; ")[2])
+        for event in result.events
+        if event.kind == "memory"
     ]
 
 
@@ -415,7 +417,8 @@ def test_a_validation_is_computed_in_smaller_parts(most: int, device: Callable[.
     texts = [text for _, _, text in told(result)]
     assert texts[:2] == [STREAMED, "20 rows of 40 at once now"]
     assert all(
-        event.message.startswith("the data of check: memory ran out (the device has no room)") for event in unusual(result)
+        event.message.startswith("the data of check: memory ran out (the device has no room)")
+        for event in unusual(result)
     )
     assert {(event.epoch, event.step) for event in unusual(result)} == {(0, 6)}
 
@@ -537,7 +540,7 @@ def test_own_losses_are_not_split_unless_asked(device: Callable[..., Device]) ->
         return (error**2).sum(), len(error), (2 * error, None)
 
     device(5)
-    with pytest.raises(OutOfMemoryError, match=r"micro-batches are ruled out by the loss 'net', which is your own: the device"):
+    with pytest.raises(OutOfMemoryError, match=r"ruled out by the loss 'net', which is your own: the device"):
         run(line(), train(losses=AppliedLoss(own, on="net")))
     result = run(line(), train(losses=AppliedLoss(own, on="net"), microbatching="approximate"))
     assert len(result.epochs) == 3
@@ -728,7 +731,7 @@ def test_what_cannot_be_had_again_is_remembered_from_its_start_only(clock: Clock
     kept: list[int] = []
     assert snapshots.restore(SimpleNamespace(truncate=kept.append)) == 0 and kept == [0]  # type: ignore[arg-type]
     snapshots.clear()
-    assert marks.go_back(SimpleNamespace(cut=cut.append)) is None  # type: ignore[arg-type]
+    assert snapshots.restore(SimpleNamespace(truncate=kept.append)) is None  # type: ignore[arg-type]
 
 
 # -- sizes of parts ----------------------------------------------------------------------------------------------------

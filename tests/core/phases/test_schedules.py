@@ -348,9 +348,14 @@ def test_schedules_that_cannot_be() -> None:
     assert "did you mean 'zip_cycle'?" in message
     for sampler in (4, SimpleSampler(4), {"a": SimpleSampler(4)}):
         message = refused(PhaseError, lambda s=sampler: train(sampler=s, schedule="zip_strict"))
-        assert "phase 't' has schedule='zip_strict' but only one sampler. Hint: leave schedule out, or write sampler={" in message
-    assert "sampler must be a Sampler or a batch size" in refused(PhaseError, lambda: train(sampler={"a": 4, "b": "many"}))
-    assert "sampler={} is sampler must be a Sampler or a batch size" in refused(PhaseError, lambda: train(sampler={}))
+        assert (
+            "phase 't' has schedule='zip_strict' but only one sampler. Hint: leave schedule out, or write sampler={"
+            in message
+        )
+    assert "sampler must be a Sampler or a batch size" in refused(
+        PhaseError, lambda: train(sampler={"a": 4, "b": "many"})
+    )
+    assert "sampler must be a Sampler or a batch size, got {}" in refused(PhaseError, lambda: train(sampler={}))
 
 
 def test_samplers_of_other_sets() -> None:
@@ -389,7 +394,7 @@ def test_nodes_that_join_sets_get_equal_batches() -> None:
     message = refused(
         PhaseError, lambda: run(joined(), train(losses=TOP, sampler={"a": 4, "b": 4}, schedule="alternate_strict"))
     )
-    assert "Available: a: 4, b: none. Hint: take them by schedule='zip_strict'" in message
+    assert "Available: a: 4, b: none. Hint: combine them by schedule='zip_strict'" in message
     message = refused(PhaseError, lambda: run(joined(8, 7), train(losses=TOP, sampler={"a": 4, "b": 4})))
     assert "Available: a: 4, b: 3" in message
     assert run(joined(8, 7), train(losses=TOP, sampler={
@@ -407,7 +412,7 @@ def test_losses_and_metrics_that_join_sets() -> None:
     assert "the metric 'odd' combines a and b" in refused(PhaseError, lambda: run(apart(), metrics))
     whole = EvalPhase("e", data="all", outputs=["top"])
     message = refused(PhaseError, lambda: run(joined(8, 6), whole))
-    assert "node 'j' joins a and b, of which a step takes different rows. Available: a: 8, b: 6" in message
+    assert "node 'j' combines a and b, and a step takes unequal numbers of rows. Available: a: 8, b: 6" in message
     assert "Hint: give the data of each as many rows" in message
 
 

@@ -17,6 +17,9 @@ MSE = AppliedLoss("mse", on="net")
 SORT = AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"], weight=0.4)
 
 
+METHODS = ("forward", "forward_pullback", "optimizer_step", "grad_stats", "train_steps", "snapshot", "restore", "close")
+
+
 class Watched(NumpyBackend):
     """NumPy once more, under another name, on the CPU; writes down what its programs are asked, by segment."""
 
@@ -33,7 +36,16 @@ class Watched(NumpyBackend):
 
     def build(self, segment):
         program = super().build(segment)
-        for name in ("forward", "forward_pullback", "optimizer_step", "grad_stats", "train_steps", "snapshot", "restore", "close"):
+        for name in (
+            "forward",
+            "forward_pullback",
+            "optimizer_step",
+            "grad_stats",
+            "train_steps",
+            "snapshot",
+            "restore",
+            "close",
+        ):
             setattr(program, name, self.told(segment, name, getattr(program, name)))
         return program
 

@@ -405,7 +405,7 @@ def test_a_phase_with_a_source_has_no_configuration() -> None:
     for data in (batches(), source(batches()), Numbered(), {"data": batches()}):
         one = phase(data)
         assert repr(one) == "TrainPhase('t')"
-        with pytest.raises(ConfigError, match="phase 't' runs over data that have no name"):
+        with pytest.raises(ConfigError, match="the data of phase 't' have no name to save"):
             one.get_config()
 
 
@@ -672,7 +672,9 @@ def test_what_repeats_goes_on_where_it_was(
 def test_memory_runs_out_and_the_source_cannot_begin_again(failing: Any, small_blocks: None) -> None:
     failing(3, 4)
     experiment = Experiment("e", graph_of(table()), progress="none")
-    with pytest.raises(SourceError, match=r"epoch 0 had to start again because memory ran out, and source 'data' is an it"):
+    with pytest.raises(
+        SourceError, match=r"epoch 0 had to start again because memory ran out, and source 'data' is an it"
+    ):
         experiment.run_phase(phase((one for one in batches()), n_epochs=1))
     assert "memory" in [event.kind for event in experiment.last_run.events]
 

@@ -389,7 +389,7 @@ def test_a_sampler_that_draws_nonsense(sampler: Sampler, message: str, source: F
 
 def test_a_batch_size_beside_a_sampler(source: FeatureSet) -> None:
     message = refused(PhaseError, lambda: EvalPhase("e", data=source, sampler=PairSampler(4, Same("x")), batch_size=8))
-    assert "phase 'e' has a sampler and a batch_size. Hint: leave batch_size to the sampler" in message
+    assert "phase 'e' has both a sampler and a batch_size. Hint: leave batch_size out" in message
 
 
 def test_what_pairs_are_compared_with_goes_by_the_stream(source: FeatureSet) -> None:

@@ -19,8 +19,8 @@ from anyaccel.phases import EvalPhase, TrainPhase, train_loop
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
-from anyaccel.registry import registry
 from anyaccel.phases.metrics import Metric
+from anyaccel.registry import registry
 from anyaccel.specs import AppliedLoss, Optimizer, Schedule
 
 MSE = AppliedLoss("mse", on="net")
@@ -671,5 +671,7 @@ def test_a_thousand_steps_need_no_more_memory_than_ten(table, line, experiment, 
 def test_rows_beyond_the_steps_of_a_call_do_not_count() -> None:
     accumulator = LossAccumulator()
     means = np.array([[1.0, 10.0], [3.0, 20.0], [100.0, 100.0]])
-    accumulator.add([Losses(NumpyBackend(), 4, ("a", "b"), means, 2), Losses(NumpyBackend(), 8, ("a", "b"), means[1:], 1)])
+    accumulator.add(
+        [Losses(NumpyBackend(), 4, ("a", "b"), means, 2), Losses(NumpyBackend(), 8, ("a", "b"), means[1:], 1)]
+    )
     assert accumulator.means() == {"a": (4 * (1 + 3) + 8 * 3) / 16, "b": (4 * (10 + 20) + 8 * 20) / 16}

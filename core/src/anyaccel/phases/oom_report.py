@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from anyaccel.backend import Memory
-from anyaccel.errors import AnyaccelError, OutOfMemoryError
 from anyaccel.display import size
+from anyaccel.errors import AnyaccelError, OutOfMemoryError
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.epoch_batches import StepRows
 from anyaccel.phases.loading.epoch_plan import StepRange

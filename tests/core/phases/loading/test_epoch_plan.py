@@ -1,4 +1,4 @@
-"""Epoch plans: blocks follow each other and together are the epoch; the next order is drawn in a thread, and the same."""
+"""Epoch plans: blocks together are the epoch, in order; the next order is drawn in a thread, and is the same."""
 
 from __future__ import annotations
 

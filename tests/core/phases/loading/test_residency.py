@@ -157,7 +157,9 @@ def test_what_training_adds_counts() -> None:
     for more, residency in ((1000, "streamed"), (8000, "resident")):
         with simulate(1, capacity=int(NBYTES / 0.8) + more):
             (event,) = run(graph(), phase()).events
-        assert event.message.startswith(f"the data of t: {residency}, as ") and event.verbose == (residency == "resident")
+        assert event.message.startswith(f"the data of t: {residency}, as ") and event.verbose == (
+            residency == "resident"
+        )
 
 
 def test_what_comes_first_is_resident_first() -> None:
