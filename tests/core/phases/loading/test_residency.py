@@ -21,7 +21,8 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend, SequentialMLP, simulate
 from anyaccel.phases import EvalPhase, FitPhase, Phase, TrainPhase
-from anyaccel.phases.loading import Pass, Streamed, Stretch
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, uniform_range
+from anyaccel.phases.loading.streaming import StreamingLoader
 from anyaccel.phases.metrics import Metric
 from anyaccel.specs import AppliedLoss, Optimizer
 
@@ -73,11 +74,11 @@ def test_data_of_several_times_the_device_are_streamed(part: float, expected: di
         result = run(made, phase())
         assert 0 < sims[0].peak <= capacity
         state = made.state()
-    assert [(event.what, event.epoch, event.step) for event in result.events] == [("residency", -1, -1)]
-    assert result.events[0].text.startswith(
+    assert [(event.kind, event.epoch, event.step) for event in result.events] == [("residency", -1, -1)]
+    assert result.events[0].message.startswith(
         "the data of t: streamed, as its rows take 121.1 KiB and training adds 3.0 KiB, and "
     )
-    assert result.events[0].text.endswith(" are free on sim:0 (numpy)")
+    assert result.events[0].message.endswith(" are free on sim:0 (numpy)")
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
 
 
@@ -88,13 +89,13 @@ def test_data_that_fit_stay_there(expected: dict[str, np.ndarray]) -> None:
         assert sims[0].transfers.into.nbytes < NBYTES * 2
         state = made.state()
     (event,) = result.events
-    assert (event.what, event.epoch, event.verbose) == ("residency", -1, True)
+    assert (event.kind, event.epoch, event.verbose) == ("residency", -1, True)
     start, end = (
         "the data of t: resident, as its rows take 121.1 KiB and training adds 3.0 KiB, and ",
         " KiB are free on ",
     )
-    assert event.text.startswith(start) and event.text.endswith(end + "sim:0 (numpy)")
-    assert 240 < float(event.text.removeprefix(start).partition(" KiB")[0]) <= 2 * NBYTES / 1024
+    assert event.message.startswith(start) and event.message.endswith(end + "sim:0 (numpy)")
+    assert 240 < float(event.message.removeprefix(start).partition(" KiB")[0]) <= 2 * NBYTES / 1024
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
 
 
@@ -102,7 +103,7 @@ def test_a_device_that_does_not_say_how_full_it_is_is_tried() -> None:
     with simulate(1) as sims:
         (event,) = run(graph(), phase()).events
         assert sims[0].transfers.into.nbytes < NBYTES * 2
-    assert event.verbose and event.text == (
+    assert event.verbose and event.message == (
         "the data of t: resident, as its rows take 121.1 KiB and training adds 3.0 KiB on sim:0 (numpy), which does "
         "not say what is free"
     )
@@ -118,7 +119,7 @@ def test_rows_in_several_places_are_told_together() -> None:
         (event,) = run(
             ModelGraph(nodes, "sgd"), phase(accelerator=None, losses=[MSE, AppliedLoss("mse", "other")])
         ).events
-    first, _, second = event.text.partition("; ")
+    first, _, second = event.message.partition("; ")
     assert first.startswith("the data of t: resident, as its rows take 121.1 KiB and training adds ")
     assert first.endswith(" KiB are free on sim:0 (numpy)") and second.endswith(" KiB are free on sim:1 (numpy)")
     assert second.startswith("121.1 KiB and training adds ")
@@ -128,9 +129,9 @@ def test_what_is_free_is_told_without_what_came_before() -> None:
     """The rows of a validation share the memory with those of the phase."""
     with simulate(1, capacity=NBYTES * 10):
         result = run(graph(), phase(validation=EvalPhase("check", data="train", batch_size=50)))
-    free = [float(event.text.rpartition(" and ")[2].split()[0]) for event in result.events]
-    units = [event.text.rpartition(" and ")[2].split()[1] for event in result.events]
-    assert [event.text.partition(",")[0] for event in result.events] == [
+    free = [float(event.message.rpartition(" and ")[2].split()[0]) for event in result.events]
+    units = [event.message.rpartition(" and ")[2].split()[1] for event in result.events]
+    assert [event.message.partition(",")[0] for event in result.events] == [
         "the data of t: resident",
         "the data of check: resident",
     ]
@@ -143,7 +144,7 @@ def test_rows_that_are_not_in_memory_have_no_place_to_tell_of() -> None:
     with simulate(1, capacity=NBYTES * 10):
         of = TrainPhase("t", data=source, losses=MSE, n_epochs=1, accelerator="sim:0")
         result = run(graph(), of)
-    assert [event for event in result.events if event.what == "residency"] == []
+    assert [event for event in result.events if event.kind == "residency"] == []
 
 
 def test_rows_that_were_asked_to_stay_are_not_told_of() -> None:
@@ -156,14 +157,16 @@ def test_what_training_adds_counts() -> None:
     for more, residency in ((1000, "streamed"), (8000, "resident")):
         with simulate(1, capacity=int(NBYTES / 0.8) + more):
             (event,) = run(graph(), phase()).events
-        assert event.text.startswith(f"the data of t: {residency}, as ") and event.verbose == (residency == "resident")
+        assert event.message.startswith(f"the data of t: {residency}, as ") and event.verbose == (
+            residency == "resident"
+        )
 
 
 def test_what_comes_first_is_resident_first() -> None:
     """The training data fit; those of the validation do not, besides."""
     with simulate(1, capacity=int(NBYTES * 1.6)):
         result = run(graph(), phase(validation=EvalPhase("train", data="train", batch_size=50)))
-    assert [event.text.partition(",")[0] for event in result.events] == [
+    assert [event.message.partition(",")[0] for event in result.events] == [
         "the data of t: resident",
         "the data of train: streamed",
     ]
@@ -176,8 +179,8 @@ def test_data_that_are_to_be_resident_must_fit(owned: Callable[..., int]) -> Non
             run(made, phase(residency="resident"))
         assert str(caught.value) == (
             "the data of t: sim:0 has no room for 120000 bytes. Available: 29972 bytes free of 31000; all rows take "
-            "121.1 KiB on sim:0 (numpy). Hint: write residency='auto', so that they are streamed where they do not "
-            "fit."
+            "121.1 KiB on sim:0 (numpy). Hint: write residency='auto', so that rows that do not fit are "
+            "streamed."
         )
         assert sims[0].used == owned(made, "sim:0")
 
@@ -218,19 +221,19 @@ def test_evaluations_and_fits_are_streamed_too(kind: str) -> None:
     with simulate(1, capacity=NBYTES // 4) as sims:
         result = run(made, of)
         assert sims[0].peak <= NBYTES // 4
-    assert [event.what for event in result.events] == ["residency"]
+    assert [event.kind for event in result.events] == ["residency"]
 
 
 def test_blocks_take_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much one block may be."""
     steps = []
-    fill = Streamed.fill
+    fill = StreamingLoader.fill
 
-    def watch(self: Streamed, cut: Any, buffers: Any) -> None:
-        steps.append(sum(work.count for work in cut.works))
-        fill(self, cut, buffers)
+    def watch(self: StreamingLoader, block: Any, buffers: Any) -> None:
+        steps.append(sum(one.n_steps for one in block.steps))
+        fill(self, block, buffers)
 
-    monkeypatch.setattr(Streamed, "fill", watch)
+    monkeypatch.setattr(StreamingLoader, "fill", watch)
     with simulate(1, capacity=NBYTES // 4):
         run(graph(), phase(n_epochs=1))
     most = (NBYTES // 4) / 12 / (20 * 31 * 4)
@@ -274,7 +277,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException, aft
 
     owner, name = {
         "copy_async": (NumpyBackend, "copy_async"),
-        "gather": (Streamed, "fill"),
+        "gather": (StreamingLoader, "fill"),
         "step": (Dense, "apply"),
         "staging_buffer": (NumpyBackend, "staging_buffer"),
     }[place]
@@ -284,7 +287,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException, aft
 @pytest.mark.parametrize(
     "error", [Oops("no"), KeyboardInterrupt("stop"), SystemExit(3)], ids=lambda one: type(one).__name__
 )
-@pytest.mark.parametrize("place", ["send", "gather", "step"])
+@pytest.mark.parametrize("place", ["copy_async", "gather", "step"])
 def test_nothing_is_left_of_a_streamed_phase_that_fails(
     place: str, error: BaseException, small: Any, owned: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,15 +359,15 @@ def test_an_interrupt_while_a_block_is_waited_for_is_answered(
     small: Any, owned: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though who makes it does not come back for long: the thread ends when it does."""
-    fill, go, calls = Streamed.fill, threading.Event(), itertools.count()
+    fill, go, calls = StreamingLoader.fill, threading.Event(), itertools.count()
 
-    def slow(self: Streamed, cut: Any, buffers: Any) -> None:
+    def slow(self: StreamingLoader, block: Any, buffers: Any) -> None:
         if next(calls) == 4:
             timer.start()
             go.wait(60)
-        fill(self, cut, buffers)
+        fill(self, block, buffers)
 
-    monkeypatch.setattr(Streamed, "fill", slow)
+    monkeypatch.setattr(StreamingLoader, "fill", slow)
     timer = threading.Timer(0.2, _thread.interrupt_main)
     made = graph()
     ours = Experiment("e", made, progress="none")
@@ -374,7 +377,7 @@ def test_an_interrupt_while_a_block_is_waited_for_is_answered(
     go.set()
     timer.join()
     for thread in threading.enumerate():
-        if thread.name == "anyaccel-ahead":
+        if thread.name == "anyaccel-prefetch":
             thread.join(30)
     gc.collect()
     assert small.used == owned(made, "sim:0")
@@ -382,27 +385,32 @@ def test_an_interrupt_while_a_block_is_waited_for_is_answered(
 
 
 def test_a_thread_that_is_slow_to_end_writes_to_no_buffer_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("anyaccel.phases.loading.prefetch"), "PATIENCE", 0.01)
+    monkeypatch.setattr(importlib.import_module("anyaccel.phases.loading.prefetch"), "JOIN_SECONDS", 0.01)
     columns = Experiment("e", graph(), progress="none").plan(phase(accelerator=None)).columns
     arrays = {one.name: np.arange(40, dtype="float32").reshape(40, 1) for one in columns}
     go, seen = threading.Event(), []
 
-    class Slow(Streamed):
-        def fill(self, cut: Any, buffers: Any) -> None:
+    class Slow(StreamingLoader):
+        def fill(self, block: Any, buffers: Any) -> None:
             seen.append({name: id(buffer) for name, buffer in buffers.items()})
             if len(seen) == 2:
                 go.wait(60)
-            super().fill(cut, buffers)
+            super().fill(block, buffers)
 
-    backwards = Pass(("data",), (Stretch(0, 10, 4),), {("data", ""): np.arange(40)[::-1]})
-    supply = Slow(columns, arrays, lambda number: backwards, 10, 2)
-    with closing(supply.portions(0, 0, lambda feed, orders: orders)) as portions:
-        next(portions)
-    slow = next(thread for thread in threading.enumerate() if thread.name == "anyaccel-ahead")
+    class Backwards(EpochPlan):
+        n_steps, batch_size, splittable = 10, 4, False
+
+        def epoch(self, number: int) -> EpochSteps:
+            return EpochSteps((uniform_range(("data",), 0, 10, 4),), {("data", ""): np.arange(40)[::-1]})
+
+    loader = Slow(columns, arrays, Backwards(), 2)
+    with closing(loader.chunks(0)) as chunks:
+        next(chunks)
+    slow = next(thread for thread in threading.enumerate() if thread.name == "anyaccel-prefetch")
     found = []
-    with closing(supply.portions(1, 0, lambda feed, orders: orders)) as portions:
-        for portion in portions:
-            found.append({name: np.array(column) for name, column in portion.feed.columns.items()})
+    with closing(loader.chunks(1)) as chunks:
+        for chunk in chunks:
+            found.append({name: np.array(column.rows) for name, column in chunk.columns.items()})
     assert slow.is_alive()
     go.set()
     slow.join(30)
@@ -450,7 +458,7 @@ def test_words_that_do_not_exist_are_refused(kind: str, name: str, given: Any, r
     there = {"compile": "'auto', 'off', 'steps'", "residency": "'auto', 'resident', 'streamed'"}[name]
     with pytest.raises(PhaseError) as caught:
         KINDS[kind](**{name: given})
-    text = f"phase 'p': {name}={given!r}. Available: {there}. Hint: {remedy}"
+    text = f"phase 'p': unknown {name}={given!r}. Available: {there}. Hint: {remedy}"
     assert str(caught.value) == (text if text.endswith("?") else f"{text}.")
 
 
@@ -458,7 +466,7 @@ def test_a_splitting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(PhaseError) as caught:
         KINDS["train"](microbatching="maybe")
     assert str(caught.value) == (
-        "phase 'p': microbatching='maybe'. Available: 'exact', 'approximate'. Hint: use one of these."
+        "phase 'p': unknown microbatching='maybe'. Available: 'exact', 'approximate'. Hint: use one of these."
     )
     for kind in ("eval", "fit"):
         with pytest.raises(PhaseError, match=r"Phase has no setting 'microbatching'\. Available: "):
@@ -485,7 +493,7 @@ def test_settings_go_into_a_configuration_and_back(kind: str) -> None:
 
 def test_a_configuration_with_a_wrong_word_is_refused() -> None:
     config = KINDS["eval"]().get_config()
-    with pytest.raises(PhaseError, match=r"phase 'p': residency='gpu'\. There is"):
+    with pytest.raises(PhaseError, match=r"phase 'p': unknown residency='gpu'\. Available"):
         Phase.from_config({**config, "residency": "gpu"})
     with pytest.raises(ConfigError, match=r"EvalPhase has no setting 'residence'\..* Hint: did you mean 'residency'"):
         Phase.from_config({**config, "residence": "auto"})

@@ -17,19 +17,19 @@ from anyaccel.phases.loading import prefetch
 
 
 def thread() -> threading.Thread | None:
-    return next((one for one in threading.enumerate() if one.name == "anyaccel-ahead"), None)
+    return next((one for one in threading.enumerate() if one.name == "anyaccel-prefetch"), None)
 
 
 def test_what_is_made_comes_in_order() -> None:
-    assert list(prefetch(lambda: (i for i in range(100)))) == list(range(100))  # type: ignore[arg-type]
+    assert list(prefetch.prefetch(lambda: (i for i in range(100)))) == list(range(100))  # type: ignore[arg-type]
 
 
 def test_nothing_comes_of_nothing() -> None:
-    assert list(prefetch(lambda: (i for i in ()))) == []  # type: ignore[arg-type]
+    assert list(prefetch.prefetch(lambda: (i for i in ()))) == []  # type: ignore[arg-type]
 
 
 def test_nothing_is_made_before_the_first_is_asked_for() -> None:
-    made = prefetch(lambda: (i for i in range(3)))  # type: ignore[arg-type]
+    made = prefetch.prefetch(lambda: (i for i in range(3)))  # type: ignore[arg-type]
     assert thread() is None
     made.close()
 
@@ -45,7 +45,7 @@ def test_nothing_is_made_further_ahead_than_asked() -> None:
                 waits.set()
             yield i
 
-    with closing(prefetch(make, depth=2)) as made:
+    with closing(prefetch.prefetch(make, depth=2)) as made:
         assert next(made) == 0 and waits.wait(10)
         time.sleep(0.2)
         assert seen == [0, 1, 2, 3]  # one was given, two wait, one is in the thread's hands
@@ -62,7 +62,7 @@ def test_an_error_of_the_maker_comes_in_its_turn(after: int) -> None:
         yield from range(after)
         raise Oops("no more")
 
-    made, found = prefetch(make), []
+    made, found = prefetch.prefetch(make), []
     with pytest.raises(Oops, match="no more"):
         for one in made:
             found.append(one)
@@ -85,7 +85,7 @@ def test_an_error_of_the_maker_leaves_nothing_in_a_circle() -> None:
     gc.disable()
     try:
         try:
-            for one in prefetch(make):
+            for one in prefetch.prefetch(make):
                 del one
         except Oops as error:
             error.__traceback__ = None
@@ -113,7 +113,7 @@ def test_an_error_that_comes_when_the_loop_has_ended_is_dropped() -> None:
     gc.disable()
     try:
         for wait in (0.0, 0.0002, 0.002, 0.02) * 3:
-            with closing(prefetch(make)) as made:
+            with closing(prefetch.prefetch(make)) as made:
                 next(made)
                 go.set()
                 time.sleep(wait)
@@ -133,11 +133,11 @@ def test_the_thread_ends_and_the_maker_is_closed_when_the_loop_fails(error: type
         finally:
             closed.append(threading.current_thread().name)
 
-    with pytest.raises(error), closing(prefetch(make)) as made:
+    with pytest.raises(error), closing(prefetch.prefetch(make)) as made:
         for one in made:
             if one == 4:
                 raise error
-    assert closed == ["anyaccel-ahead"] and thread() is None
+    assert closed == ["anyaccel-prefetch"] and thread() is None
 
 
 def test_a_loop_that_ends_early_makes_nothing_more() -> None:
@@ -148,7 +148,7 @@ def test_a_loop_that_ends_early_makes_nothing_more() -> None:
             made.append(i)
             yield i
 
-    with closing(prefetch(make)) as found:
+    with closing(prefetch.prefetch(make)) as found:
         next(found)
     count = len(made)
     time.sleep(0.1)
@@ -156,7 +156,7 @@ def test_a_loop_that_ends_early_makes_nothing_more() -> None:
 
 
 def test_a_slow_maker_is_not_waited_for_beyond_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("anyaccel.phases.loading.prefetch"), "PATIENCE", 0.05)
+    monkeypatch.setattr(importlib.import_module("anyaccel.phases.loading.prefetch"), "JOIN_SECONDS", 0.05)
     go, closed = threading.Event(), threading.Event()
 
     def make() -> Generator[int]:
@@ -167,7 +167,7 @@ def test_a_slow_maker_is_not_waited_for_beyond_patience(monkeypatch: pytest.Monk
         finally:
             closed.set()
 
-    with closing(prefetch(make)) as found:
+    with closing(prefetch.prefetch(make)) as found:
         next(found)
     slow = thread()
     assert slow is not None and slow.daemon and not closed.is_set()
@@ -195,7 +195,7 @@ def test_an_interrupt_while_waiting_for_a_slow_maker_is_answered_within_a_second
 
     timer = interrupted(0.2)
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), closing(prefetch(make)) as found:
+    with pytest.raises(KeyboardInterrupt), closing(prefetch.prefetch(make)) as found:
         next(timer)
         next(found)
     seconds = time.monotonic() - began
@@ -213,7 +213,7 @@ def test_an_interrupt_before_the_thread_is_started_leaves_none(monkeypatch: pyte
 
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(KeyboardInterrupt):
-        next(prefetch(lambda: (i for i in range(3))))  # type: ignore[arg-type]
+        next(prefetch.prefetch(lambda: (i for i in range(3))))  # type: ignore[arg-type]
 
 
 def test_what_was_given_is_not_held_while_the_next_is_waited_for() -> None:
@@ -230,7 +230,7 @@ def test_what_was_given_is_not_held_while_the_next_is_waited_for() -> None:
             del block
 
     alive = []
-    for one in prefetch(make):
+    for one in prefetch.prefetch(make):
         del one
         alive.append(sum(ref() is not None for ref in refs))
     assert max(alive) <= 4 and all(ref() is None for ref in refs)

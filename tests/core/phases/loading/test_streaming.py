@@ -14,7 +14,7 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Estimator, Sequential, SequentialMLP, Simulation
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, FitPhase, Phase, TrainPhase
-from anyaccel.phases.loading import Streamed
+from anyaccel.phases.loading.streaming import StreamingLoader
 from anyaccel.phases.metrics import Metric
 from anyaccel.specs import AppliedLoss, Optimizer
 
@@ -44,13 +44,13 @@ def run(graph: ModelGraph, phase: Phase, **settings: Any) -> Any:
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps of each block that was streamed."""
     seen: list[int] = []
-    fill = Streamed.fill
+    fill = StreamingLoader.fill
 
-    def watch(self: Streamed, cut: Any, buffers: Any) -> None:
-        seen.append(sum(getattr(work, "count", 1) for work in cut.works))
-        fill(self, cut, buffers)
+    def watch(self: StreamingLoader, block: Any, buffers: Any) -> None:
+        seen.append(sum(steps.n_steps for steps in block.steps))
+        fill(self, block, buffers)
 
-    monkeypatch.setattr(Streamed, "fill", watch)
+    monkeypatch.setattr(StreamingLoader, "fill", watch)
     return seen
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from anyaccel.phases.loading import provision
+from anyaccel.phases.loading import loader_factory
 
-THREAD = "anyaccel-ahead"
+THREAD = "anyaccel-prefetch"
 
 
 def at_work() -> list[str]:
@@ -20,7 +20,7 @@ def at_work() -> list[str]:
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """`blocks(64)`: streamed blocks are of that many bytes, and at least of one step."""
-    return lambda nbytes: monkeypatch.setattr(provision, "BLOCK_BYTES", nbytes)
+    return lambda nbytes: monkeypatch.setattr(loader_factory, "BLOCK_BYTES", nbytes)
 
 
 @pytest.fixture(autouse=True)
