@@ -154,7 +154,7 @@ def test_an_optimizer_of_another_framework_is_refused_before_anything_moves() ->
 
 def test_everything_frozen_is_told() -> None:
     made = graph(data(), seeded_net()).freeze("net")
-    with pytest.raises(PhaseError, match=r"nothing to train. Available: net \(frozen\)"):
+    with pytest.raises(PhaseError, match=r"nothing to train: net \(frozen\)"):
         run(made, training(1))
 
 

@@ -319,7 +319,7 @@ def test_nodes_that_are_not_served_afterwards_stay_unless_it_is_strict(numpy_onl
 
 def test_training_with_everything_frozen(data, line, experiment, train):
     graph = line().freeze()
-    with pytest.raises(PhaseError, match=r"nothing to train. Available: net \(frozen\). Hint: unfreeze a node"):
+    with pytest.raises(PhaseError, match=r"nothing to train: net \(frozen\). Hint: unfreeze a node"):
         experiment(graph).run_phase(train())
 
 

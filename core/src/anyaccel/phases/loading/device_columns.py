@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.graph import Column, Plan
 from anyaccel.phases.loading.epoch_batches import RowOrders, StreamKey
 from anyaccel.phases.loading.host_columns import same_array
-from anyaccel.registry import registry
 
 
 @dataclass(frozen=True, slots=True)
