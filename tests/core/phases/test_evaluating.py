@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anyaccel.adapter import Applied
+from anyaccel.adapter import VjpResult
 from anyaccel.data import FeatureSet
 from anyaccel.errors import ColumnError, PhaseError, ResultError, SpecError
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
@@ -163,7 +163,7 @@ def test_a_node_may_have_several_outputs(data, experiment):
     class Both(Module):
         def apply(self, values, inputs, *, train, key):
             (x,) = inputs
-            return Applied((x, x[:, :1] * 2), lambda c: ({}, (None,)))
+            return VjpResult((x, x[:, :1] * 2), lambda c: ({}, (None,)))
 
     graph = ModelGraph([ModelNode("pair", Both(), data.reference(["x"], ["y"]), outputs=["all", "one"])])
     result = experiment(graph).run_phase(EvalPhase("e", data="val"))
@@ -277,7 +277,7 @@ def test_integer_features_stay_integers(experiment):
         def apply(self, values, inputs, *, train, key):
             (x,) = inputs
             assert x.dtype == "int64"
-            return Applied((np.asarray(x * 10, "float32"),), lambda c: ({}, (None,)))
+            return VjpResult((np.asarray(x * 10, "float32"),), lambda c: ({}, (None,)))
 
     rows = FeatureSet.from_dict("rows", {"word": [[3], [1], [2]], "y": [[30.0], [10.0], [20.0]]}, ["word"], ["y"])
     graph = ModelGraph([ModelNode("net", Lookup(), rows.reference())])

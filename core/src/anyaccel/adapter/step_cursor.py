@@ -1,4 +1,4 @@
-"""Course: the numbers that change from step to step, known before the steps are, and kept on a device."""
+"""StepCursor: the numbers that change from step to step, known before the steps are, and kept on a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 8192
 _COUNTS = 64  # of steps in a call: the scalars of so many are kept on a device
 
 
-class Course:
+class StepCursor:
     """What a call of some steps is told in numbers.
 
     Attributes:
@@ -37,7 +37,7 @@ class Course:
         left: int,
         taken: Mapping[str, int],
         table: Callable[[int, int], Tables],
-        shelf: Shelf,
+        shelf: DeviceScalars,
     ) -> None:
         self.start, self.draw = start, draw
         self.batch, self.parts = batch, parts
@@ -50,13 +50,13 @@ class Course:
         """The scalars of the next steps."""
         return self._table(self._done, count)
 
-    def row(self) -> dict[str, Any]:
+    def scalars(self) -> dict[str, Any]:
         """The numbers of the next step, as plain numbers."""
         tables = self.table(1)
         found = {owner: {key: float(one[0]) for key, one in there.items()} for owner, there in tables.items()}
         return {"start": self.start, "draw": self.draw, "coefficients": found}
 
-    def went(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         """So many steps are done."""
         self.start += count * self.batch
         self.draw += count * self.parts
@@ -65,7 +65,7 @@ class Course:
         self._done += count
 
 
-class Shelf:
+class DeviceScalars:
     """The numbers of a program on its device, so that calls that follow each other need not send any.
 
     What the device has is sent anew where a call does not go on from the last one: at the beginning of an epoch, and
@@ -85,38 +85,38 @@ class Shelf:
         self._counts: dict[int, Any] = {}
         self._key: tuple[Any, Any] = (None, None)
 
-    def ready(self, course: Course, count: int, put: Callable[[np.ndarray], Any]) -> tuple[Any, Any, Any]:
+    def prepare(self, cursor: StepCursor, count: int, put: Callable[[np.ndarray], Any]) -> tuple[Any, Any, Any]:
         """What a function of `count` steps is given.
 
         Args:
-            course: where the steps stand.
+            cursor: where the steps stand.
             count: how many they are, at most `ROWS`.
             put: an array, int64 or float64, on the device, in the framework's own precision.
 
         Returns:
             numbers, [5] of the framework's integers: start, draw, row of the table, batch, and parts; the table, a tree
-            like `Course.table` with arrays [ROWS]; and the count, a scalar.
+            like `StepCursor.table` with arrays [ROWS]; and the count, a scalar.
         """
-        offset = self._offset(course)
-        follows = self._wanted == (course.start, course.draw, offset, course.batch, course.parts)
-        needed = count if follows else min(ROWS, max(course.left, count))
+        offset = self._offset(cursor)
+        follows = self._wanted == (cursor.start, cursor.draw, offset, cursor.batch, cursor.parts)
+        needed = count if follows else min(ROWS, max(cursor.left, count))
         if offset is None or offset + needed > self._filled:
             offset = 0
-            self._fill(course, max(count, min(ROWS, course.left)), put)
-        wanted = (course.start, course.draw, offset, course.batch, course.parts)
+            self._fill(cursor, max(count, min(ROWS, cursor.left)), put)
+        wanted = (cursor.start, cursor.draw, offset, cursor.batch, cursor.parts)
         if self._wanted != wanted:
             self._numbers, self._wanted = self._put(np.array(wanted, np.int64), put), wanted
         return self._numbers, self._scalars, self._count(count, put)
 
-    def went(self, course: Course, count: int, numbers: Any) -> None:
-        """Keep what a function gave for the numbers of the steps after it, and let the course go on."""
+    def advance(self, cursor: StepCursor, count: int, numbers: Any) -> None:
+        """Keep what a function gave for the numbers of the steps after it, and let the cursor go on."""
         assert self._wanted is not None
         start, draw, offset, batch, parts = self._wanted
         self._numbers = numbers
         self._wanted = (start + count * batch, draw + count * parts, offset + count, batch, parts)
-        course.went(count)
+        cursor.advance(count)
 
-    def lost(self) -> None:
+    def invalidate(self) -> None:
         """A call has failed: nothing is known of what is on the device."""
         self._wanted = self._base = None
 
@@ -126,22 +126,22 @@ class Shelf:
             self._key = (key, self._put(key, put))
         return self._key[1]
 
-    def _offset(self, course: Course) -> int | None:
+    def _offset(self, cursor: StepCursor) -> int | None:
         """The row of the table that the next step takes; None if it has none."""
-        if self._base is None or self._base.keys() != course.taken.keys():
+        if self._base is None or self._base.keys() != cursor.taken.keys():
             return None
-        apart = {course.taken[owner] - first for owner, first in self._base.items()} or {0}
+        apart = {cursor.taken[owner] - first for owner, first in self._base.items()} or {0}
         return apart.pop() if len(apart) == 1 and min(apart) >= 0 else None
 
-    def _fill(self, course: Course, count: int, put: Callable[[np.ndarray], Any]) -> None:
+    def _fill(self, cursor: StepCursor, count: int, put: Callable[[np.ndarray], Any]) -> None:
         def padded(column: np.ndarray) -> Any:
             whole = np.zeros(ROWS)
             whole[:count] = column
             return self._put(whole, put)
 
-        tables = course.table(count)
+        tables = cursor.table(count)
         self._scalars = {owner: {key: padded(one) for key, one in there.items()} for owner, there in tables.items()}
-        self._base, self._filled, self._wanted = dict(course.taken), count, None
+        self._base, self._filled, self._wanted = dict(cursor.taken), count, None
 
     def _count(self, count: int, put: Callable[[np.ndarray], Any]) -> Any:
         if count not in self._counts:
