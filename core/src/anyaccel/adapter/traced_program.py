@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from anyaccel.adapter.acts import TracedActs, reason_of
-from anyaccel.adapter.compile_estimate import Guess
+from anyaccel.adapter.compile_estimate import CompileEstimator
 from anyaccel.adapter.optimizer_step import by_node
 from anyaccel.adapter.segment_analysis import devices_of
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
@@ -31,7 +31,7 @@ class TracedProgram(TracedActs):
     def __init__(self, segment: Segment, ops: TracedOps) -> None:
         super().__init__(segment, ops)
         self._shelf = DeviceScalars()
-        self._guess = Guess(type(ops), _size(segment, self._layout.parameters))
+        self._estimator = CompileEstimator(type(ops), _size(segment, self._layout.parameters))
         self._asked: set[Shapes] = set()
         self._met: set[Shapes] = set()
         self._own()
@@ -66,7 +66,7 @@ class TracedProgram(TracedActs):
         began = time.perf_counter()
         with self._plainly():
             found = plain()
-        self._guess.plain((time.perf_counter() - began) / n_steps)
+        self._estimator.record_step((time.perf_counter() - began) / n_steps)
         return found
 
     @property
@@ -119,7 +119,16 @@ class TracedProgram(TracedActs):
 
         taken = {owner: self._learning.states[owner].step for _, owner in learned}
         left = max(count, (int(orders[0].shape[0]) - start) // batch)
-        return StepCursor(start, self._draws + 1, batch, parts, left, taken, table, self._shelf)
+        return StepCursor(
+            start=start,
+            draw=self._draws + 1,
+            batch_size=batch,
+            n_microbatches=parts,
+            remaining=left,
+            steps_taken=taken,
+            table=table,
+            device_scalars=self._shelf,
+        )
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
         """What compiling takes and brings: no time where it is done at once, or was by an earlier program."""
@@ -128,7 +137,9 @@ class TracedProgram(TracedActs):
         done = self._compiled.ready
         ready = not done.isdisjoint(self._met) if self._met else bool(done)
         return (
-            CompileEstimate(0.0, 0.0) if self._traced.eager_seconds is None or ready else self._guess.offer(max_steps)
+            CompileEstimate(0.0, 0.0)
+            if self._traced.eager_seconds is None or ready
+            else self._estimator.estimate(max_steps)
         )
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
@@ -151,7 +162,7 @@ class TracedProgram(TracedActs):
             ) from error
         shapes = _shapes(columns, orders, batch_size, n_microbatches)
         if shapes not in self._compiled.ready:
-            self._guess.took(time.perf_counter() - began)
+            self._estimator.record_compile(time.perf_counter() - began)
         self._asked.add(shapes)
         self._compiled.ready.add(shapes)
         self._compiled.proven.add("steps")
