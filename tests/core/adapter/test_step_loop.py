@@ -59,8 +59,13 @@ def test_the_faster_way_is_found_with_the_first_count_that_takes_long_enough(mon
     assert is_faster(way(0.0), way(0.0015), (1, 4, 1000)) and set(tried) == {1, 4}
 
 
-def test_a_long_call_is_measured_once(monkeypatch):
-    monkeypatch.setattr(step_loop, "_LONG_SECONDS", 0.0)
-    counts = []
-    assert is_faster(lambda n: None, counts.append, (1,)) in (True, False)
-    assert counts == [1]
+@pytest.mark.parametrize(
+    ("ticks", "is_first_faster"),
+    [((0.0, 0.25, 1.0, 1.125, 0.0, 0.2, 0.0, 0.13), True), ((0.0, 4.0, 0.0, 0.1, 0.0, 0.1), False)],
+    ids=["the shorter of two short calls counts", "a long call is measured once"],
+)
+def test_short_calls_are_measured_twice(monkeypatch, ticks, is_first_faster):
+    clock = iter(ticks)
+    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert is_faster(lambda count: None, lambda count: None, (1,)) is is_first_faster
+    assert not list(clock)

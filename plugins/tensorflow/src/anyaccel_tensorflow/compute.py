@@ -15,14 +15,14 @@ from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 
 class TensorFlowCompute(TensorFlowPlacement, Compute):
-    """Computes Keras models and layers, and callable tf.Modules, that return a tensor, or a tuple, list or dict of them.
+    """Computes Keras models and layers, and callable tf.Modules, that return tensors: one, or a tuple, list or dict.
 
     Losses that a Keras model adds itself (regularizers, `add_loss`) enter its gradients with weight 1, as in Keras; the
     losses that a phase reports do not contain them.
     """
 
     def batch_coupling(self, model: Any) -> str:
-        """As `Compute.batch_coupling`: BatchNormalization that trains, and layers named like it; else nothing is known."""
+        """As `Compute.batch_coupling`: BatchNormalization that trains, and layers named like it."""
         from anyaccel_tensorflow.shape_inference import batch_coupling
 
         return batch_coupling(model)

@@ -36,7 +36,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class _Memory(NamedTuple):
-    """What a capsule says: address, device type, dtype (NumPy's kind, bytes of an item), shape, and strides in items."""
+    """What a capsule describes: address, device type, NumPy's kind, bytes of an item, shape, and strides in items."""
 
     address: int
     device: int

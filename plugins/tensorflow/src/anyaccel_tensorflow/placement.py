@@ -16,16 +16,12 @@ from anyaccel_tensorflow.runtime_config import logical_devices
 
 
 class TensorFlowPlacement(Backend):
-    """The mandatory part of the contract. A subclass for another chip overrides the class attributes.
-
-    Attributes:
-        device_types: TensorFlow's name of a kind, where that is not its upper case.
-    """
+    """The mandatory part of the contract. A subclass for another chip overrides the class attributes."""
 
     framework = "tensorflow"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "cpu")
     import_roots = ("tensorflow", "keras")
-    device_types: ClassVar[Mapping[str, str]] = {}
+    device_types: ClassVar[Mapping[str, str]] = {}  # TensorFlow's name of a kind, where it is not its upper case
 
     def devices(self) -> Sequence[Device]:
         """As `Backend.devices`; logical devices, as they are configured, without starting TensorFlow."""
@@ -92,14 +88,10 @@ class TensorFlowPlacement(Backend):
         return device_scope(self._available_name(device))
 
     def _available_name(self, device: Device) -> str:
-        devices = self.devices()
-        if device not in devices:
-            raise DeviceUnavailableError(
-                f"TensorFlow has no {device} ({self.unavailable_reason(device) or 'unknown'})",
-                available=", ".join(map(str, devices)) or "no device",
-                hint="use an available device",
-            )
-        return self.device_string(device)
+        if device in (devices := self.devices()):
+            return self.device_string(device)
+        problem = f"TensorFlow has no {device} ({self.unavailable_reason(device) or 'unknown reason'})"
+        raise DeviceUnavailableError(problem, available=", ".join(map(str, devices)), hint="use one of these")
 
     def synchronize(self, device: Device) -> None:
         """As `Backend.synchronize`; waits for every device."""

@@ -75,7 +75,7 @@ def is_built(model: Any) -> bool:
 
 
 def _build(model: Any, inputs: Sequence[TensorSpec], seed: int) -> None:
-    """Create missing variables from the seed: of this package's models by their specs, of others by a batch of zeros."""
+    """Create missing variables from the seed: by the spec of a model that has one, else by a batch of zeros."""
     if isinstance(model, SpecModel):
         model.build([spec.shape for spec in inputs], seed)
         return

@@ -54,7 +54,7 @@ def move_tensor(tensor: tf.Tensor, name: str) -> tf.Tensor:
         raise DeviceUnavailableError(
             f"TensorFlow put a tensor on {moved.device} instead of {name}",
             available=", ".join(device.name for device in tf.config.list_logical_devices()),
-            hint="use an available device",
+            hint="run `anyaccel devices` to see what is available, and why others are not",
         )
     return moved
 

@@ -15,7 +15,7 @@ from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty
 from anyaccel_jax import JaxBackend, exchange
-from anyaccel_jax.host_transfer import check_dtype, copied
+from anyaccel_jax.host_transfer import check_dtype, copy_on_host
 
 CPU, SECOND = Device("cpu"), Device("cpu", 1)
 REMEDY = r'call jax.config.update\("jax_enable_x64", True\)'
@@ -49,7 +49,7 @@ def test_from_host_owns_its_memory_wherever_the_source_lies(backend: JaxBackend,
 
 def test_our_copies_are_taken_over_without_another() -> None:
     for array in (np.arange(12.0).reshape(3, 4).T, np.zeros((0, 3)), np.float32(3), np.arange(5, dtype=">i4")):
-        made = copied(np.asarray(array))
+        made = copy_on_host(np.asarray(array))
         assert not made.size or made.ctypes.data % 64 == 0
         assert made.flags.c_contiguous and made.dtype.isnative
         np.testing.assert_array_equal(made, array)
@@ -200,7 +200,7 @@ def test_our_own_are_moved(backend: JaxBackend) -> None:
 
 def test_what_is_no_tensor_is_told(backend: JaxBackend) -> None:
     with pytest.raises(
-        MoveError, match=r"JAX cannot take over a builtins.object through DLPack.*does not speak DLPack.*from_host"
+        MoveError, match=r"JAX cannot import a builtins.object through DLPack.*does not speak DLPack.*from_host"
     ):
         backend.from_dlpack(object(), CPU)
 
@@ -253,7 +253,7 @@ def test_a_dtype_that_jax_would_change_is_told(backend: JaxBackend) -> None:
     ],
 )
 def test_gaps_are_seen(shape: tuple[int, ...], strides: tuple[int, ...], fills: bool) -> None:
-    assert exchange.fills(shape, strides) == fills
+    assert exchange.has_no_gaps(shape, strides) == fills
 
 
 class TestWithTorch:
@@ -298,10 +298,10 @@ class TestWithTorch:
 
 
 def test_rows_are_compiled_once_for_each_size(backend: JaxBackend) -> None:
-    from anyaccel_jax.ops import gathered
+    from anyaccel_jax.ops import gather_rows
 
     column, order = (backend.from_host(one, CPU) for one in (np.arange(50.0, dtype="f4"), np.arange(50, dtype="i4")))
-    compiled = gathered._cache_size  # noqa: SLF001  # JAX tells it in no other way
+    compiled = gather_rows._cache_size  # noqa: SLF001  # JAX tells it in no other way
     before = compiled()
     for start in range(0, 40, 10):
         np.testing.assert_array_equal(

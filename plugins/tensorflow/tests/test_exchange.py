@@ -278,7 +278,7 @@ STRANGE = [object(), 3, "text", Refusing(), Elsewhere(aligned(64)), Wide(aligned
 
 @pytest.mark.parametrize("foreign", STRANGE, ids=lambda one: type(one).__name__)
 def test_what_cannot_be_taken_over_is_told(backend: TensorFlowBackend, foreign: Any) -> None:
-    with pytest.raises(MoveError, match=r"TensorFlow cannot take over a .* through DLPack.*from_host"):
+    with pytest.raises(MoveError, match=r"TensorFlow cannot import a .* through DLPack.*from_host"):
         backend.from_dlpack(foreign, CPU)
 
 

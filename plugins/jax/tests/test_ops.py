@@ -19,6 +19,7 @@ from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError, SpecError
 from anyaccel.segment import NodeState, TensorSpec
 from anyaccel.specs import Loss, Optimizer
+from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel_jax import Function, JaxBackend, SequentialMLP, compute
 
 CPU, SECOND = Device("cpu"), Device("cpu", 1)
@@ -135,13 +136,11 @@ def test_an_nnx_modules_own_arrays_live_on(
 
 
 def test_more_steps_than_one_call_does(backend: JaxBackend, segment_of: Any, donation: bool) -> None:
-    from anyaccel_jax.step_loop import CHUNK
-
-    count = CHUNK + 3
+    count = MAX_STEPS_PER_CALL + 3
     x = np.random.default_rng(0).normal(size=(count, 3)).astype("f4")
     columns = resident(backend, (x, x[:, :1].copy(), np.arange(count, dtype="i4")))
     found = []
-    for cuts in ([count], [CHUNK, 3], [7, count - 7]):
+    for cuts in ([count], [MAX_STEPS_PER_CALL, 3], [7, count - 7]):
         program = backend.build(
             segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU), optimizer=ADAM)
         )
@@ -154,7 +153,7 @@ def test_more_steps_than_one_call_does(backend: JaxBackend, segment_of: Any, don
         )
         assert program.optimizer_states()["a"].step == count
     for parts in found:
-        assert [len(part) for part in parts] in ([count], [CHUNK, 3], [7, count - 7])
+        assert [len(part) for part in parts] in ([count], [MAX_STEPS_PER_CALL, 3], [7, count - 7])
         np.testing.assert_allclose(np.concatenate(parts), np.concatenate(found[0]), rtol=1e-5)
 
 

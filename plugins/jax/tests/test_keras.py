@@ -72,7 +72,7 @@ def test_variables_go_by_the_attributes_that_lead_to_them(backend: JaxBackend, k
     ]
     own = Net()
     assert backend.dtype_of(own) == "float32" and not own.built
-    with pytest.raises(ShapeError, match=r"Net does not take float32\[3\] per sample.*incompatible"):
+    with pytest.raises(ShapeError, match=r"Net does not accept float32\[3\] per sample.*incompatible"):
         backend.infer(own, IN, 0)
     own = Net()
     own.rest.pop(0)
@@ -189,7 +189,7 @@ def test_keras_on_another_framework_is_refused(
         backend.unsupported_reason(loss)
         == ""
         == backend.unsupported_reason(Loss(lambda y, t: 0))
-        == backend.refuses(Optimizer("adam"))
+        == backend.unsupported_reason(Optimizer("adam"))
     )
     monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
     assert backend.unsupported_reason(loss) == "Keras runs on torch, not on JAX"

@@ -242,7 +242,7 @@ def test_an_nnx_module_that_asks_for_streams_and_mode(backend: JaxBackend, train
 
 
 def test_streams_of_several_keys_keep_their_shape(nnx: ModuleType) -> None:
-    from anyaccel_jax.models.nnx import NnxView
+    from anyaccel_jax.models.nnx import NnxModel
 
     class Net(nnx.Module):  # type: ignore[name-defined,misc]
         def __init__(self) -> None:
@@ -252,7 +252,7 @@ def test_streams_of_several_keys_keep_their_shape(nnx: ModuleType) -> None:
             assert self.key[...].shape == (3,) and str(jax.random.key_impl(self.key[...])) == "rbg"
             return x + jax.random.normal(self.key[...][2], x.shape)
 
-    view = NnxView(Net())
+    view = NnxModel(Net())
     one, other = (view.apply({}, {}, [jnp.zeros((2, 3))], True, jax.random.key(i))[0] for i in range(2))
     assert (one != other).any()
 
@@ -419,7 +419,7 @@ def test_modules_that_hold_nothing_must_be_wrapped(backend: JaxBackend, linen: M
 
 
 REFUSED = {
-    "sizes": (lambda p, x: x @ jnp.ones((7, 1)), r"does not take float32\[3\] per sample.*dot_general.*\(3,\).*\(7,\)"),
+    "sizes": (lambda p, x: x @ jnp.ones((7, 1)), r"does not accept float32\[3\] per sample.*dot_general.*\(3,\).*\(7,\)"),
     "values": (lambda p, x: x if x.sum() > 0 else -x, "Attempted boolean conversion.*jax.numpy.where"),
     "no batch": (lambda p, x: x.sum(axis=0), r"gives shape \[3\] for a batch of 2.*keep the batch first"),
     "a scalar": (lambda p, x: x.sum(), r"gives shape \[\] for a batch of 2"),
