@@ -104,7 +104,11 @@ class Experiment:
         try:
             figures = execute(run, self.callbacks, progress_for(self.progress))
         finally:
-            fields = {"number": len(self.history), "started": started, "seconds": time.perf_counter() - began}
+            fields: dict[str, Any] = {
+                "number": len(self.history),
+                "started": started,
+                "seconds": time.perf_counter() - began,
+            }
             self.history.append(self._results(run, figures or run.evaluation, fields))
         return self.history[-1]
 

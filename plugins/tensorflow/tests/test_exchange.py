@@ -151,10 +151,10 @@ def test_to_host_shares_memory_on_the_cpu_and_lets_nobody_write(backend: TensorF
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tf.constant(["text"]), "a tensor of string"),
+        (lambda: tf.constant(["text"]), "a tensor of dtype string"),
         (lambda: tf.sparse.from_dense([[0.0, 1.0]]), "a SparseTensor.*tf.sparse.to_dense"),
         (lambda: tf.ragged.constant([[1.0], []]), "a RaggedTensor.*to_tensor"),
-        (lambda: tf.Variable(1.0).handle, "a tensor of resource"),
+        (lambda: tf.Variable(1.0).handle, "a tensor of dtype resource"),
     ],
     ids=["text", "sparse", "ragged", "resource"],
 )

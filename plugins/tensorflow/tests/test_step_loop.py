@@ -79,7 +79,7 @@ def test_rows_that_are_gathered_ahead_are_the_same(
     """Also where a block ends behind the last row, and where calls end within a block."""
     found = []
     for steps in (1, ahead):
-        monkeypatch.setattr(step_loop, "AHEAD", steps)
+        monkeypatch.setattr(step_loop, "steps_gathered_at_once", lambda _, steps=steps: steps)
         columns, orders = resident(backend)
         program = backend.build(segment_of(mlp(backend, dropout=0.4), optimizer=ADAM))
         program.compile(columns, orders, 4, parts)
@@ -122,7 +122,7 @@ def test_off_offers_nothing_and_compiles_nothing(backend: TensorFlowBackend, seg
     columns, orders = resident(backend)
     program = backend.build(segment_of(Linear(), compile="off"))
     assert program.estimate_compile(100) is None
-    with pytest.raises(CompileError, match=r"segment 's' cannot be compiled\. .*built with compile='off'"):
+    with pytest.raises(CompileError, match=r"segment 's' cannot be compiled: .*built with compile='off'"):
         program.compile(columns, orders, 4)
 
 
@@ -133,8 +133,8 @@ def test_steps_begin_plain_and_an_offer_is_made(backend: TensorFlowBackend, segm
     program = backend.build(segment_of(model))
     program.train_steps(columns, orders, 0, 3, 4)
     assert len(calls) == 3
-    offer = program.estimate_compile(100)
-    assert offer is not None and offer.seconds > 0.0 and 0.0 < offer.ratio < 1.0
+    estimate = program.estimate_compile(100)
+    assert estimate is not None and estimate.compile_seconds > 0.0 and 0.0 < estimate.step_ratio < 1.0
     program.compile(columns, orders, 4)
     before = len(calls)
     program.train_steps(columns, orders, 0, 3, 4)
@@ -214,7 +214,7 @@ def test_a_model_that_cannot_be_traced_goes_on_untraced(
         program.compile(columns, orders, 4)
     inputs = [backend.gather_rows(column, 0, 4) for column in columns]
     _, losses = program.forward(inputs)
-    assert "SymbolicTensor" in program.untraced and program.estimate_compile(100) is None
+    assert "SymbolicTensor" in program.untraceable_reason and program.estimate_compile(100) is None
     program.forward_pullback(inputs)[2]([None])
     program.zero_grad()
     found = np.asarray(program.train_steps(columns, orders, 0, 5, 4))[:5]

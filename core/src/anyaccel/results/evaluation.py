@@ -234,5 +234,5 @@ def eval_results(label: str, figures: Figures | None, **fields: Any) -> EvalResu
     if figures is None:
         return EvalResults(label=label, **fields)
     loss = figures.loss if figures.losses else math.nan
-    values = {"losses": figures.losses, "metrics": figures.metrics, "predictions": figures.outputs}
+    values: dict[str, Any] = {"losses": figures.losses, "metrics": figures.metrics, "predictions": figures.outputs}
     return EvalResults(label=label, loss=loss, **values, **fields)

@@ -35,14 +35,14 @@ class OptaxRule(UpdateRule):
 
     def coefficients(self, step: int) -> dict[str, float]:
         """The learning rate, or for a transformation that has its own, a factor on the updates."""
-        return {"rate": self.recipe.rate(step - 1)}
+        return {"rate": self.optimizer.rate(step - 1)}
 
     def _transformation(self, rate: Any) -> Any:
         """The transformation for a learning rate."""
         raise NotImplementedError
 
     def _initial_state(self, parameters: Arrays) -> Any:
-        return self._transformation(self.recipe.lr).init(dict(parameters))
+        return self._transformation(self.optimizer.lr).init(dict(parameters))
 
     def slots(self, xp: Any, kept: Slots, parameters: Arrays) -> Slots:
         """What was kept; for other parameters their part of the initial state, on their devices."""
@@ -71,7 +71,7 @@ class OptaxRule(UpdateRule):
             updates, after = self._transformation(coefficients["rate"]).update(dict(gradients), state, updated)
         except TypeError as error:
             raise SpecError(
-                f"the update of the optimizer {self.recipe.name} needs more than gradients, state and parameters",
+                f"the update of the optimizer {self.optimizer.name} needs more than gradients, state and parameters",
                 available=str(error),
                 hint="use an optimizer that needs nothing else",
             ) from error
@@ -96,9 +96,9 @@ class FactoryRule(OptaxRule):
 
     def _transformation(self, rate: Any) -> Any:
         try:
-            return self.recipe.own(learning_rate=rate, **self.recipe.settings)
+            return self.optimizer.own(learning_rate=rate, **self.optimizer.settings)
         except (TypeError, ValueError) as error:
-            problem = f"cannot create the optimizer {self.recipe.name}: {error}"
+            problem = f"cannot create the optimizer {self.optimizer.name}: {error}"
             raise SpecError(problem, hint="correct its settings") from error
 
 
@@ -116,7 +116,7 @@ class TransformationRule(OptaxRule):
             )
 
     def _transformation(self, rate: Any) -> Any:
-        return self.recipe.own
+        return self.optimizer.own
 
     def _scale(self, updates: Arrays, rate: Any) -> Arrays:
         return {name: update * jnp.asarray(rate, update.dtype) for name, update in updates.items()}

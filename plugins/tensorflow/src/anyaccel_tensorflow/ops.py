@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -15,6 +16,7 @@ from anyaccel.segment import Segment
 from anyaccel.specs import Loss
 from anyaccel_tensorflow import host_transfer, numpy_namespace, variables
 from anyaccel_tensorflow.builtin_models import SpecModel
+from anyaccel_tensorflow.device_policy import silent_copies
 from anyaccel_tensorflow.device_scope import call_on_device, move_or_trace, on_device_of, with_true_devices
 from anyaccel_tensorflow.functional_call import FunctionalCall, functional_call
 from anyaccel_tensorflow.losses import scalar_loss
@@ -54,6 +56,10 @@ class TensorFlowOps(TracedOps):
         self.uses_several_devices = len({*losses, *(op.device for op in segment.operations)}) > 1
         if self.uses_several_devices or not is_first_cpu(self.home):
             self.eager_seconds = 0.0  # eager steps would have to send the numbers in a model's code to the device
+
+    def eager_scope(self) -> AbstractContextManager[Any]:
+        """Numbers in a model's code are sent to its device."""
+        return nullcontext() if is_first_cpu(self.home) else silent_copies()
 
     def shareable(self) -> TensorFlowOps:
         """The same without functional calls, which hold models."""

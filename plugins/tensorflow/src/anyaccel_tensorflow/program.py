@@ -54,14 +54,9 @@ class TensorFlowProgram(TracedProgram):
             yield
 
     @property
-    def _can(self) -> bool:
+    def can_compile_steps(self) -> bool:
         """Steps on several devices are not compiled, so that parameters are updated where they are."""
-        return super()._can and not self._ops_in_use.uses_several_devices
-
-    @contextmanager
-    def _plainly(self) -> Iterator[None]:
-        with super()._plainly(), nullcontext() if self._is_on_first_cpu else silent_copies():
-            yield
+        return super().can_compile_steps and not self._ops_in_use.uses_several_devices
 
     def seed(self, key: int) -> None:
         """As in `TracedProgram`."""
