@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
+from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError, SpecError
 from anyaccel.segment import NodeState, TensorSpec
 from anyaccel.specs import Loss, Optimizer
-from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel_jax import Function, JaxBackend, SequentialMLP, compute
 
 CPU, SECOND = Device("cpu"), Device("cpu", 1)
@@ -37,7 +37,7 @@ def resident(backend: JaxBackend, data: Data, device: Device = CPU) -> list[Any]
 
 def steps(program: Any, columns: list[Any], count: int = 3, start: int = 0) -> np.ndarray:
     x, y, order = columns
-    return np.asarray(program.steps((x, y), (order, order), start, count, 4))[:count]
+    return np.asarray(program.train_steps((x, y), (order, order), start, count, 4))[:count]
 
 
 def is_alive(tree: Any) -> bool:
@@ -224,7 +224,7 @@ def test_cotangents_come_back_to_the_device_of_their_value(backend: JaxBackend, 
 def test_inputs_on_another_device_are_told(backend: JaxBackend, segment_of: Any) -> None:
     program = backend.build(segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU)))
     x, y = (backend.from_host(np.ones(shape, "f4"), SECOND) for shape in ((4, 3), (4, 1)))
-    with pytest.raises(DeviceMismatchError, match=r"a step of training: arrays are on several devices.*\[0\].*\[1\]"):
+    with pytest.raises(DeviceMismatchError, match=r"a training step: arrays are on several devices.*\[0\].*\[1\]"):
         program.forward((x, y))
 
 
@@ -234,14 +234,14 @@ def test_inputs_on_another_device_are_told(backend: JaxBackend, segment_of: Any)
 def test_float64_models_need_64_bits(backend: JaxBackend, data: Data) -> None:
     source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(dtype="float64"), source.reference())], "adam")
-    with pytest.raises(MoveError, match=r"JAX would make float64 float32: .*jax_enable_x64"):
+    with pytest.raises(MoveError, match=r"JAX would convert float64 to float32: .*jax_enable_x64"):
         graph.build()
 
 
 def test_columns_of_int64_are_not_narrowed(backend: JaxBackend) -> None:
     source = aa.FeatureSet.from_dict("data", {"x": np.arange(8)[:, None], "y": np.ones((8, 1))}, ["x"], ["y"])
     model = Function(lambda p, x: p["w"][x[:, 0]], {"w": jnp.zeros((8, 1))})
-    with pytest.raises(MoveError, match=r"JAX would make int64 int32.*astype\('int32'\)"):
+    with pytest.raises(MoveError, match=r"JAX would convert int64 to int32.*astype\('int32'\)"):
         aa.ModelGraph([aa.ModelNode("net", model, source.reference())], "adam").build()
 
 

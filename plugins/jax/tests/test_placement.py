@@ -151,7 +151,10 @@ def test_mixed_devices_are_told() -> None:
 
 @pytest.mark.parametrize("words", ["RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes", "out of memory"])
 def test_a_lack_of_memory_is_told(words: str) -> None:
-    with pytest.raises(OutOfMemoryError, match=r"no room for 8 bytes.*smaller batches") as caught, translate_errors("8 bytes"):
+    with (
+        pytest.raises(OutOfMemoryError, match=r"no room for 8 bytes.*smaller batches") as caught,
+        translate_errors("8 bytes"),
+    ):
         raise jax.errors.JaxRuntimeError(words)
     assert words in str(caught.value)
 

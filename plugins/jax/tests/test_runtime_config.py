@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
@@ -38,7 +37,9 @@ STARTED = "from anyaccel_jax.runtime_config import is_started; print(is_started(
 
 def test_devices_are_listed_without_starting_jax() -> None:
     assert run(f"print(*b.devices()); {STARTED}").split() == ["cpu:0", "False"]
-    assert run(f"print(b.unavailable_reason(Device('gpu')), b.device_info(Device('cpu')).name != ''); {STARTED}").endswith("False")
+    assert run(
+        f"print(b.unavailable_reason(Device('gpu')), b.device_info(Device('cpu')).name != ''); {STARTED}"
+    ).endswith("False")
 
 
 @pytest.mark.parametrize(
@@ -55,12 +56,15 @@ def test_the_count_of_cpus_is_that_of_jax_itself(environment: dict[str, str]) ->
 
 def test_platforms_that_are_switched_off_have_no_devices() -> None:
     told = run("print([b.devices(), b.unavailable_reason(Device('cpu'))])", JAX_PLATFORMS="cuda")
-    assert told == "[[], \"JAX is set to the platforms 'cuda'\"]"
+    assert told == "[[], \"JAX is restricted to the platforms 'cuda'\"]"
 
 
 def test_a_broken_jax_breaks_no_listing(tmp_path: Path) -> None:
     (tmp_path / "jax.py").write_text("raise OSError('no XLA')")
-    told = run("print([b.devices(), b.unavailable_reason(Device('cpu'))])", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
+    told = run(
+        "print([b.devices(), b.unavailable_reason(Device('cpu'))])",
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
+    )
     assert told == "[[], 'JAX cannot be imported: no XLA']"
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel.device import Device
 from anyaccel.segment import TensorSpec
 from anyaccel.specs import Optimizer
-from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel_jax import JaxBackend, SequentialCNN, SequentialMLP, ops, step_loop
 
 CPU = Device("cpu")
@@ -45,7 +44,7 @@ def trained(made: tuple[Any, Any], calls: Calls, batch: int = 4, parts: int = 1)
     """Losses of all calls, and the parameters after them."""
     found, given = made
     losses = [np.asarray(found.train_steps(*given, start, count, batch, parts))[:count] for start, count in calls]
-    slots = [one for state in found.release().values() for there in state.slots.values() for one in there.values()]
+    slots = [one for state in found.close().values() for there in state.slots.values() for one in there.values()]
     return [np.concatenate(losses), *map(np.asarray, slots)]
 
 

@@ -104,7 +104,9 @@ def test_losses_of_another_framework_are_refused(backend: TensorFlowBackend) -> 
 
 @pytest.mark.parametrize("name", ["MeanSquaredError", "Huber", "mean_absolute_error"])
 def test_elementwise_losses_of_keras_do_not_broadcast_either(name: str) -> None:
-    with pytest.raises(ShapeError, match=r"outputs of shape \[8, 3\] and targets of shape \[8, 1\].*both must have the same shape"):
+    with pytest.raises(
+        ShapeError, match=r"outputs of shape \[8, 3\] and targets of shape \[8, 1\].*both must have the same shape"
+    ):
         losses(getattr(keras.losses, name), 3)
 
 

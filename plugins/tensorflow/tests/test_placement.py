@@ -190,7 +190,11 @@ def test_a_moved_module_can_still_be_saved(backend: TensorFlowBackend, tmp_path:
 def _variables(model: Any) -> Any:
     from anyaccel_tensorflow import variables
 
-    return [(path, variables.tf_variable(v)) for path, v in variables.keras().walk(model) if variables.keras().is_variable(v)]
+    return [
+        (path, variables.tf_variable(v))
+        for path, v in variables.keras().walk(model)
+        if variables.keras().is_variable(v)
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras 3.15 saving, with NumPy 2

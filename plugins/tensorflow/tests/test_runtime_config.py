@@ -6,6 +6,7 @@ import builtins
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,7 +56,8 @@ def test_asking_about_devices_starts_nothing() -> None:
         + "from anyaccel import Device\n"
         + "from anyaccel_tensorflow import TensorFlowBackend\n"
         + "b = TensorFlowBackend()\n"
-        + "print([str(d) for d in b.devices()], b.unavailable_reason(Device('cpu', 7)), bool(b.unavailable_reason(Device('gpu'))),\n"
+        + "print([str(d) for d in b.devices()], b.unavailable_reason(Device('cpu', 7)),\n"
+        + "      bool(b.unavailable_reason(Device('gpu'))),\n"
         + "      b.device_info(Device('cpu')).memory_space, b.device_string(Device('cpu', 1)), b.device_of([]))\n"
         + "print(started(3))\n"
         + "print([str(d) for d in b.devices()])\n"

@@ -6,7 +6,6 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import keras
