@@ -1,0 +1,125 @@
+"""Workers: how many are suggested, and which are refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyaccel import hookimpl
+from anyaccel.data import IterableSource, suggested_num_workers
+from anyaccel.data.streaming import dataloader_workers as module
+from anyaccel.errors import SourceError
+from anyaccel.registry import Registry
+from anyaccel.testing.tiny import TinyBackend
+
+FORK = "fork" in multiprocessing.get_all_start_methods()
+
+
+@pytest.mark.parametrize(
+    ("devices", "cores", "advised"),
+    [(1, 1, 0), (4, 1, 0), (1, 2, 1), (1, 4, 3), (1, 9, 8), (1, 64, 8), (2, 8, 3), (4, 8, 1), (8, 8, 1), (8, 64, 7)],
+)
+def test_suggested_workers(devices: int, cores: int, advised: int) -> None:
+    assert suggested_num_workers(devices, cores) == advised
+
+
+def test_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 <= suggested_num_workers() <= 8
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert suggested_num_workers() == 5
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert suggested_num_workers() == 0
+
+
+@pytest.mark.parametrize("given", [{"devices": 0}, {"devices": True}, {"cores": 0}, {"cores": 2.5}])
+def test_invalid_numbers_of_devices_or_cores(given: dict[str, Any]) -> None:
+    with pytest.raises(SourceError, match=f"suggested_num_workers.{next(iter(given))}=.*whole numbers of 1 or more"):
+        suggested_num_workers(**given)
+
+
+class Loader:
+    """The interface of a loader with workers."""
+
+    def __init__(self, num_workers: int = 2, multiprocessing_context: Any = None) -> None:
+        self.num_workers = num_workers
+        self.multiprocessing_context = multiprocessing_context
+
+    def __iter__(self) -> Iterator[Any]:
+        yield np.ones(3)
+
+
+class Threaded(TinyBackend):
+    """A framework whose runtime keeps threads; it serves models of a library that has other frameworks below, too."""
+
+    fork_safe = False
+
+    def __init__(self) -> None:
+        super().__init__("threaded")
+        self.import_roots = ("threads_of_its_own", "layers_for_many")
+
+
+class Plugin:
+    """The plugin of `Threaded`."""
+
+    @hookimpl
+    def backends(self) -> list[Any]:
+        return [Threaded()]
+
+
+@pytest.fixture
+def threaded(numpy_only: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework that keeps threads is loaded in this process."""
+    numpy_only.register(Plugin(), "threaded")
+    monkeypatch.setitem(sys.modules, "threads_of_its_own", object())
+
+
+@pytest.mark.skipif(not FORK, reason="nothing is forked here")
+@pytest.mark.parametrize("context", ["fork", "object", "default"])
+def test_forks_beside_threads_are_refused(threaded: None, context: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")
+    given = {"fork": "fork", "object": multiprocessing.get_context("fork"), "default": None}[context]
+    with pytest.raises(SourceError, match=r"2 workers of source 's' would be forked beside threaded.*'forkserver'"):
+        IterableSource("s", Loader(multiprocessing_context=given), features="x")
+    made = IterableSource("s", lambda: Loader(multiprocessing_context=given), features="x")
+    with pytest.raises(SourceError, match=r"would be forked"):
+        next(made.batches(0))
+
+
+@pytest.mark.skipif(not FORK, reason="nothing is forked here")
+def test_the_default_start_method_is_read_without_fixing_it(threaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: None)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["fork", "spawn"])
+    with pytest.raises(SourceError, match=r"would be forked"):
+        IterableSource("s", Loader(), features="x")
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["forkserver", "fork", "spawn"])
+    assert len(list(IterableSource("s", Loader(), features="x").batches(0))) == 1
+
+
+@pytest.mark.parametrize("loader", [Loader(0, "fork"), Loader(2, "spawn"), Loader(2, "forkserver"), Loader(True)])
+def test_other_workers_are_not(threaded: None, loader: Loader) -> None:
+    assert len(list(IterableSource("s", loader, features="x").batches(0))) == 1
+
+
+def test_a_framework_that_comes_later_is_seen(numpy_only: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy_only.register(Plugin(), "threaded")
+    made = IterableSource("s", Loader(2, "fork"), features="x")
+    monkeypatch.setitem(sys.modules, "layers_for_many", object())
+    assert len(list(made.batches(0))) == 1
+    monkeypatch.setitem(sys.modules, "threads_of_its_own", object())
+    with pytest.raises(SourceError, match=r"would be forked"):
+        next(made.batches(1))
+
+
+def test_more_workers_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "usable_cores", lambda: 4)
+    assert IterableSource("s", Loader(4, "spawn"), features="x").notes() == ()
+    assert IterableSource("s", [np.ones(2)], features="x").notes() == ()
+    (note,) = IterableSource("s", Loader(5, "spawn"), features="x").notes()
+    assert note == "source 's' has 5 workers on 4 cores; 3 are advised for each device"
