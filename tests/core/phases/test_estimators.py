@@ -117,7 +117,7 @@ def test_one_estimator_with_two_inputs_is_not_fitted_by_guess(data, experiment):
     with pytest.raises(anyaccel.errors.PhaseError) as caught:
         ours.run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "phase 'fit' fits 'a' and 'b', which have one estimator and different inputs. Hint: name the one to fit, "
+        "phase 'fit' fits 'a' and 'b', which share one estimator but not their inputs. Hint: name the one to fit, "
         "nodes=['a'], or give each an estimator of its own."
     )
 
@@ -289,8 +289,8 @@ def test_class_indices_that_scores_do_not_have_are_told():
     with pytest.raises(SpecError) as caught:
         accuracy(np.zeros((3, 2)), np.array([1, 2, 2]))
     assert str(caught.value) == (
-        "accuracy takes class indices for the columns of 2 scores, and the targets have 2. Available: 0 to 1. "
-        "Hint: number the classes from 0, or give a function."
+        "accuracy: the targets have class index 2, but there are 2 scores per sample. Available: 0 to 1. "
+        "Hint: number the classes from 0, or pass a function as metric."
     )
 
 

@@ -421,7 +421,7 @@ def test_the_pullback_of_an_estimator_says_what_is_wrong():
 
 
 def test_a_fit_takes_no_losses():
-    with pytest.raises(PhaseError, match=r"phase 'fit' fits and takes no losses\. Hint: leave them out"):
+    with pytest.raises(PhaseError, match=r"phase 'fit' is a FitPhase, which takes no losses\. Hint: leave losses out"):
         FitPhase("fit", data="train", losses=[MSE])
 
 
