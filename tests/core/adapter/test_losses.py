@@ -139,7 +139,7 @@ def test_nothing_broadcasts(name, outputs, targets, there, judge):
 
 def test_a_named_loss_takes_two_inputs(judge):
     with pytest.raises(
-        SpecError, match=r"loss 'fit': mse takes two inputs, outputs and targets, and got 3: v0, v1, v2"
+        SpecError, match=r"mse takes two inputs, outputs and targets, and got 3: v0, v1, v2"
     ):
         judge("mse", LOGITS, LOGITS, LOGITS, label="fit")
 

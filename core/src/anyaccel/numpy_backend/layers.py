@@ -248,7 +248,7 @@ def _identity(x: Array) -> VjpResult:
     return VjpResult((x,), lambda cotangents: ({}, cotangents))
 
 
-def _uniform(shape: tuple[int, ...], seed: int, dtype: str) -> dict[str, Array]:
+def _uniform(shape: tuple[int, ...], seed: int, dtype: str | None) -> dict[str, Array]:
     """A weight [out, ...] and a bias [out], uniform in +-1/sqrt(fan-in)."""
     bound = 1.0 / math.sqrt(math.prod(shape[1:]))
     return {
