@@ -328,8 +328,8 @@ def test_an_estimator_that_cannot_be_copied_cannot_be_brought_back(data, experim
     with pytest.raises(EstimatorError) as caught:
         experiment(alone(data, Stuck())).run_phase(phase)
     assert str(caught.value) == (
-        "Stuck cannot be copied, so that nothing could bring it back: TypeError: a lock. Hint: freeze its node, or do "
-        "without snapshots (EarlyStopping(restore_best=True) takes them)."
+        "Stuck cannot be copied for a snapshot: TypeError: a lock. Hint: freeze its node, or use "
+        "no snapshots (EarlyStopping(restore_best=True) takes them)."
     )
 
 

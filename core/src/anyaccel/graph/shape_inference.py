@@ -25,7 +25,7 @@ from anyaccel.graph.memory_sharing import share_while_building
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name, shown_name
 from anyaccel.install_hints import hint_of
 from anyaccel.numpy_backend.estimator import Estimator
-from anyaccel.numpy_backend.estimator_methods import fits, is_estimator, no_predict
+from anyaccel.numpy_backend.estimator_methods import is_estimator, is_fittable, no_predict_error
 from anyaccel.registry import Registry
 from anyaccel.segment import TensorSpec
 
@@ -143,8 +143,8 @@ def _framework(node: ModelNode, registry: Registry) -> str:
             return registry.owner(node.model)
         registry.kinds(node.framework)
     except NoBackendError as error:
-        incomplete = fits(node.model) and hint_of(type(node.model)) is None
-        cause: AnyaccelError = no_predict(node.model) if incomplete else error
+        incomplete = is_fittable(node.model) and hint_of(type(node.model)) is None
+        cause: AnyaccelError = no_predict_error(node.model) if incomplete else error
         raise type(cause)(f"node {node.label!r}: {cause.problem}", available=cause.available, hint=cause.hint) from None
     except (AmbiguousOwnerError, FrameworkError) as error:
         raise type(error)(f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint) from None
