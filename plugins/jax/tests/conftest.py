@@ -92,10 +92,10 @@ def optax() -> ModuleType:
 @pytest.fixture(scope="session")
 def keras() -> ModuleType:
     """Keras, where it runs on JAX."""
-    found = pytest.importorskip("keras", reason="Keras is not installed")
-    if found.backend.backend() != "jax":
-        pytest.skip(f"Keras runs on {found.backend.backend()} in this process")
-    return found
+    result = pytest.importorskip("keras", reason="Keras is not installed")
+    if result.backend.backend() != "jax":
+        pytest.skip(f"Keras runs on {result.backend.backend()} in this process")
+    return result
 
 
 @pytest.fixture

@@ -121,8 +121,8 @@ def nnx_net(nnx, middle):
 
 
 def eqx_net(eqx, middle, dtype=jnp.float32):
-    one, two = jax.random.split(jax.random.key(0))
-    first, last = eqx.nn.Linear(4, 5, dtype=dtype, key=one), eqx.nn.Linear(5, 3, dtype=dtype, key=two)
+    first_key, second_key = jax.random.split(jax.random.key(0))
+    first, last = eqx.nn.Linear(4, 5, dtype=dtype, key=first_key), eqx.nn.Linear(5, 3, dtype=dtype, key=second_key)
     return ours.Equinox(eqx.nn.Sequential([first, middle(), last]))
 
 

@@ -88,10 +88,10 @@ def test_validation_and_evaluation_use_the_values_of_now() -> None:
     made = graph(source, model)
     judged = aa.EvalPhase("val", data="val", losses=[aa.AppliedLoss("cross_entropy", on="net")], outputs=["net"])
     results = run(made, training(5, validation=judged))
-    found = run(made, judged)
+    result = run(made, judged)
     assert len(results.loss) == 5
-    np.testing.assert_allclose(found.loss, results.figure("val_loss")[-1], rtol=1e-5)
-    assert found.prediction("net").shape == (10, 3)
+    np.testing.assert_allclose(result.loss, results.figure("val_loss")[-1], rtol=1e-5)
+    assert result.prediction("net").shape == (10, 3)
 
 
 def test_images_channels_first_and_last() -> None:
@@ -105,11 +105,11 @@ def test_images_channels_first_and_last() -> None:
         node = aa.ModelNode("net", model, source.reference([column]))
         made = aa.ModelGraph([node], aa.Optimizer("adam", lr=0.01))
         phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=10)
-        found = run(made, phase)
-        assert found.loss[-1] < found.loss[0]
+        result = run(made, phase)
+        assert result.loss[-1] < result.loss[0]
 
 
-def test_what_a_node_cannot_take_names_the_node() -> None:
+def test_inputs_that_a_node_does_not_accept_name_the_node() -> None:
     wrong = keras.Sequential([keras.Input((5,)), layers.Dense(2)])
     with pytest.raises(ShapeError, match=r"node 'net' does not take float32\[6\]"):
         graph(data(), wrong).build()

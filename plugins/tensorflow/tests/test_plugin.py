@@ -84,7 +84,7 @@ def test_no_name_of_tensorflow_is_a_hard_dependency() -> None:
     if needs is None:  # run from the sources
         file = Path(__file__).parents[1] / "pyproject.toml"
         needs = tomllib.loads(file.read_text("utf-8"))["project"]["dependencies"]
-    assert not [one for one in needs if one.startswith("tensorflow") and "extra" not in one]
+    assert not [need for need in needs if need.startswith("tensorflow") and "extra" not in need]
 
 
 def test_placement_is_small() -> None:
