@@ -22,7 +22,7 @@ REMEDY = r'call jax.config.update\("jax_enable_x64", True\)'
 
 
 def aligned(count: int) -> np.ndarray:
-    """Ones in memory that JAX would take over without a copy."""
+    """Ones in memory that JAX would alias."""
     room = np.empty(count * 4 + 64, np.uint8)
     begin = -room.ctypes.data % 64
     array = room[begin : begin + count * 4].view("float32")
@@ -31,7 +31,7 @@ def aligned(count: int) -> np.ndarray:
 
 
 def test_jax_itself_aliases_aligned_arrays() -> None:
-    """What `from_host` is careful about; if this ends, one copy less is needed."""
+    """The reason for the copy in `from_host`: if this test fails, the copy is no longer needed."""
     array = aligned(16)
     taken = jax.device_put(array, may_alias=False)
     array[:] = 7
@@ -63,11 +63,11 @@ def test_an_owned_array_is_used_in_place(backend: JaxBackend, device: Device) ->
     tensor = backend.from_host_owned(array, device)
     assert tensor.unsafe_buffer_pointer() == where
     del array
-    assert owner() is not None  # JAX keeps it
+    assert owner() is not None  # JAX keeps the array alive
     np.testing.assert_array_equal(backend.to_host(tensor), np.full((3, 4), 2))
     del tensor
     gc.collect()
-    assert owner() is None  # and lets it go
+    assert owner() is None  # until the tensor is gone
 
 
 def test_an_array_that_cannot_be_used_in_place_is_copied(backend: JaxBackend) -> None:
@@ -81,7 +81,7 @@ def test_an_array_that_cannot_be_used_in_place_is_copied(backend: JaxBackend) ->
 
 @pytest.mark.parametrize("device", [CPU, SECOND], ids=str)
 def test_an_asynchronous_copy_does_not_follow_its_buffer(backend: JaxBackend, device: Device) -> None:
-    for part in (slice(0, 1000), slice(1, 1000)):  # one that JAX would alias, and one that it would copy later
+    for part in (slice(0, 1000), slice(1, 1000)):  # JAX would alias the first, and copy the second later
         buffer = backend.staging_buffer((1000, 50), "float32", device)
         buffer[...] = 1
         sent = backend.copy_async(buffer[part], device)
@@ -94,7 +94,7 @@ def test_an_asynchronous_copy_does_not_follow_its_buffer(backend: JaxBackend, de
 def test_a_copy_to_an_accelerator_makes_no_copy_on_the_host(
     backend: JaxBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU that is none: what JAX is given, and who waits."""
+    """With a fake GPU: what JAX gets, and who waits."""
     put = jax.device_put
     given: list[np.ndarray] = []
     monkeypatch.setattr(backend, "jax_device", lambda device: jax.devices("cpu")[0], raising=False)
@@ -103,9 +103,9 @@ def test_a_copy_to_an_accelerator_makes_no_copy_on_the_host(
     buffer[...] = 3
     sent = backend.copy_async(buffer[:3], Device("gpu"))
     assert given[0].ctypes.data == buffer.ctypes.data and given[0].shape == (3, 2)
-    assert sent.source_reusable() is sent.tensor  # block_until_ready gives it back
+    assert sent.source_reusable() is sent.tensor  # block_until_ready returns the array
     backend.copy_async(np.ones((2, 3), "float32").T, Device("gpu"))
-    assert given[1].flags.c_contiguous  # what lies otherwise is copied here
+    assert given[1].flags.c_contiguous  # other layouts are copied first
     taken = backend.from_host_owned(buffer, Device("gpu"))
     assert given[2] is buffer and taken.shape == (4, 2)
 
@@ -208,7 +208,7 @@ def test_an_object_without_dlpack_is_refused(backend: JaxBackend) -> None:
 
 
 class Tensor:
-    """As a framework's tensor looks to us: strides in elements, an own copy without gaps, DLPack."""
+    """A tensor of some framework: strides in elements, `contiguous`, and DLPack."""
 
     def __init__(self, array: np.ndarray, dtype: str | None = None) -> None:
         self.array, self.shape, self.dtype = array, array.shape, dtype or f"framework.{array.dtype}"
@@ -259,7 +259,7 @@ def test_gaps_are_seen(shape: tuple[int, ...], strides: tuple[int, ...], fills: 
 
 
 class TestWithTorch:
-    """The other framework for real, where it is installed."""
+    """With the real framework, where it is installed."""
 
     @pytest.fixture
     def torch(self) -> Any:
@@ -305,7 +305,7 @@ def test_rows_are_compiled_once_for_each_size(backend: JaxBackend) -> None:
     column, order = (
         backend.from_host(array, CPU) for array in (np.arange(50.0, dtype="f4"), np.arange(50, dtype="i4"))
     )
-    compiled = gather_rows._cache_size  # noqa: SLF001  # JAX tells it in no other way
+    compiled = gather_rows._cache_size  # noqa: SLF001  # JAX has no public way
     before = compiled()
     for start in range(0, 40, 10):
         np.testing.assert_array_equal(

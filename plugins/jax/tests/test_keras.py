@@ -36,7 +36,7 @@ def values(model: Any) -> list[np.ndarray]:
 def test_a_keras_model_is_trained_in_place_as_fit_does(
     train: Train, data: tuple[np.ndarray, ...], keras: ModuleType, decay: float
 ) -> None:
-    """With a regularizer, too, whose loss enters the gradients and not the loss that is told."""
+    """Also with a regularizer, whose loss enters the gradients but not the reported loss."""
 
     def made() -> Any:
         dense = keras.layers.Dense(4, kernel_regularizer=keras.regularizers.L2(decay), kernel_initializer="ones")

@@ -1,4 +1,4 @@
-"""Every kind of model, trained in a graph and by a loop as its own library's users write it."""
+"""Every kind of model, trained in a graph and by a loop as users of its library write it."""
 
 from __future__ import annotations
 

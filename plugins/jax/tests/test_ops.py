@@ -1,4 +1,4 @@
-"""Programs: donation, devices, precision, and what is random."""
+"""Programs: donation, devices, precision, and randomness."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def is_alive(tree: Any) -> bool:
 
 @pytest.fixture(params=["kept", "donated"])
 def donation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Small models are not donated, and large ones are; here all are, or none."""
+    """The state of large models is donated; here that of all models, or of none."""
     if request.param == "donated":
         monkeypatch.setattr(compute, "DONATED_BYTES", 0)
     return bool(request.param == "donated")
 
 
 def test_the_state_of_large_models_is_donated(backend: JaxBackend, segment_of: Any, data: Data, donation: bool) -> None:
-    """That it happens is what makes the tests below tests."""
+    """The tests below rely on it."""
     model = backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU)
     program = backend.build(segment_of(model, optimizer=ADAM))
     given: list[Any] = []
@@ -71,7 +71,7 @@ def test_the_state_of_large_models_is_donated(backend: JaxBackend, segment_of: A
 
 
 def state_pointers(program: Any) -> set[int]:
-    """Where a program's parameters are, without it knowing that somebody looks."""
+    """Addresses of a program's parameters, read without changing the program."""
     return {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(program._state.parameters)}  # noqa: SLF001
 
 
@@ -247,7 +247,7 @@ def test_columns_of_int64_are_not_narrowed(backend: JaxBackend) -> None:
 
 
 def test_class_indices_of_int64_are_taken_all_the_same(train: Any, data: Data) -> None:
-    """Classes are counted in int32 here, whatever the table has."""
+    """Class indices are int32 on JAX, whatever dtype the table has."""
     x, kind = data[0], (data[0][:, 0] > 0).astype("int64")
     source = aa.FeatureSet.from_dict("data", {"x": x, "kind": kind}, ["x"], ["kind"])
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(2), source.reference())], Optimizer("adam", lr=0.05))

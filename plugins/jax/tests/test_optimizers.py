@@ -1,4 +1,4 @@
-"""Optax: functions that make transformations, and transformations, against Optax's own loop."""
+"""Optax: factories and transformations, compared with Optax's own loop."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_function_gets_the_rate_of_each_step(train: Train, batches: Batches, o
     make, settings = MADE[name]
     schedule = Schedule("linear", steps=6, final=0.2, warmup=2)
     given = Optimizer(make(optax), lr=0.02, schedule=schedule, **settings)
-    # Optax asks schedules at its own count of steps, which begins with 0 as ours does.
+    # Optax calls schedules with its own count of steps, which begins at 0 as ours does.
     rates = jnp.array([given.rate(step) for step in range(STEPS)], jnp.float32)
     expected = by_optax(optax, make(optax)(learning_rate=lambda t: rates[t], **settings), batches, lambda step: 1.0)
     result, losses = train(model(), given)
@@ -91,7 +91,7 @@ def test_an_object_has_a_rate_of_its_own_and_ours_is_a_factor(
 
 
 def test_anything_made_like_optax_is_taken(train: Train) -> None:
-    """Nothing of Optax itself is needed."""
+    """Optax itself is not needed."""
     halving = SimpleNamespace(init=lambda p: (), update=lambda g, s, p: (jax.tree.map(lambda w: -0.5 * w, p), s))
     result, _ = train(model(), Optimizer(halving, clip_norm=1.0), epochs=1)
     for key, value in model().parameters.items():
@@ -119,7 +119,7 @@ def test_optaxs_adam_is_that_of_the_formulas(train: Train, optax: ModuleType) ->
 def trained(
     optimizer: Optimizer, data: Any, cuts: tuple[int, ...], through_state: bool = False
 ) -> dict[str, np.ndarray]:
-    """The state of a graph after phases of some epochs, the graph made anew from its state before each if so wished."""
+    """The state of a graph after phases of some epochs; optionally with a new graph before each phase."""
     source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
     state: dict[str, np.ndarray] | None = None
     graph = aa.ModelGraph([aa.ModelNode("net", model(), source.reference())], optimizer)
@@ -159,7 +159,7 @@ def test_a_state_of_another_optimizer_begins_afresh(backend: JaxBackend, segment
 
 
 def test_steps_are_compiled_once(backend: JaxBackend, segment_of: Any, optax: ModuleType, data: Any) -> None:
-    """What a transformation begins with is where the parameters are; else JAX would compile twice."""
+    """The initial state of a transformation is on the parameters' devices; else JAX would compile twice."""
     import logging
 
     records: list[str] = []

@@ -1,4 +1,4 @@
-"""Where arrays, trees, models and optimizers are, and how they get elsewhere."""
+"""Where arrays, pytrees, models and optimizers are, and moving them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known before JAX starts, what is set until then, and what the drivers say."""
+"""Devices before JAX starts, memory settings, and descriptions of devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A, B = NvidiaGpu("Card", "GPU-aaaa-1", 8000), NvidiaGpu("Card", "GPU-bbbb-2", 80
 
 
 def run(code: str, **environment: str) -> str:
-    """What a fresh process prints, in which `b` is a backend and JAX has not started."""
+    """The output of a new process in which `b` is a backend and JAX has not started."""
     given = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
     code = f"import os, anyaccel_jax; from anyaccel.device import Device; b = anyaccel_jax.JaxBackend(); {code}"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Whole steps: rows gathered for several at once, and convolutions on a CPU, in a loop or step by step."""
+"""Step loops: rows gathered for several steps at once, and convolutions on a CPU, in a loop or step by step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def trained(made: tuple[Any, Any], calls: Calls, batch: int = 4, parts: int = 1)
 def test_rows_gathered_for_several_steps_give_the_same_results(
     backend: JaxBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, ahead: int, parts: int
 ) -> None:
-    """Also where a block ends behind the last row, and where calls end within a block."""
+    """Also where a block ends after the last row, and where calls end within a block."""
     calls: Calls = [(0, 5), (0, 1), (4, 4), (8, 2)]
     result = []
     for steps in (1, ahead):
@@ -75,7 +75,7 @@ def test_large_batches_are_gathered_one_by_one() -> None:
 
 
 def way(monkeypatch: pytest.MonkeyPatch, *, loop: bool) -> list[bool]:
-    """Which way is the faster one; the list has an entry for each trial."""
+    """Decides which way is faster; the list has an entry for each trial."""
     tried: list[bool] = []
     monkeypatch.setattr(step_loop, "is_faster", lambda *_: tried.append(loop) or loop)
     return tried
@@ -152,7 +152,7 @@ def test_consecutive_steps_send_nothing_either_way(
 def test_another_number_of_steps_compiles_nothing(
     backend: JaxBackend, segment_of: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is given back has rows for more steps than were done."""
+    """Results have rows for more steps than were run."""
     result, given = program(backend, segment_of, (3,))
     result.compile(*given, 4)
     result.train_steps(*given, 0, 5, 4)

@@ -153,7 +153,7 @@ def test_layouts(backend: TensorFlowBackend) -> None:
 
 
 def test_weights_go_to_another_framework_and_back(backend: TensorFlowBackend) -> None:
-    """One state for one recipe, whoever computes it."""
+    """The same spec has the same state in every framework."""
     numpy: Any = registry().computing("numpy", "cpu")
     mine, theirs = SequentialCNN((2,), (3,)), numpy_backend.SequentialCNN((2,), (3,))
     spec = [TensorSpec((1, 6, 6), "float32")]

@@ -70,11 +70,11 @@ def test_an_owned_array_is_used_in_place(backend: TensorFlowBackend, dtype: str)
     assert address(tensor) == where
     del array
     gc.collect()
-    assert owner() is not None  # TensorFlow keeps it
+    assert owner() is not None  # TensorFlow keeps the array alive
     np.testing.assert_array_equal(np.asarray(tf.square(tensor) / tensor)[1:], (before.reshape(3, 4))[1:])
     del tensor
     gc.collect()
-    assert owner() is None  # and lets it go
+    assert owner() is None  # until the tensor is gone
 
 
 @pytest.mark.parametrize("dtype", ["bool", "complex64"])
@@ -187,7 +187,7 @@ def test_exported_tensors_share_memory(backend: TensorFlowBackend) -> None:
 
 @pytest.mark.parametrize("off", [4, 16, 32])
 def test_memory_that_tensorflow_would_die_of_is_copied(backend: TensorFlowBackend, off: int) -> None:
-    """TensorFlow takes memory that is not aligned, and ends the process at the first kernel that wants it so."""
+    """TensorFlow imports unaligned memory, and crashes at the first kernel that needs it aligned."""
     foreign = aligned(64, off=off)
     tensor = backend.from_dlpack(Foreign(foreign), CPU)
     assert address(tensor) % 64 == 0
@@ -232,7 +232,7 @@ def test_an_adopted_tensor_outlives_the_name_of_its_owner(backend: TensorFlowBac
 
 
 def test_nothing_computed_is_written_into_adopted_memory(backend: TensorFlowBackend) -> None:
-    """TensorFlow reuses the memory of inputs that nobody needs any more; never of those that are not its own."""
+    """TensorFlow reuses the memory of inputs that are no longer needed, but never imported memory."""
     step = tf.function(lambda x: tf.nn.relu(-x) + 1.0)
     for act in (lambda x: tf.nn.relu(-x), step, lambda x: tf.function(lambda y: -y)(x)):
         foreign = aligned(4096)
@@ -260,7 +260,7 @@ class Elsewhere(Foreign):
 
 
 class Wide(Foreign):
-    """Of vectors, which no framework here has."""
+    """With vector elements, which no framework here supports."""
 
     def __dlpack__(self, **settings: Any) -> Any:
         capsule = self.array.__dlpack__()

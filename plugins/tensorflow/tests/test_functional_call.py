@@ -1,4 +1,4 @@
-"""Plain tf.Modules: however they hold their variables, and whatever they do in a call."""
+"""Plain tf.Modules: many ways to hold variables and to write a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = TensorSpec((3,), "float32")
 
 
 class Plain(tf.Module):
-    """As the TensorFlow guide writes one."""
+    """As in TensorFlow's guide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class WithKeras(tf.Module):
 
 
 class Lazy(tf.Module):
-    """Variables that are made by the first call."""
+    """Variables that the first call creates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def test_training_is_that_of_a_loop_by_hand(
 def test_the_users_own_tf_functions_keep_no_trace_of_a_phase(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment], make: type
 ) -> None:
-    """They could be moved afterwards, and hold no tensor of a function that is not theirs."""
+    """So that they can be moved afterwards, and hold no tensor of another function."""
     model = make()
     backend.infer(model, [X], 5)
     program = backend.build(segment_of(model))
@@ -174,7 +174,7 @@ def test_a_function_traced_before_uses_the_trained_values(
 
 
 class Moving(tf.Module):
-    """A running mean, a counter, and noise from a generator of its own."""
+    """A running mean, a counter, and noise from its own generator."""
 
     def __init__(self, noise: float = 0.0) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def test_variables_that_a_call_changes_are_buffers(
     backend.infer(model, [X], 5)
     assert list(backend.parameters(model)) == ["w"]
     assert sorted(backend.state(model)) == ["buffers/draw.state", "buffers/mean", "buffers/seen", "parameters/w"]
-    assert model.seen.numpy() == 0  # inferring has left it as it was
+    assert model.seen.numpy() == 0  # inference did not change it
     program = backend.build(segment_of(model))
     inputs = [backend.from_host(array, CPU) for array in arrays()]
     program.forward(inputs)

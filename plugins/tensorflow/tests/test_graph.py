@@ -1,4 +1,4 @@
-"""Graphs of TensorFlow models from end to end, as a user builds them."""
+"""Graphs of TensorFlow models, end to end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(made: aa.ModelGraph, *phases: Any) -> Any:
 
 
 def test_a_run_continued_from_its_state_equals_one_that_never_stopped() -> None:
-    """Dropout, batch statistics, Adam's moments, a schedule and the order of batches all go on."""
+    """Dropout, batch statistics, Adam's moments, a schedule and the order of batches all continue."""
     optimizer = aa.Optimizer("adamw", lr=1e-2, schedule=aa.Schedule("cosine", steps=40), clip_norm=0.5)
     source = data()
     whole = graph(source, net(), optimizer)
@@ -57,7 +57,7 @@ def test_a_run_continued_from_its_state_equals_one_that_never_stopped() -> None:
     results = run(other.load_state(half.state()), training(2))
     np.testing.assert_array_equal(results.loss, expected.loss[2:])
     for name, array in whole.state().items():
-        if not name.endswith("seed_generator.state"):  # drawn by Keras when the layer is made, and never used
+        if not name.endswith("seed_generator.state"):  # drawn by Keras when the layer is created, and never used
             np.testing.assert_array_equal(other.state()[name], array, err_msg=name)
 
 

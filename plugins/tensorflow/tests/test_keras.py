@@ -1,4 +1,4 @@
-"""Keras models: built and unbuilt, trained in graphs, and left to the user as what they were."""
+"""Keras models: built and unbuilt, trained in graphs, and still the user's models afterwards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def functional() -> Any:
 
 
 class Subclassed(keras.Model):
-    """Layers in attributes, a list and a dict, and a call that knows nothing of training."""
+    """Layers in attributes, a list and a dict, and a call without `training`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -346,7 +346,7 @@ def weights(make: Callable[[], Any], seed: int) -> list[np.ndarray]:
 
 
 class Wrapped(keras.layers.Layer):
-    """A layer that makes others, and weights of its own, when it is built."""
+    """A layer that creates other layers and weights when it is built."""
 
     def build(self, shape: Any) -> None:
         self.inside = layers.Dense(4)
@@ -467,7 +467,7 @@ def test_layouts_of_images(backend: TensorFlowBackend) -> None:
 
 
 class Odd(keras.initializers.Initializer):
-    """An initializer that nobody can ask for a configuration."""
+    """An initializer without a configuration."""
 
     seed = None
 
@@ -485,7 +485,7 @@ def test_an_initializer_of_the_users_own_is_left_alone(backend: TensorFlowBacken
 
 
 def test_shapes_that_only_values_tell_are_found_by_running(backend: TensorFlowBackend) -> None:
-    """`tf.unique` and `tf.boolean_mask` give shapes that a trace does not know."""
+    """A trace does not know the shapes that `tf.unique` and `tf.boolean_mask` give."""
     cut = layers.Lambda(lambda x: tf.boolean_mask(x, tf.ones(tf.shape(x)[:1]) > 0))
     assert backend.infer(cut, [X], 0) == (X,)
 

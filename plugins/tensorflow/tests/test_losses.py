@@ -1,4 +1,4 @@
-"""Losses of the user's own and of Keras; optimizers that are none of the named ones."""
+"""Custom losses and losses of Keras; optimizers that are not named ones."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ layers = keras.layers
 
 @pytest.fixture(autouse=True)
 def settings_stay() -> Iterator[None]:
-    """Whatever a test does, soft placement and the device policy are afterwards as TensorFlow starts."""
+    """After each test, soft placement and the device policy have TensorFlow's defaults."""
     yield
     assert tf.config.get_soft_device_placement()
     assert tf.config.experimental.get_device_policy() == "silent"
@@ -93,7 +93,7 @@ def test_a_moved_tensor_keeps_its_dtype(backend: TensorFlowBackend, dtype: str) 
 
 
 def test_a_missing_device_raises_instead_of_using_the_cpu(backend: TensorFlowBackend) -> None:
-    """TensorFlow itself would put all of these on the CPU and say nothing."""
+    """TensorFlow itself would silently put all of these on the CPU."""
     for act in (
         lambda: backend.move(tf.constant([1.0]), GPU),
         lambda: backend.place({"a": tf.constant([1.0])}, GPU),
@@ -177,7 +177,7 @@ def test_every_variable_of_a_module_is_moved_and_shared_ones_stay_shared(backend
 
 
 def test_a_moved_module_can_still_be_saved(backend: TensorFlowBackend, tmp_path: Any) -> None:
-    """TensorFlow's own lists refuse checkpoints once an element was replaced in them."""
+    """TensorFlow's own lists refuse checkpoints after an element was replaced."""
     with tf.device("/CPU:0"):
         model, other = Net(), Net()
         model(tf.ones([2, 3]))
@@ -201,7 +201,7 @@ def _variables(model: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras 3.15 saving, with NumPy 2
 def test_a_keras_model_is_moved_with_all_that_knows_its_variables(backend: TensorFlowBackend, tmp_path: Any) -> None:
-    """The model, its layers, its optimizer, what was compiled before, and saving see the moved variables."""
+    """The model, its layers, its optimizer, compiled functions and saving use the moved variables."""
     with tf.device("/CPU:0"):
         model = keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(1)])
         model.compile("adam", "mse")
@@ -233,7 +233,7 @@ def test_an_optimizer_of_keras_is_moved_alone_too(backend: TensorFlowBackend) ->
 
 
 def test_an_unknown_kind_of_keras_variable_raises(backend: TensorFlowBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one private name that is used, `_value`, is checked."""
+    """The private attribute `_value` is the only one used, and it is checked."""
     with tf.device("/CPU:0"):
         variable = keras.Variable([1.0])
     held = variable.value
@@ -259,7 +259,7 @@ class Traced(tf.Module):
 def test_a_traced_function_that_would_use_the_old_variables_is_refused(backend: TensorFlowBackend, way: str) -> None:
     with tf.device("/CPU:0"):
         model = Traced()
-    assert backend.place(model, SECOND) is model  # not traced yet: nothing to refuse
+    assert backend.place(model, SECOND) is model  # not traced yet
     with tf.device("/CPU:1"):
         model(tf.ones(2)) if way == "method" else model.extra(tf.ones(2))
     name = "__call__" if way == "method" else "extra"

@@ -1,4 +1,4 @@
-"""Programs: strict while they live, traced once, on one device and on several."""
+"""Programs: strict until they are closed, traced once, on one device and on several."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_phase_that_fails_restores_settings() -> None:
 def test_b16_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its variables stayed where they were made, its batches were never moved, its losses were outside the tape."""
+    """The predecessor never moved variables and batches, and computed losses outside the tape."""
     seen: list[str] = []
     whole = TensorFlowProgram.train_steps
 
@@ -205,7 +205,7 @@ def test_loss_and_gradients_are_those_of_the_formula_on_a_second_device(
 def test_later_steps_cause_no_new_traces(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However the learning rate, the draws, the start and the number of steps change."""
+    """Whatever learning rate, random draws, start and number of steps."""
     monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
     traces: list[int] = []
 
@@ -285,7 +285,7 @@ def test_more_steps_than_fit_in_one_loop(backend: TensorFlowBackend, segment_of:
 
 
 def spread(backend: TensorFlowBackend, devices: tuple[Device, Device, Device], **changes: Any) -> Segment:
-    """x -> a (a Keras model) -> b (an MLP), judged on a third device."""
+    """x -> a (a Keras model) -> b (an MLP), with the loss on a third device."""
     first, second, third = devices
     a = keras.Sequential([layers.Dense(4, "tanh", dtype="float64"), layers.BatchNormalization(dtype="float64")])
     b = SequentialMLP((2,), 2, 5, "tanh", dtype="float64")
@@ -350,7 +350,7 @@ def test_a_segment_on_several_devices_has_the_results_of_one(
 
 
 def test_each_model_is_computed_on_its_own_device_forward_and_back(backend: TensorFlowBackend) -> None:
-    """Asked of the graphs themselves: an operation of `b`'s, and of its way back, stands on `b`'s device."""
+    """Read from the traced graphs: operations of `b`'s forward and backward pass are on `b`'s device."""
     seen: dict[str, set[str]] = {"forward": set(), "back": set()}
 
     @tf.custom_gradient

@@ -1,4 +1,4 @@
-"""Listing and describing devices, and starting TensorFlow; what needs a GPU runs on recorded calls."""
+"""Listing and describing devices, and starting TensorFlow; GPUs are faked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU, GPU = Device("cpu"), Device("gpu")
 
 
 def child(code: str, **environment: str) -> str:
-    """What a fresh interpreter prints."""
+    """The output of a new interpreter."""
     known = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -48,7 +48,7 @@ def started(n):
 
 
 def test_asking_about_devices_starts_nothing() -> None:
-    """Two logical CPUs that are configured and not made yet are listed; and can be configured anew after it."""
+    """Two logical CPUs that are configured but not created yet are listed, and can still be reconfigured."""
     code = (
         "import tensorflow as tf\n"
         + STARTED
@@ -118,7 +118,7 @@ def test_a_tensorflow_that_cannot_be_imported_has_no_devices(
 
 
 class Machine:
-    """Two GPUs, the second cut in two, of which TensorFlow's configuration tells; and a record of what was set."""
+    """Two fake GPUs in TensorFlow's configuration, the second split in two; and a record of what was set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gpus = [SimpleNamespace(name=f"/physical_device:GPU:{i}", device_type="GPU") for i in range(2)]
@@ -228,7 +228,7 @@ def test_memory_growth_is_set_once(machine: Machine) -> None:
 
 
 def test_growth_is_really_set_before_tensorflow_starts() -> None:
-    """Without a GPU there is nothing to see; but that it is asked for comes before anything starts, in every way in."""
+    """Without a GPU nothing is set; but every entry point asks for GPUs before anything starts."""
     for act in (
         "b.from_host(np.ones(2), Device('cpu'))",
         "b.move(tf.constant(1.0), Device('cpu', 1))",

@@ -1,4 +1,4 @@
-"""Compiled steps: begun plain, offered, by XLA, kept from phase to phase, in parts, and without a transfer."""
+"""Compiled steps: eager at first, by XLA, reused in later phases, in micro-batches, and without transfers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ layers = keras.layers
 
 
 class Linear(tf.Module):
-    """x @ w, which tells whoever wants to know that it is called."""
+    """x @ w, with a callback for each call."""
 
     def __init__(self, see: Callable[[Any], Any] = lambda x: None) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def trained(
 def test_rows_gathered_for_several_steps_give_the_same_results(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, ahead: int, parts: int
 ) -> None:
-    """Also where a block ends behind the last row, and where calls end within a block."""
+    """Also where a block ends after the last row, and where calls end within a block."""
     result = []
     for steps in (1, ahead):
         monkeypatch.setattr(step_loop, "steps_gathered_at_once", lambda _, steps=steps: steps)
@@ -288,7 +288,7 @@ def test_models_and_what_was_compiled_for_them_are_garbage_collected(
 def test_consecutive_steps_send_nothing(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a second device, under the explicit policy; and no tensor is made of values, nor any value read."""
+    """On a second device, under the explicit policy; no tensor is created from values, and no value is read."""
     columns, orders = resident(backend, SECOND)
     program = backend.build(segment_of(mlp(backend, SECOND, dropout=0.2), optimizer=ADAM, device=SECOND))
     program.seed(1)

@@ -1,4 +1,4 @@
-"""Compiled steps: left plain, kept from phase to phase, computed in parts, and without a transfer."""
+"""Compiled steps: switched off, reused in later phases, in micro-batches, and without transfers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_single_acts_of_a_model_that_cannot_be_traced(backend: JaxBackend, segme
         program = backend.build(segment_of(function(backend, apply), optimizer=ADAM, needs_pullback=("x",)))
         if apply is linear:
             _, losses = program.forward(inputs)
-        else:  # the gradient of x is wanted: JAX gives no value of it then
+        else:  # with a gradient of x, JAX gives no value of it
             _, losses = program.forward(inputs)
             assert "ConcretizationTypeError" in program.untraceable_reason
             with pytest.raises(jax.errors.ConcretizationTypeError):
@@ -216,21 +216,21 @@ def test_consecutive_steps_send_nothing(backend: JaxBackend, segment_of: Make, d
     columns, orders = resident(backend, data)
     program = backend.build(segment_of(mlp(backend, dropout=0.2), optimizer=ADAM))
     program.seed(1)
-    for start, count in ((0, 1), (4, 2), (0, 1)):  # of what is compiled here, and constants in it, nothing is counted
+    for start, count in ((0, 1), (4, 2), (0, 1)):  # compilation here is not counted
         program.train_steps(columns, orders, start, count, 4)
     kept = []
     with jax.transfer_guard("disallow_explicit"):
         for start, count in ((4, 1), (8, 2), (16, 1), (20, 1)):
             kept.append(program.train_steps(columns, orders, start, count, 4))
         with pytest.raises(Exception, match=r"(?i)disallowed host-to-device transfer"):
-            program.train_steps(columns, orders, 0, 1, 4)  # an epoch begins: five whole numbers are sent
+            program.train_steps(columns, orders, 0, 1, 4)  # an epoch begins: five integers are sent
     with jax.transfer_guard("disallow"):
         kept.append(program.train_steps(columns, orders, 0, 1, 4))
     assert np.isfinite(np.concatenate(kept)).all()
 
 
 def test_a_phase_sends_little_for_an_epoch(monkeypatch: pytest.MonkeyPatch, data: Data) -> None:
-    """The order; at its beginning, the numbers of the first step, a table of rates, and a key: each planned."""
+    """The order of each epoch; at the beginning also the scalars of the first step, a table of rates, and a key."""
     from anyaccel_jax import step_loop
 
     sent: list[int] = []
