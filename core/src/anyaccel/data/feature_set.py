@@ -45,9 +45,13 @@ class _SplitRows(Rows):
     def view(self) -> FeatureSetView:
         """These rows as a view of their feature set."""
 
-    @abstractmethod
     def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
-        """Some of these rows as a view; see `Rows.take`."""
+        """Some rows as a view, without a copy of any column; see `Rows.take`.
+
+        Raises:
+            SplitError: positions that are empty, not integers, or out of range.
+        """
+        return self.view().take(positions, name=name)
 
     def filter(self, conditions: Mapping[str, Any], *, name: str | None = None) -> FeatureSetView:
         """The rows that meet all conditions, in their order, as a view; nothing is copied.
@@ -548,14 +552,6 @@ class FeatureSet(_SplitRows):
     def view(self) -> FeatureSetView:
         """All rows as a view, named `"all"`."""
         return FeatureSetView(self, ALL, np.arange(len(self)))
-
-    def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
-        """Some rows as a view, without a copy of any column; see `Rows.take`.
-
-        Raises:
-            SplitError: positions that are empty, not integers, or out of range.
-        """
-        return self.view().take(positions, name=name)
 
     def split(self, name: str) -> FeatureSetView:
         """The split of this name, or the view of all rows for `"all"`.
