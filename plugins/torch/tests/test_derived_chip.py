@@ -27,7 +27,7 @@ class Chip(TorchBackend):
         return "cpu"
 
 
-def test_a_graph_trains_on_a_chip_that_only_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_trains_on_a_chip_that_only_defines_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin, torch_plugin = ModuleType("chip"), ModuleType("torch_plugin")
     plugin.backends = aa.hookimpl(lambda: [Chip()])  # type: ignore[attr-defined]
     torch_plugin.backends = aa.hookimpl(lambda: [TorchBackend()])  # type: ignore[attr-defined]

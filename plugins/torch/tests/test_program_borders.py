@@ -21,7 +21,7 @@ CPU = Device("cpu")
 def segment(model: nn.Module, optimizer: Optimizer, **changes: Any) -> Segment:
     """`x [4] -> n`, judged against `t`."""
     spec = TensorSpec((4,), "float32")
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "label": "s",
         "operations": (Operation("n", model, ("x",), ("n",), CPU),),
         "inputs": {"x": (spec, CPU), "t": (spec, CPU)},
@@ -29,7 +29,7 @@ def segment(model: nn.Module, optimizer: Optimizer, **changes: Any) -> Segment:
         "losses": (LossTerm("l", "n", Loss("mse"), ("n", "t"), CPU),),
         "groups": (ParameterGroup("g", optimizer, ("n",)),),
     }
-    return Segment(**{**given, **changes})
+    return Segment(**{**arguments, **changes})
 
 
 class Sometimes(nn.Module):
@@ -40,11 +40,11 @@ class Sometimes(nn.Module):
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layer(x.clamp_(max=1.0) if (x > 1).any() else x)
-        return found
+        result: torch.Tensor = self.layer(x.clamp_(max=1.0) if (x > 1).any() else x)
+        return result
 
 
-def test_a_module_that_writes_for_some_batches_only_is_told() -> None:
+def test_module_that_starts_to_write_to_its_input_raises_phase_error() -> None:
     program = TorchBackend().build(segment(Sometimes(), Optimizer("sgd")))
     target = torch.zeros(2, 4)
     program.forward((torch.zeros(2, 4), target))
@@ -70,8 +70,8 @@ class Own(nn.Module):
 @pytest.mark.parametrize("scale", [0.5, torch.tensor(0.5)])
 def test_clipping_writes_to_no_cotangent(scale: Any) -> None:
     model = Own()
-    made = segment(model, Optimizer("sgd", lr=1.0), losses=(), inputs={"x": (TensorSpec((4,), "float32"), CPU)})
-    program = TorchBackend().build(made)
+    made_segment = segment(model, Optimizer("sgd", lr=1.0), losses=(), inputs={"x": (TensorSpec((4,), "float32"), CPU)})
+    program = TorchBackend().build(made_segment)
     lent = np.full((2, 4), 2.0, "float32")
     _, _, pullback = program.forward_pullback((torch.zeros(2, 4),))
     pullback((torch.from_numpy(lent),))
@@ -83,16 +83,16 @@ def test_clipping_writes_to_no_cotangent(scale: Any) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_parameters_of_16_bits_all_learn(name: str, dtype: torch.dtype) -> None:
+def test_all_16_bit_parameters_are_trained(name: str, dtype: torch.dtype) -> None:
     """torch's fused SGD on the CPU leaves whole blocks of them as they are."""
     model = nn.Linear(64, 64).to(dtype)
     before = model.weight.detach().clone()
     spec = TensorSpec((64,), str(dtype).removeprefix("torch."))
     changes = {"inputs": {"x": (spec, CPU), "t": (spec, CPU)}}
     program = TorchBackend().build(segment(model, Optimizer(name, lr=0.1), **changes))
-    given = torch.ones(8, 64, dtype=dtype), torch.full((8, 64), 5.0, dtype=dtype)
+    arguments = torch.ones(8, 64, dtype=dtype), torch.full((8, 64), 5.0, dtype=dtype)
     for _ in range(2):
-        _, _, pullback = program.forward_pullback(given)
+        _, _, pullback = program.forward_pullback(arguments)
         pullback((None,))
         program.optimizer_step()
     program.close()
@@ -107,15 +107,17 @@ class Halves(nn.Module):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_module_that_writes_by_a_function_spoils_no_other_reader(training: bool) -> None:
+def test_module_that_writes_by_a_function_spoils_no_other_reader(training: bool) -> None:
     operations = (
         Operation("n", nn.Identity(), ("x",), ("n",), CPU),
         Operation("half", Halves(), ("n",), ("half",), CPU),
         Operation("beside", nn.Identity(), ("n",), ("beside",), CPU),
     )
-    made = segment(nn.Identity(), Optimizer("sgd"), operations=operations, outputs=("n", "half", "beside"), groups=())
-    program = TorchBackend().build(made)
-    given = torch.full((2, 4), 4.0), torch.zeros(2, 4)
+    made_segment = segment(
+        nn.Identity(), Optimizer("sgd"), operations=operations, outputs=("n", "half", "beside"), groups=()
+    )
+    program = TorchBackend().build(made_segment)
+    arguments = torch.full((2, 4), 4.0), torch.zeros(2, 4)
     for _ in range(3):
-        n, half, beside = program.forward_pullback(given)[0] if training else program.forward(given)[0]
-        assert [float(one[0, 0]) for one in (n, half, beside)] == [4.0, 2.0, 4.0]
+        n, half, beside = program.forward_pullback(arguments)[0] if training else program.forward(arguments)[0]
+        assert [float(output[0, 0]) for output in (n, half, beside)] == [4.0, 2.0, 4.0]
