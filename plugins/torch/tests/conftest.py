@@ -1,4 +1,4 @@
-"""What the tests of the torch plugin share: the backend, and the one segment that most of them want."""
+"""Shared by the tests of the torch plugin: the backend, and a small segment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SequentialMLP and SequentialCNN: weights and names of their recipes, built when shapes are known; as in NumPy."""
+"""SequentialMLP and SequentialCNN: the weights and names of their specs, lazy building, and equality with NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole steps compiled, as torch really does it: one program with some of everything in it, asked many things."""
+"""Training steps compiled by torch itself, on one program that has a bit of everything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS, BATCH = 1000, 10
 
 
 class Table(nn.Module):
-    """Two words to one vector."""
+    """Two tokens to one vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Table(nn.Module):
 
 
 def models() -> dict[str, nn.Module]:
-    """Words and waves are joined behind a frozen layer, and judged twice."""
+    """Tokens and waves are concatenated behind a frozen layer, and have two losses."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         waves = nn.Sequential(
@@ -80,7 +80,7 @@ def segment(held: dict[str, nn.Module]) -> Segment:
 
 @dataclass
 class Programs:
-    """A plain and a compiled program over equal models, and their data."""
+    """An uncompiled and a compiled program over equal models, and their data."""
 
     plain: Any
     compiled: TorchProgram
@@ -131,7 +131,7 @@ def programs(backend: TorchBackend) -> Iterator[Programs]:
 
 @pytest.fixture(autouse=True)
 def fresh(programs: Programs) -> Iterator[None]:
-    """Both programs as they were."""
+    """Both programs in their initial state."""
     kept = [(program, program.snapshot()) for program in (programs.plain, programs.compiled)]
     yield
     for program, snapshot in kept:
@@ -164,7 +164,7 @@ def test_hundred_compiled_steps_equal_uncompiled_steps(programs: Programs) -> No
 def test_any_number_of_steps_and_a_partial_batch_are_trained(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is compiled anew, whatever the count; what does not fit is done in the plain way."""
+    """Nothing is recompiled for another number of steps; steps that do not fit are uncompiled."""
     for start, count, batch in (
         (0, 2, BATCH),
         (20, 7, BATCH),
@@ -212,7 +212,7 @@ def test_single_steps_snapshots_and_evaluation_see_current_values(programs: Prog
 
 
 def test_compiled_steps_notice_diverging_step_counts(programs: Programs) -> None:
-    """Parameters that were updated together may not be any more: then steps are plain, and right."""
+    """Parameters that were updated together may not be any more: then steps are uncompiled, and correct."""
     rows = [column[:BATCH] for column in programs.columns]
     without: list[Any] = [None, *rows[1:]]
     for program in (programs.plain, programs.compiled):
@@ -267,7 +267,7 @@ def test_b18_resident_steps_neither_wait_nor_transfer(
 def test_equal_program_reuses_the_compilation(
     programs: Programs, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also over other models; and what was compiled keeps none of them alive."""
+    """Also over other models, none of which compiled code keeps alive."""
     from torch._inductor import compile_fx
 
     monkeypatch.setattr(compile_fx, "compile_fx", lambda *args, **kwargs: pytest.fail("compiled anew"))
@@ -285,7 +285,7 @@ def test_equal_program_reuses_the_compilation(
 
 
 def test_changed_module_returns_to_uncompiled_steps(programs: Programs) -> None:
-    """What the compiled loop was made for holds no more: the steps are plain ones from then on, and right."""
+    """The compiled loop no longer fits: from then on, steps are uncompiled, and correct."""
     dropouts = [part for held in programs.held for part in held["waves"].modules() if isinstance(part, nn.Dropout)]
     for layer in dropouts:
         layer.p = 0.5

@@ -1,4 +1,4 @@
-"""The ways to compile steps with nothing compiled (the same Python, run as it is), and two as torch does it."""
+"""Compile strategies run as plain Python, and two compiled by torch itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RECIPES = [
 
 
 def python_loop(function: Any, carry: Any, xs: list[Tensor]) -> Any:
-    """What torch's scan does."""
+    """The semantics of torch's scan."""
     result = []
     for i in range(len(xs[0])):
         carry, outputs = function(carry, [x[i] for x in xs])
@@ -40,7 +40,7 @@ def python_loop(function: Any, carry: Any, xs: list[Tensor]) -> Any:
 
 @pytest.fixture
 def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled: functions run as they are written."""
+    """Functions run as plain Python."""
     monkeypatch.setattr(strategies, "torch_compile", lambda function, options: function)
     monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
     monkeypatch.setattr(toolchain_check, "scan", lambda: python_loop)
@@ -184,7 +184,7 @@ def test_module_that_writes_to_inputs_gets_copies(backend: TorchBackend, segment
 
 
 def test_compiled_loop_supports_micro_batches(backend: TorchBackend, segment_of: Make) -> None:
-    """A loop in the loop, with normalisation, whose statistics move with every part."""
+    """A loop inside the loop, with batch normalization, whose statistics change with every micro-batch."""
 
     def model() -> nn.Module:
         with torch.random.fork_rng():
@@ -202,7 +202,7 @@ def test_compiled_loop_supports_micro_batches(backend: TorchBackend, segment_of:
 def test_steps_are_unrolled_without_a_scan_operator(
     backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what is left over is done in the plain way; a loss of one's own is compiled, too."""
+    """Leftover steps are uncompiled; a custom loss is compiled, too."""
     monkeypatch.setattr(toolchain_check, "scan", lambda: None)
     monkeypatch.setattr(steps, "UNROLLED", 3)
     terms = (LossTerm("l", "a", Loss(nn.HuberLoss()), ("a", "y"), segment_of(mlp()).losses[0].device),)

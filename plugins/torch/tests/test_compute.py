@@ -1,4 +1,4 @@
-"""What models give, what they hold, and writing it back."""
+"""Shape inference, parameters, and the state of models."""
 
 from __future__ import annotations
 
@@ -109,6 +109,9 @@ def test_infer_error_quotes_torch_and_hints_at_the_dtype(backend: TorchBackend) 
         "Linear does not accept float64[3] per sample. "
         "Available: mat1 and mat2 must have the same dtype, but got Double and Float. Hint: "
         "provide float32 inputs if the dtype is the problem, or convert the model: model.to(torch.float64)."
+    )
+    assert backend.infer(nn.Linear(3, 2).to(torch.float64), [spec(3, dtype="float64")], 0) == (
+        spec(2, dtype="float64"),
     )
     with pytest.raises(ShapeError, match=r"float32\[4\] per sample.*\(2x4 and 3x2\).*Hint: correct the sizes"):
         backend.infer(nn.Linear(3, 2), [spec(4)], 0)
@@ -250,3 +253,4 @@ def test_load_state_checks_everything_before_writing(
 def test_state_of_bfloat16_raises_state_error(backend: TorchBackend) -> None:
     with pytest.raises(StateError, match=r"weight has dtype bfloat16, which NumPy lacks.*Hint: convert the"):
         backend.state(nn.Linear(1, 1, dtype=torch.bfloat16))
+    assert set(backend.state(nn.Linear(1, 1, dtype=torch.bfloat16).float())) == {"parameters/weight", "parameters/bias"}

@@ -1,4 +1,4 @@
-"""A chip for torch is a few lines of placement: exchange and training come with the backend it derives from."""
+"""A chip for torch is a few lines of placement; exchange and training are inherited."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anyaccel_torch.backend import TorchBackend
 
 
 class Chip(TorchBackend):
-    """Pretends to be a chip; torch calls it cpu."""
+    """A pretended chip; torch calls it cpu."""
 
     kinds = ("chip",)
 

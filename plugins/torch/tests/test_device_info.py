@@ -1,4 +1,4 @@
-"""Listing, naming and describing devices; what needs an accelerator runs on recorded calls."""
+"""Listing, naming and describing devices; accelerators are replaced by recorded calls."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_subclass_supports_another_chip() -> None:
 
 
 class Elsewhere(torch.Tensor):
-    """Says that it is on another device."""
+    """Claims to be on another device."""
 
     where: ClassVar = torch.device("cuda")
 

@@ -1,4 +1,4 @@
-"""Tensors from and to host memory, and from others through DLPack; and the memory capability."""
+"""Tensors from and to host memory and through DLPack; and the memory capability."""
 
 from __future__ import annotations
 
@@ -110,6 +110,8 @@ def test_to_host_converts_any_layout(backend: TorchBackend) -> None:
 def test_to_host_of_unsupported_dtypes_raises_move_error(backend: TorchBackend, tensor: torch.Tensor) -> None:
     with pytest.raises(MoveError, match=r"NumPy cannot hold a tensor of torch\..*Hint: convert it first: tensor.float"):
         backend.to_host(tensor)
+    converted = tensor.to_dense() if tensor.is_sparse else tensor.float()
+    assert backend.to_host(converted).sum() == 2
 
 
 # -- adopt -----------------------------------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def test_staging_buffer_of_the_cpu_is_pageable_and_copied_once(backend: TorchBac
 
 
 class Cuda:
-    """What is asked of torch.cuda, in its order; copies are made on the CPU."""
+    """Records the calls of torch.cuda in order; copies are made on the CPU."""
 
     def __init__(self, calls: list[str]) -> None:
         self.told = calls
@@ -267,7 +269,7 @@ class Cuda:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A GPU of which only the order of events is real."""
+    """A GPU of which only the order of calls is real."""
     calls: list[str] = []
     module = Cuda(calls)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)

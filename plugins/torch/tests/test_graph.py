@@ -1,4 +1,4 @@
-"""Graphs of torch modules from end to end, as a user builds them."""
+"""Graphs of torch modules, end to end, as users build them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_graph_trains_the_users_module_in_place() -> None:
 
 
 def test_continued_run_equals_an_uninterrupted_run() -> None:
-    """Dropout, batch statistics, Adam's moments, a schedule and the order of batches all go on."""
+    """Dropout, batch statistics, Adam's moments, a schedule and the order of batches all continue."""
     optimizer = aa.Optimizer("adamw", lr=1e-2, schedule=aa.Schedule("cosine", steps=40), clip_norm=0.5)
     source = data()
     whole = graph(source, seeded_net(), optimizer)
@@ -159,7 +159,7 @@ def test_frozen_graph_raises_phase_error() -> None:
 
 
 def test_epoch_transfers_its_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted by patched conversions, not by our own books (design, section 9)."""
+    """Counted by patched conversions, independently of anyaccel's own counters."""
     counts: dict[str, int] = {}
 
     def counted(owner: Any, name: str) -> None:
@@ -172,7 +172,7 @@ def test_epoch_transfers_its_order_only(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(owner, name, wrapper)
 
     class Counting(aa.Callback):
-        """Watches the second of three epochs: all programs are warm, nothing of the end has begun."""
+        """Watches the second of three epochs: programs are warm, and nothing is finalized yet."""
 
         def epoch_start(self, run: Any) -> None:
             if run.epoch == 1:
@@ -236,7 +236,7 @@ def test_missing_target_lists_the_columns() -> None:
 
 
 def test_in_place_activation_changes_no_shared_values() -> None:
-    """Design, section 7: the loss, a second reader and the kept outputs see what the encoder gave."""
+    """The loss, a second reader and the kept outputs see what the encoder returned."""
     source = data(dtype="float32")
     shared = source.reference(targets=["y"])
     inplace = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(6, 1))

@@ -1,4 +1,4 @@
-"""Losses by the formulas of docs/reference/formulas.md, as means and as exact sums with weights."""
+"""Losses follow docs/reference/formulas.md, as means and as exact sums with weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether modules write to their inputs, and how they read images."""
+"""Whether modules write to their inputs, and their image layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGE = [TensorSpec((3, 6, 6), "float32")]
 
 
 class InPlace(nn.Module):
-    """Writes by a function, which no attribute tells of."""
+    """Writes through a function, which no attribute shows."""
 
     def __init__(self) -> None:
         super().__init__()

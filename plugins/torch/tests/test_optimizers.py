@@ -1,4 +1,4 @@
-"""Optimizers by the formulas of docs/reference/formulas.md, against torch's own, and their state between phases."""
+"""Optimizers follow docs/reference/formulas.md and torch's own, and their state continues between phases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gradients(step: int, like: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def by_formula(recipe: Optimizer, values: dict[str, np.ndarray], steps: int) -> dict[str, np.ndarray]:
-    """The formulas, written again and plainly."""
+    """The formulas in plain NumPy."""
     values, slots = {name: value.copy() for name, value in values.items()}, {}
     torch_settings = dict(recipe.settings)
     for t in range(1, steps + 1):
@@ -196,7 +196,7 @@ def group_of_three(recipe: Optimizer) -> tuple[GroupOptimizer, dict[str, dict[st
 
 
 def step_nodes(group: GroupOptimizer, members: dict[str, dict[str, nn.Parameter]], nodes: str) -> dict[str, float]:
-    """How far each node goes in a step that reaches some of them with a gradient of one."""
+    """How far each node moves in a step in which some of them have a gradient of one."""
     before = {node: named["w"].detach().clone() for node, named in members.items()}
     for node, named in members.items():
         named["w"].grad = torch.ones_like(named["w"]) if node in nodes else None
@@ -218,7 +218,7 @@ def test_learning_rate_follows_the_steps_of_each_node() -> None:
 
 
 class Counted(torch.optim.SGD):
-    """Writes down how many parameters each of its groups has at each step."""
+    """Records how many parameters each of its groups has at each step."""
 
     steps: ClassVar[list[list[int]]] = []
 
@@ -228,7 +228,7 @@ class Counted(torch.optim.SGD):
 
 
 def test_nodes_with_equal_steps_are_updated_together() -> None:
-    """A schedule costs one kernel for all of them, as no schedule does."""
+    """With a schedule, too, one kernel updates all of them."""
     Counted.steps.clear()
     group, members = group_of_three(Optimizer(Counted, lr=0.1, schedule=Schedule("exponential", rate=0.5)))
     for nodes in ("abc", "abc", "b", "abc"):
@@ -237,7 +237,7 @@ def test_nodes_with_equal_steps_are_updated_together() -> None:
 
 
 class Halves(torch.optim.SGD):
-    """Makes groups of its own of its parameters, as optimizers do that treat some of them otherwise."""
+    """Splits its parameters into groups of its own."""
 
     def __init__(self, params: Any, lr: float) -> None:
         first, *others = params

@@ -63,6 +63,8 @@ def test_place_packed_sequences_leaves_their_sizes_on_the_host() -> None:
 def test_placing_a_meta_model_raises_move_error(backend: TorchBackend) -> None:
     with pytest.raises(MoveError, match=r"Linear on cpu:0: a tensor on torch's meta device has no values.*to_empty"):
         backend.place(nn.Linear(1, 1, device="meta"), CPU)
+    allocated = nn.Linear(1, 1, device="meta").to_empty(device="cpu")  # what the hint says
+    assert backend.device_of(backend.place(allocated, CPU)) == CPU
 
 
 def stepped_optimizer(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
@@ -73,7 +75,7 @@ def stepped_optimizer(model: nn.Module, **settings: Any) -> torch.optim.Optimize
 
 
 def moved_in_place(model: nn.Module) -> None:
-    """As a move to an accelerator does; to the meta device, torch makes new parameters."""
+    """As a move to an accelerator does; a move to the meta device creates new parameters."""
     model.zero_grad()
     for parameter in model.parameters():
         torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().to("meta")))
@@ -182,7 +184,7 @@ def test_unsupported_dtype_raises_move_error() -> None:
             act(torch.zeros(1, dtype=torch.float64), CPU)
     with pytest.raises(MoveError, match="cannot hold float64"):
         NoDouble().place(nn.Linear(1, 1, dtype=torch.float64), CPU)
-    assert NoDouble().move(torch.zeros(1), CPU).dtype == torch.float32
+    assert NoDouble().move(torch.zeros(1, dtype=torch.float64).float(), CPU).dtype == torch.float32
 
 
 # -- scope, synchronize, faults --------------------------------------------------------------------------------------

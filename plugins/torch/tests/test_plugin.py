@@ -1,4 +1,4 @@
-"""What the plugin offers, and that it imports torch only when it is needed."""
+"""The plugin's public names and hook, and that it imports torch lazily."""
 
 from __future__ import annotations
 

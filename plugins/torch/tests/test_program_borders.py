@@ -1,4 +1,4 @@
-"""What other frameworks lend to torch stays as it is, and numbers of 16 bits learn."""
+"""Memory of other frameworks is not changed, and 16-bit parameters are trained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = Device("cpu")
 
 
 def segment(model: nn.Module, optimizer: Optimizer, **changes: Any) -> Segment:
-    """`x [4] -> n`, judged against `t`."""
+    """`x [4] -> n`, with a loss against `t`."""
     spec = TensorSpec((4,), "float32")
     arguments: dict[str, Any] = {
         "label": "s",
@@ -33,7 +33,7 @@ def segment(model: nn.Module, optimizer: Optimizer, **changes: Any) -> Segment:
 
 
 class Sometimes(nn.Module):
-    """Writes to what it is given if that is large."""
+    """Writes to its input if that is large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,10 +54,17 @@ def test_module_that_starts_to_write_to_its_input_raises_phase_error() -> None:
         "a module of segment 's' has written to its input 'x', which it did not do in the first batch; others may read "
         "that memory. Hint: copy the input before writing to it: x = x.clone()."
     )
+    copying = Sometimes()
+    copying.register_forward_pre_hook(lambda _, arguments: (arguments[0].clone(),))
+    program = TorchBackend().build(segment(copying, Optimizer("sgd")))
+    program.forward((torch.zeros(2, 4), target))
+    large = torch.full((2, 4), 3.0)
+    program.forward((large, target))
+    assert (large == 3.0).all()
 
 
 class Own(nn.Module):
-    """Gives a view of its parameter, whose gradient then is a view of the cotangent."""
+    """Returns a view of its parameter, whose gradient then is a view of the cotangent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +91,7 @@ def test_clipping_writes_to_no_cotangent(scale: Any) -> None:
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_all_16_bit_parameters_are_trained(name: str, dtype: torch.dtype) -> None:
-    """torch's fused SGD on the CPU leaves whole blocks of them as they are."""
+    """torch's fused SGD on the CPU leaves whole blocks of them unchanged."""
     model = nn.Linear(64, 64).to(dtype)
     before = model.weight.detach().clone()
     spec = TensorSpec((64,), str(dtype).removeprefix("torch."))
@@ -100,7 +107,7 @@ def test_all_16_bit_parameters_are_trained(name: str, dtype: torch.dtype) -> Non
 
 
 class Halves(nn.Module):
-    """Writes to its input, and says so nowhere."""
+    """Writes to its input, which no attribute shows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mul_(0.5)

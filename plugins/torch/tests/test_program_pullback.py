@@ -1,4 +1,4 @@
-"""Forward, pullback and apply, one by one."""
+"""Forward, pullback and optimizer step, one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated torch devices, each test in a process of its own: torch cannot be rid of them again."""
+"""Simulated torch devices, each test in a process of its own, as they cannot be removed from torch."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def child(*arguments: str, simulate: str | None = "2") -> subprocess.CompletedPr
 
 
 def output_of(program: str, simulate: str | None = "2") -> str:
-    """What a program prints, which must end well."""
+    """What a program prints; it must succeed."""
     done = child("-W", "error", "-c", program, simulate=simulate)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def run_tests(name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """The tests of a file beside this one, all of which must pass, and none be skipped."""
+    """Run the tests of a file beside this one, all of which must pass."""
     done = child("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *options, str(HERE / name))
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
 def test_torch_passes_the_conformance_kit_on_two_simulated_devices(tmp_path: Path) -> None:
-    """All of it: with two devices there is nothing that cannot be tested."""
+    """All of it: with two devices, no test is skipped."""
     card = tmp_path / "card"
     run_tests("test_simulated_kit.py", "-p", "anyaccel.testing.json_report", f"--anyaccel-report={card}")
     lines = [json.loads(line) for line in card.read_text("utf-8").splitlines()]

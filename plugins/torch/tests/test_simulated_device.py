@@ -1,4 +1,4 @@
-"""The simulated device itself: it computes as the CPU does, and keeps books.
+"""The simulated device itself: it computes as the CPU does, and counts memory, transfers and waits.
 
 Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
@@ -86,7 +86,7 @@ def test_values_and_gradients_equal_those_of_the_cpu(name: str) -> None:
 
 
 def test_inference_mode_and_graph_copies_work() -> None:
-    """There, torch hands over whole operators that it takes apart otherwise."""
+    """In inference mode, torch dispatches whole operators that it decomposes otherwise."""
     model, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
     with torch.no_grad():
         expected = model(x)[0]
@@ -148,7 +148,7 @@ def test_b2_placed_optimizer_has_its_step_on_the_host() -> None:
 
 
 def test_module_keeps_its_parameters_when_moved() -> None:
-    """As on a GPU: an optimizer, and a module that shares a parameter, see it move."""
+    """As on a GPU, an optimizer and a module that shares a parameter see it move."""
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     other.weight = model.weight
     both, before = nn.ModuleList([model, other]), [model.weight, model.bias]

@@ -1,4 +1,4 @@
-"""Plugins with faults that only show where there is more than the CPU: the kit finds them on a simulated device.
+"""Plugins with faults that only show on other devices than the CPU: the kit finds them on a simulated device.
 
 Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
@@ -43,7 +43,7 @@ simulated.start(2)
 
 
 class LeavesBuffers:
-    """`place` takes parameters along and forgets buffers."""
+    """`place` moves parameters and forgets buffers."""
 
     def place(self, obj: Any, device: Device) -> Any:
         placed = super().place(obj, device)  # type: ignore[misc]
@@ -54,14 +54,14 @@ class LeavesBuffers:
 
 
 class OrdersOnTheHost:
-    """`gather_rows` brings the order to the host, where it came from."""
+    """`gather_rows` copies the order to the host."""
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         return column[start:stop] if order is None else column.index_select(0, order[start:stop].cpu())
 
 
 class NeverBack:
-    """`to_host` takes it that all memory is the host's."""
+    """`to_host` assumes that all memory is the host's."""
 
     def to_host(self, tensor: Any) -> Any:
         return tensor.detach().numpy()
@@ -168,7 +168,7 @@ FAULTS: dict[str, tuple[Fault, Callable[..., None], type[Exception], str]] = {
 
 
 def run_kit_test(name: str, base: type[TorchBackend], patch: pytest.MonkeyPatch) -> None:
-    """The test of the kit that finds a fault, over a backend that has it."""
+    """Run the test of the kit that finds a fault over a backend that has it."""
     fault, test = FAULTS[name][:2]
     cls: Any = base
     if isinstance(fault, type):

@@ -1,4 +1,4 @@
-"""Graphs over two simulated torch devices, as a user builds them; what they give is compared with the CPU.
+"""Graphs over two simulated torch devices, compared with the CPU.
 
 Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
@@ -48,7 +48,7 @@ def data() -> aa.FeatureSet:
 
 
 def encoder(dropout: float = 0.0) -> nn.Module:
-    """No bias before the batch norm: its gradient is nothing but rounding, which Adam makes large."""
+    """No bias before the batch norm: its gradient is mere rounding, which Adam amplifies."""
     layers = nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(dropout)
     return nn.Sequential(*layers)
 
@@ -80,7 +80,7 @@ def run(model_graph: aa.ModelGraph, *phases: Any) -> Any:
 
 
 def places(model_graph: aa.ModelGraph, node: str) -> set[str]:
-    """Where the node's values and its optimizer state are."""
+    """The devices of a node's values and optimizer state."""
     module, state = model_graph[node].model, model_graph.optimizer_states[node]
     held = [
         *module.parameters(),
@@ -123,7 +123,7 @@ def test_two_devices_train_as_the_cpu(name: str, where: tuple[str, str]) -> None
 
 
 def test_two_devices_of_a_backend_are_one_segment() -> None:
-    """So that torch's own autograd crosses, and many steps run in one call."""
+    """So torch's autograd crosses devices, and many steps run in one call."""
     source = data()
     plans = [aa.Experiment("t", graph(source, where)).plan(training()) for where in ((ONE, TWO), ("cpu", TWO))]
     assert [[part.nodes for part in plan.parts] for plan in plans] == [[("encoder", "head")], [("encoder",), ("head",)]]
@@ -133,7 +133,7 @@ def test_two_devices_of_a_backend_are_one_segment() -> None:
 
 
 def test_dropout_equals_that_of_the_cpu() -> None:
-    """Each simulated device has a generator of its own, of the CPU's kind and started from the same key."""
+    """Each simulated device has a generator like the CPU's, seeded with the same key."""
     source = data()
     actual, expected = graph(source, (ONE, TWO), dropout=0.3), graph(source, (None, None), dropout=0.3)
     np.testing.assert_allclose(run(actual, training()).loss, run(expected, training()).loss, rtol=1e-6)
@@ -239,7 +239,7 @@ def test_predictions_equal_those_of_the_cpu() -> None:
 
 
 class Books(aa.Callback):
-    """What each device had moved and waited for at the end of each epoch."""
+    """Transfers and waits of each device at the end of each epoch."""
 
     def __init__(self) -> None:
         self.lines: list[list[tuple[int, int, int, int]]] = []
@@ -308,7 +308,7 @@ def test_segment_on_a_device_and_the_cpu_is_crossed_by_torch() -> None:
 
 
 class Forgetful(nn.Module):
-    """Makes a tensor on the CPU, as is forgotten easily: on the CPU it works."""
+    """Creates a tensor on the CPU, a frequent mistake that works on the CPU."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ class Forgetful(nn.Module):
 
 
 class Returning(nn.Module):
-    """Brings its output to the CPU."""
+    """Moves its output to the CPU."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -451,7 +451,7 @@ def test_framework_agnostic_code_finds_the_devices() -> None:
 
 
 def test_head_of_another_framework_receives_through_host_memory() -> None:
-    """Also where both call their device sim:0: the word is the same, the memory is not."""
+    """Also if both call their device sim:0: same name, different memory."""
 
     def model_graph(first: str | None, second: str | None) -> aa.ModelGraph:
         source = data()
@@ -472,7 +472,7 @@ def test_head_of_another_framework_receives_through_host_memory() -> None:
 
 @pytest.mark.parametrize("where", [(ONE, TWO), ("cpu", TWO), (TWO, "cpu")], ids="-".join)
 def test_out_of_memory_anywhere_frees_memory_at_once(where: tuple[str, str]) -> None:
-    """Wherever it ends, it is told as ours, and no graph is left that would keep a model from being moved."""
+    """Wherever memory runs out, it is an OutOfMemoryError, and no autograd graph stays alive."""
     source, message = data(), set()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""What the simulated device refuses: what a GPU does, on the way back, too. A green run means something by that.
+"""The simulated device refuses what a GPU refuses, in the backward pass, too.
 
 Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
@@ -160,7 +160,7 @@ def test_no_page_locked_memory_is_simulated() -> None:
 
 
 class Custom(torch.autograd.Function):
-    """Its way back is what a test says."""
+    """Its backward is given by the test."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
@@ -187,7 +187,7 @@ def failing(_: Tensor) -> Tensor:
     ids=["mixed", "own", "index"],
 )
 def test_errors_in_the_backward_pass_are_raised(device: str, back: Any, error: type[Exception], message: str) -> None:
-    """In torch itself, an error of Python ends the process there."""
+    """In plain torch, a Python error would end the process there."""
     with pytest.raises(error, match=message):
         Custom.apply(ones(device, requires_grad=True), back).sum().backward()
     x = ones(device, requires_grad=True)

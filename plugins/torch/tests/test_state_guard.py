@@ -1,4 +1,4 @@
-"""What a program borrows from the user, and gives back as it was."""
+"""State of the user's modules that a program changes and restores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be compiled, and why; what is not compiled at all; and what an interrupt leaves."""
+"""Steps that cannot be compiled, estimates, and what an interrupt leaves."""
 
 # ruff: noqa: SLF001  (measured times are set)
 
@@ -51,7 +51,7 @@ def compile(backend: TorchBackend, segment: Segment, data: Data, batch: int = 4,
 
 @pytest.fixture
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions run as they are written."""
+    """Functions run as plain Python."""
     monkeypatch.setattr(strategies, "torch_compile", lambda function, options: function)
     monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
     monkeypatch.setattr(toolchain_check, "scan", lambda: None)
@@ -220,7 +220,7 @@ def test_slower_or_wrong_compiled_steps_raise_compile_error(
 def test_estimates_depend_on_model_and_cache(
     backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A small model is worth it, one that computes long is not; what is on disk, or compiled already, takes less."""
+    """Small models pay, heavy ones do not; cached compilations take less time."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(estimate, "_compile_seconds", {})
     monkeypatch.setattr(estimate, "_operation_seconds", lambda: 1e-6)
@@ -290,6 +290,6 @@ print(bool(np.isfinite(found.loss)), "torch._dynamo" in sys.modules)
 
 
 def test_inference_and_evaluation_import_no_compiler() -> None:
-    """Torch's optimizers do, by themselves."""
+    """torch's optimizers import it by themselves."""
     done = subprocess.run([sys.executable, "-c", EVALUATED], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "True False"

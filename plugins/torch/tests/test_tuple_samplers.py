@@ -1,4 +1,4 @@
-"""Pairs, triplets and samplers that take turns, with torch's own losses, against loops written by hand."""
+"""Pair, triplet and alternating samplers with torch's losses, against loops by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 24
 
 @pytest.fixture
 def source() -> aa.FeatureSet:
-    """Two kinds of rows, as a tag of text and as a target."""
+    """Two kinds of rows, as a text column and as a target."""
     drawn = np.random.default_rng(0)
     kinds = np.arange(ROWS) % 2
     x = (drawn.normal(size=(ROWS, 3)) + 2 * kinds[:, None]).astype("float32")
@@ -25,7 +25,7 @@ def source() -> aa.FeatureSet:
 
 
 def towers(source: aa.FeatureSet, *streams: str | None) -> tuple[aa.ModelGraph, nn.Module]:
-    """One model, once for each stream."""
+    """One model, applied to each stream."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     nodes = [aa.ModelNode(f"n{i}", model, source.reference(stream=stream)) for i, stream in enumerate(streams)]
@@ -33,7 +33,7 @@ def towers(source: aa.FeatureSet, *streams: str | None) -> tuple[aa.ModelGraph, 
 
 
 def by_hand(model: nn.Module, source: aa.FeatureSet, sampler: Any, loss: Any, epochs: int) -> list[float]:
-    """The same in plain torch; `loss` is called with outputs and rows of each stream."""
+    """The same in plain torch; `loss` takes the outputs and rows of each stream."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     x, drawn, result = torch.tensor(source.array("x")), sampler.epoch_orders({"data": source}), []
     for epoch in range(epochs):
@@ -67,7 +67,7 @@ def test_triplet_losses_train_as_by_hand(loss: Any, listened: bool, source: aa.F
 
     class Listener(aa.Callback):
         def step_end(self, run: Any) -> None:
-            """Makes every step a call of its own."""
+            """One call per step."""
 
     phase = aa.TrainPhase(
         "t",
@@ -145,7 +145,7 @@ def test_alternating_samplers_equal_two_phases(optimizer: Any) -> None:
 
 @pytest.mark.parametrize("schedule", ["alternate_strict", "zip_strict"])
 def test_shared_model_continues_in_a_second_phase(schedule: str) -> None:
-    """As in one phase of as many epochs: its moments and its count of steps are kept, once."""
+    """As in one phase of as many epochs: its moments and step count continue."""
     drawn = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
     sets = [aa.FeatureSet.from_dict(name, {"x": drawn, "y": drawn[:, :1]}, ["x"], ["y"]) for name in "ab"]
     graphs = []

@@ -1,4 +1,4 @@
-"""What the tests of Keras models share; importing it skips the test that does, where Keras does not run on torch."""
+"""Shared by the tests of Keras models; importing it skips the module unless Keras runs on torch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ layers = keras.layers
 
 
 def dropout_layers() -> list[Any]:
-    """Random numbers as Keras draws them on torch: from torch's generator, or, with a seed, from a state of its own."""
+    """Dropout that draws from torch's generator, and, with a seed, from a state of its own."""
     return [layers.Dropout(0.3), layers.Dropout(0.3, seed=3)]
 
 
 class Net(keras.Model):
-    """Layers in attributes, lists and dicts, and a call that knows nothing of training."""
+    """Layers in attributes, lists and dicts, and a call without a training argument."""
 
     def __init__(self) -> None:
         super().__init__()

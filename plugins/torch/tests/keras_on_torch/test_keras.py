@@ -1,4 +1,4 @@
-"""Keras models that run on torch: trained as Keras's users expect, and what they hold by name."""
+"""Keras models that run on torch: training, and what they hold by name."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_frozen_layer_is_not_trained(backend: TorchBackend, segment_of: Make, da
 
 @pytest.mark.parametrize("alone", [True, False], ids=["a model", "a layer in a module"])
 def test_added_losses_contribute_to_gradients(backend: TorchBackend, segment_of: Make, data: Data, alone: bool) -> None:
-    """Those of this call, and no older ones; the loss that is told is without them."""
+    """Those of this call only; the reported loss is without them."""
     x, y, _ = data
 
     def gradients(weight: float | None) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
@@ -133,7 +133,7 @@ def test_added_losses_contribute_to_gradients(backend: TorchBackend, segment_of:
 
 
 class Mixed(nn.Module):
-    """A module as torch's users write it, with Keras layers in it."""
+    """A torch module with Keras layers in it."""
 
     def __init__(self, training_argument: bool | None = None) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Mixed(nn.Module):
 
 
 def test_keras_layers_inside_a_module_train(backend: TorchBackend, segment_of: Make, data: Data) -> None:
-    """Told by the module's own mode: dropout drops, and the statistics move; in evaluation neither."""
+    """By the module's mode: dropout and moving statistics act in training only."""
     x, y, order = data
     model = initialized(backend, Mixed())
     before = backend.state(model)
@@ -174,7 +174,7 @@ def test_training_argument_of_the_module_takes_precedence(backend: TorchBackend,
 
 
 def test_torch_modules_inside_keras_layers_train(backend: TorchBackend, segment_of: Make, data: Data) -> None:
-    """Torch sees nothing of what is in a list of Keras's; names, snapshots and modes have it all the same."""
+    """torch does not see modules in a Keras list; names, snapshots and modes include them."""
     x, y, order = data
     inner = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
     model = initialized(backend, keras.Sequential([layers.TorchModuleWrapper(inner), layers.Dense(1)]))
@@ -208,7 +208,7 @@ def test_snapshot_includes_keras_states(backend: TorchBackend, segment_of: Make,
 
 
 def test_close_restores_the_seeds(backend: TorchBackend, segment_of: Make, data: Data) -> None:
-    """As torch's own random state; the moving statistics stay as they were learned."""
+    """Like torch's own random state; learned moving statistics are kept."""
     x, y, order = data
     model, seed = initialized(backend, mixed_model()), "buffers/layers.3.seed_generator.state"
     before = backend.state(model)
@@ -223,7 +223,7 @@ def test_close_restores_the_seeds(backend: TorchBackend, segment_of: Make, data:
 
 
 def test_variables_of_one_path_get_distinct_names(backend: TorchBackend) -> None:
-    """Keras shows torch one parameter for each path of names, which users may give twice; here all are kept."""
+    """Keras shows torch one parameter per path, and users may give a path twice; here all are kept."""
 
     class Twice(keras.Model):
         def __init__(self) -> None:

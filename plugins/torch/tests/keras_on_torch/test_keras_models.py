@@ -1,4 +1,4 @@
-"""Keras models that run on torch: built from a seed, called, placed, and the recipes that go with them."""
+"""Keras models that run on torch: built from a seed, called, placed, with losses and optimizers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_state_of_an_unbuilt_model_raises_state_error(backend: TorchBackend) -> 
 
 
 class Attending(keras.Model):
-    """Makes layers, and draws their seeds, while it is built."""
+    """Creates layers, and draws their seeds, while it is built."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def test_dtype_and_data_format_are_known(backend: TorchBackend) -> None:
 
 
 def test_large_keras_models_are_run_on_values(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy without values cannot be had of Keras."""
+    """Keras models cannot be copied without values."""
     model = initialized(backend, mixed_model())
     before, copies = backend.state(model), []
     monkeypatch.setattr(shape_inference, "LARGE_BYTES", 1)
@@ -176,7 +176,7 @@ def test_large_keras_models_are_run_on_values(backend: TorchBackend, monkeypatch
 
 
 def test_keras_device_scope_does_not_matter(backend: TorchBackend, segment_of: Make, data: Data) -> None:
-    """Keras moves inputs to its own device, which is CUDA where there is one: a program says where before it calls."""
+    """Keras moves inputs to its own device, CUDA if there is one, unless a device scope says otherwise."""
     x, y, order = data
     model = initialized(backend, mixed_model())
     program = backend.build(segment_of(model, loss=keras.losses.MeanSquaredError()))
@@ -186,7 +186,7 @@ def test_keras_device_scope_does_not_matter(backend: TorchBackend, segment_of: M
 
 
 def test_move_to_meta_raises_move_error(backend: TorchBackend) -> None:
-    """To `meta`, where torch would make new parameters, of which Keras's variables would not know."""
+    """On a move to `meta`, torch creates new parameters, which Keras's variables would not see."""
     model = initialized(backend, mixed_model())
     before = backend.state(model)
     with pytest.raises(MoveError, match=r"Sequential cannot be moved to meta.*inside keras.device"):
