@@ -42,8 +42,8 @@ def losses(backend: Any, model: Any, x: TensorSpec, width: int, optimizer: aa.Op
     program = backend.build(segment(model, x, width, optimizer))
     program.seed(1)
     columns = [backend.from_host(inputs, CPU), backend.from_host(targets, CPU)]
-    found = [np.asarray(program.steps(columns, [order, order], 0, 6, batch))[:6] for _ in range(5)]
-    program.release()
+    found = [np.asarray(program.train_steps(columns, [order, order], 0, 6, batch))[:6] for _ in range(5)]
+    program.close()
     return np.concatenate(found)
 
 

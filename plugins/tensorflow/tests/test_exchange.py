@@ -151,10 +151,10 @@ def test_to_host_shares_memory_on_the_cpu_and_lets_nobody_write(backend: TensorF
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tf.constant(["text"]), "a tensor of string"),
+        (lambda: tf.constant(["text"]), "a tensor of dtype string"),
         (lambda: tf.sparse.from_dense([[0.0, 1.0]]), "a SparseTensor.*tf.sparse.to_dense"),
         (lambda: tf.ragged.constant([[1.0], []]), "a RaggedTensor.*to_tensor"),
-        (lambda: tf.Variable(1.0).handle, "a tensor of resource"),
+        (lambda: tf.Variable(1.0).handle, "a tensor of dtype resource"),
     ],
     ids=["text", "sparse", "ragged", "resource"],
 )
@@ -278,7 +278,7 @@ STRANGE = [object(), 3, "text", Refusing(), Elsewhere(aligned(64)), Wide(aligned
 
 @pytest.mark.parametrize("foreign", STRANGE, ids=lambda one: type(one).__name__)
 def test_what_cannot_be_taken_over_is_told(backend: TensorFlowBackend, foreign: Any) -> None:
-    with pytest.raises(MoveError, match=r"TensorFlow cannot take over a .* through DLPack.*from_host"):
+    with pytest.raises(MoveError, match=r"TensorFlow cannot import a .* through DLPack.*from_host"):
         backend.from_dlpack(foreign, CPU)
 
 

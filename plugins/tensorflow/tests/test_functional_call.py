@@ -110,7 +110,7 @@ def by_hand(model: Any, batches: list[slice], device: str) -> list[float]:
 def _named(model: Any) -> list[tuple[str, Any]]:
     from anyaccel_tensorflow import variables
 
-    return [(name, variables.inner(one)) for name, one in variables.held(model).parameters.items()]
+    return [(name, variables.tf_variable(v)) for name, v in variables.model_variables(model).parameters.items()]
 
 
 @pytest.mark.parametrize("device", [CPU, SECOND], ids=str)
@@ -281,7 +281,7 @@ def test_a_mistake_in_a_call_is_told_with_its_words(backend: TensorFlowBackend) 
         def __call__(self, x: Any) -> Any:
             return x.no_such_thing
 
-    with pytest.raises(ShapeError, match=r"Wrong does not take float32\[3\].*no_such_thing.*mend the model's call"):
+    with pytest.raises(ShapeError, match=r"Wrong does not accept float32\[3\].*no_such_thing.*fix the model's code"):
         backend.infer(Wrong(), [X], 0)
 
 

@@ -27,7 +27,7 @@ def run(code: str) -> str:
 def test_neither_the_import_nor_the_backend_imports_tensorflow_or_keras() -> None:
     code = (
         "import sys, anyaccel_tensorflow; found = anyaccel_tensorflow.backends(); dir(anyaccel_tensorflow);"
-        "print(len(found), found[0].framework, found[0].roots, {'tensorflow', 'keras'} & set(sys.modules))"
+        "print(len(found), found[0].framework, found[0].import_roots, {'tensorflow', 'keras'} & set(sys.modules))"
     )
     assert run(code) == "1 tensorflow ('tensorflow', 'keras') set()"
 
@@ -74,7 +74,7 @@ def test_the_registry_tells_why_a_gpu_is_missing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda word: [])
     registry = Registry(_Nothing, list)
     registry.register(anyaccel_tensorflow, "tensorflow")
-    with pytest.raises(DeviceUnavailableError, match=r"gpu:0 is not on this machine .*built without support for GPUs"):
+    with pytest.raises(DeviceUnavailableError, match=r"gpu:0 is not on this machine .*built without GPU support"):
         registry.serving("tensorflow", Device("gpu"))
 
 

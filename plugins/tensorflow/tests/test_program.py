@@ -12,12 +12,13 @@ import pytest
 import tensorflow as tf
 
 import anyaccel as aa
+from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError, OutOfMemoryError, SpecError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel_tensorflow import SequentialMLP
 from anyaccel_tensorflow.backend import TensorFlowBackend
-from anyaccel_tensorflow.error_translation import first_line, telling
+from anyaccel_tensorflow.error_translation import first_line, translate_errors
 from anyaccel_tensorflow.ops import TensorFlowOps
 from anyaccel_tensorflow.program import TensorFlowProgram
 
@@ -223,9 +224,9 @@ def test_nothing_is_traced_anew_from_step_to_step(
             return x @ self.w
 
     class Own(SequentialMLP):
-        def _through(self, *given: Any) -> Any:
+        def _features(self, *given: Any) -> Any:
             traces.append(1)
-            return super()._through(*given)
+            return super()._features(*given)
 
     model = {
         "mlp": lambda: Own(dropout=0.1),
@@ -263,9 +264,7 @@ def test_nothing_is_traced_anew_from_step_to_step(
 
 
 def test_more_steps_than_fit_in_one_loop(backend: TensorFlowBackend, segment_of: Callable[..., Segment]) -> None:
-    from anyaccel_tensorflow import step_loop
-
-    count = step_loop.MOST + 3
+    count = MAX_STEPS_PER_CALL + 3
     found = []
     for calls in ([count], [200, count - 200]):
         model = mlp(backend)
@@ -398,8 +397,8 @@ def test_a_missing_device_is_told_before_anything_is_computed(backend: TensorFlo
 
 
 def test_a_lack_of_memory_is_told_by_name() -> None:
-    told = r"no room for a batch\. Available: OOM when allocating\. Hint: use smaller"
-    with pytest.raises(OutOfMemoryError, match=told), telling("a batch"):
+    told = r"out of memory: no room for a batch\. Available: OOM when allocating\. Hint: use smaller"
+    with pytest.raises(OutOfMemoryError, match=told), translate_errors("a batch"):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\n\t [[{{node x}}]]")
 
 
@@ -407,7 +406,7 @@ def test_a_device_that_tensorflow_lacks_is_told_by_name() -> None:
     told = r"a batch: TensorFlow has no such device. Available: .*CPU:2"
     tf.config.set_soft_device_placement(False)
     try:
-        with pytest.raises(DeviceUnavailableError, match=told), telling("a batch"), tf.device("/GPU:3"):
+        with pytest.raises(DeviceUnavailableError, match=told), translate_errors("a batch"), tf.device("/GPU:3"):
             tf.constant([1.0])
     finally:
         tf.config.set_soft_device_placement(True)
@@ -419,14 +418,14 @@ def test_inputs_on_different_devices_are_told_by_name() -> None:
     told = r"a batch: its inputs are on different devices.*anyaccel.move"
     tf.config.experimental.set_device_policy("explicit")
     try:
-        with pytest.raises(MoveError, match=told), telling("a batch"), tf.device("/CPU:2"):
+        with pytest.raises(MoveError, match=told), translate_errors("a batch"), tf.device("/CPU:2"):
             there + there
     finally:
         tf.config.experimental.set_device_policy("silent")
 
 
 def test_other_errors_pass() -> None:
-    with pytest.raises(tf.errors.NotFoundError, match="other"), telling("a batch"):
+    with pytest.raises(tf.errors.NotFoundError, match="other"), translate_errors("a batch"):
         raise tf.errors.NotFoundError(None, None, "other")
 
 

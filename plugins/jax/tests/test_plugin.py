@@ -38,7 +38,7 @@ def test_training_a_model_of_ours_imports_no_library() -> None:
     code = (
         "import sys, numpy as np, anyaccel_jax; from anyaccel.device import Device; from anyaccel.segment import *;"
         "b = anyaccel_jax.JaxBackend(); m = b.wrap(anyaccel_jax.SequentialMLP()); cpu = Device('cpu');"
-        "b.infer(m, [TensorSpec((3,), 'float32')], 0); b.layout(m); b.owns(m); b.device_of(m); b.place(m, cpu);"
+        "b.infer(m, [TensorSpec((3,), 'float32')], 0); b.data_format(m); b.owns(m); b.device_of(m); b.place(m, cpu);"
         "p = b.build(Segment('s', (Operation('a', m, ('x',), ('a',), cpu),), "
         "{'x': (TensorSpec((3,), 'float32'), cpu)}, ('a',)));"
         "p.forward([b.from_host(np.zeros((2, 3), 'float32'), cpu)]);"

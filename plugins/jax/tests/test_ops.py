@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
+from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError, SpecError
 from anyaccel.segment import NodeState, TensorSpec
@@ -36,7 +37,7 @@ def resident(backend: JaxBackend, data: Data, device: Device = CPU) -> list[Any]
 
 def steps(program: Any, columns: list[Any], count: int = 3, start: int = 0) -> np.ndarray:
     x, y, order = columns
-    return np.asarray(program.steps((x, y), (order, order), start, count, 4))[:count]
+    return np.asarray(program.train_steps((x, y), (order, order), start, count, 4))[:count]
 
 
 def is_alive(tree: Any) -> bool:
@@ -71,7 +72,7 @@ def test_the_state_of_large_models_is_donated(backend: JaxBackend, segment_of: A
 
 def state_pointers(program: Any) -> set[int]:
     """Where a program's parameters are, without it knowing that somebody looks."""
-    return {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(program._learning.parameters)}  # noqa: SLF001
+    return {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(program._state.parameters)}  # noqa: SLF001
 
 
 def test_the_users_arrays_live_through_everything(
@@ -135,13 +136,11 @@ def test_an_nnx_modules_own_arrays_live_on(
 
 
 def test_more_steps_than_one_call_does(backend: JaxBackend, segment_of: Any, donation: bool) -> None:
-    from anyaccel_jax.step_loop import CHUNK
-
-    count = CHUNK + 3
+    count = MAX_STEPS_PER_CALL + 3
     x = np.random.default_rng(0).normal(size=(count, 3)).astype("f4")
     columns = resident(backend, (x, x[:, :1].copy(), np.arange(count, dtype="i4")))
     found = []
-    for cuts in ([count], [CHUNK, 3], [7, count - 7]):
+    for cuts in ([count], [MAX_STEPS_PER_CALL, 3], [7, count - 7]):
         program = backend.build(
             segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU), optimizer=ADAM)
         )
@@ -154,7 +153,7 @@ def test_more_steps_than_one_call_does(backend: JaxBackend, segment_of: Any, don
         )
         assert program.optimizer_states()["a"].step == count
     for parts in found:
-        assert [len(part) for part in parts] in ([count], [CHUNK, 3], [7, count - 7])
+        assert [len(part) for part in parts] in ([count], [MAX_STEPS_PER_CALL, 3], [7, count - 7])
         np.testing.assert_allclose(np.concatenate(parts), np.concatenate(found[0]), rtol=1e-5)
 
 
@@ -225,7 +224,7 @@ def test_cotangents_come_back_to_the_device_of_their_value(backend: JaxBackend, 
 def test_inputs_on_another_device_are_told(backend: JaxBackend, segment_of: Any) -> None:
     program = backend.build(segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU)))
     x, y = (backend.from_host(np.ones(shape, "f4"), SECOND) for shape in ((4, 3), (4, 1)))
-    with pytest.raises(DeviceMismatchError, match=r"a step of training: arrays are on several devices.*\[0\].*\[1\]"):
+    with pytest.raises(DeviceMismatchError, match=r"a training step: arrays are on several devices.*\[0\].*\[1\]"):
         program.forward((x, y))
 
 
@@ -235,14 +234,14 @@ def test_inputs_on_another_device_are_told(backend: JaxBackend, segment_of: Any)
 def test_float64_models_need_64_bits(backend: JaxBackend, data: Data) -> None:
     source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(dtype="float64"), source.reference())], "adam")
-    with pytest.raises(MoveError, match=r"JAX would make float64 float32: .*jax_enable_x64"):
+    with pytest.raises(MoveError, match=r"JAX would convert float64 to float32, .*jax_enable_x64"):
         graph.build()
 
 
 def test_columns_of_int64_are_not_narrowed(backend: JaxBackend) -> None:
     source = aa.FeatureSet.from_dict("data", {"x": np.arange(8)[:, None], "y": np.ones((8, 1))}, ["x"], ["y"])
     model = Function(lambda p, x: p["w"][x[:, 0]], {"w": jnp.zeros((8, 1))})
-    with pytest.raises(MoveError, match=r"JAX would make int64 int32.*astype\('int32'\)"):
+    with pytest.raises(MoveError, match=r"JAX would convert int64 to int32.*astype\('int32'\)"):
         aa.ModelGraph([aa.ModelNode("net", model, source.reference())], "adam").build()
 
 

@@ -195,9 +195,11 @@ def refused(backend: JaxBackend, segment_of: Any, *arguments: Any, **settings: A
 
 def test_what_cannot_be_taken_is_told(backend: JaxBackend, segment_of: Any, optax: ModuleType) -> None:
     told = refused(backend, segment_of, optax.clip_by_global_norm, max_norm=1.0)
-    assert "takes no learning_rate" in told and "Optimizer(clip_by_global_norm(...))" in told
-    assert "cannot be made" in refused(backend, segment_of, optax.adam, nothing=3)
-    assert "is made already, and was given b1" in refused(backend, segment_of, optax.adam(1e-3), b1=0.5)
+    assert "has no parameter learning_rate" in told and "Optimizer(clip_by_global_norm(...))" in told
+    assert "cannot create the optimizer adam" in refused(backend, segment_of, optax.adam, nothing=3)
+    assert "is a finished transformation, but got settings: b1" in refused(
+        backend, segment_of, optax.adam(1e-3), b1=0.5
+    )
     told = refused(backend, segment_of, lambda learning_rate: 3)
     assert "gives a int" in told and "init and update" in told
 
@@ -205,7 +207,7 @@ def test_what_cannot_be_taken_is_told(backend: JaxBackend, segment_of: Any, opta
 def test_one_that_wants_more_than_gradients_is_told(backend: JaxBackend, segment_of: Any, optax: ModuleType) -> None:
     program = backend.build(segment_of(model(), optimizer=Optimizer(optax.lbfgs)))
     program.forward_pullback((jnp.ones((4, 3)), jnp.ones((4, 1))))[2]([None])
-    with pytest.raises(SpecError, match=r"lbfgs wants more than gradients.*value"):
+    with pytest.raises(SpecError, match=r"lbfgs needs more than gradients.*value"):
         program.optimizer_step()
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel.device import Device
 from anyaccel.segment import TensorSpec
 from anyaccel.specs import Optimizer
-from anyaccel_jax import JaxBackend, SequentialCNN, SequentialMLP, ops, single_steps, step_loop
+from anyaccel_jax import JaxBackend, SequentialCNN, SequentialMLP, ops, step_loop
 
 CPU = Device("cpu")
 ADAM = Optimizer("adam", lr=0.01, clip_norm=0.5)
@@ -43,8 +43,8 @@ def program(backend: JaxBackend, segment_of: Make, features: tuple[int, ...] = P
 def trained(made: tuple[Any, Any], calls: Calls, batch: int = 4, parts: int = 1) -> list[np.ndarray]:
     """Losses of all calls, and the parameters after them."""
     found, given = made
-    losses = [np.asarray(found.steps(*given, start, count, batch, parts))[:count] for start, count in calls]
-    slots = [one for state in found.release().values() for there in state.slots.values() for one in there.values()]
+    losses = [np.asarray(found.train_steps(*given, start, count, batch, parts))[:count] for start, count in calls]
+    slots = [one for state in found.close().values() for there in state.slots.values() for one in there.values()]
     return [np.concatenate(losses), *map(np.asarray, slots)]
 
 
@@ -60,15 +60,15 @@ def test_rows_that_are_gathered_ahead_are_the_same(
     calls: Calls = [(0, 5), (0, 1), (4, 4), (8, 2)]
     found = []
     for steps in (1, ahead):
-        monkeypatch.setattr(step_loop, "AHEAD", steps)
+        monkeypatch.setattr(step_loop, "steps_gathered_at_once", lambda _, steps=steps: steps)
         found.append(trained(program(backend, segment_of, (3,)), calls, parts=parts))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
 
 
-def test_large_batches_are_gathered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    column = np.zeros((2, 1000), np.float32)
-    assert [step_loop._ahead(rows, [column, column]) for rows in (1, 10, 64, 10_000)] == [32, 13, 2, 1]  # noqa: SLF001
+def test_large_batches_are_gathered_one_by_one() -> None:
+    columns = [np.zeros((2, 1000), np.float32)] * 2
+    assert [step_loop._steps_per_gather(rows, columns) for rows in (1, 10, 64, 10_000)] == [32, 13, 2, 1]  # noqa: SLF001
 
 
 # -- convolutions ------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_large_batches_are_gathered_one_by_one(monkeypatch: pytest.MonkeyPatch) 
 def way(monkeypatch: pytest.MonkeyPatch, *, loop: bool) -> list[bool]:
     """Which way is the faster one; the list has an entry for each trial."""
     tried: list[bool] = []
-    monkeypatch.setattr(single_steps.Calling, "_is_faster", lambda *_: tried.append(loop) or loop)
+    monkeypatch.setattr(step_loop, "is_faster", lambda *_: tried.append(loop) or loop)
     return tried
 
 
@@ -105,25 +105,15 @@ def test_a_trial_changes_nothing(backend: JaxBackend, segment_of: Make, monkeypa
 
 def test_the_faster_way_is_taken(backend: JaxBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[float] = []
-    monkeypatch.setattr(single_steps, "_seconds", lambda _: taken.pop(0))
+    monkeypatch.setattr("anyaccel.adapter.step_loop._shortest_seconds", lambda _: taken.pop(0))
     steps: list[int] = []
-    single = single_steps.Calling._singly  # noqa: SLF001
-    monkeypatch.setattr(single_steps.Calling, "_singly", lambda *given: steps.append(given[-1]) or single(*given))
+    loop_or_steps = step_loop._LoopOrSteps  # noqa: SLF001
+    real = loop_or_steps._run_one_by_one  # noqa: SLF001
+    monkeypatch.setattr(loop_or_steps, "_run_one_by_one", lambda *given: steps.append(given[-1]) or real(*given))
     for times, ways in (([0.01, 0.02, 1.0, 2.0], [1]), ([0.02, 0.01, 2.0, 1.0], [1, 5])):
         taken[:], steps[:] = times, []
         trained(program(backend, segment_of), [(0, 5)])
         assert (taken, steps) == ([], ways), "one step to compile it, and those of the call if it is the faster way"
-
-
-def test_a_trial_takes_the_better_of_two_short_calls_and_one_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def seconds(*ticks: float) -> tuple[float, int]:
-        clock, calls = iter(ticks), []
-        monkeypatch.setattr(single_steps, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-        return single_steps._seconds(lambda: calls.append(1)), len(calls)  # noqa: SLF001
-
-    assert seconds(0.0, 0.25, 1.0, 1.125) == (0.125, 2)
-    assert seconds(0.0, 0.125, 1.0, 1.25) == (0.125, 2)
-    assert seconds(0.0, 4.0) == (4.0, 1)
 
 
 def test_without_convolutions_nothing_is_tried(
@@ -153,9 +143,9 @@ def test_steps_that_follow_each_other_send_nothing_either_way(
     way(monkeypatch, loop=loop)
     found, given = program(backend, segment_of)
     for start, count in ((0, 1), (4, 2), (0, 1)):
-        found.steps(*given, start, count, 4)
+        found.train_steps(*given, start, count, 4)
     with jax.transfer_guard("disallow_explicit"):
-        kept = [found.steps(*given, start, count, 4) for start, count in ((4, 1), (8, 2), (16, 1))]
+        kept = [found.train_steps(*given, start, count, 4) for start, count in ((4, 1), (8, 2), (16, 1))]
     assert np.isfinite(np.concatenate(kept)).all()
 
 
@@ -165,12 +155,12 @@ def test_another_number_of_steps_compiles_nothing(
     """What is given back has rows for more steps than were done."""
     found, given = program(backend, segment_of, (3,))
     found.compile(*given, 4)
-    found.steps(*given, 0, 5, 4)
+    found.train_steps(*given, 0, 5, 4)
     with jax.log_compiles():
         caplog.clear()
-        results = [found.steps(*given, 0, count, 4) for count in (1, 2, 4, 3)]
+        results = [found.train_steps(*given, 0, count, 4) for count in (1, 2, 4, 3)]
     assert [record.message for record in caplog.records if "ompil" in record.message] == []
-    assert {one.shape for one in results} == {(step_loop.CHUNK, 1)}
+    assert {one.shape for one in results} == {(MAX_STEPS_PER_CALL, 1)}
     with jax.log_compiles():
         jax.jit(lambda x: x + 41)(np.float32(1))
     assert any("ompil" in record.message for record in caplog.records)
@@ -178,5 +168,5 @@ def test_another_number_of_steps_compiles_nothing(
 
 def test_a_gather_without_an_order_is_a_slice() -> None:
     column = jax.numpy.arange(6.0)
-    given = ops.JaxOps(lambda array, _: array).gather(column, None, np.int32(2), 3)
+    given = ops.JaxOps(lambda array, _: array).gather_batch(column, None, np.int32(2), 3)
     np.testing.assert_array_equal(given, [2.0, 3.0, 4.0])

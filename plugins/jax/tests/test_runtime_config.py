@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
 
+from anyaccel.adapter.device_description import NvidiaGpu
 from anyaccel.device import Device
-from anyaccel_jax import JaxBackend, device_info, nvml, runtime_config
+from anyaccel_jax import JaxBackend, device_info, runtime_config
 
 GPU = Device("gpu")
 MEMORY = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
-A = nvml.Gpu("Card", "GPU-aaaa-1", 8000, 6000)
-B = nvml.Gpu("Card", "GPU-bbbb-2", 8000, 7000)
+A, B = NvidiaGpu("Card", "GPU-aaaa-1", 8000), NvidiaGpu("Card", "GPU-bbbb-2", 8000)
 
 
 def run(code: str, **environment: str) -> str:
@@ -39,7 +37,9 @@ STARTED = "from anyaccel_jax.runtime_config import is_started; print(is_started(
 
 def test_devices_are_listed_without_starting_jax() -> None:
     assert run(f"print(*b.devices()); {STARTED}").split() == ["cpu:0", "False"]
-    assert run(f"print(b.why_not(Device('gpu')), b.device_info(Device('cpu')).name != ''); {STARTED}").endswith("False")
+    assert run(
+        f"print(b.unavailable_reason(Device('gpu')), b.device_info(Device('cpu')).name != ''); {STARTED}"
+    ).endswith("False")
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,16 @@ def test_the_count_of_cpus_is_that_of_jax_itself(environment: dict[str, str]) ->
 
 
 def test_platforms_that_are_switched_off_have_no_devices() -> None:
-    told = run("print([b.devices(), b.why_not(Device('cpu'))])", JAX_PLATFORMS="cuda")
-    assert told == "[[], \"JAX is set to the platforms 'cuda'\"]"
+    told = run("print([b.devices(), b.unavailable_reason(Device('cpu'))])", JAX_PLATFORMS="cuda")
+    assert told == "[[], \"JAX is restricted to the platforms 'cuda'\"]"
 
 
 def test_a_broken_jax_breaks_no_listing(tmp_path: Path) -> None:
     (tmp_path / "jax.py").write_text("raise OSError('no XLA')")
-    told = run("print([b.devices(), b.why_not(Device('cpu'))])", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
+    told = run(
+        "print([b.devices(), b.unavailable_reason(Device('cpu'))])",
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
+    )
     assert told == "[[], 'JAX cannot be imported: no XLA']"
 
 
@@ -103,79 +106,10 @@ def test_the_cpu_is_shared_anyway(backend: JaxBackend) -> None:
 # -- NVIDIA's library, and drivers -------------------------------------------------------------------------------------
 
 
-def pointed(pointer: Any) -> Any:
-    """What `ctypes.byref` points to."""
-    return pointer._obj  # noqa: SLF001
-
-
-class FakeNvml:
-    """The calls that are made, over two cards."""
-
-    cards = (A, B)
-    closed = 0
-
-    def nvmlInit_v2(self) -> int:
-        return 0
-
-    def nvmlShutdown(self) -> int:
-        self.closed += 1
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, number: Any) -> int:
-        pointed(number).value = len(self.cards)
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:
-        pointed(handle).value = index + 1
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
-        pointed(memory).total, pointed(memory).free = self.cards[handle.value - 1][2:]
-        return 0
-
-    def nvmlDeviceGetName(self, handle: Any, room: Any, size: int) -> int:
-        room.value = self.cards[handle.value - 1].name.encode()
-        return 0
-
-    def nvmlDeviceGetUUID(self, handle: Any, room: Any, size: int) -> int:
-        room.value = self.cards[handle.value - 1].uuid.encode()
-        return 0
-
-
 @pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    library = FakeNvml()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return library
-
-
-def test_gpus_are_read_from_the_driver(cards: FakeNvml) -> None:
-    assert nvml.visible() == [A, B]
-    assert cards.closed == 1
-
-
-@pytest.mark.parametrize(
-    ("wanted", "found"),
-    [("1", [B]), ("1,0", [B, A]), ("", []), ("-1", []), ("0,9,1", [A]), ("GPU-bbbb", [B]), ("GPU-", []), ("0,0", [A])],
-)
-def test_only_visible_gpus_count(
-    cards: FakeNvml, monkeypatch: pytest.MonkeyPatch, wanted: str, found: list[Any]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
-    assert nvml.visible() == found
-    assert nvml.count() == len(found)
-
-
-def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, cards: FakeNvml) -> None:
-    monkeypatch.setattr(cards, "nvmlInit_v2", lambda: 9)
-    assert nvml.visible() == []
-
-    def missing(name: str) -> None:
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert nvml.visible() == []
+def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (runtime_config, device_info):
+        monkeypatch.setattr(module, "visible_nvidia_gpus", lambda: [A, B])
 
 
 @contextmanager
@@ -186,19 +120,19 @@ def plugin(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
         yield
 
 
-def test_gpus_count_only_where_jax_can_use_them(cards: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_count_only_where_jax_can_use_them(cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with plugin(monkeypatch):
-        assert runtime_config.expected("gpu") == 0
-        assert "pip install 'jax[cuda13]'" in device_info.why_not(GPU, 0)
+        assert runtime_config.expected_count("gpu") == 0
+        assert "pip install 'jax[cuda13]'" in device_info.unavailable_reason(GPU, 0)
     with plugin(monkeypatch, "cuda"):
-        assert runtime_config.expected("gpu") == 2
-        assert device_info.why_not(GPU, 0) == "JAX finds no driver, or the driver finds no device"
-        assert device_info.why_not(Device("gpu", 2), 2) == "JAX sees 2 of this kind"
-        assert device_info.why_not(GPU, 1) == ""
+        assert runtime_config.expected_count("gpu") == 2
+        assert device_info.unavailable_reason(GPU, 0) == "JAX finds no driver, or the driver finds no device"
+        assert device_info.unavailable_reason(Device("gpu", 2), 2) == "JAX sees 2 of this kind"
+        assert device_info.unavailable_reason(GPU, 1) == ""
 
 
 def test_a_gpu_of_nvidia_is_known_by_its_uuid_without_starting_jax(
-    cards: FakeNvml, monkeypatch: pytest.MonkeyPatch
+    cards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with plugin(monkeypatch, "cuda"):
         found = device_info.describe(Device("gpu", 1), lambda device: pytest.fail("JAX was started"))
@@ -232,7 +166,7 @@ def test_amd_gpus_are_nodes_that_compute(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (tmp_path / name / "properties").write_text(text)
     monkeypatch.setattr(runtime_config, "AMD_NODES", tmp_path)
     with plugin(monkeypatch, "rocm"):
-        assert runtime_config.expected("gpu") == 1
+        assert runtime_config.expected_count("gpu") == 1
 
 
 def test_the_cpu_has_the_machines_memory(backend: JaxBackend) -> None:

@@ -15,6 +15,7 @@ from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax import JaxBackend
+from anyaccel_jax.losses import scalar_loss
 
 Train = Callable[..., tuple[Any, np.ndarray]]
 IN = [TensorSpec((3,), "float32")]
@@ -72,7 +73,7 @@ def test_variables_go_by_the_attributes_that_lead_to_them(backend: JaxBackend, k
     ]
     own = Net()
     assert backend.dtype_of(own) == "float32" and not own.built
-    with pytest.raises(ShapeError, match=r"Net does not take float32\[3\] per sample.*incompatible"):
+    with pytest.raises(ShapeError, match=r"Net does not accept float32\[3\] per sample.*incompatible"):
         backend.infer(own, IN, 0)
     own = Net()
     own.rest.pop(0)
@@ -156,7 +157,8 @@ def test_layouts(backend: JaxBackend, keras: ModuleType) -> None:
     last = ("channels_last", "channels_last")
     assert backend.data_format(conv) == last
     assert backend.data_format(keras.Sequential([keras.layers.ReLU(), conv, keras.layers.MaxPool2D()])) == last
-    assert backend.data_format(keras.Sequential([conv, keras.layers.Flatten()])) == last
+    assert backend.data_format(keras.Sequential([conv, keras.layers.Flatten()])) == ("channels_last", ""), "no image"
+    assert backend.data_format(keras.Sequential([conv, keras.layers.GlobalMaxPool2D()])) == ("channels_last", "")
     assert backend.data_format(keras.layers.Conv2D(4, 3, data_format="channels_first")) == ("channels_first",) * 2
     assert backend.data_format(keras.layers.Dense(2)) == ("", "")
 
@@ -171,13 +173,27 @@ def test_keras_losses_are_taken(train: Train, keras: ModuleType, backend: JaxBac
     assert found[0] == pytest.approx(100.0, rel=1e-3), "outputs are zeros: all of each target is missed"
 
 
+@pytest.mark.parametrize("name", ["MeanSquaredError", "Huber", "mean_absolute_error"])
+def test_elementwise_losses_of_keras_do_not_broadcast(train: Train, keras: ModuleType, name: str) -> None:
+    wide = keras.Sequential([keras.layers.Dense(3)])
+    told = r"outputs of shape \[8, 3\] and targets of shape \[8, 1\].*both must have the same shape"
+    with pytest.raises(ShapeError, match=told):
+        train(wide, loss=getattr(keras.losses, name))
+
+
+def test_a_last_axis_of_one_may_be_missing_as_in_keras(keras: ModuleType) -> None:
+    outputs, targets = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([1.0, 0.0, 0.0])
+    for one, two in ((outputs, targets), (outputs[:, 0], targets[:, None])):
+        assert float(scalar_loss(Loss(keras.losses.MeanSquaredError())).own(one, two)) == pytest.approx(20 / 3)
+
+
 def test_a_keras_loss_with_wrong_settings_is_told(backend: JaxBackend, keras: ModuleType, segment_of: Any) -> None:
     from dataclasses import replace
 
     segment = segment_of(net(keras))
     (term,) = segment.losses
     loss = Loss(keras.losses.Huber, loss_kwargs={"nothing": 1})
-    with pytest.raises(SpecError, match=r"Huber' cannot be made.*nothing.*loss_kwargs"):
+    with pytest.raises(SpecError, match=r"cannot create the loss 'Huber'.*nothing.*loss_kwargs"):
         backend.build(replace(segment, losses=(replace(term, loss=loss),)))
 
 
@@ -189,7 +205,7 @@ def test_keras_on_another_framework_is_refused(
         backend.unsupported_reason(loss)
         == ""
         == backend.unsupported_reason(Loss(lambda y, t: 0))
-        == backend.refuses(Optimizer("adam"))
+        == backend.unsupported_reason(Optimizer("adam"))
     )
     monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
     assert backend.unsupported_reason(loss) == "Keras runs on torch, not on JAX"

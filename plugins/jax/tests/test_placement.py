@@ -16,7 +16,7 @@ from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, DeviceUnavailableError, OutOfMemoryError
 from anyaccel.segment import TensorSpec
 from anyaccel_jax import JaxBackend, SequentialMLP
-from anyaccel_jax.error_translation import telling, told
+from anyaccel_jax.error_translation import translate_errors, with_translated_errors
 
 CPU, SECOND = Device("cpu"), Device("cpu", 1)
 
@@ -146,18 +146,21 @@ def test_synchronize_waits_for_what_is_under_way(backend: JaxBackend) -> None:
 def test_mixed_devices_are_told() -> None:
     one, other = (jax.device_put(jnp.ones(2), device) for device in jax.devices("cpu"))
     with pytest.raises(DeviceMismatchError, match=r"a sum: arrays are on several devices.*incompatible.*anyaccel.move"):
-        told(jax.jit(jnp.add), "a sum")(one, other)
+        with_translated_errors(jax.jit(jnp.add), "a sum")(one, other)
 
 
 @pytest.mark.parametrize("words", ["RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes", "out of memory"])
 def test_a_lack_of_memory_is_told(words: str) -> None:
-    with pytest.raises(OutOfMemoryError, match=r"no room for 8 bytes.*smaller batches") as caught, telling("8 bytes"):
+    with (
+        pytest.raises(OutOfMemoryError, match=r"no room for 8 bytes.*smaller batches") as caught,
+        translate_errors("8 bytes"),
+    ):
         raise jax.errors.JaxRuntimeError(words)
     assert words in str(caught.value)
 
 
 def test_other_errors_pass() -> None:
-    with pytest.raises(ValueError, match="something else"), telling("8 bytes"):
+    with pytest.raises(ValueError, match="something else"), translate_errors("8 bytes"):
         raise ValueError("something else")
     with pytest.raises(ZeroDivisionError):
-        told(lambda: 1 // 0, "a step")()
+        with_translated_errors(lambda: 1 // 0, "a step")()

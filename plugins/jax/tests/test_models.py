@@ -242,7 +242,7 @@ def test_an_nnx_module_that_asks_for_streams_and_mode(backend: JaxBackend, train
 
 
 def test_streams_of_several_keys_keep_their_shape(nnx: ModuleType) -> None:
-    from anyaccel_jax.models.nnx import NnxView
+    from anyaccel_jax.models.nnx import NnxModel
 
     class Net(nnx.Module):  # type: ignore[name-defined,misc]
         def __init__(self) -> None:
@@ -252,7 +252,7 @@ def test_streams_of_several_keys_keep_their_shape(nnx: ModuleType) -> None:
             assert self.key[...].shape == (3,) and str(jax.random.key_impl(self.key[...])) == "rbg"
             return x + jax.random.normal(self.key[...][2], x.shape)
 
-    view = NnxView(Net())
+    view = NnxModel(Net())
     one, other = (view.apply({}, {}, [jnp.zeros((2, 3))], True, jax.random.key(i))[0] for i in range(2))
     assert (one != other).any()
 
@@ -320,7 +320,7 @@ def test_equinox_dropout_gets_a_key_for_each_sample(train: Train, eqx_net: Any, 
 
 def test_an_equinox_module_whose_state_is_elsewhere_is_told(eqx: ModuleType, eqx_net: Any) -> None:
     module, _ = eqx.nn.make_with_state(eqx_net)()
-    with pytest.raises(ShapeError, match=r"state of Net is not with it.*Equinox\(module, state\)"):
+    with pytest.raises(ShapeError, match=r"the state of Net is missing.*Equinox\(module, state\)"):
         ours.Equinox(module)
 
 
@@ -410,7 +410,7 @@ def test_a_model_of_ours_builds_itself_at_its_first_batch() -> None:
 
 def test_modules_that_hold_nothing_must_be_wrapped(backend: JaxBackend, linen: ModuleType, eqx: ModuleType) -> None:
     for module, name in ((linen.Dense(1), "Linen"), (eqx.nn.Linear(1, 1, key=jax.random.key(0)), "Equinox")):
-        with pytest.raises(StateError, match=rf"holds no values.*anyaccel_jax.{name}\(module\)"):
+        with pytest.raises(StateError, match=rf"holds no trainable values.*anyaccel_jax.{name}\(module\)"):
             backend.state(module)
     with pytest.raises(StateError, match=r"Function\(apply, parameters\)"):
         backend.parameters(object())
@@ -419,14 +419,17 @@ def test_modules_that_hold_nothing_must_be_wrapped(backend: JaxBackend, linen: M
 
 
 REFUSED = {
-    "sizes": (lambda p, x: x @ jnp.ones((7, 1)), r"does not take float32\[3\] per sample.*dot_general.*\(3,\).*\(7,\)"),
+    "sizes": (
+        lambda p, x: x @ jnp.ones((7, 1)),
+        r"does not accept float32\[3\] per sample.*dot_general.*\(3,\).*\(7,\)",
+    ),
     "values": (lambda p, x: x if x.sum() > 0 else -x, "Attempted boolean conversion.*jax.numpy.where"),
-    "no batch": (lambda p, x: x.sum(axis=0), r"gives shape \[3\] for a batch of 2.*keep the batch first"),
-    "a scalar": (lambda p, x: x.sum(), r"gives shape \[\] for a batch of 2"),
-    "batch inside": (lambda p, x: x @ x.T, r"float32\[2\] per sample for a batch of 2 and float32\[3\]"),
-    "no array": (lambda p, x: "text", "gives a str of no array"),
-    "nothing": (lambda p, x: (), "gives a tuple of nothing"),
-    "a bug": (lambda p, x: x.nothing, "no attribute.*mend the model"),
+    "no batch": (lambda p, x: x.sum(axis=0), r"returns shape \[3\] for a batch of 2.*keep the batch"),
+    "a scalar": (lambda p, x: x.sum(), r"returns shape \[\] for a batch of 2"),
+    "batch inside": (lambda p, x: x @ x.T, r"float32\[2\] per sample for a batch of 2, but float32\[3\]"),
+    "no array": (lambda p, x: "text", "returned a str, which"),
+    "nothing": (lambda p, x: (), "returned a tuple of nothing"),
+    "a bug": (lambda p, x: x.nothing, "no attribute.*fix the model's code"),
 }
 
 

@@ -433,17 +433,17 @@ def test_a_shared_layer_has_its_variables_once(backend: TensorFlowBackend) -> No
 
 
 def test_an_unbuilt_model_has_no_state_yet(backend: TensorFlowBackend) -> None:
-    with pytest.raises(StateError, match=r"Sequential has no parameters yet.*build the graph it is in"):
+    with pytest.raises(StateError, match=r"Sequential has no parameters yet.*build the graph that contains it"):
         backend.state(sequential())
 
 
 @pytest.mark.parametrize(
     ("make", "spec", "message"),
     [
-        (sequential, TensorSpec((5,), "float32"), "does not take float32\\[5\\] per sample.*expected axis -1"),
-        (functional, TensorSpec((5,), "float32"), "does not take float32\\[5\\] per sample"),
-        (lambda: layers.Lambda(lambda x: tf.reduce_sum(x)), X, "gives shape \\(\\) for a batch of 2"),
-        (lambda: layers.Lambda(lambda x: [1, 2]), X, "gives a list of int, int"),
+        (sequential, TensorSpec((5,), "float32"), "does not accept float32\\[5\\] per sample.*expected axis -1"),
+        (functional, TensorSpec((5,), "float32"), "does not accept float32\\[5\\] per sample"),
+        (lambda: layers.Lambda(lambda x: tf.reduce_sum(x)), X, "returns shape \\[\\] for a batch of 2"),
+        (lambda: layers.Lambda(lambda x: [1, 2]), X, "returned a list of int, int"),
     ],
 )
 def test_models_that_do_not_fit_are_told(make: Callable[[], Any], spec: TensorSpec, message: str) -> None:
@@ -496,16 +496,16 @@ def test_shapes_that_only_values_tell_are_found_by_running(backend: TensorFlowBa
         (
             lambda: layers.Lambda(lambda x: tf.transpose(x)),
             X,
-            "gives shape \\(6, 2\\) for a batch of 2.*keep the batch",
+            "returns shape \\[6, 2\\] for a batch of 2.*keep the batch",
         ),
         (
             lambda: layers.Lambda(lambda x: x[:, : x.shape[0]]),
             X,
-            "float32\\[2\\] per sample for a batch of 2 and float32",
+            "float32\\[2\\] per sample for a batch of 2, but float32",
         ),
         (lambda: layers.Dense(2), TensorSpec((), "float32"), "store the column as \\[n, 1\\]"),
         (lambda: layers.Lambda(lambda x: x @ tf.ones([6, 1])), TensorSpec((6,), "int64"), "cast the data"),
-        (lambda: layers.Lambda(lambda x: x.nothing), X, "nothing.*mend the model's call"),
+        (lambda: layers.Lambda(lambda x: x.nothing), X, "nothing.*fix the model's code"),
     ],
     ids=["no batch", "varying", "number", "dtype", "mistake"],
 )
@@ -519,7 +519,7 @@ def test_what_is_wrong_is_told_with_the_remedy(
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [
-        ("float64", "give float32 inputs if the dtype is in the way.*dtype='float64'"),
+        ("float64", "provide float32 inputs if the dtype is the problem.*dtype='float64'"),
         ("int64", "cast the data.*'float32'"),
     ],
 )

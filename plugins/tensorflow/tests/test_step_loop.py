@@ -6,7 +6,6 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -79,7 +78,7 @@ def test_rows_that_are_gathered_ahead_are_the_same(
     """Also where a block ends behind the last row, and where calls end within a block."""
     found = []
     for steps in (1, ahead):
-        monkeypatch.setattr(step_loop, "AHEAD", steps)
+        monkeypatch.setattr(step_loop, "steps_gathered_at_once", lambda _, steps=steps: steps)
         columns, orders = resident(backend)
         program = backend.build(segment_of(mlp(backend, dropout=0.4), optimizer=ADAM))
         program.compile(columns, orders, 4, parts)
@@ -90,20 +89,9 @@ def test_rows_that_are_gathered_ahead_are_the_same(
     np.testing.assert_allclose(found[1], found[0], rtol=2e-6)
 
 
-def test_large_batches_are_gathered_one_by_one() -> None:
-    column = tf.zeros((2, 1000))
-    assert [step_loop._ahead(rows, [column, column]) for rows in (1, 10, 64, 10_000)] == [32, 13, 2, 1]  # noqa: SLF001
-
-
-def test_a_trial_takes_the_better_of_two_short_calls_and_one_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def seconds(*ticks: float) -> tuple[float, int]:
-        clock, calls = iter(ticks), []
-        monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-        return step_loop._seconds(lambda: calls.append(1)), len(calls)  # noqa: SLF001
-
-    assert seconds(0.0, 0.25, 1.0, 1.125) == (0.125, 2)
-    assert seconds(0.0, 0.125, 1.0, 1.25) == (0.125, 2)
-    assert seconds(0.0, 4.0) == (4.0, 1)
+def test_blocks_of_large_batches_have_fewer_steps() -> None:
+    columns = [tf.zeros((2, 1000))] * 2
+    assert [step_loop._steps_per_block(rows, columns) for rows in (1, 10, 64, 10_000)] == [32, 13, 2, 1]  # noqa: SLF001
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -144,8 +132,8 @@ def test_steps_begin_plain_and_an_offer_is_made(backend: TensorFlowBackend, segm
     program = backend.build(segment_of(model))
     program.train_steps(columns, orders, 0, 3, 4)
     assert len(calls) == 3
-    offer = program.estimate_compile(100)
-    assert offer is not None and offer.seconds > 0.0 and 0.0 < offer.ratio < 1.0
+    estimate = program.estimate_compile(100)
+    assert estimate is not None and estimate.compile_seconds > 0.0 and 0.0 < estimate.step_ratio < 1.0
     program.compile(columns, orders, 4)
     before = len(calls)
     program.train_steps(columns, orders, 0, 3, 4)
@@ -188,33 +176,31 @@ def test_what_xla_lacks_is_compiled_without_it(backend: TensorFlowBackend, segme
 def test_what_xla_makes_slow_is_compiled_without_it(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is faster is found by trying; here the trial itself is decided."""
-    from anyaccel_tensorflow import step_loop
-
+    """Which is faster is measured; here the measurement is replaced."""
     found, tried = [], []
     for better in (True, False):
-        monkeypatch.setattr(step_loop, "_tried", lambda *given, better=better: tried.append(given) or better)
+        monkeypatch.setattr(step_loop, "is_faster", lambda *given, better=better: tried.append(given) or better)
         found.append(trained(backend, segment_of(mlp(backend), optimizer=ADAM), compiled=True))
     assert len(tried) == 2
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
-def test_a_trial_tells_the_faster_one() -> None:
-    from anyaccel_tensorflow import step_loop
-
+def test_the_faster_loop_is_chosen_by_one_step_that_takes_long_enough() -> None:
     calls: list[int] = []
 
-    def slow(*given: Any) -> None:
+    def slow(*given: Any) -> str:
         calls.append(int(given[-1]))
         time.sleep(0.05 * int(given[-1]))
+        return "slow"
 
-    def fast(*given: Any) -> None:
+    def fast(*given: Any) -> str:
         calls.append(int(given[-1]))
+        return "fast"
 
     given = ({}, {}, {}, tf.constant([0, 1, 0, 4, 1], tf.int64), tf.constant(0, tf.int64))
-    assert step_loop._tried(fast, slow, given, "/CPU:0") is True  # noqa: SLF001
-    assert step_loop._tried(slow, fast, given, "/CPU:0") is False  # noqa: SLF001
-    assert set(calls) == {0, 1}, "one step tells"
+    for loops in ((fast, slow), (slow, fast)):
+        assert step_loop._FasterLoop(*loops, "/CPU:0")(*given) == "fast"  # noqa: SLF001
+    assert set(calls) == {0, 1}
 
 
 def test_a_model_that_cannot_be_traced_goes_on_untraced(
