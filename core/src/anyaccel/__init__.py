@@ -117,13 +117,13 @@ _HOMES = {
     "experiment": ("Experiment",),
     "graph": ("ConcatNode", "ModelGraph", "ModelNode", "Plan"),
     "hookspecs": ("hookimpl",),
-    "metrics": ("Metric",),
+    "phases.metrics": ("Metric",),
     "phases": ("Callback", "EarlyStopping", "EvalPhase", "Event", "FitPhase", "Progress", "TrainPhase"),
     "placement": ("devices_or_cpu", "best_device", "device_of", "devices", "move", "place", "scope"),
-    "recipes": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
-    "reference": ("Estimator", "SequentialCNN", "SequentialMLP", "simulate"),
+    "specs": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
+    "numpy_backend": ("Estimator", "SequentialCNN", "SequentialMLP", "simulate"),
     "results": ("Comparison", "EvalResults", "FitResults", "TrainResults", "compare"),
-    "weights": ("copy_weights",),
+    "graph.weights": ("copy_weights",),
 }
 _HOME_OF = {name: f"anyaccel.{module}" for module, names in _HOMES.items() for name in names}
 _MODULES = ("errors",)

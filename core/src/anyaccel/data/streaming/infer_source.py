@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,24 +13,9 @@ from anyaccel.data.rows import Rows
 from anyaccel.data.streaming.base import Source
 from anyaccel.data.streaming.iterable_source import IterableSource
 from anyaccel.data.streaming.map_source import MapSource
+from anyaccel.data.streaming.not_a_source import instead_of
 from anyaccel.data.streaming.to_numpy import is_tensor
 from anyaccel.errors import SourceError
-
-
-def instead_of(given: Any) -> str:
-    """What to write where data, or the name of some, stand for a source of batches; `""` where they do not."""
-    if isinstance(given, (str, bytes, os.PathLike)):
-        return "read a file with FeatureSet.from_parquet, or with ParquetStream if it is larger than memory"
-    if isinstance(given, Rows):
-        return "give it to the phase as it is"
-    if isinstance(given, Mapping):
-        return "write FeatureSet.from_dict(label, arrays, feature_keys=[...]); of several data sets name one"
-    if hasattr(given, "iloc"):
-        return "write FeatureSet.from_pandas(label, df, feature_cols=[...])"
-    if isinstance(given, (pa.Table, pa.RecordBatch)) or has_table(given):
-        return "write FeatureSet.from_arrow(label, data, feature_keys=[...])"
-    return "write FeatureSet.from_dict(label, {'x': array}, feature_keys=['x'])" if is_tensor(given) else ""
-
 
 _COLUMNS = (pa.Array, pa.ChunkedArray)
 

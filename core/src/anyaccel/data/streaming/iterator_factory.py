@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from anyaccel.data.streaming.dataloader_workers import check_fork, set_epoch
-from anyaccel.data.streaming.infer_source import instead_of
+from anyaccel.data.streaming.not_a_source import instead_of
 from anyaccel.data.streaming.source_errors import failed
 from anyaccel.errors import SourceError
 

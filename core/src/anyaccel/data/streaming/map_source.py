@@ -15,7 +15,7 @@ from anyaccel.data.roles import Names, listed
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, Columns, Source
 from anyaccel.data.streaming.batch_schema import Column, Kind
 from anyaccel.data.streaming.batch_structure import parts_of
-from anyaccel.data.streaming.infer_source import instead_of
+from anyaccel.data.streaming.not_a_source import instead_of
 from anyaccel.data.streaming.source_errors import failed, told_of
 from anyaccel.data.streaming.to_numpy import anything, arrays_of, numbers
 from anyaccel.errors import SourceError

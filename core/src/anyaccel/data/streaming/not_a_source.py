@@ -1,0 +1,28 @@
+"""Hints for data that are given where a source of batches is expected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from anyaccel.data.readers.hf_datasets import has_table
+from anyaccel.data.rows import Rows
+from anyaccel.data.streaming.to_numpy import is_tensor
+
+
+def instead_of(given: Any) -> str:
+    """What to write where data, or the name of some, stand for a source of batches; `""` where they do not."""
+    if isinstance(given, (str, bytes, os.PathLike)):
+        return "read a file with FeatureSet.from_parquet, or with ParquetStream if it is larger than memory"
+    if isinstance(given, Rows):
+        return "give it to the phase as it is"
+    if isinstance(given, Mapping):
+        return "write FeatureSet.from_dict(label, arrays, feature_keys=[...]); of several data sets name one"
+    if hasattr(given, "iloc"):
+        return "write FeatureSet.from_pandas(label, df, feature_cols=[...])"
+    if isinstance(given, (pa.Table, pa.RecordBatch)) or has_table(given):
+        return "write FeatureSet.from_arrow(label, data, feature_keys=[...])"
+    return "write FeatureSet.from_dict(label, {'x': array}, feature_keys=['x'])" if is_tensor(given) else ""
