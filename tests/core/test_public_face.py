@@ -40,7 +40,7 @@ SIGNATURES = {
     "SimpleSampler": "batch_size shuffle drop_last seed",
     "PairSampler": "batch_size match unlike * per_anchor unlike_per_anchor shuffle drop_last seed",
     "TripletSampler": "batch_size positive negative * per_anchor shuffle drop_last seed",
-    "Draws": "n orders fixed",
+    "EpochOrders": "n orders fixed",
     "Same": "column",
     "Within": "column distance",
     "Where": "column function",

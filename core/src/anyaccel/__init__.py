@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anyaccel.data import BatchSource as BatchSource
     from anyaccel.data import Beyond as Beyond
     from anyaccel.data import Different as Different
-    from anyaccel.data import Draws as Draws
+    from anyaccel.data import EpochOrders as EpochOrders
     from anyaccel.data import FeatureSet as FeatureSet
     from anyaccel.data import FeatureSetView as FeatureSetView
     from anyaccel.data import IterableSource as IterableSource
@@ -96,7 +96,7 @@ _HOMES = {
         "IterableSource",
         "Beyond",
         "Different",
-        "Draws",
+        "EpochOrders",
         "FeatureSet",
         "FeatureSetView",
         "MapSource",

@@ -262,7 +262,7 @@ def test_select_refuses_what_is_not_there() -> None:
             whole.select(features="who")
         with pytest.raises(ColumnError, match=r"it is already a feature"):
             whole.select(features=["x", "x"])
-        with pytest.raises(ColumnError, match=r"'fs' has no feature. There is"):
+        with pytest.raises(ColumnError, match=r"'fs' has no feature. Available"):
             whole.select(features=())
 
 

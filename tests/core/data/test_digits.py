@@ -42,7 +42,7 @@ def test_every_call_makes_a_new_feature_set() -> None:
 
 def test_source_and_licence_are_named() -> None:
     shipped = files("anyaccel.data").joinpath("DIGITS-LICENSE.txt").read_text("utf-8")
-    for text in (shipped, datasets.__doc__ or ""):
+    for text in (shipped, digits.__doc__ or ""):
         for word in ("E. Alpaydin", "C. Kaynak", "10.24432/C50P49", "CC BY 4.0"):
             assert word in text
 

@@ -265,7 +265,7 @@ def test_unknown_keys_name_the_closest() -> None:
 
 
 def test_long_lists_of_columns_are_cut() -> None:
-    with pytest.raises(ColumnError, match=r"c19, and 5 more. To do"):
+    with pytest.raises(ColumnError, match=r"c19, and 5 more. Hint"):
         FeatureSet.from_dict("fs", {f"c{i}": [1] for i in range(25)}, ["zzz"])
 
 

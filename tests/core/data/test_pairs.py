@@ -27,7 +27,7 @@ def rows(**columns: Any) -> dict[str, Rows]:
 
 
 def orders(sampler: PairSampler | TripletSampler, of: dict[str, Rows], epoch: int = 0) -> tuple[np.ndarray, ...]:
-    return sampler.mixed(sampler.draws(of), epoch)
+    return sampler.shuffled(sampler.epoch_orders(of), epoch)
 
 
 LABELS = np.array([0, 0, 1, 1, 1, 2])
@@ -126,7 +126,7 @@ def test_a_column_of_one_of_several_feature_sets() -> None:
         assert (LABELS[anchors] == LABELS[pairs]).all()
     twin: dict[str, Rows] = {"data": one, "more": FeatureSet.from_dict("more", {"label": LABELS}, ["label"])}
     with pytest.raises(SamplerError, match=r"several feature sets. Available: data, more. Hint: write 'data.label'"):
-        PairSampler(2, Same("label")).draws(twin)
+        PairSampler(2, Same("label")).epoch_orders(twin)
 
 
 @pytest.mark.parametrize("kinds", [2048, 0], ids=["kinds", "masks"])
@@ -192,10 +192,10 @@ def test_every_anchor_with_a_partner_comes_as_often_as_told(
     sampler = PairSampler(3, relations, per_anchor=per_anchor, seed=seed)
     if not valid:
         with pytest.raises(SamplerError, match="has a partner by"):
-            sampler.draws(of)
+            sampler.epoch_orders(of)
         return
-    draws = sampler.draws(of)
-    epochs = [sampler.mixed(draws, epoch) for epoch in (0, 1)]
+    draws = sampler.epoch_orders(of)
+    epochs = [sampler.shuffled(draws, epoch) for epoch in (0, 1)]
     for anchors, pairs in epochs:
         assert set(zip(anchors.tolist(), pairs.tolist(), strict=True)) <= valid
         assert Counter(anchors.tolist()) == dict.fromkeys({i for i, _ in valid}, per_anchor)
@@ -228,16 +228,16 @@ def told(error: type[Exception], make: Any) -> str:
 
 def test_nobody_has_a_partner() -> None:
     of = rows(label=[0, 1, 2], temp=[0.0, 0.0, 5.0])
-    message = told(SamplerError, lambda: PairSampler(2, [Same("label"), Within("temp", 2)]).draws(of))
+    message = told(SamplerError, lambda: PairSampler(2, [Same("label"), Within("temp", 2)]).epoch_orders(of))
     assert message == (
         "no row of 'data' has a partner by Same('label') and Within('temp', 2). Available: 3 rows; of these have one "
         "by Same('label'): 0, Within('temp', 2): 2. Hint: loosen a condition, or take other rows."
     )
     both = rows(label=[0, 0, 1, 2], temp=[1.0, 1.0, 1.0, 9.0])
-    message = told(SamplerError, lambda: TripletSampler(2, Same("label"), Beyond("temp", 8)).draws(both))
+    message = told(SamplerError, lambda: TripletSampler(2, Same("label"), Beyond("temp", 8)).epoch_orders(both))
     assert "no row of 'data' has a negative by Beyond('temp', 8)" in message
     far = TripletSampler(2, Same("label"), [Beyond("temp", 1), Where("temp", lambda a, c: np.full(len(c), a > 5))])
-    message = told(SamplerError, lambda: far.draws(both))
+    message = told(SamplerError, lambda: far.epoch_orders(both))
     assert (
         "no row of 'data' has both a positive and a negative. Available: 4 rows; 2 have a positive, 1 a neg" in message
     )
@@ -245,17 +245,17 @@ def test_nobody_has_a_partner() -> None:
 
 def test_columns_that_are_not_there_or_cannot_be_compared() -> None:
     of = rows(label=LABELS, name=list("abcdef"))
-    assert "'data' has no column 'lable'" in told(ColumnError, lambda: PairSampler(2, Same("lable")).draws(of))
-    assert "did you mean 'label'?" in told(ColumnError, lambda: PairSampler(2, Same("lable")).draws(of))
-    message = told(SamplerError, lambda: PairSampler(2, Within("name", 1)).draws(of))
+    assert "'data' has no column 'lable'" in told(ColumnError, lambda: PairSampler(2, Same("lable")).epoch_orders(of))
+    assert "did you mean 'label'?" in told(ColumnError, lambda: PairSampler(2, Same("lable")).epoch_orders(of))
+    message = told(SamplerError, lambda: PairSampler(2, Within("name", 1)).epoch_orders(of))
     assert "Within('name', 1) compares numbers, and 'name' is " in message and "use Same('name')" in message
-    message = told(SamplerError, lambda: PairSampler(2, Same("x")).draws(of))
+    message = told(SamplerError, lambda: PairSampler(2, Same("x")).epoch_orders(of))
     assert "'x' of 'data' has [2] numbers in a row. Available: rows are compared by one value each" in message
 
 
 def test_functions_that_give_no_mask() -> None:
     sampler = PairSampler(2, Where("label", lambda anchor, candidates: candidates - anchor))
-    message = told(SamplerError, lambda: sampler.draws(rows(label=LABELS)))
+    message = told(SamplerError, lambda: sampler.epoch_orders(rows(label=LABELS)))
     assert "gave int64[3]. Available: 3 candidates' values; a mask is bool[3]" in message
 
 

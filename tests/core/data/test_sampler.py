@@ -103,7 +103,7 @@ def test_config_there_and_back() -> None:
 
 @pytest.mark.parametrize("config", [{}, {"batch_size": 4, "stratify": True}, [4], {"shuffle": True}])
 def test_configurations_that_are_none(config: dict[str, object]) -> None:
-    message = "is not the configuration of a sampler. Available: keys: batch_size, shuffle, drop_last, seed. To do"
+    message = "is not the configuration of a sampler. Available: keys: batch_size, shuffle, drop_last, seed. Hint"
     with pytest.raises(ConfigError, match=message):
         SimpleSampler.from_config(config)
 

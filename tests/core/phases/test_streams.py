@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel import Beyond, Different, Draws, PairSampler, Same, Sampler, SimpleSampler, TripletSampler
+from anyaccel import Beyond, Different, EpochOrders, PairSampler, Same, Sampler, SimpleSampler, TripletSampler
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import ColumnError, PhaseError, SamplerError
 from anyaccel.experiment import Experiment
@@ -88,8 +88,8 @@ def test_the_rows_of_the_streams_are_those_of_the_sampler(source: FeatureSet) ->
     phase = TrainPhase("t", data=source, losses=[AppliedLoss(seen, "n0", inputs)], sampler=sampler, n_epochs=2)
     results = run(graph, phase)
     assert [epoch.steps for epoch in results.epochs] == [3, 3]
-    draws = sampler.draws({"data": source})
-    anchors, pairs = (np.concatenate(each) for each in zip(*(sampler.mixed(draws, e) for e in (0, 1)), strict=True))
+    draws = sampler.epoch_orders({"data": source})
+    anchors, pairs = (np.concatenate(each) for each in zip(*(sampler.shuffled(draws, e) for e in (0, 1)), strict=True))
     one, other, label, label_of_pair, y = seen.rows
     assert one == anchors.tolist() and other == pairs.tolist()
     assert label == LABELS[anchors].tolist() == label_of_pair
@@ -122,9 +122,9 @@ def test_two_nodes_outputs_are_compared_as_by_hand(where: str, source: FeatureSe
     sampler = PairSampler(4, Different("label"), drop_last=True, seed=2)
     losses = [AppliedLoss("mse", "n0", ["outputs", "n1"])]
     results = run(graph, TrainPhase("t", data=source, losses=losses, sampler=sampler, n_epochs=2, accelerator=where))
-    found, draws = [], sampler.draws({"data": source})
+    found, draws = [], sampler.epoch_orders({"data": source})
     for epoch in (0, 1):
-        anchors, pairs = (order.astype("float64").reshape(-1, 4) for order in sampler.mixed(draws, epoch))
+        anchors, pairs = (order.astype("float64").reshape(-1, 4) for order in sampler.shuffled(draws, epoch))
         means = []
         for a, b in zip(anchors, pairs, strict=True):
             means.append(np.mean((weight * (a - b)) ** 2))
@@ -169,7 +169,7 @@ def test_pairs_are_evaluated_in_order_and_belong_to_their_rows(source: FeatureSe
     metrics.append(Metric(distance, "n1", label="targets"))
     loss = AppliedLoss("mse", "n0", ["outputs", "n1"])
     results = run(graph, EvalPhase("e", data="low", sampler=sampler, losses=[loss], metrics=metrics))
-    anchors, pairs = sampler.draws({"data": source["low"]}).orders(0)
+    anchors, pairs = sampler.epoch_orders({"data": source["low"]}).orders(0)
     assert results.prediction("n0").reshape(-1).tolist() == anchors.tolist() == sorted(anchors)
     assert results.prediction("n1").reshape(-1).tolist() == pairs.tolist()
     assert results.rows["data"].array("id").tolist() == anchors.tolist()
@@ -197,7 +197,7 @@ def test_validation_is_by_the_pairs_of_its_data(as_phase: bool, source: FeatureS
     loss = AppliedLoss("mse", "n0", ["outputs", "n1"])
     phase = TrainPhase("t", data="low", losses=[loss], sampler=sampler, validation=own, n_epochs=2)
     results = run(graph, phase)
-    anchors, pairs = sampler.draws({"data": source["high"]}).orders(0)
+    anchors, pairs = sampler.epoch_orders({"data": source["high"]}).orders(0)
     assert set(anchors) == {0, 3} and set(pairs) == {0, 3}  # rows 8 and 11 have label 2
     weight = graph.state()["n0/parameters/weight"].item()
     np.testing.assert_allclose(results.figure("val_loss")[-1], np.mean(np.square(weight * (anchors - pairs))))
@@ -355,8 +355,8 @@ class Stubborn(Sampler):
     def __init__(self, *orders: Any, n: int = 4) -> None:
         self.orders, self.n = orders, n
 
-    def draws(self, rows: Any) -> Draws:
-        return Draws(self.n, lambda epoch: self.orders)
+    def epoch_orders(self, rows: Any) -> EpochOrders:
+        return EpochOrders(self.n, lambda epoch: self.orders)
 
     def get_config(self) -> dict[str, Any]:
         return {}

@@ -9,7 +9,7 @@ from anyaccel.data.feature_set_view import FeatureSetView
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.pair_conditions import Beyond, Different, PairCondition, Same, Where, Within
 from anyaccel.data.sampling.pair_samplers import PairSampler, TripletSampler, sampler_from_config
-from anyaccel.data.sampling.sampler import Draws, Sampler, SimpleSampler
+from anyaccel.data.sampling.sampler import EpochOrders, Sampler, SimpleSampler
 from anyaccel.data.streaming.base import BatchSource, Source
 from anyaccel.data.streaming.dataloader_workers import suggested_num_workers
 from anyaccel.data.streaming.infer_source import as_source
@@ -20,18 +20,18 @@ from anyaccel.data.transforms.fitted_transform import FittedTransform
 
 __all__ = [
     "BatchSource",
-    "IterableSource",
     "Beyond",
     "Different",
-    "Draws",
+    "EpochOrders",
     "FeatureSet",
     "FeatureSetView",
     "FittedTransform",
+    "IterableSource",
     "MapSource",
+    "PairCondition",
     "PairSampler",
     "ParquetStream",
     "Reference",
-    "PairCondition",
     "Rows",
     "Same",
     "Sampler",
@@ -40,7 +40,6 @@ __all__ = [
     "TripletSampler",
     "Where",
     "Within",
-    "suggested_num_workers",
     "as_source",
     "digits",
     "joined_array",
@@ -48,4 +47,5 @@ __all__ = [
     "joined_spec",
     "loadable_array",
     "sampler_from_config",
+    "suggested_num_workers",
 ]

@@ -31,7 +31,7 @@ def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
     return array.astype(wanted, order="C", copy=True)
 
 
-def first_without_place(array: np.ndarray, wanted: np.dtype[Any]) -> tuple[int, Any] | None:
+def first_unrepresentable(array: np.ndarray, wanted: np.dtype[Any]) -> tuple[int, Any] | None:
     """Row and value of the first number of `array` [n, *shape] that has no place in `wanted`; None where all have."""
     fits = _fitting(array, wanted)
     return None if fits.all() else _first_without(array, fits)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyaccel.data.arrow_columns import read_only
-from anyaccel.data.casting import first_without_place
+from anyaccel.data.casting import first_unrepresentable
 from anyaccel.data.column_copy import Source, filled, sources_of
 from anyaccel.data.roles import Names, brief, listed, names_of
 from anyaccel.data.rows import Rows
@@ -206,7 +206,7 @@ def _check_exact(rows: Rows, name: str, floats: Sequence[np.dtype[Any]]) -> None
         return
     array = rows.array(name)
     for wanted in floats:
-        if wanted.kind == "f" and (row := first_without_place(array, wanted)) is not None:
+        if wanted.kind == "f" and (row := first_unrepresentable(array, wanted)) is not None:
             raise ColumnError(
                 f"column {name!r} of {rows.label!r} is joined with floats as {wanted}: row {row[0]} holds {row[1]}",
                 available=f"{wanted} holds integers to 2**{np.finfo(wanted).nmant + 1} exactly",

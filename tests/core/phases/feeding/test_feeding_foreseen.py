@@ -60,13 +60,13 @@ def test_an_error_is_raised_where_the_epoch_is_asked_for():
 def test_epochs_are_the_same_and_no_thread_is_left(monkeypatch, experiment):
     data = FeatureSet.from_dict("data", {"x": np.arange(64.0)[:, None], "y": np.arange(64.0)[:, None]}, ["x"], ["y"])
     losses, threads = [], []
-    draw = SimpleSampler.mixed
+    draw = SimpleSampler.shuffled
 
-    def mixed(self, draws, epoch):
+    def shuffled(self, draws, epoch):
         threads.append(threading.current_thread().name)
         return draw(self, draws, epoch)
 
-    monkeypatch.setattr(SimpleSampler, "mixed", mixed)
+    monkeypatch.setattr(SimpleSampler, "shuffled", shuffled)
     for worth in (10**9, 1):
         monkeypatch.setattr(foreseen, "WORTH_ROWS", worth)
         graph = ModelGraph(

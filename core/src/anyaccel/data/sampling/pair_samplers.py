@@ -18,7 +18,7 @@ from anyaccel.data.sampling.pair_conditions import (
     relations_of,
 )
 from anyaccel.data.sampling.pair_index import Partners, partners_of
-from anyaccel.data.sampling.sampler import Draws, Sampler, SimpleSampler, check_settings, integer
+from anyaccel.data.sampling.sampler import EpochOrders, Sampler, SimpleSampler, check_settings, integer
 from anyaccel.errors import ConfigError, SamplerError
 
 
@@ -123,7 +123,7 @@ class PairSampler(_Tuples):
         _fill(self, unlike_per_anchor=unlike_per_anchor, shuffle=shuffle, drop_last=drop_last, seed=seed)
         check_settings(self, "per_anchor", "unlike_per_anchor")
 
-    def draws(self, rows: Mapping[str, Rows]) -> Draws:
+    def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
         """Find the partners of every row.
 
         Raises:
@@ -142,7 +142,7 @@ class PairSampler(_Tuples):
             drawn = [kind.drawn(key, own) for (kind, _), key, own in zip(kinds, keys, anchors, strict=True)]
             return first, np.concatenate(drawn)[in_place]
 
-        return Draws(len(first), orders)
+        return EpochOrders(len(first), orders)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -194,7 +194,7 @@ class TripletSampler(_Tuples):
         _fill(self, shuffle=shuffle, drop_last=drop_last, seed=seed)
         check_settings(self, "per_anchor")
 
-    def draws(self, rows: Mapping[str, Rows]) -> Draws:
+    def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
         """Find the positives and negatives of every row.
 
         Raises:
@@ -213,7 +213,7 @@ class TripletSampler(_Tuples):
             drawn = (kind.drawn(key, anchors) for kind, key in zip((positive, negative), keys, strict=True))
             return anchors, *drawn
 
-        return Draws(len(anchors), orders)
+        return EpochOrders(len(anchors), orders)
 
 
 def sampler_from_config(config: Mapping[str, Any]) -> Sampler:

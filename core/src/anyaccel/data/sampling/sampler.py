@@ -16,7 +16,7 @@ from anyaccel.errors import ConfigError, SamplerError
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class EpochOrders:
     """What a sampler takes of some rows, ready to be asked for each epoch.
 
     Attributes:
@@ -32,7 +32,7 @@ class Draws:
 
 
 class Sampler(ABC):
-    """What a phase asks for the rows of each epoch. Derive from it, give it the four settings, and write `draws`.
+    """What a phase asks for the rows of each epoch. Derive from it, give it the four settings, and write `epoch_orders`.
 
     A sampler has one stream or several; in a step every stream gives one batch, and their rows belong together. A node
     reads the first stream, or that of `feature_set.reference(stream=...)`.
@@ -54,7 +54,7 @@ class Sampler(ABC):
     seed: int
 
     @abstractmethod
-    def draws(self, rows: Mapping[str, Rows]) -> Draws:
+    def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
         """Prepare to draw from some rows, given by label of their feature set; all have the same number of rows.
 
         Raises:
@@ -66,13 +66,13 @@ class Sampler(ABC):
     def get_config(self) -> dict[str, Any]:
         """A plain dict that `from_config` reads back."""
 
-    def mixed(self, draws: Draws, epoch: int) -> tuple[np.ndarray, ...]:
+    def shuffled(self, orders: EpochOrders, epoch: int) -> tuple[np.ndarray, ...]:
         """The orders of an epoch (0 is the first) as they are trained with, one for each stream, int64 [n]."""
-        streams = draws.orders(epoch)
+        streams = orders.orders(epoch)
         if not self.shuffle:
             return streams
         # NumPy's integers would name another stream.
-        order = rng.permutation(rng.key(self.seed, "order", integer("epoch", epoch)), draws.n)
+        order = rng.permutation(rng.key(self.seed, "order", integer("epoch", epoch)), orders.n)
         return tuple(stream[order] for stream in streams)
 
     def batches(self, n: int) -> tuple[int, int]:
@@ -124,7 +124,7 @@ class SimpleSampler(Sampler):
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def draws(self, rows: Mapping[str, Rows]) -> Draws:
+    def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
         """Every row once, in its place.
 
         Raises:
@@ -133,7 +133,7 @@ class SimpleSampler(Sampler):
         n = len(next(iter(rows.values())))
         check_rows(n)
         whole = (np.arange(n, dtype=np.int64),)
-        return Draws(n, lambda epoch: whole, fixed=not self.shuffle)
+        return EpochOrders(n, lambda epoch: whole, fixed=not self.shuffle)
 
     def order(self, n: int, epoch: int) -> np.ndarray:
         """The order of `n` rows in an epoch (0 is the first), int64 [n]: each of `range(n)` once.
@@ -143,7 +143,7 @@ class SimpleSampler(Sampler):
         """
         check_rows(n)
         whole = (np.arange(n, dtype=np.int64),)
-        return self.mixed(Draws(n, lambda epoch: whole), epoch)[0]
+        return self.shuffled(EpochOrders(n, lambda epoch: whole), epoch)[0]
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict that `from_config` reads back."""

@@ -12,7 +12,7 @@ from anyaccel.data.column_reference import Reference
 from anyaccel.data.feature_set import FeatureSet
 from anyaccel.data.readers.constructors import check_label
 from anyaccel.data.roles import Names, WithRoles, assign_roles, listed, names_of
-from anyaccel.data.streaming.source_errors import told_of
+from anyaccel.data.streaming.source_errors import error_context
 from anyaccel.errors import SourceError
 from anyaccel.segment import TensorSpec
 
@@ -110,7 +110,7 @@ class Source(WithRoles, ABC):
     def _keep_example(self, columns: Columns) -> FeatureSet:
         if self._example is None:
             few = {name: column[:EXAMPLE_ROWS] for name, column in columns.items()}
-            with told_of(f"source {self._label!r}"):
+            with error_context(f"source {self._label!r}"):
                 self._example = FeatureSet.from_dict(self._label, few, self.features, self.targets, self.tags)
         return self._example
 

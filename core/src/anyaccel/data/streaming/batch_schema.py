@@ -10,7 +10,7 @@ import numpy as np
 
 from anyaccel.data.roles import listed
 from anyaccel.data.streaming.batch_structure import parts_of
-from anyaccel.data.streaming.source_errors import Place, told_of
+from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.data.streaming.to_numpy import anything, numbers
 from anyaccel.errors import SourceError
 from anyaccel.segment import TensorSpec
@@ -28,7 +28,7 @@ class Checker:
         self._keys: frozenset[str] | None = None
         self._kinds: dict[str, Kind] = {}
 
-    def taken(self, place: Place, batch: object) -> dict[str, np.ndarray]:
+    def taken(self, place: BatchPosition, batch: object) -> dict[str, np.ndarray]:
         """A batch as arrays by column name; the first one says what the others have to be like.
 
         Raises:
@@ -37,7 +37,7 @@ class Checker:
         parts = parts_of(place, batch, list(self._roles))
         self._check_keys(place, parts.keys)
         _check_batched(place, parts.values)
-        with told_of(place):
+        with error_context(place):
             arrays = {
                 name: anything(name, value) if self._roles[name] == "tag" else numbers(name, value)
                 for name, value in parts.values.items()
@@ -46,7 +46,7 @@ class Checker:
         self._check_kinds(place, arrays)
         return arrays
 
-    def _check_keys(self, place: Place, keys: frozenset[str]) -> None:
+    def _check_keys(self, place: BatchPosition, keys: frozenset[str]) -> None:
         if self._keys is None:
             self._keys = keys
         new = sorted(keys - self._keys)
@@ -57,7 +57,7 @@ class Checker:
                 hint="give every batch the same columns",
             )
 
-    def _check_rows(self, place: Place, arrays: Mapping[str, np.ndarray]) -> None:
+    def _check_rows(self, place: BatchPosition, arrays: Mapping[str, np.ndarray]) -> None:
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise SourceError(
@@ -68,7 +68,7 @@ class Checker:
         if not next(iter(lengths.values())):
             raise SourceError(f"{place} has no rows", hint="leave empty batches out")
 
-    def _check_kinds(self, place: Place, arrays: Mapping[str, np.ndarray]) -> None:
+    def _check_kinds(self, place: BatchPosition, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in arrays.items():
             if self._roles[name] == "tag":
                 continue
@@ -77,7 +77,7 @@ class Checker:
             self._kinds[name].check(Column(name, place), array)
 
 
-def _check_batched(place: Place, values: Mapping[str, object]) -> None:
+def _check_batched(place: BatchPosition, values: Mapping[str, object]) -> None:
     for name, value in values.items():
         if isinstance(value, (int, float)) or getattr(value, "shape", None) == ():
             raise SourceError(

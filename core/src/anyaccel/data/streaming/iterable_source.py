@@ -12,7 +12,7 @@ from anyaccel.data.streaming.base import BatchSource, Columns
 from anyaccel.data.streaming.batch_schema import Checker
 from anyaccel.data.streaming.dataloader_workers import check_fork, worker_notes, workers_of
 from anyaccel.data.streaming.iterator_factory import length_of, never_ends, opener
-from anyaccel.data.streaming.source_errors import Place, failed
+from anyaccel.data.streaming.source_errors import BatchPosition, failed
 from anyaccel.errors import SourceError
 
 _END = object()
@@ -113,7 +113,7 @@ class IterableSource(BatchSource):
         iterator = self._opener.opened(epoch)
         try:
             for number in itertools.count() if self._limit is None else range(self._limit):
-                place = Place(self._label, epoch, number)
+                place = BatchPosition(self._label, epoch, number)
                 batch = self._next(place, iterator)
                 if batch is _END:
                     self._check_count(epoch, number, promised)
@@ -129,7 +129,7 @@ class IterableSource(BatchSource):
                 _close(iterator)
             del iterator  # as in _next
 
-    def _next(self, place: Place, iterator: Iterator[Any]) -> Any:
+    def _next(self, place: BatchPosition, iterator: Iterator[Any]) -> Any:
         try:
             return next(iterator, _END)
         except Exception as error:

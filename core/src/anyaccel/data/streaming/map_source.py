@@ -16,7 +16,7 @@ from anyaccel.data.streaming.base import EXAMPLE_ROWS, Columns, Source
 from anyaccel.data.streaming.batch_schema import Column, Kind
 from anyaccel.data.streaming.batch_structure import parts_of
 from anyaccel.data.streaming.not_a_source import instead_of
-from anyaccel.data.streaming.source_errors import failed, told_of
+from anyaccel.data.streaming.source_errors import error_context, failed
 from anyaccel.data.streaming.to_numpy import anything, arrays_of, numbers
 from anyaccel.errors import SourceError
 
@@ -133,7 +133,7 @@ class MapSource(Source):
 
     def _stacked(self, name: str, values: list[Any], rows: list[int]) -> np.ndarray:
         where = f"rows {listed(rows)} of source {self._label!r}"
-        with told_of(where):
+        with error_context(where):
             if self._roles[name] == "tag":
                 return anything(name, values)
             arrays = arrays_of(name, values)

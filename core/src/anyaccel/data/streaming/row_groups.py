@@ -14,7 +14,7 @@ from anyaccel.data.arrow_columns import check_numbers, column_spec
 from anyaccel.data.readers.file_discovery import File
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.readers.parquet import Files, valid
-from anyaccel.data.streaming.source_errors import told_of
+from anyaccel.data.streaming.source_errors import error_context
 from anyaccel.errors import SourceError
 from anyaccel.segment import TensorSpec
 
@@ -88,7 +88,7 @@ def pieces(plan: Reading, groups: Sequence[RowGroup]) -> Generator[Any]:
             samples of another shape.
     """
     for group in groups:
-        with told_of(f"{group}, source {plan.label!r}"):
+        with error_context(f"{group}, source {plan.label!r}"):
             yield from _pieces(plan, group)
 
 
@@ -156,6 +156,6 @@ def _opened(label: str, file: File, footer: Any = None) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with pa.OSFile(file.path) as source:
-        with told_of(f"source {label!r}"), valid(file.path):
+        with error_context(f"source {label!r}"), valid(file.path):
             parquet = pq.ParquetFile(source, metadata=footer)
         yield parquet

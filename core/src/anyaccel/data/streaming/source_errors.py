@@ -12,7 +12,7 @@ _LONGEST = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchPosition:
     """Which batch of a source is meant."""
 
     label: str
@@ -24,7 +24,7 @@ class Place:
 
 
 @contextmanager
-def told_of(place: object) -> Iterator[None]:
+def error_context(place: object) -> Iterator[None]:
     """What is raised inside for a column is told with where that was.
 
     Raises:

@@ -151,7 +151,7 @@ class Transforming(Rows):
         """
         names = self._named(columns, [name for fitted in self.transforms for name in fitted.results])
         array = np.asarray(values)
-        steps = concerned(self.transforms, names)
+        steps = relevant_transforms(self.transforms, names)
         if not steps:
             return array
         parts = split_joined(array, [self._shape_now(name) for name in names], listed(names))
@@ -259,7 +259,7 @@ class Transforming(Rows):
         return self.spec(name).shape
 
 
-def concerned(transforms: Sequence[FittedTransform], names: Sequence[str]) -> list[FittedTransform]:
+def relevant_transforms(transforms: Sequence[FittedTransform], names: Sequence[str]) -> list[FittedTransform]:
     """Those of a feature set's transforms that made the columns of these names, or what they were made of; the last
     first."""
     reached, found = set(names), []

@@ -11,7 +11,7 @@ import numpy as np
 
 from anyaccel.data import FeatureSet, FeatureSetView, Rows, joined_spec, loadable_array
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.feature_set_transforms import concerned
+from anyaccel.data.transforms.feature_set_transforms import relevant_transforms
 from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.phases.phase import Data
@@ -83,7 +83,7 @@ def _check_transforms(label: str, rows: Rows, known: FeatureSet) -> None:
     given = _source(rows)
     if given is known or not isinstance(given, FeatureSet):
         return
-    wanted, found = (concerned(one.transforms, known.features)[::-1] for one in (known, given))
+    wanted, found = (relevant_transforms(one.transforms, known.features)[::-1] for one in (known, given))
     if len(wanted) == len(found) and all(one.is_like(other) for one, other in zip(wanted, found, strict=True)):
         return
     other = "with other transforms than" if found else "as it was before the transforms of"
@@ -150,7 +150,7 @@ def _same(one: Column, other: Column) -> bool:
 def _check_made(column: Column, rows: Rows, known: FeatureSet | None) -> None:
     """A column that is missing because a transform of the graph's data made it."""
     missing = [name for name in column.columns if name not in rows.columns]
-    makers = concerned(known.transforms, missing[:1]) if known is not None else []
+    makers = relevant_transforms(known.transforms, missing[:1]) if known is not None else []
     if makers and not any(missing[0] in one.columns for one in makers):
         raise ColumnError(
             f"{rows.label!r} has no column {missing[0]!r}, which the graph's data have from a transform",

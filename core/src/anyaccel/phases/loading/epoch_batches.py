@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from anyaccel.data import Draws, Rows, Sampler
+from anyaccel.data import EpochOrders, Rows, Sampler
 from anyaccel.errors import PhaseError, SamplerError
 
 ZIP_STRICT, ZIP_CYCLE = "zip_strict", "zip_cycle"
@@ -30,7 +30,7 @@ class Source:
     """A sampler at work on feature sets of `count` rows; `times` is how often it begins again in an epoch, plus one."""
 
     sampler: Sampler
-    draws: Draws
+    draws: EpochOrders
     count: int
     times: int = 1
 
@@ -49,7 +49,7 @@ class Source:
         return tuple(np.concatenate([order[:used] for order in orders]) for orders in zip(*several, strict=True))
 
     def _mixed(self, epoch: int) -> tuple[np.ndarray, ...]:
-        return _checked(self.sampler, self.draws.n, self.count, self.sampler.mixed(self.draws, epoch))
+        return _checked(self.sampler, self.draws.n, self.count, self.sampler.shuffled(self.draws, epoch))
 
 
 def source_of(sampler: Sampler, rows: Mapping[str, Rows]) -> Source:
@@ -58,7 +58,7 @@ def source_of(sampler: Sampler, rows: Mapping[str, Rows]) -> Source:
     Raises:
         SamplerError: nothing can be drawn from them, or no batch is full.
     """
-    draws = sampler.draws(rows)
+    draws = sampler.epoch_orders(rows)
     sampler.batches(draws.n)
     return Source(sampler, draws, len(next(iter(rows.values()))))
 
@@ -159,7 +159,7 @@ def in_order(samplers: Sampler | Mapping[str, Sampler], rows: Mapping[str, Rows]
     found: dict[Lane, np.ndarray] = {}
     groups = [(samplers, rows)] if isinstance(samplers, Sampler) else [(samplers[k], {k: rows[k]}) for k in samplers]
     for sampler, its in groups:
-        draws = sampler.draws(its)
+        draws = sampler.epoch_orders(its)
         streams = _checked(sampler, draws.n, len(next(iter(its.values()))), draws.orders(0))
         for name in its:
             found.update(_lanes(name, sampler, streams))

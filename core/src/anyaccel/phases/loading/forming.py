@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.data.casting import first_without_place
+from anyaccel.data.casting import first_unrepresentable
 from anyaccel.errors import ColumnError
 from anyaccel.graph import Column
 from anyaccel.phases.loading import device_columns
@@ -43,7 +43,7 @@ def _join(column: Column, batch: Batch, out: np.ndarray) -> None:
 def _check_exact(column: Column, name: str, part: np.ndarray, dtype: np.dtype[Any]) -> None:
     if part.dtype.kind not in "iu" or dtype.kind != "f":
         return
-    found = first_without_place(part, dtype)
+    found = first_unrepresentable(part, dtype)
     if found is not None:
         raise ColumnError(
             f"column {name!r} is joined with floats as {dtype}: row {found[0]} holds {found[1]}",

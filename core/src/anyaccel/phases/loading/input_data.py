@@ -11,7 +11,7 @@ import numpy as np
 
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Source, as_source
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.feature_set_transforms import concerned
+from anyaccel.data.transforms.feature_set_transforms import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.phases.kinds import TrainPhase
 from anyaccel.phases.phase import Data, Phase
@@ -133,7 +133,7 @@ def _streamed(part: Phase, sets: Mapping[str, FeatureSet], found: Mapping[str, S
 
 def _check_transforms(part: Phase, source: Source, known: FeatureSet) -> None:
     """Rows of a source come as they are, and would give wrong numbers where the graph's were transformed."""
-    made = concerned(known.transforms, known.features)
+    made = relevant_transforms(known.transforms, known.features)
     if made:
         raise PhaseError(
             f"phase {part.label!r} was given the source {source.label!r}, whose rows come as they are",

@@ -14,7 +14,7 @@ import numpy as np
 
 from anyaccel.backend import AsyncCopy, ComputingBackend
 from anyaccel.data import BatchSource, MapSource
-from anyaccel.data.streaming.source_errors import Place, told_of
+from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
 from anyaccel.phases.loading.device_columns import Feed
@@ -161,7 +161,7 @@ class Sourced(Supply):
             size = len(next(iter(batch.values())))
             if start + size > slot.capacity or slot.capacity < self._capacity:
                 self._make_room(slot, start, size)
-            with told_of(Place(self._source.label, number, position)):
+            with error_context(BatchPosition(self._source.label, number, position)):
                 for column, buffer, classes in slot.columns:
                     formed(column, batch, buffer[start : start + size], classes)
             sizes.append(size)
@@ -257,5 +257,5 @@ class ItemsStreamed(Streamed):
             for name, buffer in buffers.items():
                 column = self._columns[name]
                 if (column.feature_set, column.stream) == lane:
-                    with told_of(f"source {self._source.label!r}"):
+                    with error_context(f"source {self._source.label!r}"):
                         formed(column, batch, buffer[: len(order)], self._classes.get(name))

@@ -404,7 +404,7 @@ def test_an_error_without_words_and_one_of_many() -> None:
         raise error
         yield
 
-    with pytest.raises(SourceError, match=r"could not be made: KeyError\. To do"):
+    with pytest.raises(SourceError, match=r"could not be made: KeyError\. Hint"):
         taken(source(lambda: broken(KeyError())))
     with pytest.raises(SourceError, match=r"ValueError: a{300}\.\.\. "):
         taken(source(lambda: broken(ValueError("a" * 400))))

@@ -1,0 +1,275 @@
+"""Layers of a library that runs on several frameworks: their parts, variable names, initializers, inputs and losses.
+
+The adapter imports no such library: each function works with the module that a plugin gives, and a plugin gives None
+as long as nobody has imported it. What a framework adds (its own modules, its own generators) comes by a subclass.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anyaccel import rng
+from anyaccel.errors import ShapeError, SpecError
+from anyaccel.specs import Loss
+
+_IMAGE_LAYERS = ("Conv", "Pooling", "UpSampling", "ZeroPadding", "Cropping")
+_ELEMENTWISE_LAYERS = (".layers.activations", ".layers.regularization")
+# Losses that compare outputs and targets element by element, by their classes' names in lower case.
+_ELEMENTWISE_LOSSES = frozenset(
+    {
+        *("meansquarederror", "meanabsoluteerror", "meanabsolutepercentageerror", "meansquaredlogarithmicerror"),
+        *("huber", "logcosh", "poisson", "binarycrossentropy", "binaryfocalcrossentropy", "hinge", "squaredhinge"),
+        *("categoricalhinge", "kldivergence", "cosinesimilarity"),
+    }
+)
+
+
+class LayerLibrary:
+    """Introspection of layers of a library.
+
+    Args:
+        module: the library, or None where nothing can belong to it.
+
+    Attributes:
+        hidden_prefixes: beginnings of attribute names that a framework keeps for itself.
+    """
+
+    hidden_prefixes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    # -- kinds of objects ------------------------------------------------------------------------------------------
+
+    def is_layer(self, obj: Any) -> bool:
+        """Whether an object is a layer or model of the library."""
+        return self.module is not None and isinstance(obj, self.module.Layer)
+
+    def is_variable(self, obj: Any) -> bool:
+        """Whether an object is a variable."""
+        return self.module is not None and isinstance(obj, self.module.Variable)
+
+    def is_random(self, obj: Any) -> bool:
+        """Whether an object keeps the state of random numbers, in its attribute `state`."""
+        return self.module is not None and isinstance(obj, self.module.random.SeedGenerator)
+
+    def is_part(self, obj: Any) -> bool:
+        """Whether an object may hold variables or other parts in its attributes."""
+        return self.is_layer(obj)
+
+    def is_functional(self, obj: Any) -> bool:
+        """Whether an object is a functional model; the library has no public name for that class."""
+        return self.is_layer(obj) and any(base.__name__ == "Functional" for base in type(obj).__mro__)
+
+    def is_sequential(self, obj: Any) -> bool:
+        """Whether an object is a sequence of layers."""
+        return self.module is not None and isinstance(obj, self.module.Sequential)
+
+    @cached_property
+    def layer_attributes(self) -> frozenset[str]:
+        """Names of the attributes that every layer has for its own bookkeeping."""
+        return frozenset(vars(self.module.Layer()))
+
+    # -- walking ---------------------------------------------------------------------------------------------------
+
+    def walk(self, obj: Any) -> Iterator[tuple[str, Any]]:
+        """Everything that an object holds, itself first, each object once, with the attributes that lead to it.
+
+        Paths are joined by dots, without leading underscores: `layers.0.kernel`.
+        """
+        return self._walk(obj, "", {})
+
+    def _walk(self, obj: Any, path: str, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+        if id(obj) in seen:
+            return
+        seen[id(obj)] = obj  # kept alive, so that no other object gets the same id
+        yield path, obj
+        for name, child in () if self.is_variable(obj) else self.children(obj):
+            name = name.lstrip("_")
+            yield from self._walk(child, f"{path}.{name}" if path else name, seen)
+
+    def children(self, obj: Any) -> Iterator[tuple[str, Any]]:
+        """What a container, a random generator or a part holds, by name."""
+        if isinstance(obj, Mapping):
+            yield from ((str(key), child) for key, child in obj.items())
+        elif isinstance(obj, (list, tuple)):
+            yield from ((str(i), child) for i, child in enumerate(obj))
+        elif self.is_random(obj):
+            yield "state", obj.state
+        elif self.is_part(obj):
+            if self.is_functional(obj) or self.is_sequential(obj):  # their layers have no attributes of their own
+                yield "layers", list(obj.layers)
+            yield from sorted(self.attributes(obj).items(), key=lambda item: self._rank(obj, item[0]))
+
+    def attributes(self, part: Any) -> Mapping[str, Any]:
+        """The attributes of a part that are looked through."""
+        held: Mapping[str, Any] = vars(part)
+        return held
+
+    def _rank(self, part: Any, name: str) -> int:
+        """The user's attributes first, then private ones, then bookkeeping."""
+        if name.startswith(self.hidden_prefixes) or (self.is_layer(part) and name in self.layer_attributes):
+            return 2
+        return int(name.startswith("_"))
+
+    def named(self, model: Any, variables: Iterable[Any]) -> dict[str, Any]:
+        """Variables of a model by the path that leads to each, in the order given."""
+        paths = {id(obj): path for path, obj in self.walk(model) if self.is_variable(obj)}
+        return unique_names((paths.get(id(v), f"variables.{i}"), v) for i, v in enumerate(variables))
+
+    # -- building --------------------------------------------------------------------------------------------------
+
+    def seed_initializers(self, model: Any, seed: int) -> None:
+        """Give the initializers of unbuilt layers seeds that follow from `seed`; a seed of the user's stays."""
+        for path, layer in list(self.walk(model)):
+            if self.is_layer(layer) and not layer.built:
+                key = rng.key(seed, path)
+                for name, value in vars(layer).items():
+                    if isinstance(value, self.module.Initializer) and _is_unseeded(value):
+                        value.seed = rng.key(key, name) % 2**31
+
+    def unbuilt_dtype(self, model: Any) -> str | None:
+        """Dtype of the weights that the first layer will make; None where it is not floating, or there is no layer."""
+        for _, layer in self.walk(model):
+            if self.is_layer(layer) and not hasattr(layer, "layers"):  # a model's dtype may differ from its layers'
+                return str(layer.variable_dtype) if "float" in str(layer.variable_dtype) else None
+        return None
+
+    # -- calling ---------------------------------------------------------------------------------------------------
+
+    def packing(self, layer: Any, n_inputs: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """How `n_inputs` inputs become the positional arguments of a layer.
+
+        A functional model takes the structure of its `input`; a layer whose `call` has fewer positional parameters
+        than there are inputs takes them as one list.
+        """
+        if self.is_functional(layer):
+            tree, structure = self.module.tree, layer.input
+            return lambda inputs: [tree.pack_sequence_as(structure, list(inputs))]
+        parameters = inspect.signature(layer.call).parameters.values()
+        if n_inputs == 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return lambda inputs: inputs
+        positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len([name for name in positional if name not in ("training", "mask")]) >= n_inputs:
+            return lambda inputs: inputs
+        return lambda inputs: [list(inputs)]
+
+    def data_format(self, model: Any) -> tuple[str, str]:
+        """As `Compute.data_format`, for a layer for images, or a sequence that begins or ends with one."""
+        layers = [layer for layer in self._flat(model) if not _is_elementwise(layer)]
+        first, last = (_image_format(end[0]) if end else "" for end in (layers[:1], layers[-1:]))
+        return first, "" if layers and "Global" in type(layers[-1]).__name__ else last
+
+    def _flat(self, layer: Any) -> list[Any]:
+        layers = layer.layers if self.is_sequential(layer) else []
+        return [leaf for inner in layers for leaf in self._flat(inner)] or [layer]
+
+    # -- losses ----------------------------------------------------------------------------------------------------
+
+    def is_loss(self, own: Any) -> bool:
+        """Whether a loss is the library's: a class derived from its `Loss`, an instance of one, or a function."""
+        if self.module is None:
+            return False
+        own_class = own if isinstance(own, type) else type(own)
+        package = str(self.module.__name__).partition(".")[0]
+        return issubclass(own_class, self.module.losses.Loss) or (
+            inspect.isfunction(own) and own.__module__.startswith(f"{package}.")
+        )
+
+    def loss_function(self, loss: Loss, mean: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+        """A loss of the library as a function of (outputs, targets) that gives a scalar and never broadcasts.
+
+        Args:
+            loss: its `own` is a loss of the library.
+            mean: the mean of a tensor; the library may give one number per sample.
+
+        Raises:
+            SpecError: the class does not take `loss_kwargs`.
+        """
+        own = make_loss(loss)
+        compares_elements = _is_elementwise_loss(own)
+
+        def compute(outputs: Any, targets: Any) -> Any:
+            if compares_elements:
+                _refuse_broadcasting(loss.name, tuple(outputs.shape), tuple(targets.shape))
+            return mean(own(targets, outputs))  # the library takes targets first
+
+        compute.__name__ = loss.name
+        return compute
+
+
+def unique_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Values by name; a name that is taken already gets `_2`, `_3` and so on appended."""
+    named: dict[str, Any] = {}
+    for path, value in pairs:
+        name, number = path, 2
+        while name in named:
+            name, number = f"{path}_{number}", number + 1
+        named[name] = value
+    return named
+
+
+@contextmanager
+def seeded_host_generators(seed: int) -> Iterator[None]:
+    """Inside, Python's and NumPy's global generators start from a 64-bit seed; afterwards they go on as before."""
+    states = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def make_loss(loss: Loss) -> Any:
+    """The loss's own object; a class is called with `loss_kwargs`.
+
+    Raises:
+        SpecError: the class does not take them.
+    """
+    if not isinstance(loss.own, type):
+        return loss.own
+    try:
+        return loss.own(**loss.kwargs)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"cannot create the loss {loss.name!r}: {error}", hint="correct loss_kwargs") from error
+
+
+def _is_unseeded(initializer: Any) -> bool:
+    try:
+        return hasattr(initializer, "seed") and initializer.get_config().get("seed", 0) is None
+    except NotImplementedError:  # the user's own class need not have a configuration
+        return False
+
+
+def _image_format(layer: Any) -> str:
+    is_for_images = any(word in type(layer).__name__ for word in _IMAGE_LAYERS)
+    return str(getattr(layer, "data_format", "")) if is_for_images else ""
+
+
+def _is_elementwise(layer: Any) -> bool:
+    return any(package in type(layer).__module__ for package in _ELEMENTWISE_LAYERS)
+
+
+def _is_elementwise_loss(own: Any) -> bool:
+    names = [own.__name__] if inspect.isfunction(own) else [base.__name__ for base in type(own).__mro__]
+    return any(name.replace("_", "").lower() in _ELEMENTWISE_LOSSES for name in names)
+
+
+def _refuse_broadcasting(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
+    """A trailing axis of length 1 may be missing on either side: the library itself drops it."""
+    shorter, longer = sorted((outputs, targets), key=len)
+    if longer not in (shorter, (*shorter, 1)):
+        raise ShapeError(
+            f"the loss {name!r} got outputs of shape {list(outputs)} and targets of shape {list(targets)}",
+            available="losses do not broadcast: both must have the same shape",
+            hint="give the model the output shape of the targets, or store the targets in the shape of the outputs",
+        )

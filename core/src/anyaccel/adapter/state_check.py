@@ -1,0 +1,57 @@
+"""Checks of a model's state, names to NumPy arrays, before anything of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from anyaccel.errors import StateError
+from anyaccel.segment import TensorSpec
+
+
+def state_names(parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters and buffers under the names that a state has: `parameters/NAME` and `buffers/NAME`."""
+    named = {f"parameters/{name}": value for name, value in parameters.items()}
+    return named | {f"buffers/{name}": value for name, value in buffers.items()}
+
+
+def check_state(state: Mapping[str, np.ndarray], expected: Mapping[str, TensorSpec]) -> None:
+    """Make sure that a state has exactly the expected names, shapes and dtypes (byte order does not matter).
+
+    Args:
+        state: the values to load, by name.
+        expected: the whole shape and the dtype of each value of the model.
+
+    Raises:
+        StateError: it does not.
+    """
+    missing = [name for name in expected if name not in state]
+    unknown = [name for name in state if name not in expected]
+    if missing or unknown:
+        problems = [f"lacks {', '.join(missing)}"] if missing else []
+        problems += [f"has {', '.join(unknown)}, which the model does not have"] if unknown else []
+        raise StateError(
+            f"the state {' and '.join(problems)}",
+            available=f"the model has {', '.join(expected) or 'no values'}",
+            hint="load the state of a model with the same architecture",
+        )
+    for name, spec in expected.items():
+        value = np.asarray(state[name])
+        given = TensorSpec(value.shape, value.dtype.name)
+        if given != spec:
+            raise StateError(
+                f"{name} in the state is {given}",
+                available=f"{name} of the model is {spec}",
+                hint="load the state of a model of the same sizes and dtype",
+            )
+
+
+def not_built_error(
+    model: Any, hint: str = "build the graph that contains it, or call it once with a batch"
+) -> StateError:
+    """The error for a model that has no parameters yet."""
+    return StateError(
+        f"{type(model).__name__} has no parameters yet, because the shapes of its inputs are not known", hint=hint
+    )

@@ -1,0 +1,29 @@
+"""Attributes of a package that are imported on first use, so that importing the package stays cheap."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_attributes(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` for a package whose public names are in its submodules.
+
+    Args:
+        package: the package's `__name__`.
+        modules: for each name the module that defines it, absolute or (`.module`) relative to the package.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(modules[name], package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted(sys.modules[package].__all__)
+
+    return get, names
