@@ -35,7 +35,7 @@ import numpy as np
 
 import anyaccel as aa
 from anyaccel.phases import RichProgress
-from anyaccel.phases.progress import DrawnProgress
+from anyaccel.phases.progress import ThrottledProgress
 
 FEATURES, BATCH, STEPS = 50, 64, 250
 PLACES = {
@@ -124,7 +124,7 @@ class Times(NamedTuple):
 
 def advance_ns(count: int = 200_000) -> float:
     """Nanoseconds of one call that draws nothing."""
-    progress = DrawnProgress()
+    progress = ThrottledProgress()
     progress.interval = 1e9  # type: ignore[misc]
     progress.start("", 1, count)
     began = time.process_time()

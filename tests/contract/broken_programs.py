@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from broken import fault
 
-from anyaccel.adapter import Applied, ArrayProgram
+from anyaccel.adapter import ArrayProgram, VjpResult
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
@@ -136,7 +136,7 @@ class GradientsOfBiasesDouble(NumpyOps):
             gradients, back = applied.pullback(cotangents)
             return {name: g * (1 + name.endswith("bias")) for name, g in gradients.items()}, back
 
-        return Applied(applied.outputs, pullback, applied.buffers)
+        return VjpResult(applied.outputs, pullback, applied.buffers)
 
 
 @fault("compute", "test_the_way_back_draws_what_the_way_there_drew")

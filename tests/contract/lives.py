@@ -98,7 +98,7 @@ class History:
             self._steps_at_once()
         self.note("snapshot", self._snapshot())
         self._published()
-        self.note("slots", [s for state in self.program.release().values() for s in _slots(state)])
+        self.note("slots", [s for state in self.program.close().values() for s in _slots(state)])
         self.note("released", self.models())
         return self.found
 
@@ -112,8 +112,8 @@ class History:
             for given in (True, False):
                 self._pulled(given, inputs=lacking)
                 self._gradients()
-                self.program.apply()
-            self.note("steps", [np.array([state.step for state in self.program.states().values()])])
+                self.program.optimizer_step()
+            self.note("steps", [np.array([state.step for state in self.program.optimizer_states().values()])])
 
     def _pulled(self, given, scale=None, inputs=None):
         outputs, losses, pullback = self.program.forward_pullback(inputs or self.inputs, scale)
@@ -130,7 +130,7 @@ class History:
 
     def _gradients(self):
         found = []
-        self.program.reduce(lambda gradient: (found.append(gradient), gradient)[1])
+        self.program.map_gradients(lambda gradient: (found.append(gradient), gradient)[1])
         self.note("gradients", found)
         self.note("stats", [part for pair in self.program.grad_stats().values() for part in pair])
 
@@ -141,20 +141,20 @@ class History:
             self._pulled(given, scales)
             self._pulled(not given, scales)
             self._gradients()
-            self.program.apply({group.name: 0.5 for group in self.segment.groups} if given else None)
+            self.program.optimizer_step({group.name: 0.5 for group in self.segment.groups} if given else None)
         self._pulled(True)
-        self.program.discard()
+        self.program.zero_grad()
 
     def _steps_at_once(self):
         order = np.random.default_rng(6).permutation(ROWS)
         orders = [self.case.backend.from_host(order, self.case.where[name]) for name in self.case.columns]
         for start, count, batch in ((0, 3, 2), (1, 1, 4), (2, 2, 2)):
-            self.note("means", [self.program.steps(self.inputs, orders, start, count, batch)])
-        self.note("steps", [np.array([state.step for state in self.program.states().values()])])
+            self.note("means", [self.program.train_steps(self.inputs, orders, start, count, batch)])
+        self.note("steps", [np.array([state.step for state in self.program.optimizer_states().values()])])
 
     def _act(self):
         self._pulled(True)
-        self.program.apply()
+        self.program.optimizer_step()
         if self.segment.losses:
             self._steps_at_once()
 
@@ -171,8 +171,8 @@ class History:
 
     def _published(self):
         """What was handed out stays as it was."""
-        self.program.publish()
-        states = self.program.states()
+        self.program.sync_models()
+        states = self.program.optimizer_states()
         before = self.models(), [self.read(s).copy() for state in states.values() for s in _slots(state)]
         self.note("published", before[0])
         self._act()

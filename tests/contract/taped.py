@@ -162,7 +162,7 @@ class TapedOps(TracedOps):
         changed = {**walked(bare, dict(buffers)), **applied.buffers} if applied.buffers else None
         return recorded(tuple(applied.outputs), given, pullback), changed
 
-    def pulled(self, function, primals, rest):
+    def value_and_pullback(self, function, primals, rest):
         tape = []
         boxes = walked(lambda array: Box(bare(array), tape), primals)
         values, others = function(boxes, walked(bare, rest))
@@ -185,10 +185,10 @@ class TapedOps(TracedOps):
         there = moved(bare(array), device)
         return array if there is bare(array) else recorded(there, [array], lambda c: [moved(c, home)])
 
-    def rows(self, column, start, stop, order):
+    def gather_rows(self, column, start, stop, order):
         return rows(column, start, stop, order)
 
-    def gather(self, column, order, start, size):
+    def gather_batch(self, column, order, start, size):
         return rows(column, int(start), int(start) + size, order)
 
     def astype(self, array, dtype):
@@ -206,13 +206,13 @@ class TapedOps(TracedOps):
     def fold(self, key, number):
         return np.array(rng.key(int(key), int(number)), np.uint64)
 
-    def compiled(self, function):
+    def compile(self, function):
         """Called once for nothing, as if it were traced, with arrays that are then destroyed."""
 
         def run(*given):
             assert all(isinstance(one, (np.ndarray, np.generic, Box)) for one in leaves(given)), "a number in the code"
             places = {str(place_of(bare(one))) for one in leaves(given) if one.ndim}
-            assert self.spans or len(places) < 2, f"compiled for {places}"
+            assert self.multi_device or len(places) < 2, f"compiled for {places}"
             trial = walked(lambda one: bare(one).copy(), given)
             function(*trial)
             walked(destroyed, trial)
@@ -230,23 +230,23 @@ def _add(flow, pairs):
 class DonatingOps(TapedOps):
     """Destroys the state that it is given, compiles for one device only, and packs small models."""
 
-    donates, spans = True, False
+    donates, multi_device = True, False
 
-    def repeated(self, body, *, quick=False):
+    def compile_steps(self, body, *, quick=False):
         def inside(state, rest, row):
-            state, step, unpacked = body.packed(state)
+            state, step, unpacked = body.flatten(state)
             state, result = step(state, rest, row)
             return unpacked(state), result
 
-        compiled = self.compiled(inside)
+        compiled = self.compile(inside)
 
-        def run(state, rest, course, count):
+        def run(state, rest, cursor, count):
             results = []
             for _ in range(count):
                 before = state
-                state, result = compiled(before, rest, walked(np.array, course.row()))
-                course.went(1)
-                state = walked(self.copied, state)
+                state, result = compiled(before, rest, walked(np.array, cursor.scalars()))
+                cursor.advance(1)
+                state = walked(self.copy, state)
                 walked(destroyed, before)
                 results.append(result)
             return state, np.stack(results) if results else None

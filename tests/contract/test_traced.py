@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anyaccel.device import Device
 from anyaccel.errors import SpecError
-from anyaccel.numpy_backend import Activation, Applied, BatchNorm, Dense, Module, Sequential, simulate
+from anyaccel.numpy_backend import Activation, BatchNorm, Dense, Module, Sequential, VjpResult, simulate
 from anyaccel.numpy_backend.transfers import moved
 from anyaccel.segment import ParameterGroup
 from anyaccel.specs import Loss, Optimizer
@@ -58,7 +58,7 @@ class Split(Module):
             p, q = cotangents
             return {"factor": np.sum(p * x, axis=0)}, (p * factor - q,)
 
-        return Applied((x * factor, -x), pullback, {"times": values["times"] + 1} if train else None)
+        return VjpResult((x * factor, -x), pullback, {"times": values["times"] + 1} if train else None)
 
 
 class Table(Module):
@@ -75,7 +75,7 @@ class Table(Module):
             chosen = np.equal(index[:, None], moved(np.arange(3), device_of(index)))
             return {"table": np.matmul(chosen.astype("float64").T, cotangents[0])}, (None,)
 
-        return Applied((table[index], index), pullback)
+        return VjpResult((table[index], index), pullback)
 
 
 def one_model(case, _):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from anyaccel.adapter import TracedProgram
-from anyaccel.adapter.cache_key import Same, nature
-from anyaccel.adapter.compile_cache import KEPT, MOST
+from anyaccel.adapter.cache_key import IdentityKey, attributes_key
+from anyaccel.adapter.compile_cache import CACHE, MAX_SEGMENTS
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
 from anyaccel.numpy_backend import NumpyBackend
@@ -31,9 +31,9 @@ class CountedOps(TapedOps):
     def __init__(self, log=None):
         self.log = [] if log is None else log
 
-    def compiled(self, function):
+    def compile(self, function):
         self.log.append("compiled")
-        run = super().compiled(function)
+        run = super().compile(function)
 
         def counted(*given):
             self.log.append("called")
@@ -47,7 +47,7 @@ class UntraceableOps(CountedOps):
 
     error = TypeError("a value is wanted\nof what has none")
 
-    def compiled(self, function):
+    def compile(self, function):
         def refuse(*given):
             raise self.error
 
@@ -57,17 +57,17 @@ class UntraceableOps(CountedOps):
 class PatientOps(CountedOps):
     """One by one for as long as nobody asks."""
 
-    patience = 1e9
+    eager_seconds = 1e9
 
 
 class SharingOps(CountedOps):
     """Compiles once for all programs of a model."""
 
-    def shared(self):
+    def shareable(self):
         return type(self)(self.log)
 
-    def nature(self, model):
-        return nature([("", model)], lambda _: {"parameters", "buffers"}, lambda _: False)
+    def cache_key(self, model):
+        return attributes_key([("", model)], lambda _: {"parameters", "buffers"}, lambda _: False)
 
 
 class Backend(NumpyBackend):
@@ -96,16 +96,16 @@ def lived(ops):
     losses = [program.forward(columns)[1]["loss0"][0]]
     _, found, pull = program.forward_pullback(columns)
     pull([None])
-    program.apply()
+    program.optimizer_step()
     losses.append(found["loss0"][0])
-    return [*map(float, losses), *program.steps(columns, orders, 0, 3, 2)[:, 0].tolist()], program
+    return [*map(float, losses), *program.train_steps(columns, orders, 0, 3, 2)[:, 0].tolist()], program
 
 
 def test_what_cannot_be_traced_is_done_one_by_one_with_the_same_numbers():
     found, program = lived(UntraceableOps())
     assert found == pytest.approx(lived(TapedOps())[0], rel=1e-12)
     assert program.untraced == "TypeError: a value is wanted"
-    assert program.offer(10) is None
+    assert program.estimate_compile(10) is None
     with pytest.raises(CompileError) as caught:
         program.compile((), (), 2)
     assert str(caught.value) == ("steps of segment 'case' cannot be compiled. Available: TypeError: a value is wanted.")
@@ -115,7 +115,7 @@ def test_steps_that_cannot_be_compiled_say_why_and_go_on():
     program, columns, orders = made(UntraceableOps())
     with pytest.raises(CompileError, match="steps of segment 'case' cannot be compiled: TypeError: a value is wanted"):
         program.compile(columns, orders, 2)
-    assert np.isfinite(program.steps(columns, orders, 0, 3, 2)).all()
+    assert np.isfinite(program.train_steps(columns, orders, 0, 3, 2)).all()
 
 
 def test_a_lack_of_memory_is_no_reason_to_go_on_plainly():
@@ -123,7 +123,7 @@ def test_a_lack_of_memory_is_no_reason_to_go_on_plainly():
         error = OutOfMemoryError("no room for a step")
 
     program, columns, orders = made(FullOps())
-    for act in (program.forward, lambda given: program.steps(given, orders, 0, 1, 2)):
+    for act in (program.forward, lambda given: program.train_steps(given, orders, 0, 1, 2)):
         with pytest.raises(OutOfMemoryError, match="no room for a step"):
             act(columns)
     with pytest.raises(OutOfMemoryError):
@@ -136,23 +136,23 @@ def test_patience_leaves_everything_plain_until_it_is_asked_for():
     program, columns, orders = made(ops)
     program.forward(columns)
     program.forward_pullback(columns)[2]([None])
-    program.apply()
-    program.steps(columns, orders, 0, 3, 2)
+    program.optimizer_step()
+    program.train_steps(columns, orders, 0, 3, 2)
     assert "called" not in ops.log
-    offer = program.offer(100)
-    assert offer is not None and offer.seconds > 0.0
+    offer = program.estimate_compile(100)
+    assert offer is not None and offer.compile_seconds > 0.0
     program.compile(columns, orders, 2)
     begun = ops.log.count("called")
-    program.steps(columns, orders, 0, 3, 2)
+    program.train_steps(columns, orders, 0, 3, 2)
     assert ops.log.count("called") == begun + 3
-    program.steps(columns, orders, 0, 1, 3)
+    program.train_steps(columns, orders, 0, 1, 3)
     assert ops.log.count("called") == begun + 3, "another size is done plainly"
-    assert program.offer(100) == CompileEstimate(0.0, 0.0)
+    assert program.estimate_compile(100) == CompileEstimate(0.0, 0.0)
 
 
 def test_patience_ends():
     class ImpatientOps(PatientOps):
-        patience = 1e-9
+        eager_seconds = 1e-9
 
     ops = ImpatientOps()
     program, columns, _ = made(ops)
@@ -186,34 +186,34 @@ def test_programs_of_one_model_share_what_is_compiled():
     case = Case(Backend(ops))
     model = case.dense()
     shared(ops, model)
-    first, known = len(ops.log), len(KEPT)
+    first, known = len(ops.log), len(CACHE)
     assert first and known
     shared(ops, model, Optimizer("adam", lr=0.7))
-    assert len(ops.log) == first and len(KEPT) == known
+    assert len(ops.log) == first and len(CACHE) == known
     for changed in ({"optimizer": Optimizer("sgd")}, {"loss": "mae"}, {"optimizer": Optimizer("adam", clip_norm=1.0)}):
         shared(ops, model, **changed)
         assert len(ops.log) > first
         first = len(ops.log)
     shared(ops, model, loss=Loss(lambda y, t: y.mean()))
-    known = len(KEPT)
+    known = len(CACHE)
     shared(ops, model, loss=Loss(lambda y, t: y.mean()))
-    assert len(KEPT) == known, "a function that may hold anything is not kept"
+    assert len(CACHE) == known, "a function that may hold anything is not kept"
     model.extra = 3
     shared(ops, model)
-    assert len(KEPT) == known + 1, "the model was changed"
+    assert len(CACHE) == known + 1, "the model was changed"
 
 
 def test_what_is_kept_goes_with_its_model_and_is_not_more_than_some():
     ops = SharingOps()
-    models = [Case(Backend(ops)).dense() for _ in range(MOST + 3)]
+    models = [Case(Backend(ops)).dense() for _ in range(MAX_SEGMENTS + 3)]
     for model in models:
         shared(ops, model)
-    assert len(KEPT) == MOST
+    assert len(CACHE) == MAX_SEGMENTS
     gone = weakref.ref(models[-1])
     model = None
     models.clear()
     gc.collect()
-    assert gone() is None and len(KEPT) == 0
+    assert gone() is None and len(CACHE) == 0
 
 
 def test_natures_compare_plain_values_and_know_objects():
@@ -224,7 +224,7 @@ def test_natures_compare_plain_values_and_know_objects():
     part.rate, part.sizes, part.act, part.table = 0.5, [1, (2, "x")], thing, np.arange(3)
 
     def told():
-        return nature([("", part)], lambda _: (), lambda _: False)
+        return attributes_key([("", part)], lambda _: (), lambda _: False)
 
     before = told()
     assert told() == before and hash(told()) == hash(before)
@@ -245,7 +245,7 @@ def test_natures_compare_plain_values_and_know_objects():
 
 def test_what_is_gone_equals_nothing():
     thing = np.zeros(2)
-    same, again = Same(thing), Same(thing)
+    same, again = IdentityKey(thing), IdentityKey(thing)
     assert same == again and same != 3
     del thing
     gc.collect()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from anyaccel.adapter import Applied, ArrayProgram
+from anyaccel.adapter import ArrayProgram, VjpResult
 from anyaccel.numpy_backend import Dense, Module, NumpyBackend, Sequential
 from anyaccel.numpy_backend.ops import NumpyOps
 
@@ -15,7 +15,7 @@ class Halved(Module):
     def apply(self, values, inputs, *, train, key):
         (x,) = inputs
         np.multiply(x, x.dtype.type(0.5), out=x)
-        return Applied((x,), lambda cotangents: ({}, (cotangents[0] * 0.5,)))
+        return VjpResult((x,), lambda cotangents: ({}, (cotangents[0] * 0.5,)))
 
 
 def writing_model():

@@ -1,4 +1,4 @@
-"""Experiment: a graph, the phases that were run over it, and what each gave."""
+"""Experiment: runs phases over one graph and keeps their results."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from anyaccel.results import (
     plots,
     runs_html,
 )
-from anyaccel.results.formatting import absent
+from anyaccel.results.formatting import unknown_name
 
 
 class Experiment:
-    """Runs phases over one graph and keeps what they give.
+    """Runs phases over one graph and keeps their results in `history`.
 
     Args:
-        label: its name.
+        label: name of the experiment.
         graph: the ModelGraph.
-        phases: what `run` runs, in order.
-        callbacks: for every phase, before the phase's own.
-        progress: `"auto"` draws in a notebook, shows bars if standard error is a terminal, and else writes a line
-            there every ten seconds; `"html"`, `"rich"`, `"lines"`, `"none"`, or a Progress object.
+        phases: the phases that `run()` runs, in order.
+        callbacks: called in every phase, before the callbacks of the phase.
+        progress: `"auto"` shows HTML in a notebook, bars if standard error is a terminal, and otherwise writes a line
+            to standard error every ten seconds; `"html"`, `"rich"`, `"lines"`, `"none"`, or a Progress object.
     """
 
     def __init__(
@@ -47,7 +47,10 @@ class Experiment:
         progress: Any = "auto",
     ) -> None:
         if not isinstance(graph, ModelGraph):
-            raise PhaseError(f"experiment {label!r} was given {type(graph).__name__}", hint="give it a ModelGraph")
+            raise PhaseError(
+                f"experiment {label!r}: graph must be a ModelGraph, got {type(graph).__name__}",
+                hint="Experiment(label, ModelGraph([...]))",
+            )
         self.label = check_label(label, "an experiment")
         self.graph = graph
         self.phases = tuple(self._checked(phase) for phase in phases)
@@ -63,7 +66,7 @@ class Experiment:
 
     @property
     def last_run(self) -> Results:
-        """What the last run gave.
+        """Results of the last run.
 
         Raises:
             ResultError: nothing has been run.
@@ -76,53 +79,56 @@ class Experiment:
         """The plan of a phase, without running it.
 
         Raises:
-            AnyaccelError: whatever stands in the way.
+            AnyaccelError: the phase cannot run.
         """
         return plan_of(self._checked(phase), self.graph)
 
     def _checked(self, phase: Any) -> Phase:
         if not isinstance(phase, Phase):
             raise PhaseError(
-                f"experiment {self.label!r} cannot run {phase!r}", hint="give it a TrainPhase, EvalPhase or FitPhase"
+                f"experiment {self.label!r} cannot run {phase!r}", hint="pass a TrainPhase, EvalPhase or FitPhase"
             )
         return phase
 
     def run_phase(self, phase: Phase) -> Any:
-        """Run a phase. What is complete is kept in `history`, also if the phase fails or is interrupted.
+        """Run a phase. Its results are added to `history`, also if it fails or is interrupted.
 
         Returns:
             TrainResults, EvalResults or FitResults.
 
         Raises:
-            AnyaccelError: whatever stands in the way; before anything has moved, if it can be known then.
+            AnyaccelError: the phase cannot run; raised before anything moves wherever that can be known.
         """
         run = Run(self._checked(phase), self.graph, self.label)
         figures, started, began = None, datetime.now(UTC), time.perf_counter()
         try:
             figures = execute(run, self.callbacks, progress_for(self.progress))
         finally:
-            ran: dict[str, Any] = {"number": len(self.history), "started": started}
-            ran |= {"seconds": time.perf_counter() - began, "events": tuple(run.events)}
-            self.history.append(self._results(run, figures or run.evaluation, ran))
+            fields: dict[str, Any] = {
+                "number": len(self.history),
+                "started": started,
+                "seconds": time.perf_counter() - began,
+            }
+            self.history.append(self._results(run, figures or run.evaluation, fields))
         return self.history[-1]
 
-    def _results(self, run: Run, figures: Any, ran: Mapping[str, Any]) -> Results:
+    def _results(self, run: Run, figures: Any, fields: dict[str, Any]) -> Results:
         phase = run.phase
+        fields |= {"label": phase.label, "plan": run.plan, "error": run.error, "events": tuple(run.events)}
         if isinstance(phase, TrainPhase):
-            return TrainResults(phase.label, tuple(run.history), run.plan, run.stop_reason, run.error, **ran)
+            return TrainResults(epochs=tuple(run.history), stop_reason=run.stop_reason, **fields)
         if isinstance(phase, FitPhase):
-            return FitResults(phase.label, tuple(run.fitted), run.plan, run.error, **ran)
+            return FitResults(fitted=tuple(run.fitted), **fields)
         targets = compared(phase, self.graph, figures.outputs if figures else ())
-        return eval_results(
-            phase.label, figures, run.plan, run.rows, run.error, targets, nodes=tuple(self.graph.nodes), **ran
-        )
+        nodes = tuple(self.graph.nodes)
+        return eval_results(figures=figures, rows=run.rows, compared=targets, nodes=nodes, **fields)
 
     def plot(self, figure: str = "loss", *, ax: Any = None) -> Any:
-        """Draw one figure of every TrainPhase that was run, over the numbers of its epochs.
+        """Plot one value of every TrainPhase in `history` over its epoch numbers.
 
         Args:
-            figure: name of a figure: `loss`, `val_loss`, `val_METRIC`, ...
-            ax: matplotlib's Axes to draw on; a new figure if None.
+            figure: `loss`, `val_loss`, `val_METRIC`, ...
+            ax: matplotlib Axes to draw on; a new figure if None.
 
         Returns:
             the Axes.
@@ -130,43 +136,48 @@ class Experiment:
         Raises:
             ResultError: no run has it, or matplotlib is not installed.
         """
-        runs = [one for one in self.history if isinstance(one, TrainResults)]
-        found = {f"{one.number} {one.label}": one.curve(figure) for one in runs if figure in one.figures}
-        if not found:
-            there = dict.fromkeys(name for one in runs for name in one.figures)
-            remedy = "use one of these names" if there else "run a TrainPhase first"
-            raise absent(f"no run of experiment {self.label!r} has a figure {figure!r}", figure, there, remedy)
-        return plots.curves(found, ax, title=self.label, xlabel="epoch", ylabel=figure)
+        runs = [results for results in self.history if isinstance(results, TrainResults)]
+        curves = {
+            f"{results.number} {results.label}": results.curve(figure) for results in runs if figure in results.figures
+        }
+        if not curves:
+            known = dict.fromkeys(name for results in runs for name in results.figures)
+            hint = "use one of these names" if known else "run a TrainPhase first"
+            raise unknown_name(f"no run of experiment {self.label!r} has a figure {figure!r}", figure, known, hint)
+        return plots.line_plot(curves, ax, title=self.label, xlabel="epoch", ylabel=figure)
 
     def compare(self, *figures: str) -> Comparison:
-        """The runs side by side, in a table; see `anyaccel.compare`.
+        """A table of the runs; see `anyaccel.compare`.
 
         Args:
-            figures: names of those wanted; all that sum up by default.
+            figures: names of values; by default all but the losses of single nodes.
 
         Raises:
-            ResultError: nothing has been run, or no run has a figure of this name.
+            ResultError: nothing has been run, or no run has a value of this name.
         """
         return compare(self.history, figures=figures)
 
     def run(self, *phases: Phase) -> list[Any]:
-        """Run several phases, those of the experiment if none is given.
+        """Run the given phases in order, or those of the experiment.
+
+        Returns:
+            a list of results.
 
         Raises:
-            PhaseError: there is none.
+            PhaseError: there are no phases.
         """
-        todo = tuple(self._checked(phase) for phase in phases) or self.phases
-        if not todo:
+        to_run = tuple(self._checked(phase) for phase in phases) or self.phases
+        if not to_run:
             raise PhaseError(
-                f"experiment {self.label!r} has no phases", hint="give Experiment(..., phases=[...]), or run(phase)"
+                f"experiment {self.label!r} has no phases", hint="write Experiment(..., phases=[...]), or run(phase)"
             )
-        return [self.run_phase(phase) for phase in todo]
+        return [self.run_phase(phase) for phase in to_run]
 
     def get_config(self) -> dict[str, Any]:
-        """The experiment as plain data, ready for JSON; results and callbacks are left out.
+        """The experiment as plain data, ready for JSON, without results and callbacks.
 
         Raises:
-            ConfigError: something in it has no name.
+            ConfigError: a part of it has no registered name.
         """
         return {
             "label": self.label,
@@ -180,10 +191,10 @@ class Experiment:
 
         Args:
             config: the configuration.
-            given: `feature_sets`, `models` and `allow`, as `ModelGraph.from_config` takes them.
+            given: `feature_sets`, `models` and `allow`; see `ModelGraph.from_config`.
 
         Raises:
-            ConfigError: malformed, or it names what is not registered or was not given.
+            ConfigError: malformed, or it names something that is neither registered nor given.
         """
         if not isinstance(config, Mapping) or set(config) - {"label", "graph", "phases"} or "graph" not in config:
             raise ConfigError(
@@ -191,6 +202,6 @@ class Experiment:
             )
         phases = config.get("phases", ())
         if not isinstance(phases, (list, tuple)):
-            raise ConfigError(f"the phases of an experiment are {phases!r}", available="they are a list")
+            raise ConfigError(f"phases must be a list of phase configurations, got {phases!r}")
         graph = ModelGraph.from_config(config["graph"], **given)
-        return cls(config.get("label", "experiment"), graph, [Phase.from_config(one) for one in phases])
+        return cls(config.get("label", "experiment"), graph, [Phase.from_config(phase) for phase in phases])

@@ -202,12 +202,12 @@ def test_models_and_what_was_compiled_of_them_can_go(
         model = keras.Sequential([keras.layers.Dense(1)])
         backend.infer(model, [TensorSpec((3,), "float32")], 0)
     gc.collect()
-    gone, before = weakref.ref(model), len(compile_cache.KEPT)
+    gone, before = weakref.ref(model), len(compile_cache.CACHE)
     trained(backend, segment_of(model, optimizer=ADAM), data, compiled=True)
-    assert len(compile_cache.KEPT) == before + 1
+    assert len(compile_cache.CACHE) == before + 1
     del model
     gc.collect()
-    assert gone() is None and len(compile_cache.KEPT) == before
+    assert gone() is None and len(compile_cache.CACHE) == before
 
 
 # -- transfers ---------------------------------------------------------------------------------------------------------

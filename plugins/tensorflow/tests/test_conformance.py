@@ -31,7 +31,7 @@ class Standard(TensorFlowSubject):
 
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch):
-        monkeypatch.setattr(TensorFlowOps, "patience", 0.0)
+        monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
 
 
 class Keras(TensorFlowSubject):
@@ -64,7 +64,7 @@ class Module(Keras):
 
     @pytest.fixture(autouse=True)
     def at_once(self):
-        assert TensorFlowOps.patience > 0.0
+        assert TensorFlowOps.eager_seconds > 0.0
 
     @pytest.fixture
     def model(self):

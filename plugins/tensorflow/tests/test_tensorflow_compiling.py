@@ -161,7 +161,7 @@ def test_steps_begin_plain_and_an_offer_is_made(backend: TensorFlowBackend, segm
 def test_small_last_batches_are_compiled_when_they_have_taken_long_enough(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TensorFlowOps, "patience", 0.0)
+    monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
     found = []
     for compiled in (True, False):
         columns, orders = resident(backend)
@@ -220,7 +220,7 @@ def test_a_trial_tells_the_faster_one() -> None:
 def test_a_model_that_cannot_be_traced_goes_on_untraced(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TensorFlowOps, "patience", 0.0)
+    monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
     columns, orders = resident(backend)
     program = backend.build(segment_of(Linear(float_of), optimizer=ADAM))
     with pytest.raises(CompileError, match=r"cannot be compiled: TypeError: .*SymbolicTensor"):
@@ -286,12 +286,12 @@ def test_models_and_what_was_compiled_of_them_can_go(backend: TensorFlowBackend,
     model = made[kind]()
     backend.infer(model, [X], 1)
     gc.collect()
-    gone, before = weakref.ref(model), len(compile_cache.KEPT)
+    gone, before = weakref.ref(model), len(compile_cache.CACHE)
     trained(backend, segment_of(model, optimizer=ADAM), compiled=True)
-    assert len(compile_cache.KEPT) == before + 1
+    assert len(compile_cache.CACHE) == before + 1
     del model
     gc.collect()
-    assert gone() is None and len(compile_cache.KEPT) == before
+    assert gone() is None and len(compile_cache.CACHE) == before
 
 
 # -- transfers -------------------------------------------------------------------------------------------------------

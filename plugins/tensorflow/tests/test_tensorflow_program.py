@@ -205,7 +205,7 @@ def test_nothing_is_traced_anew_from_step_to_step(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the learning rate, the draws, the start and the number of steps change."""
-    monkeypatch.setattr(TensorFlowOps, "patience", 0.0)
+    monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
     traces: list[int] = []
 
     class Counting(keras.layers.Layer):

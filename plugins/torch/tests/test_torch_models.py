@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from anyaccel.adapter.model_specs import CNNRecipe, MLPRecipe
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec
 from anyaccel.backend import Compute
 from anyaccel.device import Device
 from anyaccel.errors import ShapeError, SpecError, StateError
@@ -29,7 +29,7 @@ def built(shapes: Any = ((3,),), seed: int = 5, **settings: Any) -> SequentialML
 
 def test_weights_are_those_of_the_recipe() -> None:
     model = built(n_layers=3, hidden_dim=4)
-    wanted = MLPRecipe(n_layers=3, hidden_dim=4).weights([(3,)], 5)
+    wanted = MLPSpec(n_layers=3, hidden_dim=4).weights([(3,)], 5)
     found = dict(model.named_parameters())
     assert list(found) == list(wanted) == [f"layers.{i}.{name}" for i in range(3) for name in ("weight", "bias")]
     assert all(torch.equal(found[name].detach(), torch.from_numpy(value)) for name, value in wanted.items())
@@ -122,7 +122,7 @@ def cnn(shape: tuple[int, ...] = IMAGE, seed: int = 5, **settings: Any) -> Seque
 
 def test_a_cnn_has_the_weights_of_its_recipe() -> None:
     found = dict(cnn(channels=(4, 6), kernel_size=5).named_parameters())
-    wanted = CNNRecipe(channels=(4, 6), kernel_size=5).weights([IMAGE], 5)
+    wanted = CNNSpec(channels=(4, 6), kernel_size=5).weights([IMAGE], 5)
     assert list(found) == list(wanted) == list(cnn(channels=(4, 6)).state_dict())
     assert all(torch.equal(found[name].detach(), torch.from_numpy(value)) for name, value in wanted.items())
 

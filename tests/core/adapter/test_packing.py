@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anyaccel.adapter import ElementwiseRule, parameter_flattening, rule
+from anyaccel.adapter import PerParameterRule, parameter_flattening, update_rule
 from anyaccel.specs import Optimizer
 
-ADAM = rule(Optimizer("adam"))
+ADAM = update_rule(Optimizer("adam"))
 
 
 class Ops:
@@ -67,12 +67,12 @@ def test_gradients_lie_in_the_order_of_parameters_whatever_theirs_is():
 def test_what_has_no_slots_is_packed_too():
     parameters = {"a": model("f4", "f4")}
     kept = {"a": {name: {} for name in parameters["a"]}}
-    found, _ = packed(parameters, {"a": rule(Optimizer("sgd"))}, kept)
+    found, _ = packed(parameters, {"a": update_rule(Optimizer("sgd"))}, kept)
     assert found.packed_slots(kept) == {"a": {"float32": {}}}
     assert found.unpacked_slots(found.packed_slots(kept)) == kept
 
 
-class Whole(ElementwiseRule):
+class Whole(PerParameterRule):
     """Treats each parameter by itself, but not each number."""
 
     coefficients = update = None

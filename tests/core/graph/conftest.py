@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anyaccel import FeatureSet, SequentialMLP
-from anyaccel.adapter import Applied
+from anyaccel.adapter import VjpResult
 from anyaccel.device import Device
 from anyaccel.numpy_backend import Module, NumpyBackend, simulate
 from anyaccel.registry import Registry
@@ -114,7 +114,7 @@ class Parts(Module):
             whole = np.concatenate(cotangents, axis=-1)
             return {"scale": np.sum(whole * x[..., : self.ends[-1]]).reshape(1)}, (whole * scale,)
 
-        return Applied(tuple(x[..., low:high] * scale for low, high in bounds), pullback)
+        return VjpResult(tuple(x[..., low:high] * scale for low, high in bounds), pullback)
 
 
 @pytest.fixture

@@ -474,5 +474,5 @@ def test_a_phase_that_asks_for_nothing_says_so():
 
 @pytest.mark.parametrize("outputs", [3, [3], {"net": 1, 2: 3}])
 def test_labels_of_nodes_are_text(outputs):
-    with pytest.raises(PhaseError, match=r"are not labels of nodes.*write the labels as text"):
+    with pytest.raises(PhaseError, match=r"labels of nodes must be strings.*write"):
         EvalPhase("e", data="all", outputs=outputs)

@@ -61,9 +61,9 @@ def stopper(monitor="val_score", **settings):
 def test_it_stops_after_so_many_epochs_without_a_better_figure(figures, settings, epochs, scripted):
     result = scripted(figures, stopper(**settings))
     assert len(result.epochs) == epochs
-    wanted = f"val_score has not become better for {settings.get('patience', 2)} epochs"
+    wanted = f"val_score has not improved for {settings.get('patience', 2)} epochs"
     if epochs < len(figures):
-        nan = ", and is not a number (NaN) now" if math.isnan(figures[epochs - 1]) else ""
+        nan = " and is NaN now" if math.isnan(figures[epochs - 1]) else ""
         assert result.stop_reason == wanted + nan
     else:
         assert result.stop_reason in ("", wanted)
@@ -129,7 +129,7 @@ def test_it_may_watch_the_training_loss(line, experiment, train):
     result = experiment(line()).run_phase(
         train(n_epochs=3, callbacks=[EarlyStopping("loss", patience=1, min_delta=99)])
     )
-    assert len(result.epochs) == 2 and result.stop_reason == "loss has not become better for 1 epochs"
+    assert len(result.epochs) == 2 and result.stop_reason == "loss has not improved for 1 epochs"
 
 
 def test_epochs_without_a_validation_do_not_count(scripted):
@@ -232,7 +232,7 @@ def test_snapshots_can_be_used_again_and_again(at, line, experiment, train, same
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-VALIDATE = "give the phase a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics."
+VALIDATE = "add a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics."
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ VALIDATE = "give the phase a validation: TrainPhase(validation='SPLIT'), or an E
         ("val_loss", VALIDATE),
         ("val_loss.net", VALIDATE),
         ("loss.nit", "did you mean 'loss.net'?"),
-        ("accuracy", "monitor one of these, or give the validation a metric."),
+        ("accuracy", "monitor one of these, or add a metric to the validation."),
     ],
 )
 def test_a_figure_that_there_is_not_is_an_error_at_the_end_of_the_first_epoch(monitor, remedy, line, experiment, train):
@@ -250,7 +250,7 @@ def test_a_figure_that_there_is_not_is_an_error_at_the_end_of_the_first_epoch(mo
     with pytest.raises(PhaseError) as caught:
         ours.run_phase(train(n_epochs=3, callbacks=[EarlyStopping(monitor)]))
     assert str(caught.value) == (
-        f"EarlyStopping watches {monitor!r}, which an epoch of 'train' does not have. Available: loss, loss.net. "
+        f"EarlyStopping monitors {monitor!r}, which epochs of 'train' do not have. Available: loss, loss.net. "
         f"Hint: {remedy}"
     )
     assert len(ours.history[-1].epochs) == 1
@@ -258,7 +258,7 @@ def test_a_figure_that_there_is_not_is_an_error_at_the_end_of_the_first_epoch(mo
 
 def test_a_misspelt_figure_of_the_validation_is_an_error_at_the_first_validation(line, experiment, train):
     ours = experiment(line())
-    with pytest.raises(PhaseError, match=r"watches 'val_los', .* Available: loss, loss.net, val_loss, val_loss.net"):
+    with pytest.raises(PhaseError, match=r"monitors 'val_los', .* Available: loss, loss.net, val_loss, val_loss.net"):
         ours.run_phase(train(n_epochs=5, validation="val", validate_every=2, callbacks=[EarlyStopping("val_los")]))
     assert len(ours.history[-1].epochs) == 2
 
@@ -266,10 +266,10 @@ def test_a_misspelt_figure_of_the_validation_is_an_error_at_the_first_validation
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mode": "least"}, r"mode='least'\. Available: 'min' and 'max'"),
-        ({"patience": 0}, r"patience=0 and min_delta=0.0\. Available: patience from 1, min_delta from 0"),
-        ({"min_delta": -1.0}, r"patience=5 and min_delta=-1.0\. There is"),
-        ({"min_delta": math.nan}, r"min_delta=nan\. There is"),
+        ({"mode": "least"}, r"mode='least'\. Available: 'min', 'max'"),
+        ({"patience": 0}, r"patience=0 and min_delta=0.0 are out of range\. Available: patience of 1 or more, min_delta of 0 or more"),
+        ({"min_delta": -1.0}, r"patience=5 and min_delta=-1.0 are out of range\. Available"),
+        ({"min_delta": math.nan}, r"min_delta=nan are out of range\. Available"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, words):

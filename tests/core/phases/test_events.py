@@ -20,9 +20,9 @@ EPOCH = Epoch(0, 0.5, {"net": 0.5}, 4, 0.1)
 def results_of(*events):
     """The three kinds of results of a run with these events."""
     return [
-        TrainResults("t", (EPOCH,), None, events=events),
-        eval_results("e", None, None, {}, None, events=events),
-        FitResults("f", (), None, events=events),
+        TrainResults(label="t", epochs=(EPOCH,), events=events),
+        eval_results("e", None, events=events),
+        FitResults(label="f", fitted=(), events=events),
     ]
 
 
@@ -32,31 +32,31 @@ def test_an_event_is_a_value_that_says_when_it_was():
     assert str(Event(-1, -1, "compile", "off")) == "compile: off"
     assert Event(-1, -1, "compile", "off").where == "before the loop"
     assert event == Event(2, 4, "memory", "split in two") and hash(event)
-    plain = {"epoch": 2, "step": 4, "what": "memory", "text": "split in two", "routine": False}
+    plain = {"epoch": 2, "step": 4, "kind": "memory", "message": "split in two", "verbose": False}
     assert json.loads(json.dumps(event.to_dict())) == plain
-    assert Event(2, 4, "compile", "not", verbose=True).to_dict()["routine"] is True
+    assert Event(2, 4, "compile", "not", verbose=True).to_dict()["verbose"] is True
     with pytest.raises(FrozenInstanceError):
         event.message = "other"
 
 
-@pytest.mark.parametrize("what", KINDS)
-def test_every_kind_can_be_made(what):
-    assert Event(0, 0, what, "x").kind == what
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_made(kind):
+    assert Event(0, 0, kind, "x").kind == kind
 
 
-@pytest.mark.parametrize("what", ["", "Memory", "other", None])
-def test_other_kinds_are_refused(what):
+@pytest.mark.parametrize("kind", ["", "Memory", "other", None])
+def test_other_kinds_are_refused(kind):
     with pytest.raises(ValueError) as caught:
-        Event(0, 0, what, "x")
-    assert str(caught.value) == f"an event of {what!r}; there is: compile, residency, memory, source"
+        Event(0, 0, kind, "x")
+    assert str(caught.value) == f"unknown kind of event {kind!r}; available: compile, residency, memory, source"
 
 
-@pytest.mark.parametrize(("what", "level"), [(one, logging.INFO) for one in KINDS if one != "memory"])
-def test_decisions_are_logged_as_information(what, level, caplog):
+@pytest.mark.parametrize(("kind", "level"), [(kind, logging.INFO) for kind in KINDS if kind != "memory"])
+def test_decisions_are_logged_as_information(kind, level, caplog):
     with caplog.at_level(logging.INFO, "anyaccel"):
-        log(Event(-1, -1, what, "100 % sure"), "train %s")
+        log(Event(-1, -1, kind, "100 % sure"), "train %s")
     assert [(one.name, one.levelno, one.getMessage()) for one in caplog.records] == [
-        ("anyaccel", level, f"train %s: {what}: 100 % sure")
+        ("anyaccel", level, f"train %s: {kind}: 100 % sure")
     ]
 
 
@@ -100,7 +100,7 @@ def test_a_line_of_text_tells_of_memory_alone():
     assert repr(results_of(decided, short)[0]) == "TrainResults('t', 1 epochs, loss 0.5, once short of memory)"
     assert repr(results_of(short)[1]) == "EvalResults('e', once short of memory)"
     assert repr(results_of(short, short)[2]) == "FitResults('f', fitted nothing, 2 times short of memory)"
-    ended = TrainResults("t", (EPOCH,), None, error=ValueError("no"), events=(short,))
+    ended = TrainResults(label="t", epochs=(EPOCH,), error=ValueError("no"), events=(short,))
     assert repr(ended) == "TrainResults('t', 1 epochs, loss 0.5, once short of memory, ended by ValueError)"
 
 
@@ -129,15 +129,15 @@ def test_progress_is_told_nothing_that_is_routine(line, experiment, train, caplo
             heard.append(event)
 
     def say(run):
-        run.tell("compile", "usual", verbose=True)
-        run.tell("compile", "new")
+        run.log_event("compile", "usual", verbose=True)
+        run.log_event("compile", "new")
 
     with caplog.at_level(logging.INFO, "anyaccel"):
         result = experiment(line(), progress=Hears()).run_phase(train(n_epochs=1, callbacks=[at("epoch_end", say)]))
     (new,) = heard
-    assert (new.text, new.verbose) == ("new", False)
+    assert (new.message, new.verbose) == ("new", False)
     assert [one.getMessage() for one in caplog.records] == [f"train: {new}"]
-    assert [(one.what, one.verbose) for one in result.events] == [
+    assert [(one.kind, one.verbose) for one in result.events] == [
         ("residency", True),
         ("compile", True),
         ("compile", False),

@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from anyaccel.adapter import Applied
+from anyaccel.adapter import VjpResult
 from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError, StateError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import (
@@ -39,7 +39,7 @@ class Tripwire(Module):
             self.left -= 1
             if self.left == 0:
                 raise self.error
-        return Applied(inputs, lambda cotangents: ({}, cotangents))
+        return VjpResult(inputs, lambda cotangents: ({}, cotangents))
 
 
 ERRORS = [RuntimeError("oops"), KeyboardInterrupt(), SystemExit(1), GeneratorExit()]

@@ -28,42 +28,42 @@ def train(**settings):
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"losses": ["mse"]}, PhaseError, "phase 't': 'mse' is no AppliedLoss. Hint: write AppliedLoss('mse', on="),
-        ({"losses": [MSE, MSE]}, PhaseError, "phase 't' has two losses called net. Hint: give each a label="),
-        ({"callbacks": [print]}, PhaseError, "is no Callback. Hint: derive it from anyaccel.Callback"),
-        ({"callbacks": [Callback]}, PhaseError, "is no Callback"),
-        ({"n_epochs": -1}, PhaseError, "phase 't': n_epochs=-1 is not an int of at least 0"),
-        ({"n_epochs": 1.5}, PhaseError, "n_epochs=1.5 is not an int"),
-        ({"n_epochs": True}, PhaseError, "n_epochs=True is not an int"),
-        ({"validate_every": 0}, PhaseError, "validate_every=0 is not an int of at least 1"),
+        ({"losses": ["mse"]}, PhaseError, "phase 't': losses must be AppliedLoss objects, got 'mse'. Hint: losses=[AppliedLoss('mse', on="),
+        ({"losses": [MSE, MSE]}, PhaseError, "phase 't' has several losses with the label net. Hint: give each its own"),
+        ({"callbacks": [print]}, PhaseError, "is not a Callback. Hint: derive it from anyaccel.Callback"),
+        ({"callbacks": [Callback]}, PhaseError, "is not a Callback"),
+        ({"n_epochs": -1}, PhaseError, "phase 't': n_epochs must be an int of at least 0, got -1"),
+        ({"n_epochs": 1.5}, PhaseError, "n_epochs must be an int of at least 0, got 1.5"),
+        ({"n_epochs": True}, PhaseError, "n_epochs must be an int of at least 0, got True"),
+        ({"validate_every": 0}, PhaseError, "validate_every must be an int of at least 1, got 0"),
         (
             {"sampler": "all"},
             PhaseError,
-            "sampler='all' is neither a sampler nor a batch size. Hint: write sampler=32",
+            "sampler must be a Sampler or a batch size, got 'all'. Hint: write sampler=32",
         ),
-        ({"sampler": None}, PhaseError, "sampler=None is neither a sampler nor a batch size"),
+        ({"sampler": None}, PhaseError, "sampler must be a Sampler or a batch size, got None"),
         ({"sampler": 0}, SamplerError, "batch_size=0 holds no row"),
         ({"sampler": True}, SamplerError, "batch_size=True is not an integer"),
         ({"label": "a.b"}, GraphError, "'a.b' cannot be the label of a phase"),
         (
             {"validation": 3},
             PhaseError,
-            "phase 't': validation=3 is no EvalPhase. Hint: give one, or the name of a split",
+            "phase 't': validation must be an EvalPhase or the name of a split, got 3. Hint: write validation='SPLIT'",
         ),
         (
             {"validation": EvalPhase("v", data="val", losses=[AppliedLoss("mae", on="net")])},
             PhaseError,
-            "phase 't' validates with the loss 'net', with which it does not train. Available: net. Hint: leave",
+            "phase 't': the validation has the loss 'net', which is not trained. Available: net. Hint: leave",
         ),
         (
             {"validation": EvalPhase("v", data="val", accelerator="sim:1"), "accelerator": "sim:0"},
             PhaseError,
-            "phase 't' trains on sim:0, and validates on sim:1. Hint: leave accelerator out of the validation",
+            "phase 't' trains on sim:0 but validates on sim:1. Hint: leave accelerator out of the validation",
         ),
         (
             {"validation": EvalPhase("v", data="val", accelerator="sim:1")},
             PhaseError,
-            "phase 't' trains on cpu:0, and validates on sim:1",
+            "phase 't' trains on cpu:0 but validates on sim:1",
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_phase_of_a_split_says_so():
 @pytest.mark.parametrize("spelling", ["sim:1", Device("sim", 1), Accelerator("sim:1")])
 def test_an_accelerator_is_given_in_any_spelling(spelling):
     phase = train(accelerator=spelling, final_device=spelling)
-    assert phase.accelerator == phase.after == Accelerator("sim:1")
+    assert phase.accelerator == phase.final_device == Accelerator("sim:1")
 
 
 # -- as plain data -----------------------------------------------------------------------------------------------------
@@ -148,22 +148,22 @@ def test_data_that_have_no_name_have_no_configuration():
     assert EvalPhase("e", data=split).get_config()["data"] == {"data": "some"}
     assert EvalPhase("e", data={"data": split}).get_config()["data"] == {"data": {"data": "some"}}
     for nameless in (rows, rows.view()):
-        with pytest.raises(ConfigError, match=r"phase 'e' runs over data that have no name\. Hint: register a split"):
+        with pytest.raises(ConfigError, match=r"the data of phase 'e' have no name to save\. Hint: register a split"):
             EvalPhase("e", data=nameless).get_config()
 
 
 def test_functions_have_no_configuration():
-    with pytest.raises(ConfigError, match="is a function and has no configuration"):
+    with pytest.raises(ConfigError, match="is a function, which cannot be saved as configuration"):
         EvalPhase("e", data="val", metrics=[lambda outputs, targets: 0.0]).get_config()
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("train", "a phase's type is None. Available: eval, train, fit"),
-        ({}, "a phase's type is None"),
-        ({"type": "test"}, "a phase's type is 'test'"),
-        ({"type": ["train"]}, "a phase's type is ['train']"),
+        ("train", "unknown type of phase None. Available: eval, train, fit"),
+        ({}, "unknown type of phase None"),
+        ({"type": "test"}, "unknown type of phase 'test'"),
+        ({"type": ["train"]}, "unknown type of phase ['train']"),
         ({"type": "eval", "data": "val"}, "the configuration of a phase of type 'eval' does not fit"),
         ({"type": "eval", "label": "e", "data": "val", "epochs": 3}, "has no setting 'epochs'"),
         ({"type": "eval", "label": "e", "data": "val", "losses": None}, "a phase of type 'eval' does not fit"),
@@ -178,7 +178,7 @@ def test_functions_have_no_configuration():
         ),
         (
             {**train().get_config(), "validation": "val"},
-            "a phase's type is None",
+            "unknown type of phase None",
         ),
     ],
 )

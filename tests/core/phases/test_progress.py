@@ -171,7 +171,7 @@ def test_other_choices_are_refused(choice):
     with pytest.raises(PhaseError) as caught:
         progress_for(choice)
     named = "'auto', 'rich', 'html', 'lines', 'none', or a Progress object"
-    assert str(caught.value) == f"progress={choice!r}. Available: {named}."
+    assert str(caught.value) == f"unknown progress={choice!r}. Available: {named}."
 
 
 # -- the bar -----------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_a_terminal_has_its_cursor_again_after_a_drawing_that_failed(open_termin
         interval = 0.0
 
         def draw(self):
-            if self.standing.done:
+            if self.state.done:
                 raise OSError
             super().draw()
 

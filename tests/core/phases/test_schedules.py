@@ -348,9 +348,9 @@ def test_schedules_that_cannot_be() -> None:
     assert "did you mean 'zip_cycle'?" in message
     for sampler in (4, SimpleSampler(4), {"a": SimpleSampler(4)}):
         message = refused(PhaseError, lambda s=sampler: train(sampler=s, schedule="zip_strict"))
-        assert "phase 't' has schedule='zip_strict' and one sampler. Hint: leave it out, or give sampler={" in message
-    assert "neither a sampler nor a batch size" in refused(PhaseError, lambda: train(sampler={"a": 4, "b": "many"}))
-    assert "sampler={} is neither a sampler nor a batch size" in refused(PhaseError, lambda: train(sampler={}))
+        assert "phase 't' has schedule='zip_strict' but only one sampler. Hint: leave schedule out, or write sampler={" in message
+    assert "sampler must be a Sampler or a batch size" in refused(PhaseError, lambda: train(sampler={"a": 4, "b": "many"}))
+    assert "sampler={} is sampler must be a Sampler or a batch size" in refused(PhaseError, lambda: train(sampler={}))
 
 
 def test_samplers_of_other_sets() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anyaccel.adapter import Applied
+from anyaccel.adapter import VjpResult
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
@@ -37,7 +37,7 @@ class Recorder(Module):
         (x,), slope = inputs, values["slope"]
         if train:
             self.batches.append(np.asarray(x)[:, 0].astype(int).tolist())
-        return Applied((x * slope,), lambda c: ({"slope": np.sum(c[0] * x).reshape(1)}, (c[0] * slope,)))
+        return VjpResult((x * slope,), lambda c: ({"slope": np.sum(c[0] * x).reshape(1)}, (c[0] * slope,)))
 
 
 def numbered(n: int) -> FeatureSet:
@@ -509,7 +509,7 @@ def test_classes_are_counted_for_the_output_that_a_loss_names(data, experiment, 
                 gradients = {f"{n}.{k}": g for n, (of, _) in zip("ab", found, strict=True) for k, g in of.items()}
                 return gradients, (found[0][1][0] + found[1][1][0],)
 
-            return Applied(tuple(part.outputs[0] for part in parts), pullback)
+            return VjpResult(tuple(part.outputs[0] for part in parts), pullback)
 
     graph = ModelGraph([ModelNode("net", Two(), data.reference(["x"], ["y", "c"]), outputs=["value", "class"])], "adam")
     losses = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anyaccel.adapter import Applied, ArrayOps, ArrayProgram, loss_function
+from anyaccel.adapter import ArrayOps, ArrayProgram, VjpResult, loss_function
 from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
 
@@ -33,12 +33,12 @@ class LeastOps(ArrayOps):
 
     def vjp(self, model, parameters, buffers, inputs, train, key):
         (x,), slope = inputs, parameters["slope"]
-        return Applied((x * slope,), lambda c: ({"slope": np.sum(c[0] * x, axis=0)}, [c[0] * slope]))
+        return VjpResult((x * slope,), lambda c: ({"slope": np.sum(c[0] * x, axis=0)}, [c[0] * slope]))
 
     def move(self, array, device):
         return array
 
-    def rows(self, column, start, stop, order):
+    def gather_rows(self, column, start, stop, order):
         return column[start:stop]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anyaccel.adapter.model_specs import CNNRecipe
+from anyaccel.adapter.model_specs import CNNSpec
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, OutOfMemoryError, ShapeError, SpecError
 from anyaccel.numpy_backend import Conv2d, Dense, Flatten, MaxPool2d, Sequential, SequentialCNN, SimArray, simulate
@@ -89,7 +89,7 @@ def test_flattening_is_channels_height_width():
 def test_the_cnn_has_the_weights_of_the_recipe_and_no_others(dtype, built, draw):
     x = draw(4, 1, 8, 8).astype(dtype)
     cnn = built(SequentialCNN((2, 3), (4,), 5, dtype=dtype), x, seed=5)
-    recipe = CNNRecipe((2, 3), (4,), 5, dtype=dtype).weights([(1, 8, 8)], 5)
+    recipe = CNNSpec((2, 3), (4,), 5, dtype=dtype).weights([(1, 8, 8)], 5)
     assert list(cnn.parameters) == list(recipe)
     for name, value in recipe.items():
         np.testing.assert_array_equal(cnn.parameters[name], value)
@@ -138,9 +138,9 @@ def trained(backend, segment, node, loss, built, draw):
         program = backend.build(made)
         program.seed(4)
         clear()
-        means = program.steps(tuple(columns.values()), [None, None], 0, 4, 2)
+        means = program.train_steps(tuple(columns.values()), [None, None], 0, 4, 2)
         settle()
-        program.release()
+        program.close()
         return model, backend.to_host(means), backend.state(model)
 
     return run

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anyaccel.adapter.model_specs import MLPRecipe
+from anyaccel.adapter.model_specs import MLPSpec
 from anyaccel.errors import ShapeError, SpecError
-from anyaccel.numpy_backend import Activation, Applied, BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
+from anyaccel.numpy_backend import Activation, BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP, VjpResult
 from anyaccel.segment import TensorSpec
 
 
@@ -25,7 +25,7 @@ class TwoToThree(Module):
             p, q, r = cotangents
             return {"a": np.sum(p * x, axis=0)}, (p * a + q * y, q * x + r)
 
-        return Applied((x * a, x * y, y), pullback)
+        return VjpResult((x * a, x * y, y), pullback)
 
 
 def tied() -> Sequential:
@@ -115,7 +115,7 @@ def test_batch_norm_normalizes_and_keeps_running_statistics(built):
 def test_the_mlp_has_the_weights_of_the_recipe_and_no_others(built, draw):
     x = draw(4, 3).astype("float32")
     mlp = built(SequentialMLP((2, 3), n_layers=3), x, seed=5)
-    recipe = MLPRecipe((2, 3), n_layers=3).weights([(3,)], 5)
+    recipe = MLPSpec((2, 3), n_layers=3).weights([(3,)], 5)
     assert list(mlp.parameters) == list(recipe)
     for name, value in recipe.items():
         np.testing.assert_array_equal(mlp.parameters[name], value)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anyaccel.errors import SpecError
-from anyaccel.numpy_backend import Applied, Module
+from anyaccel.numpy_backend import Module, VjpResult
 from anyaccel.segment import NodeState
 from anyaccel.specs import Optimizer, Schedule
 
@@ -22,7 +22,7 @@ class Constant(Module):
 
     def apply(self, values, inputs, *, train, key):
         (x,), w = inputs, values["w"]
-        return Applied((w + 0 * x,), lambda c: ({"w": np.sum(c[0], axis=0)}, (0 * c[0],)))
+        return VjpResult((w + 0 * x,), lambda c: ({"w": np.sum(c[0], axis=0)}, (0 * c[0],)))
 
 
 def by_hand(recipe, w, gradients):
@@ -89,10 +89,10 @@ def test_steps_follow_the_formulas(name, program):
     found = []
     for gradient in GRADIENTS:
         pull(running, gradient)
-        running.apply()
+        running.optimizer_step()
         found.append(value(running))
     assert found == pytest.approx(by_hand(RECIPES[name], 1.0, GRADIENTS), rel=1e-12)
-    assert running.states()["n"].step == len(GRADIENTS)
+    assert running.optimizer_states()["n"].step == len(GRADIENTS)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -100,8 +100,8 @@ def test_single_precision_stays_single(name, program):
     running = program(RECIPES[name], Constant(dtype="float32"))
     for gradient in GRADIENTS:
         pull(running, gradient, "float32")
-        running.apply({"main": np.float64(1.0)})
-    states = running.release()
+        running.optimizer_step({"main": np.float64(1.0)})
+    states = running.close()
     assert running.segment.operations[0].model.parameters["w"].dtype == np.float32
     assert all(slot.dtype == np.float32 for slot in states["n"].slots["w"].values())
     assert value(running, "float32") == pytest.approx(by_hand(RECIPES[name], 1.0, GRADIENTS)[-1], rel=1e-5)
@@ -113,11 +113,11 @@ def test_a_later_phase_goes_on_where_the_first_stopped(name, program):
     first = program(RECIPES[name], model)
     for gradient in GRADIENTS[:3]:
         pull(first, gradient)
-        first.apply()
-    second = program(RECIPES[name], model, first.release())
+        first.optimizer_step()
+    second = program(RECIPES[name], model, first.close())
     for gradient in GRADIENTS[3:]:
         pull(second, gradient)
-        second.apply()
+        second.optimizer_step()
     assert value(second) == pytest.approx(by_hand(RECIPES[name], 1.0, GRADIENTS)[-1], rel=1e-12)
 
 
@@ -125,8 +125,8 @@ def test_the_slots_have_the_names_of_the_formulas(program):
     for name, slots in {"sgd": set(), "momentum": {"velocity"}, "adam": {"m", "v"}, "adamw": {"m", "v"}}.items():
         running = program(Optimizer(name))
         pull(running, 1.0)
-        running.apply()
-        assert set(running.states()["n"].slots["w"]) == slots
+        running.optimizer_step()
+        assert set(running.optimizer_states()["n"].slots["w"]) == slots
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,14 @@ def test_the_slots_have_the_names_of_the_formulas(program):
 )
 def test_a_state_that_does_not_fit_is_begun_anew(state, program):
     running = program(Optimizer("adam"), states={"n": state})
-    assert running.states()["n"] == NodeState()
+    assert running.optimizer_states()["n"] == NodeState()
 
 
 def test_a_number_scales_the_gradients_and_arrays_do_too(program):
     for scale in (0.5, np.float32(0.5), np.array(0.5), np.array(0.5, "float32")):
         running = program(Optimizer("sgd", lr=1.0))
         pull(running, 0.5)
-        running.apply({"main": scale, "another": 3.0})
+        running.optimizer_step({"main": scale, "another": 3.0})
         assert value(running) == 0.75
 
 

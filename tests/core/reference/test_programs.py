@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anyaccel.errors import GraphError
-from anyaccel.numpy_backend import Activation, Applied, BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
+from anyaccel.numpy_backend import Activation, BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP, VjpResult
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer
 
@@ -27,7 +27,7 @@ class Split(Module):
             p, q = cotangents
             return {"factor": np.sum(p * x, axis=0)}, (p * factor - q,)
 
-        return Applied((x * factor, -x), pullback)
+        return VjpResult((x * factor, -x), pullback)
 
 
 class Embedding(Module):
@@ -45,7 +45,7 @@ class Embedding(Module):
             np.add.at(gradient, index, cotangents[0])
             return {"table": gradient}, (None,)
 
-        return Applied((table[index],), pullback)
+        return VjpResult((table[index],), pullback)
 
 
 @pytest.fixture
@@ -68,19 +68,19 @@ def ready(backend, segment, node, loss, columns, built):
 def train(program, columns, **settings):
     _, losses, pullback = program.forward_pullback(tuple(columns.values()), **settings)
     pullback([None] * len(program.segment.outputs))
-    program.apply()
+    program.optimizer_step()
     return losses
 
 
 def gradients(program):
     """Those of all parameters, in the order of the groups' nodes and parameters."""
     found = []
-    program.reduce(lambda gradient: found.append(gradient) or gradient)
+    program.map_gradients(lambda gradient: found.append(gradient) or gradient)
     return found
 
 
 def parameters(program, label="n"):
-    program.release()
+    program.close()
     return next(op.model for op in program.segment.operations if op.label == label).parameters
 
 
@@ -112,7 +112,7 @@ def test_micro_batches_add_up_to_the_whole_batch(ready, columns):
     train(whole, columns)
     for rows in (slice(0, 5), slice(5, 8)):
         parts.forward_pullback([column[rows] for column in columns.values()], {"n": 1 / 16})[2]([])
-    parts.apply()
+    parts.optimizer_step()
     for name, value in parameters(whole).items():
         np.testing.assert_allclose(parameters(parts)[name], value, rtol=1e-12)
 
@@ -123,7 +123,7 @@ def test_nothing_of_the_users_changes_before_release(ready, columns):
     before = {name: (array, array.copy()) for name, array in model.parameters.items()}
     train(program, columns)
     assert all(model.parameters[name] is array for name, (array, _) in before.items())
-    first, second = program.release(), program.release()
+    first, second = program.close(), program.close()
     assert first == second
     for name, (array, copy) in before.items():
         np.testing.assert_array_equal(array, copy)
@@ -143,9 +143,9 @@ def test_a_shared_model_adds_its_gradients_and_has_one_state(backend, segment, n
     program.forward_pullback(tuple(target.values()))[2]([])
     for gradient, parameter in zip(gradients(program), model.parameters.values(), strict=True):
         np.testing.assert_allclose(gradient, slopes(total, parameter), atol=1e-7)
-    program.apply()
-    assert set(program.states()) == {"a"}
-    assert program.states()["a"].step == 1
+    program.optimizer_step()
+    assert set(program.optimizer_states()) == {"a"}
+    assert program.optimizer_states()["a"].step == 1
 
 
 def test_a_shared_model_goes_by_its_first_trainable_node(backend, segment, node, loss, columns, built):
@@ -155,7 +155,7 @@ def test_a_shared_model_goes_by_its_first_trainable_node(backend, segment, node,
     kept = NodeState(4, {name: {"velocity": np.ones_like(w)} for name, w in model.parameters.items()})
     program = backend.build(segment(target, chain, [loss("mse", "b y")], "momentum", states={"a": kept}))
     train(program, target)
-    assert {label: state.step for label, state in program.states().items()} == {"b": 5}
+    assert {label: state.step for label, state in program.optimizer_states().items()} == {"b": 5}
 
 
 def test_different_models_that_share_a_parameter_are_refused(backend, segment, node, columns, built):
@@ -175,18 +175,18 @@ def test_frozen_nodes_rest_in_evaluation_mode_and_let_gradients_through(backend,
     weight = first.parameters["weight"]
     ahead = program.forward(tuple(columns.values()))[1]["f"]
     assert float(train(program, columns)["f"][0]) == float(ahead[0])
-    program.release()
+    program.close()
     for name, array in before.items():
         np.testing.assert_array_equal({**frozen.parameters, **frozen.buffers}[name], array)
     assert not np.array_equal(first.parameters["weight"], weight)
-    assert set(program.states()) == {"a"}
+    assert set(program.optimizer_states()) == {"a"}
 
 
 def test_nothing_flows_back_through_what_is_frozen_to_its_root(backend, segment, node, loss, columns, built):
     class Root(Module):
         def apply(self, values, inputs, *, train, key):
             assert not train
-            return Applied(inputs, lambda cotangents: pytest.fail("pulled back"))
+            return VjpResult(inputs, lambda cotangents: pytest.fail("pulled back"))
 
     head = built(Dense(2, dtype="float64"), columns["x"])
     chain = [node("r", Root(), "x", trainable=False), node("h", head, "r")]
@@ -199,7 +199,7 @@ def test_a_trainable_node_without_a_group_is_not_updated(backend, segment, node,
     program = backend.build(segment(columns, [node("n", model, "x")], [loss("mse", "n y")], groups=()))
     before = dict(model.parameters)
     train(program, columns)
-    assert program.release() == {}
+    assert program.close() == {}
     assert all(model.parameters[name] is array for name, array in before.items())
 
 
@@ -244,7 +244,7 @@ def test_integer_inputs_have_no_gradient(backend, segment, node, loss):
     model = Embedding()
     program = backend.build(segment(data, [node("e", model, "i")], [loss("mse", "e y")], Optimizer("sgd", lr=3.0)))
     train(program, data)
-    program.release()
+    program.close()
     np.testing.assert_allclose(model.parameters["table"], [[0, 0], [2, 3], [4 - 8, 5 - 10]])
 
 
@@ -271,14 +271,14 @@ def test_groups_have_statistics_and_scales_of_their_own(backend, segment, node, 
     program = backend.build(segment(columns, chain, terms, groups=groups))
     program.forward_pullback(tuple(columns.values()))[2]([])
     seen = gradients(program)
-    program.reduce(lambda gradient: gradient * 2)
+    program.map_gradients(lambda gradient: gradient * 2)
     stats = program.grad_stats()
     assert float(stats["slow"][0]) == pytest.approx(4 * sum(np.sum(g * g) for g in seen[:2]))
     assert float(stats["fast"][0]) == pytest.approx(4 * sum(np.sum(g * g) for g in seen[2:]))
     assert all(bool(finite) for _, finite in stats.values())
     before = [a.parameters["bias"], b.parameters["bias"]]
-    program.apply({"fast": 0.5})
-    program.release()
+    program.optimizer_step({"fast": 0.5})
+    program.close()
     np.testing.assert_allclose(a.parameters["bias"], before[0] - 0.1 * 2 * seen[1])
     np.testing.assert_allclose(b.parameters["bias"], before[1] - seen[3])
 
@@ -296,10 +296,10 @@ def test_gradients_are_forgotten_when_discarded(ready, columns):
     program = ready("adam")
     before = dict(parameters(program))
     program.forward_pullback(tuple(columns.values()))[2]([])
-    program.discard()
+    program.zero_grad()
     assert [float(part) for part in program.grad_stats()["main"]] == [0, 1]
-    program.apply()
-    assert program.states()["n"].step == 0
+    program.optimizer_step()
+    assert program.optimizer_states()["n"].step == 0
     assert all(parameters(program)[name] is array for name, array in before.items())
 
 
@@ -324,18 +324,18 @@ def test_whole_steps_equal_single_ones(name, clip, ready, columns):
     order, losses = np.array([3, 1, 7, 0, 2, 6, 5, 4]), []
     for program in (whole, single):
         program.seed(11)
-    means = whole.steps(tuple(columns.values()), [order, order], 1, 2, 3)
+    means = whole.train_steps(tuple(columns.values()), [order, order], 1, 2, 3)
     for start in (1, 4):
         batch = [column[order[start : start + 3]] for column in columns.values()]
         _, judged, pullback = single.forward_pullback(batch)
         pullback([])
         squares = single.grad_stats()["main"][0]
-        single.apply(None if clip is None else {"main": min(1.0, clip / (math.sqrt(squares) + 1e-6))})
+        single.optimizer_step(None if clip is None else {"main": min(1.0, clip / (math.sqrt(squares) + 1e-6))})
         losses.append(judged["n"][0] / judged["n"][1])
     assert means.shape == (2, 1)
     assert means[:, 0].tolist() == losses
     for program in (whole, single):
-        program.release()
+        program.close()
     models = [program.segment.operations[0].model for program in (whole, single)]
     for name, value in [*models[0].parameters.items(), *models[0].buffers.items()]:
         np.testing.assert_array_equal(value, {**models[1].parameters, **models[1].buffers}[name])
@@ -343,7 +343,7 @@ def test_whole_steps_equal_single_ones(name, clip, ready, columns):
 
 def test_the_last_step_of_an_epoch_may_be_smaller(ready, columns):
     program = ready()
-    means = program.steps(tuple(columns.values()), [np.arange(8)] * 2, 0, 2, 5)
+    means = program.train_steps(tuple(columns.values()), [np.arange(8)] * 2, 0, 2, 5)
     again = ready()
     for mean, rows in zip(means[:, 0], (slice(5), slice(5, 8)), strict=True):
         total, weight = train(again, {name: column[rows] for name, column in columns.items()})["n"]
@@ -353,7 +353,7 @@ def test_the_last_step_of_an_epoch_may_be_smaller(ready, columns):
 def test_clipping_bounds_the_norm_over_all_parameters_of_a_group(ready, columns):
     program = ready(Optimizer("sgd", lr=1.0, clip_norm=0.01))
     before = dict(parameters(program))
-    program.steps(tuple(columns.values()), [np.arange(8)] * 2, 0, 1, 8)
+    program.train_steps(tuple(columns.values()), [np.arange(8)] * 2, 0, 1, 8)
     moved = sum(np.sum((parameters(program)[name] - array) ** 2) for name, array in before.items())
     assert math.sqrt(moved) == pytest.approx(0.01, rel=1e-3)
 
@@ -371,7 +371,7 @@ def test_a_snapshot_brings_everything_back_more_than_once(ready, columns):
         program.restore(kept)
         assert [float(train(program, columns)["n"][0]) for _ in range(3)] == after
     program.restore(kept)
-    assert program.states()["n"].step == 1
+    assert program.optimizer_states()["n"].step == 1
 
 
 def test_restoring_forgets_gradients(ready, columns):
@@ -398,10 +398,10 @@ def test_buffers_move_with_training_only(ready, columns):
     program = stepping(ready, "sgd")
     model = program.segment.operations[0].model
     program.forward(tuple(columns.values()))
-    program.release()
+    program.close()
     np.testing.assert_array_equal(model.buffers["1.running_mean"], np.zeros(4))
     train(program, columns)
-    program.release()
+    program.close()
     assert np.any(model.buffers["1.running_mean"])
 
 
@@ -409,6 +409,6 @@ def test_states_of_other_nodes_are_handed_on(ready, columns):
     other = NodeState(9)
     program = ready(states={"elsewhere": other})
     train(program, columns)
-    states = program.states()
+    states = program.optimizer_states()
     assert states["elsewhere"] is other
     assert states["n"].step == 1

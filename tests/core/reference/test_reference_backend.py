@@ -13,7 +13,6 @@ from anyaccel.errors import DeviceMismatchError, MoveError, ShapeError, StateErr
 from anyaccel.host_memory import HostMemory
 from anyaccel.numpy_backend import (
     Activation,
-    Applied,
     BatchNorm,
     Dense,
     Module,
@@ -21,6 +20,7 @@ from anyaccel.numpy_backend import (
     SequentialCNN,
     SequentialMLP,
     SimArray,
+    VjpResult,
     simulate,
 )
 from anyaccel.registry import Registry
@@ -86,12 +86,12 @@ def test_what_devices_are(backend, sims):
 
 
 def test_why_a_device_is_not_there(backend):
-    assert backend.why_not(CPU) == ""
-    assert backend.why_not(Device("cpu", 1)) == "numpy counts all cores as cpu:0"
-    assert backend.why_not(SIM0) == "none was made; anyaccel.simulate(1) or ANYACCEL_SIMULATE=1 makes it"
-    assert backend.why_not(Device("gpu")) == ""
+    assert backend.unavailable_reason(CPU) == ""
+    assert backend.unavailable_reason(Device("cpu", 1)) == "numpy counts all cores as cpu:0"
+    assert backend.unavailable_reason(SIM0) == "none was made; anyaccel.simulate(1) or ANYACCEL_SIMULATE=1 makes it"
+    assert backend.unavailable_reason(Device("gpu")) == ""
     with simulate(1):
-        assert backend.why_not(SIM1).startswith("1 simulated device was made; ")
+        assert backend.unavailable_reason(SIM1).startswith("1 simulated device was made; ")
 
 
 def test_memory_figures(backend):
@@ -211,26 +211,26 @@ class Foreign:
 
 def test_adopting_shares_memory_on_the_cpu_and_cannot_write_to_it(backend, sims):
     host = np.ones(3, "float32")
-    shared = backend.adopt(Foreign(host), CPU)
+    shared = backend.from_dlpack(Foreign(host), CPU)
     host[0] = 7
     assert shared.tolist() == [7, 1, 1]
     with pytest.raises(ValueError, match="read-only"):
         shared[0] = 1
-    copied = backend.adopt(Foreign(host), SIM0)
+    copied = backend.from_dlpack(Foreign(host), SIM0)
     host[0] = 8
     assert np.asarray(copied).tolist() == [7, 1, 1]
     assert sims[0].transfers.into.number == 1
-    assert backend.adopt(host, CPU) is host
+    assert backend.from_dlpack(host, CPU) is host
 
 
 def test_what_cannot_be_adopted_carries_the_words_of_who_refused(backend):
     refusal = BufferError("Can't export tensors that require gradient")
     with pytest.raises(MoveError) as caught:
-        backend.adopt(Foreign(np.ones(1), refusal), CPU)
+        backend.from_dlpack(Foreign(np.ones(1), refusal), CPU)
     assert f"Foreign cannot be adopted: {refusal}" in str(caught.value)
     assert "Hint: detach it, move it to the CPU, or cast it (bfloat16 to float32)" in str(caught.value)
     with pytest.raises(MoveError, match="a list cannot be adopted: it has no __dlpack__"):
-        backend.adopt([1.0], CPU)
+        backend.from_dlpack([1.0], CPU)
 
 
 @pytest.mark.parametrize("device", [CPU, SIM0], ids=str)
@@ -239,7 +239,7 @@ def test_rows_of_a_column(device, dtype, backend, sims):
     column = np.arange(10).astype(dtype).reshape(5, 2)
     there, order = backend.from_host(column, device), backend.from_host(np.array([4, 2, 0, 1, 3]), device)
     sims[0].clear()
-    plain, mixed = backend.rows(there, 1, 3), backend.rows(there, 1, 9, order)
+    plain, mixed = backend.gather_rows(there, 1, 3), backend.gather_rows(there, 1, 9, order)
     assert backend.device_of(plain) == backend.device_of(mixed) == device
     assert (sims[0].syncs, sims[0].transfers.out.number) == (0, 0)
     np.testing.assert_array_equal(backend.to_host(plain), column[1:3])
@@ -270,7 +270,7 @@ def test_dtypes_that_models_want(backend):
             self.parameters.update(index=np.zeros(1, "int64"), factor=np.ones(1))
 
         def apply(self, values, inputs, *, train, key):
-            return Applied(inputs, lambda cotangents: ({}, cotangents))
+            return VjpResult(inputs, lambda cotangents: ({}, cotangents))
 
     assert backend.dtype_of(SequentialMLP(dtype="float64")) == "float64"
     assert backend.dtype_of(Sequential(Activation("tanh"), Dense(2))) == "float32"
@@ -287,7 +287,7 @@ class Odd(Module):
         self.parameters["w"] = np.ones((4, 3))
 
     def apply(self, values, inputs, *, train, key):
-        return Applied((self.gives(values["w"], *inputs),), lambda cotangents: ({}, ()))
+        return VjpResult((self.gives(values["w"], *inputs),), lambda cotangents: ({}, ()))
 
 
 @pytest.mark.parametrize(
@@ -331,8 +331,13 @@ def test_a_plain_function_is_no_model(backend):
 
 def test_named_models_and_recipes(backend):
     assert backend.models() == {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
-    assert backend.refuses(Optimizer("adam")) == backend.refuses(Loss("mse")) == backend.refuses(Loss(max)) == ""
-    assert backend.refuses(Optimizer(Dense)) == "numpy has the named optimizers only"
+    assert (
+        backend.unsupported_reason(Optimizer("adam"))
+        == backend.unsupported_reason(Loss("mse"))
+        == backend.unsupported_reason(Loss(max))
+        == ""
+    )
+    assert backend.unsupported_reason(Optimizer(Dense)) == "numpy has the named optimizers only"
 
 
 # -- state ---------------------------------------------------------------------------------------------------------

@@ -51,8 +51,8 @@ def test_two_devices_give_the_numbers_of_one(clip, two_halves, backend):
     with simulate(2):
         for places in ((CPU, CPU), (SIM0, SIM0), (SIM0, SIM1), (CPU, SIM1)):
             program, columns = two_halves(*places, recipe)
-            means = program.steps(columns, orders(columns, backend), 0, 4, BATCH)
-            program.release()
+            means = program.train_steps(columns, orders(columns, backend), 0, 4, BATCH)
+            program.close()
             models = [op.model for op in program.segment.operations]
             assert backend.device_of(means) == places[1]
             assert [backend.device_of(model) for model in models] == [places[0], places[1], places[1]]
@@ -70,7 +70,7 @@ def test_a_step_crosses_once_each_way_and_waits_for_nothing(two_halves, backend)
         mine = orders(columns, backend)
         for sim in sims:
             sim.clear()
-        program.steps(columns, mine, 0, 4, BATCH)
+        program.train_steps(columns, mine, 0, 4, BATCH)
         for sim in sims:
             assert (sim.transfers.between.number, sim.transfers.between.nbytes) == (8, 8 * BATCH * 5 * 4)
             assert (sim.transfers.into.number, sim.transfers.out.number, sim.syncs) == (0, 0, 0)
@@ -81,11 +81,11 @@ def test_one_device_sees_no_transfer_at_all(two_halves, backend):
         program, columns = two_halves(SIM0, SIM0)
         mine = orders(columns, backend)
         sims[0].clear()
-        program.steps(columns, mine, 0, 4, BATCH)
+        program.train_steps(columns, mine, 0, 4, BATCH)
         kept = program.snapshot()
         program.forward(columns)
         program.restore(kept)
-        program.release()
+        program.close()
         nothing = sims[0].transfers
         assert (nothing.into.number, nothing.out.number, nothing.between.number, sims[0].syncs) == (0, 0, 0, 0)
 
@@ -96,7 +96,7 @@ def test_clipping_over_two_devices_crosses_with_scalars_only(two_halves, backend
         mine = orders(columns, backend)
         for sim in sims:
             sim.clear()
-        program.steps(columns, mine, 0, 1, BATCH)
+        program.train_steps(columns, mine, 0, 1, BATCH)
         crossed = sims[0].transfers.between
         assert crossed.nbytes - 2 * BATCH * 5 * 4 <= 32
         assert sims[0].syncs == sims[1].syncs == 0
@@ -114,17 +114,17 @@ def test_nothing_is_computed_in_float64_on_the_way(name, optimizer, backend, seg
         columns = {name: backend.move(array, SIM0) for name, array in {"x": x, "y": y}.items()}
         recipe = Optimizer(optimizer, lr=0.1, weight_decay=0.1, clip_norm=0.1)
         program = backend.build(segment(columns, [node("n", model, "x", SIM0)], [loss(name, "n y", SIM0)], recipe))
-        means = program.steps(tuple(columns.values()), [None, None], 0, 2, 4)
-        program.apply({"main": 0.5})
+        means = program.train_steps(tuple(columns.values()), [None, None], 0, 2, 4)
+        program.optimizer_step({"main": 0.5})
         assert np.isfinite(backend.to_host(means)).all()
-        assert all(array.dtype == np.float32 for array in program.release()["n"].slots["4.weight"].values())
+        assert all(array.dtype == np.float32 for array in program.close()["n"].slots["4.weight"].values())
 
 
 def test_optimizer_state_stays_with_the_parameters_and_comes_back(two_halves, backend):
     with simulate(2):
         program, columns = two_halves(SIM0, SIM1)
-        program.steps(columns, orders(columns, backend), 0, 2, BATCH)
-        states = program.release()
+        program.train_steps(columns, orders(columns, backend), 0, 2, BATCH)
+        states = program.close()
         assert {backend.device_of(slot) for slots in states["e"].slots.values() for slot in slots.values()} == {SIM0}
         assert {backend.device_of(slot) for slots in states["h1"].slots.values() for slot in slots.values()} == {SIM1}
         assert backend.place(states["e"].slots, CPU)["layers.0.bias"]["m"].shape == (16,)
@@ -146,11 +146,11 @@ def test_running_out_of_memory_in_a_step_leaves_a_snapshot_usable(backend, segme
         program = backend.build(segment(columns, [node("n", model, "x", SIM0)], [loss("mse", "n x", SIM0)]))
         kept, before = program.snapshot(), backend.state(model)
         with pytest.raises(OutOfMemoryError, match="sim:0 has no room"):
-            program.steps(tuple(columns.values()), [None], 0, 1, 256)
+            program.train_steps(tuple(columns.values()), [None], 0, 1, 256)
         program.restore(kept)
         gc.collect()
-        program.steps(tuple(columns.values()), [None], 0, 4, 4)
-        program.release()
+        program.train_steps(tuple(columns.values()), [None], 0, 4, 4)
+        program.close()
         assert not np.array_equal(backend.state(model)["parameters/layers.0.bias"], before["parameters/layers.0.bias"])
         assert sims[0].peak <= 48_000
 
@@ -158,7 +158,7 @@ def test_running_out_of_memory_in_a_step_leaves_a_snapshot_usable(backend, segme
 def test_results_stay_where_they_were_computed(two_halves, backend):
     with simulate(2):
         program, columns = two_halves(SIM0, SIM1)
-        program.steps(columns, orders(columns, backend), 0, 1, BATCH)
-        program.release()
+        program.train_steps(columns, orders(columns, backend), 0, 1, BATCH)
+        program.close()
         head = program.segment.operations[1].model
         assert all(isinstance(value, SimArray) and value.device == SIM1 for value in head.parameters.values())

@@ -67,14 +67,16 @@ def test_the_environment_makes_devices_at_the_first_listing(backend, monkeypatch
     assert backend.devices() == [CPU, SIM0, SIM1]
     first = backend.move(np.ones(2), SIM1)
     assert backend.move(first, SIM1) is first
-    assert backend.why_not(Device("sim", 2)).startswith("2 simulated devices were made; anyaccel.simulate(3) or ")
+    assert backend.unavailable_reason(Device("sim", 2)).startswith(
+        "2 simulated devices were made; anyaccel.simulate(3) or "
+    )
 
 
 @pytest.mark.parametrize("text", ["two", "-1", "1.5"])
 def test_an_environment_that_is_no_count_gives_a_reason_and_no_error(text, backend, monkeypatch):
     monkeypatch.setenv("ANYACCEL_SIMULATE", text)
     assert backend.devices() == [CPU]
-    assert backend.why_not(SIM0) == f"ANYACCEL_SIMULATE={text!r} is not a count"
+    assert backend.unavailable_reason(SIM0) == f"ANYACCEL_SIMULATE={text!r} is not a count"
 
 
 @pytest.mark.parametrize("count", [0, -1, 65, 1.0, True, "2"])

@@ -18,9 +18,8 @@ LOSS = AppliedLoss("mse", on="guess")
 
 def run_of(label, *figures, **more):
     """Results of epochs with these validations."""
-    return TrainResults(
-        label, tuple(Epoch(i, 9.0 - i, {"n": 9.0 - i}, 1, 0.1, one) for i, one in enumerate(figures)), None, **more
-    )
+    epochs = tuple(Epoch(i, 9.0 - i, {"n": 9.0 - i}, 1, 0.1, validation) for i, validation in enumerate(figures))
+    return TrainResults(label=label, epochs=epochs, **more)
 
 
 def test_compare_is_public():
@@ -70,7 +69,7 @@ def test_runs_of_several_experiments_have_names_of_ones_own():
 
 def test_every_kind_of_results_is_taken_and_failures_are_told():
     failed = run_of("t", {}, error=RuntimeError("no"))
-    fitted, seen = FitResults("f", (), None), EvalResults("e", 2.0, {"n": 2.0}, {"accuracy": 0.5}, {}, None)
+    fitted, seen = FitResults(label="f", fitted=()), EvalResults(label="e", loss=2.0, losses={"n": 2.0}, metrics={"accuracy": 0.5})
     table = compare(failed, fitted, seen)
     assert table.column("kind") == ["train (RuntimeError)", "fit", "eval"]
     assert table.column("loss") == [9.0, None, 2.0] and table.column("accuracy") == [None, None, 0.5]
@@ -88,7 +87,7 @@ def test_a_comparison_is_text_and_html():
 
 
 def test_a_comparison_is_a_table():
-    table = compare(run_of("t", {"accuracy": 0.25}), FitResults("f", (), None)).to_arrow()
+    table = compare(run_of("t", {"accuracy": 0.25}), FitResults(label="f", fitted=())).to_arrow()
     assert table.column_names == ["run", "phase", "kind", "epochs", "loss", "val_accuracy"]
     assert table.schema.field("loss").type == pa.float64() and table.column("loss").to_pylist() == [9.0, None]
 
@@ -102,10 +101,10 @@ def test_a_comparison_is_a_data_frame():
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: compare(), r"^there is no run to compare\. Hint: run a phase first, or give results\.$"),
+        (lambda: compare(), r"^there is no run to compare\. Hint: run a phase first, or pass results\.$"),
         (lambda: compare([]), r"^there is no run to compare"),
-        (lambda: compare("t"), r"^'t' is no result of a phase\. Hint: give what run_phase\(\.\.\.\) gave"),
-        (lambda: compare({"a": 3}), r"^3 is no result of a phase"),
+        (lambda: compare("t"), r"^'t' is not the result of a phase\. Hint: pass what run_phase\(\.\.\.\) returned"),
+        (lambda: compare({"a": 3}), r"^3 is not the result of a phase"),
         (
             lambda: compare(run_of("t", {"accuracy": 1.0}), figures=["val_acuracy"]),
             r"^no run has the figure 'val_acuracy'\. Available: loss, loss\.n, val_accuracy\. Hint: did you mean",

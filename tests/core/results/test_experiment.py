@@ -36,7 +36,7 @@ def test_an_experiment_runs_its_own_phases_if_none_is_given(experiment):
 
 
 def test_without_phases_there_is_nothing_to_run(experiment):
-    with pytest.raises(PhaseError, match=r"experiment 'e' has no phases. Hint: give Experiment\(..., phases="):
+    with pytest.raises(PhaseError, match=r"experiment 'e' has no phases. Hint: write Experiment\(..., phases="):
         experiment.run()
 
 
@@ -49,7 +49,7 @@ def test_before_any_run_there_is_no_last_one(experiment):
 @pytest.mark.parametrize("how", ["run_phase", "plan", "run", "phases"])
 def test_what_is_no_phase_is_named_before_anything_runs(how, given, experiment):
     with pytest.raises(
-        PhaseError, match=r"experiment 'e' cannot run .* Hint: give it a TrainPhase, EvalPhase or FitPhase"
+        PhaseError, match=r"experiment 'e' cannot run .* Hint: pass a TrainPhase, EvalPhase or FitPhase"
     ):
         if how == "phases":
             Experiment("e", experiment.graph, [given])
@@ -61,7 +61,7 @@ def test_what_is_no_phase_is_named_before_anything_runs(how, given, experiment):
 @pytest.mark.parametrize("graph", [None, [], "graph"])
 def test_what_is_no_graph_is_named(graph):
     with pytest.raises(
-        PhaseError, match=rf"experiment 'e' was given {type(graph).__name__}. Hint: give it a ModelGraph"
+        PhaseError, match=rf"experiment 'e': graph must be a ModelGraph, got {type(graph).__name__}"
     ):
         Experiment("e", graph)
 
@@ -113,7 +113,7 @@ def test_predictions_of_different_numbers_of_rows_are_no_table(data):
     with pytest.raises(ResultError) as caught:
         result.to_arrow()
     assert str(caught.value) == (
-        "run 'p' has predictions of different numbers of rows, which are no table. Available: a: 6, b: 4. Hint: run an "
+        "run 'p' has predictions of different numbers of rows, which do not fit one table. Available: a: 6, b: 4. Hint: run an "
         "EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds."
     )
 

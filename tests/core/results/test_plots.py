@@ -53,7 +53,7 @@ def evaluated(predictions, columns, **more):
     """Results over data with these targets."""
     data = FeatureSet.from_dict("fs", {"x": np.zeros(len(next(iter(columns.values())))), **columns}, "x", list(columns))
     arrays = {name: np.asarray(array) for name, array in predictions.items()}
-    return EvalResults("test", float("nan"), {}, {}, arrays, None, {"fs": data}, **more)
+    return EvalResults(label="test", predictions=arrays, rows={"fs": data}, **more)
 
 
 def texts(ax):
@@ -86,7 +86,7 @@ def test_figures_are_drawn_by_name(trained, ax):
 
 def test_without_losses_what_there_is_is_drawn(ax):
     epochs = (Epoch(0, float("nan"), {}, 1, 0.1, {"accuracy": 0.5, "a.x": 1.0}),)
-    result = TrainResults("t", epochs, None)
+    result = TrainResults(label="t", epochs=epochs)
     assert result.figures == ("val_accuracy", "val_a.x")
     result.plot(ax=ax)
     assert texts(ax) == ["val_accuracy"] and len(ax.get_lines()) == 1
@@ -101,7 +101,7 @@ def test_a_figure_is_made_only_where_no_axes_are_given(trained, ax, pyplot):
 
 @pytest.mark.parametrize("label", ["_private", "$x^2$", "a_b", "100 %"])
 def test_labels_are_drawn_as_they_stand(label, ax):
-    TrainResults(label, (Epoch(0, 1.0, {label: 2.0}, 1, 0.1),), None).plot(f"loss.{label}", ax=ax)
+    TrainResults(label=label, epochs=(Epoch(0, 1.0, {label: 2.0}, 1, 0.1),)).plot(f"loss.{label}", ax=ax)
     ax.figure.canvas.draw()
     assert label.replace("$", r"\$") in ax.get_title()
 
@@ -110,9 +110,9 @@ def test_what_cannot_be_drawn_over_epochs_is_told(trained, ax):
     with pytest.raises(ResultError, match=r"run 't' has no figure 'val_los'.* Hint: did you mean 'val_loss'\?"):
         trained.plot("val_los", ax=ax)
     with pytest.raises(
-        ResultError, match=r"run 'none' has no figures to draw\. Available: no complete epoch\. Hint: run"
+        ResultError, match=r"run 'none' has no figures to plot\. Available: no complete epoch\. Hint: run"
     ):
-        TrainResults("none", (), None).plot(ax=ax)
+        TrainResults(label="none", epochs=()).plot(ax=ax)
 
 
 # -- against targets ---------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_indices_beyond_the_scores_are_no_classes_of_them(ax):
 @pytest.mark.parametrize("wrong", [3, "ax", np.zeros(2)])
 def test_what_is_no_axes_is_told(wrong):
     message = (
-        rf"plot\(\) cannot draw on ax={type(wrong).__name__}\. Available: ax is matplotlib's Axes\. Hint: give one"
+        rf"plot\(\) cannot draw on ax={type(wrong).__name__}\. Available: a matplotlib Axes\. Hint: pass one"
     )
     with pytest.raises(ResultError, match=message):
         evaluated({"n": np.zeros(2)}, {"y": np.zeros(2)}).plot(ax=wrong)
@@ -243,7 +243,7 @@ def test_what_cannot_be_drawn_against_targets_is_told(result, ask, message, ax):
 
 def test_without_targets_there_is_nothing_to_compare_with(ax):
     data = FeatureSet.from_dict("fs", {"x": np.zeros(2)}, "x")
-    result = EvalResults("test", float("nan"), {}, {}, {"a": np.zeros(2)}, None, {"fs": data})
+    result = EvalResults(label="test", predictions={"a": np.zeros(2)}, rows={"fs": data})
     with pytest.raises(ResultError, match=r"the data have no targets\. Hint: compare with arrays of your own"):
         result.plot(ax=ax)
 
@@ -287,7 +287,7 @@ def test_an_experiment_that_ran_nothing_has_nothing_to_draw(data, ax):
 def test_without_matplotlib_it_says_what_to_install(trained, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
-        ResultError, match=r"plot\(\) draws with matplotlib.* Hint: python -m pip install 'anyaccel\[plot\]'"
+        ResultError, match=r"plot\(\) needs matplotlib.* Hint: python -m pip install 'anyaccel\[plot\]'"
     ):
         trained.plot()
 
@@ -327,16 +327,16 @@ def test_other_outputs_than_classes_are_no_scores_of_them_unless_a_metric_says_s
     result = evaluated({"emb": np.ones((30, 16))}, columns)
     with pytest.raises(
         ResultError,
-        match=r"predictions of 'emb' have 16 outputs, and fs.digit has 10 classes: they may be no scores of these. "
-        r"Available: an embedding can be drawn where it has 2 outputs. Hint: .*metrics=\['accuracy'\]",
+        match=r"predictions of 'emb' have 16 outputs, but fs.digit has 10 classes, so they may not be scores. "
+        r"Available: a plot of an embedding with 2 outputs. Hint: .*metrics=\['accuracy'\]",
     ):
         result.plot(ax=ax)
     data = result.rows["fs"]
-    EvalResults("t", 0.0, {}, {"emb.accuracy": 0.1}, result.predictions, None, {"fs": data}).plot(ax=ax)
+    EvalResults(label="t", metrics={"emb.accuracy": 0.1}, predictions=result.predictions, rows={"fs": data}).plot(ax=ax)
     assert ax.images
 
 
 def test_epochs_without_figures_say_what_gives_some():
     epochs = (Epoch(0, float("nan"), {}, 3, 0.1),)
-    with pytest.raises(ResultError, match=r"Available: 1 epochs without a loss or a validation. Hint: give TrainPhase"):
-        TrainResults("t", epochs, None).plot()
+    with pytest.raises(ResultError, match=r"Available: 1 epochs without a loss or a validation. Hint: write TrainPhase"):
+        TrainResults(label="t", epochs=epochs).plot()

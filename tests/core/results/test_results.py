@@ -182,10 +182,10 @@ def test_a_prediction_that_was_not_kept_is_told_how_to_keep_it(experiment):
         (
             {"outputs": ["wide"], "losses": [AppliedLoss("mse", on="guess")]},
             "guess",
-            r"'guess', which it computed and did not keep\. Available: wide\. Hint: name it in .*outputs=\['guess'\]",
+            r"'guess', which it computed but did not keep\. Available: wide\. Hint: name it in .*outputs=\['guess'\]",
         ),
-        ({}, "gues", r"'gues', which is no node\. Available: guess, wide\. Hint: did you mean 'guess'\?"),
-        ({}, "x", r"'x', which is no node\. Available: guess, wide\. Hint: use one of these labels"),
+        ({}, "gues", r"'gues', which is not a node\. Available: guess, wide\. Hint: did you mean 'guess'\?"),
+        ({}, "x", r"'x', which is not a node\. Available: guess, wide\. Hint: use one of these labels"),
         ({}, "guess.1", r"'guess\.1'\. Available: guess, wide\. Hint: did you mean 'guess'\?"),
     ],
 )
@@ -201,7 +201,7 @@ def test_predictions_of_a_run_that_failed_say_what_ended_it(experiment):
 
     with pytest.raises(RuntimeError, match="no"):
         experiment.run_phase(EvalPhase("w", data="all", metrics=[fails]))
-    with pytest.raises(ResultError, match=r"of 'guess': it was ended by RuntimeError: no\. Hint: run the phase again"):
+    with pytest.raises(ResultError, match=r"of 'guess': it ended by RuntimeError: no\. Hint: run the phase again"):
         experiment.last_run.prediction("guess")
 
 
@@ -269,7 +269,7 @@ def test_an_evaluation_is_plain_data(experiment):
         "metrics": {"mae": result.metrics["mae"]},
         "error": None,
         "events": [
-            {"epoch": -1, "step": -1, "what": "residency", "text": event.text, "routine": True},
+            {"epoch": -1, "step": -1, "kind": "residency", "message": event.message, "verbose": True},
         ],
         "number": 0,
         "started": result.started.isoformat(),
@@ -292,7 +292,7 @@ def test_a_metric_that_is_no_number_is_null_in_plain_data(experiment):
 
 
 def test_an_evaluation_that_did_not_get_there_is_empty():
-    result = eval_results("w", None, None, {}, RuntimeError("no"))
+    result = eval_results("w", None, error=RuntimeError("no"))
     assert math.isnan(result.loss) and result.predictions == result.metrics == {}
     assert result.to_dict()["error"] == "RuntimeError: no"
 
@@ -321,7 +321,7 @@ def test_an_evaluation_is_a_data_frame_with_arrays_where_samples_have_axes(exper
 def test_without_pandas_it_says_what_to_install(trained, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(
-        ResultError, match=r"to_pandas\(\) needs pandas.*Hint: python -m pip install pandas, or take to_"
+        ResultError, match=r"to_pandas\(\) needs pandas.*Hint: python -m pip install pandas, or use to_"
     ):
         trained.to_pandas()
 
@@ -384,7 +384,7 @@ def test_a_fit_tells_which_nodes_to_how_many_rows(data):
 
 def test_a_fit_is_a_data_frame():
     pytest.importorskip("pandas")
-    frame = FitResults("f", (), None).to_pandas()
+    frame = FitResults(label="f", fitted=()).to_pandas()
     assert list(frame) == ["node", "estimator", "rows", "seconds"] and len(frame) == 0
 
 

@@ -232,9 +232,9 @@ def test_a_node_that_is_compared_with_nothing_is_told(scaled):
     with pytest.raises(TransformError) as caught:
         result.prediction("code", undo=True)
     message = str(caught.value)
-    assert "predictions of 'code' cannot be brought back: it is not clear which columns they stand for" in message
+    assert "no loss, metric or target says which columns they stand for" in message
     assert "feature_set.inverse(results.prediction('code'), columns=[...])" in message
-    with pytest.raises(TransformError, match=r"predictions of 'code' cannot be brought back"):
+    with pytest.raises(TransformError, match=r"cannot be undone for predictions of 'code'"):
         result.to_arrow(undo=True)
 
 
@@ -249,7 +249,7 @@ def test_targets_that_are_not_clear_are_told(scaled, raw):
     other.add_splits({"test": [5, 3]})
     nodes = [ModelNode("head", SequentialMLP((1,), n_layers=1), [scaled.reference(), other.reference()])]
     result = Experiment("e", ModelGraph(nodes), progress="none").run_phase(EvalPhase("v", data="test"))
-    with pytest.raises(TransformError, match=r"not clear which columns they stand for"):
+    with pytest.raises(TransformError, match=r"no loss, metric or target says which columns they stand for"):
         result.prediction("head", undo=True)
 
 
@@ -361,6 +361,6 @@ def test_words_against_numbers_cannot_be_drawn(raw, ax):
     result = evaluated(data, "class", (3,), data="all")
     result.plot(ax=ax, targets="n")
     assert ax.images
-    with pytest.raises(ResultError, match="'head' and their targets cannot be drawn in their own units") as caught:
+    with pytest.raises(ResultError, match="'head' and their targets cannot be plotted in original units") as caught:
         result.plot(ax=ax, undo=True, targets="n")
     assert "object [6] and int64 [6]. Hint: leave undo out, or name a target" in str(caught.value)

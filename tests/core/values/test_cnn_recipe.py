@@ -1,4 +1,4 @@
-"""CNNRecipe: shapes, names and initial values that every framework takes from it, and what it refuses."""
+"""CNNSpec: shapes, names and initial values that every framework takes from it, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anyaccel import rng
-from anyaccel.adapter.model_specs import CNNRecipe
+from anyaccel.adapter.model_specs import CNNSpec
 from anyaccel.errors import ConfigError, ShapeError, SpecError
 
 IMAGE = (1, 8, 9)
@@ -22,9 +22,9 @@ GOLDEN = {
 
 
 def test_it_is_read_back_from_its_configuration():
-    recipe = CNNRecipe([2, 3], [4], 5, 1, "tanh", 0.5, "float64")
+    recipe = CNNSpec([2, 3], [4], 5, 1, "tanh", 0.5, "float64")
     config = json.loads(json.dumps(recipe.get_config()))
-    assert CNNRecipe.from_config(config) == recipe
+    assert CNNSpec.from_config(config) == recipe
     assert config == {
         "output_shape": [2, 3], "channels": [4], "kernel_size": 5, "pool": 1, "activation": "tanh", "dropout": 0.5,
         "dtype": "float64",
@@ -32,22 +32,22 @@ def test_it_is_read_back_from_its_configuration():
 
 
 def test_a_number_is_one_axis_and_one_convolution():
-    assert CNNRecipe(10, 4) == CNNRecipe((10,), (4,))
+    assert CNNSpec(10, 4) == CNNSpec((10,), (4,))
 
 
 def test_shapes_after_each_convolution_are_rounded_down():
-    assert CNNRecipe().shapes([IMAGE]) == [(1, 8, 9), (8, 4, 4), (16, 2, 2)]
-    assert CNNRecipe(pool=3).shapes([(3, 11, 9)]) == [(3, 11, 9), (8, 3, 3), (16, 1, 1)]
-    assert CNNRecipe(pool=1, channels=(2,)).shapes([IMAGE]) == [IMAGE, (2, 8, 9)]
+    assert CNNSpec().shapes([IMAGE]) == [(1, 8, 9), (8, 4, 4), (16, 2, 2)]
+    assert CNNSpec(pool=3).shapes([(3, 11, 9)]) == [(3, 11, 9), (8, 3, 3), (16, 1, 1)]
+    assert CNNSpec(pool=1, channels=(2,)).shapes([IMAGE]) == [IMAGE, (2, 8, 9)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_padding_keeps_height_and_width(size):
-    assert 8 + 2 * CNNRecipe(kernel_size=size).padding - size + 1 == 8
+    assert 8 + 2 * CNNSpec(kernel_size=size).padding - size + 1 == 8
 
 
 def test_names_and_shapes_of_the_parameters():
-    drawn = CNNRecipe((2, 5), (4, 6), 5).weights([IMAGE], 0)
+    drawn = CNNSpec((2, 5), (4, 6), 5).weights([IMAGE], 0)
     assert {name: value.shape for name, value in drawn.items()} == {
         "convs.0.weight": (4, 1, 5, 5), "convs.0.bias": (4,),
         "convs.1.weight": (6, 4, 5, 5), "convs.1.bias": (6,),
@@ -57,7 +57,7 @@ def test_names_and_shapes_of_the_parameters():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_initial_values_are_uniform_by_fan_in_and_keyed_by_name(dtype):
-    drawn = CNNRecipe(channels=(4, 6), dtype=dtype).weights([(2, 8, 8)], seed=11)
+    drawn = CNNSpec(channels=(4, 6), dtype=dtype).weights([(2, 8, 8)], seed=11)
     fan_in = {"convs.0": 18, "convs.1": 36, "head": 24}
     for name, value in drawn.items():
         bound = 1 / math.sqrt(fan_in[name.rpartition(".")[0]])
@@ -68,7 +68,7 @@ def test_initial_values_are_uniform_by_fan_in_and_keyed_by_name(dtype):
 
 def test_initial_values_golden():
     """The same in every framework and for ever: a saved result can be made again."""
-    drawn = CNNRecipe(channels=(2,), dtype="float64").weights([(1, 2, 2)], seed=11)
+    drawn = CNNSpec(channels=(2,), dtype="float64").weights([(1, 2, 2)], seed=11)
     found = {name: float(value.ravel()[0]) for name, value in drawn.items()}
     assert found == GOLDEN
 
@@ -93,7 +93,7 @@ def test_initial_values_golden():
 )
 def test_every_message_of_the_recipe(arguments, message):
     with pytest.raises(SpecError) as caught:
-        CNNRecipe(**arguments)
+        CNNSpec(**arguments)
     assert str(caught.value) == message
 
 
@@ -101,7 +101,7 @@ def test_a_configuration_with_strange_keys_is_told():
     with pytest.raises(
         ConfigError, match=r"SequentialCNN has no setting depth, width\. Available: output_shape, chann"
     ):
-        CNNRecipe.from_config({"width": 3, "depth": 1, "pool": 2})
+        CNNSpec.from_config({"width": 3, "depth": 1, "pool": 2})
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_configuration_with_strange_keys_is_told():
 )
 def test_inputs_that_are_no_images(inputs, there):
     with pytest.raises(ShapeError) as caught:
-        CNNRecipe().weights(inputs, 0)
+        CNNSpec().weights(inputs, 0)
     assert str(caught.value) == (
         f"SequentialCNN takes one input [channels, height, width] per sample. Available: {there}. "
         "Hint: store images channels first; one channel is an axis too, [1, height, width]."
@@ -124,7 +124,7 @@ def test_inputs_that_are_no_images(inputs, there):
 
 def test_pooling_that_leaves_nothing():
     with pytest.raises(ShapeError) as caught:
-        CNNRecipe(channels=(4, 4, 4)).shapes([(1, 28, 7)])
+        CNNSpec(channels=(4, 4, 4)).shapes([(1, 28, 7)])
     assert str(caught.value) == (
         "SequentialCNN: 3 poolings by 2 leave nothing of [1, 28, 7]. "
         "Hint: take fewer convolutions, larger images, or pool=1."

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from anyaccel import AppliedLoss, Loss
-from anyaccel.adapter.model_specs import MLPRecipe
+from anyaccel.adapter.model_specs import MLPSpec
 from anyaccel.errors import AnyaccelError, ConfigError, SpecError
 from anyaccel.segment import TensorSpec
 
@@ -147,8 +147,8 @@ def test_a_specification_reads_as_dtype_and_shape():
 
 
 def test_an_mlp_recipe_is_read_back_from_its_configuration():
-    recipe = MLPRecipe(output_shape=[2, 3], n_layers=3, activation="tanh", dropout=0.5, dtype="float64")
-    assert MLPRecipe.from_config(recipe.get_config()) == recipe
+    recipe = MLPSpec(output_shape=[2, 3], n_layers=3, activation="tanh", dropout=0.5, dtype="float64")
+    assert MLPSpec.from_config(recipe.get_config()) == recipe
     assert recipe.sizes([(4,), (2, 2)]) == [(8, 16), (16, 16), (16, 6)]
 
 
@@ -165,10 +165,10 @@ def test_an_mlp_recipe_is_read_back_from_its_configuration():
 )
 def test_every_message_of_an_mlp_recipe(arguments, message):
     with pytest.raises(SpecError) as caught:
-        MLPRecipe(**arguments)
+        MLPSpec(**arguments)
     assert str(caught.value).startswith(message)
 
 
 def test_an_mlp_configuration_with_a_strange_key_is_told():
     with pytest.raises(ConfigError, match=r"SequentialMLP has no setting width\. Available: output_shape, n_layers"):
-        MLPRecipe.from_config({"width": 3})
+        MLPSpec.from_config({"width": 3})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyaccel import rng
-from anyaccel.adapter.model_specs import MLPRecipe
+from anyaccel.adapter.model_specs import MLPSpec
 
 MASK = 2**64 - 1
 PERMUTATION = [7, 9, 5, 1, 4, 2, 8, 0, 6, 3]
@@ -103,7 +103,7 @@ def test_uniform_numbers_look_uniform():
 
 def test_initial_weights_golden():
     """The same in every framework and for ever: a saved result can be made again."""
-    drawn = MLPRecipe(output_shape=(2,), n_layers=2, hidden_dim=3).weights([(2,), (1, 2)], seed=11)
+    drawn = MLPSpec(output_shape=(2,), n_layers=2, hidden_dim=3).weights([(2,), (1, 2)], seed=11)
     assert {name: value.shape for name, value in drawn.items()} == {
         "layers.0.weight": (3, 4), "layers.0.bias": (3,), "layers.1.weight": (2, 3), "layers.1.bias": (2,),
     }  # fmt: skip

@@ -6,35 +6,44 @@ losses and optimizers are computed here, by docs/reference/formulas.md. Arrays a
 whose arrays cannot be written to fits as well as one whose arrays can.
 """
 
-from anyaccel.adapter.array_ops import Applied, ArrayOps, Function, Judged, LossFunction, cast, factor_on, scaled
+from anyaccel.adapter.array_ops import (
+    ArrayOps,
+    Function,
+    LossFunction,
+    LossResult,
+    VjpResult,
+    cast,
+    factor_on_device,
+    scaled,
+)
 from anyaccel.adapter.array_program import ArrayProgram
-from anyaccel.adapter.cache_key import Same, nature
+from anyaccel.adapter.cache_key import IdentityKey, attributes_key
 from anyaccel.adapter.losses import loss_function
-from anyaccel.adapter.optimizers import ElementwiseRule, Rule, rule
-from anyaccel.adapter.step_cursor import Course, Shelf
-from anyaccel.adapter.traced_ops import Body, Repeated, TracedOps
+from anyaccel.adapter.optimizers import PerParameterRule, UpdateRule, update_rule
+from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
+from anyaccel.adapter.traced_ops import StepFunction, StepLoop, TracedOps
 from anyaccel.adapter.traced_program import TracedProgram
 
 __all__ = [
-    "Applied",
     "ArrayOps",
     "ArrayProgram",
-    "Body",
-    "Course",
-    "ElementwiseRule",
+    "DeviceScalars",
     "Function",
-    "Judged",
+    "IdentityKey",
     "LossFunction",
-    "Repeated",
-    "Rule",
-    "Same",
-    "Shelf",
+    "LossResult",
+    "PerParameterRule",
+    "StepCursor",
+    "StepFunction",
+    "StepLoop",
     "TracedOps",
     "TracedProgram",
+    "UpdateRule",
+    "VjpResult",
+    "attributes_key",
     "cast",
-    "factor_on",
+    "factor_on_device",
     "loss_function",
-    "nature",
-    "rule",
     "scaled",
+    "update_rule",
 ]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from anyaccel.adapter.array_ops import Applied, factor_on
+from anyaccel.adapter.array_ops import VjpResult, factor_on_device
 from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.adapter.compile_cache import compiled
 from anyaccel.adapter.optimizer_step import Acts
@@ -23,11 +23,11 @@ Found = TypeVar("Found")
 class TracedActs(ArrayProgram):
     """The same numbers as `ArrayProgram`, from one compiled function for each act instead of many small ones.
 
-    Where a segment uses several devices and compiled functions may not (`TracedOps.spans`), nothing is compiled as a
+    Where a segment uses several devices and compiled functions may not (`TracedOps.multi_device`), nothing is compiled as a
     whole. A parameter of a reached model that its outputs do not depend on has a gradient of zeros.
 
     Nothing is compiled where `segment.compile` is `"off"`, nor where it has turned out that a model cannot be traced:
-    then each operation is done by itself, as in `ArrayProgram`. Where `TracedOps.patience` is a number, that is also
+    then each operation is done by itself, as in `ArrayProgram`. Where `TracedOps.eager_seconds` is a number, that is also
     how things begin. What is random is the same in every way.
 
     Attributes:
@@ -42,7 +42,7 @@ class TracedActs(ArrayProgram):
         super().__init__(segment, ops)
         self._traced = ops
         self._reach = reach = Reach(segment, self._layout)
-        self._whole = ops.spans or len(devices_of(segment)) == 1
+        self._whole = ops.multi_device or len(devices_of(segment)) == 1
         self._compiled = compiled(self._wired, ops, reach, self._learning.updates, self._whole)
         self._one_by_one = Acts(self._learning.updates, lambda function: function)
         self._numbers = {op.label: number for number, op in enumerate(segment.operations)}
@@ -50,7 +50,7 @@ class TracedActs(ArrayProgram):
         self._key = ops.key(0)
         self.untraced = ""
         ops.eager = segment.compile == "off"
-        self._learning.acts = self._one_by_one if ops.eager or ops.patience else self._compiled.acts
+        self._learning.acts = self._one_by_one if ops.eager or ops.eager_seconds else self._compiled.acts
 
     def seed(self, key: int) -> None:
         """Restart the random streams."""
@@ -63,7 +63,7 @@ class TracedActs(ArrayProgram):
 
     def _pulled_through(
         self, op: Operation, parameters: Any, buffers: Any, given: tuple[Any, ...], key: Any
-    ) -> Applied:
+    ) -> VjpResult:
         flows = [name in self._layout.wanted for name in op.inputs]
         return self._traced.vjp(op.model, parameters, buffers, given, op.trainable, key, flows)
 
@@ -83,7 +83,7 @@ class TracedActs(ArrayProgram):
         """What an act gives; one by one while that has not taken as long as to compile it, or if it must be."""
         if self._traced.eager:
             return plain()
-        if act not in self._compiled.proven and self._spent < (self._traced.patience or 0.0):
+        if act not in self._compiled.proven and self._spent < (self._traced.eager_seconds or 0.0):
             began = time.perf_counter()
             with self._plainly():
                 found = plain()
@@ -172,7 +172,7 @@ class TracedActs(ArrayProgram):
         if scale is None:
             return {}
         terms = [term for term in self.segment.losses if term.label in scale]
-        found = {term.label: factor_on(self._ops, scale[term.label], term.device) for term in terms}
+        found = {term.label: factor_on_device(self._ops, scale[term.label], term.device) for term in terms}
         return {label: self._ops.scalar(one) if isinstance(one, float) else one for label, one in found.items()}
 
     def _pull(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyaccel.adapter.optimizers import Rule, rule
+from anyaccel.adapter.optimizers import UpdateRule, update_rule
 from anyaccel.device import Device
 from anyaccel.errors import SpecError
 from anyaccel.segment import Operation
@@ -19,7 +19,7 @@ Pullback = Callable[[tuple[Any, ...]], tuple[Mapping[str, Any], Sequence[Any]]]
 """From one cotangent for each output to gradients by parameter name, and one cotangent (or None) for each input."""
 
 
-class Applied(NamedTuple):
+class VjpResult(NamedTuple):
     """What a model gave: its outputs, the way back, and its buffers afterwards (None where they are as before)."""
 
     outputs: tuple[Any, ...]
@@ -27,7 +27,7 @@ class Applied(NamedTuple):
     buffers: Mapping[str, Any] | None = None
 
 
-class Judged(NamedTuple):
+class LossResult(NamedTuple):
     """What a loss gave: its sum and weight, on the device, and the gradient of the *sum* for each of its inputs.
 
     `gradients` is called at most once; it gives None for an input that has no gradient.
@@ -39,7 +39,7 @@ class Judged(NamedTuple):
 
 
 Function = Callable[..., Any]
-LossFunction = Callable[[Sequence[Any]], Judged]
+LossFunction = Callable[[Sequence[Any]], LossResult]
 
 
 class ArrayOps(ABC):
@@ -73,7 +73,7 @@ class ArrayOps(ABC):
         inputs: tuple[Any, ...],
         train: bool,
         key: int,
-    ) -> Applied:
+    ) -> VjpResult:
         """Apply a model to inputs on its device; `key` (64 bits) decides whatever is random, such as dropout."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class ArrayOps(ABC):
         """The array on a device; the same object if it is there."""
 
     @abstractmethod
-    def rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
         """As `Exchange.rows`."""
 
     def call(
@@ -94,7 +94,7 @@ class ArrayOps(ABC):
         """The array in a dtype of the framework's; the default asks the array."""
         return array.astype(dtype)
 
-    def compiled(self, function: Function) -> Function:
+    def compile(self, function: Function) -> Function:
         """A pure function of trees (dicts, tuples) of arrays, made faster; the default gives it as it is.
 
         Numbers that change from step to step come as arrays made by `scalar`, so that a compiler need not start anew.
@@ -109,15 +109,15 @@ class ArrayOps(ABC):
         """The integers 0 to count - 1 on the device of `like`, in a dtype that compares with it."""
         return self.xp.arange(count)
 
-    def rule(self, recipe: Optimizer) -> Rule:
+    def update_rule(self, recipe: Optimizer) -> UpdateRule:
         """What an optimizer recipe does; the default has the named ones.
 
         Raises:
             SpecError: the recipe is a framework's own.
         """
-        return rule(recipe)
+        return update_rule(recipe)
 
-    def own_loss(self, loss: Loss) -> LossFunction:
+    def custom_loss(self, loss: Loss) -> LossFunction:
         """A loss that is not a named one, as a function of its inputs.
 
         Raises:
@@ -131,17 +131,17 @@ def cast(ops: ArrayOps, array: Any, dtype: Any) -> Any:
     return array if array.dtype == dtype else ops.astype(array, dtype)
 
 
-def factor_on(ops: ArrayOps, factor: Any, device: Device) -> Any:
+def factor_on_device(ops: ArrayOps, factor: Any, device: Device) -> Any:
     """A factor for arrays on `device`: a float for any number, a scalar array moved there."""
     return float(factor) if isinstance(factor, (int, float, np.generic)) else ops.move(factor, device)
 
 
 def scaled(ops: ArrayOps, array: Any, factor: Any) -> Any:
-    """`array * factor` in the array's dtype; the factor comes from `factor_on`."""
+    """`array * factor` in the array's dtype; the factor comes from `factor_on_device`."""
     return array * (factor if isinstance(factor, float) else cast(ops, factor, array.dtype))
 
 
-def joined(ops: ArrayOps, op: Operation, given: tuple[Any, ...]) -> Applied:
+def joined(ops: ArrayOps, op: Operation, given: tuple[Any, ...]) -> VjpResult:
     """The concatenation along an axis of the samples, and the cut that is its pullback."""
     axis = op.axis + 1 if op.axis >= 0 else op.axis + given[0].ndim
     ends = [0, *itertools.accumulate(part.shape[axis] for part in given)]
@@ -150,4 +150,4 @@ def joined(ops: ArrayOps, op: Operation, given: tuple[Any, ...]) -> Applied:
         cut = [(*[slice(None)] * axis, slice(begin, end)) for begin, end in itertools.pairwise(ends)]
         return {}, [cotangents[0][where] for where in cut]
 
-    return Applied((ops.xp.concatenate(given, axis=axis),), pullback)
+    return VjpResult((ops.xp.concatenate(given, axis=axis),), pullback)

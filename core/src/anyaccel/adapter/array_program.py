@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyaccel import rng
-from anyaccel.adapter.array_ops import Applied, ArrayOps, Judged, cast, factor_on, joined, scaled
+from anyaccel.adapter.array_ops import ArrayOps, LossResult, VjpResult, cast, factor_on_device, joined, scaled
 from anyaccel.adapter.parameter_state import Learning
 from anyaccel.adapter.segment_analysis import Cotangents, Values, Wired, pairs
 from anyaccel.backend import MultiStepProgram
@@ -86,7 +86,7 @@ class ArrayProgram(MultiStepProgram):
         owner = self._layout.owner[op.label]
         return self._ops.call(op.model, self._learning.parameters[owner], self._buffers[owner], given)
 
-    def _recorded(self, op: Operation, values: Values) -> Applied | None:
+    def _recorded(self, op: Operation, values: Values) -> VjpResult | None:
         """Run an operation and keep its way back; None where nothing will flow back through it, or it does not run."""
         given = self._wired.given(op, values)
         if given is None:
@@ -99,7 +99,7 @@ class ArrayProgram(MultiStepProgram):
         self._wired.enter(op, applied.outputs, values)
         return applied if wanted else None
 
-    def _applied(self, op: Operation, given: tuple[Any, ...]) -> Applied:
+    def _applied(self, op: Operation, given: tuple[Any, ...]) -> VjpResult:
         if op.model is None:
             return joined(self._ops, op, given)
         owner, key = self._layout.owner[op.label], self._random(op)
@@ -111,24 +111,24 @@ class ArrayProgram(MultiStepProgram):
 
     def _pulled_through(
         self, op: Operation, parameters: Any, buffers: Any, given: tuple[Any, ...], key: Any
-    ) -> Applied:
+    ) -> VjpResult:
         return self._ops.vjp(op.model, parameters, buffers, given, op.trainable, key)
 
     def _random(self, op: Operation) -> Any:
         """What decides what is random in an operation in this step, as `vjp` takes it."""
         return rng.key(self._stream, op.label, self._draws)
 
-    def _start(self, term: LossTerm, loss: Judged, scale: Any, values: Values, flow: Cotangents) -> None:
+    def _start(self, term: LossTerm, loss: LossResult, scale: Any, values: Values, flow: Cotangents) -> None:
         if self._layout.wanted.isdisjoint(term.inputs):
             return
-        factor = factor_on(self._ops, term.weight / loss.weight if scale is None else scale, term.device)
+        factor = factor_on_device(self._ops, term.weight / loss.weight if scale is None else scale, term.device)
         for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
             if gradient is not None and name in self._layout.wanted:
                 flow.add(
                     name, term.device, cast(self._ops, scaled(self._ops, gradient, factor), values.home(name).dtype)
                 )
 
-    def _back(self, op: Operation, applied: Applied | None, flow: Cotangents) -> None:
+    def _back(self, op: Operation, applied: VjpResult | None, flow: Cotangents) -> None:
         found = [flow.take(name) for name in op.outputs]
         if applied is None or all(cotangent is None for cotangent in found):
             return
@@ -191,7 +191,7 @@ class ArrayProgram(MultiStepProgram):
     def _step(self, pairs: Sequence[tuple[Any, Any]], first: int, batch: int, parts: int) -> list[Any]:
         size, found = batch // parts, []
         for begin in range(first, first + batch, size):
-            rows = [self._ops.rows(column, begin, begin + size, order) for column, order in pairs]
+            rows = [self._ops.gather_rows(column, begin, begin + size, order) for column, order in pairs]
             found.append(self._learned(rows))
         if parts > 1:
             self._learning.average(parts)

@@ -13,7 +13,7 @@ _DEEPEST = 6
 _LARGEST = 2**20  # bytes of an array that are compared
 
 
-class Same:
+class IdentityKey:
     """An object that is compared by identity, and not held: once it is gone, it equals nothing.
 
     Raises:
@@ -28,13 +28,13 @@ class Same:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Same):
+        if not isinstance(other, IdentityKey):
             return NotImplemented
         mine = self._held()
         return mine is not None and mine is other._held()
 
 
-def nature(
+def attributes_key(
     parts: Iterable[tuple[str, Any]], skipped: Callable[[Any], Container[str]], is_part: Callable[[Any], bool]
 ) -> tuple[Any, ...] | None:
     """The plain attributes of a model's parts, by path; other objects count as themselves.
@@ -88,7 +88,7 @@ def _array(value: Any) -> Any:
 
 def _same(value: Any) -> Any:
     try:
-        return Same(value)
+        return IdentityKey(value)
     except TypeError:
         pass
     kind: Any = type(value)

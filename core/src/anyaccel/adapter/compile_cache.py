@@ -13,11 +13,11 @@ from anyaccel.adapter.array_ops import Function
 from anyaccel.adapter.optimizer_step import Acts, Updates
 from anyaccel.adapter.segment_analysis import Layout, Reach, Wired
 from anyaccel.adapter.segment_functions import SegmentFunctions, Step
-from anyaccel.adapter.traced_ops import Pulled, Repeated, TracedOps
+from anyaccel.adapter.traced_ops import StepLoop, TracedOps, ValueAndPullback
 from anyaccel.segment import Segment
 from anyaccel.specs import Loss, Optimizer
 
-MOST = 32
+MAX_SEGMENTS = 32
 """Segments whose compiled functions are kept."""
 
 
@@ -35,32 +35,32 @@ class Compiled:
 
     def __init__(self, functions: SegmentFunctions, ops: TracedOps, updates: Updates, whole: bool) -> None:
         self.functions = functions
-        self.acts = Acts(updates, ops.compiled)
-        self.evaluated: Function = ops.compiled(functions.evaluate) if whole else functions.evaluate
-        self.pulled: Callable[[Any, Any], Pulled] = (
-            ops.linear(functions.run) if whole else partial(ops.pulled, functions.run)
+        self.acts = Acts(updates, ops.compile)
+        self.evaluated: Function = ops.compile(functions.evaluate) if whole else functions.evaluate
+        self.value_and_pullback: Callable[[Any, Any], ValueAndPullback] = (
+            ops.compile_value_and_pullback(functions.run) if whole else partial(ops.value_and_pullback, functions.run)
         )
         self.proven: set[str] = set()
         self.ready: set[tuple[int, ...]] = set()
         self._ops = ops
-        self._repeated: dict[tuple[int, int, bool], Repeated] = {}
+        self._repeated: dict[tuple[int, int, bool], StepLoop] = {}
 
-    def repeated(self, batch: int, parts: int, *, quick: bool) -> Repeated:
+    def compile_steps(self, batch: int, parts: int, *, quick: bool) -> StepLoop:
         """Whole steps of so many rows and parts."""
         key = (batch, parts, quick)
         if key not in self._repeated:
-            self._repeated[key] = self._ops.repeated(Step(self.functions, batch, parts), quick=quick)
+            self._repeated[key] = self._ops.compile_steps(Step(self.functions, batch, parts), quick=quick)
         return self._repeated[key]
 
 
 def compiled(wired: Wired, ops: TracedOps, reach: Reach, updates: Updates, whole: bool) -> Compiled:
     """The functions of a segment: those of an earlier program of the same models and recipes if there was one."""
-    shared = ops.shared()
+    shared = ops.shareable()
     key = None if shared is None else _signature(wired.segment, wired.layout, ops, whole)
     if shared is None or key is None:
         return Compiled(SegmentFunctions(wired, ops, reach, updates, lambda model: model), ops, updates, whole)
-    found = KEPT.get(key)
-    return KEPT.keep(key, wired.layout, _apart(wired, shared, reach, whole)) if found is None else found
+    found = CACHE.get(key)
+    return CACHE.keep(key, wired.layout, _apart(wired, shared, reach, whole)) if found is None else found
 
 
 def _apart(wired: Wired, ops: TracedOps, reach: Reach, whole: bool) -> Compiled:
@@ -101,7 +101,7 @@ class Keeping:
         return made
 
 
-KEPT = Keeping(MOST)
+CACHE = Keeping(MAX_SEGMENTS)
 
 
 # -- what functions depend on ------------------------------------------------------------------------------------------
@@ -109,10 +109,10 @@ KEPT = Keeping(MOST)
 
 def _signature(segment: Segment, layout: Layout, ops: TracedOps, whole: bool) -> Hashable | None:
     """Everything that the functions of a segment depend on; None where that is not known."""
-    natures = [(id(model), ops.nature(model), _arrays(layout, label)) for label, model in layout.models.items()]
+    natures = [(id(model), ops.cache_key(model), _arrays(layout, label)) for label, model in layout.models.items()]
     losses = [(one.label, _own(one.loss), one.inputs, one.device, one.weight) for one in segment.losses]
     groups = [(one.name, _own(one.optimizer), one.nodes) for one in segment.groups]
-    if any(nature is None for _, nature, _ in natures) or any(one[1] is None for one in (*losses, *groups)):
+    if any(cache_key is None for _, cache_key, _ in natures) or any(one[1] is None for one in (*losses, *groups)):
         return None
     operations = [replace(one, model=None if one.model is None else id(one.model)) for one in segment.operations]
     inputs = tuple(segment.inputs.items())

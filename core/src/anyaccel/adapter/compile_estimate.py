@@ -1,4 +1,4 @@
-"""Guess: what compiling a segment will take and bring, from what this process has seen so far."""
+"""CompileEstimator: how long compiling a segment will take and how much faster its steps will be."""
 
 from __future__ import annotations
 
@@ -6,48 +6,49 @@ from typing import Any
 
 from anyaccel.backend import CompileEstimate
 
-# Seconds to compile a segment of the smallest size, and more for each array and operation; of XLA on a slow CPU.
-_LEAST, _EACH = 0.4, 0.05
-# Seconds that one operation by itself takes beside its arithmetic, for each array and operation; and those of a call.
-_BESIDE, _CALL = 4e-4, 1e-3
-_LEAST_RATIO = 0.01
+# Seconds to compile the smallest segment, and per array and operation; measured with XLA on a slow CPU.
+_COMPILE_BASE, _COMPILE_PER_ITEM = 0.4, 0.05
+# Seconds of overhead of a plain step per array and operation, and of a compiled call.
+_OVERHEAD_PER_ITEM, _OVERHEAD_PER_CALL = 4e-4, 1e-3
+_MIN_RATIO = 0.01
 
 
-class Guess:
-    """For one program.
+class CompileEstimator:
+    """Estimates for one program, corrected by what this process has measured.
 
     Args:
-        kind: of programs that take alike.
-        size: how much there is to compile.
+        kind: programs of one kind share the measured compile times.
+        size: number of arrays and operations to compile.
     """
 
-    _seen: dict[Any, float] = {}  # noqa: RUF012
-    """By kind, how many times as long as was guessed it took, on average of late."""
+    _compile_ratios: dict[Any, float] = {}  # noqa: RUF012
+    """By kind, measured over estimated compile time: a moving average."""
 
     def __init__(self, kind: Any, size: int) -> None:
         self._kind, self._size = kind, size
-        self._each: float | None = None
+        self._step_seconds: float | None = None
 
-    def plain(self, seconds: float) -> None:
-        """A step took so long, one by one; the fastest says what steps take."""
-        self._each = seconds if self._each is None else min(self._each, seconds)
+    def record_step(self, seconds: float) -> None:
+        """Take in the time of a plain step; the shortest counts."""
+        self._step_seconds = seconds if self._step_seconds is None else min(self._step_seconds, seconds)
 
-    def took(self, seconds: float) -> None:
-        """Compiling took so long."""
-        ratio = seconds / self._usual()
-        self._seen[self._kind] = (self._seen.get(self._kind, ratio) + ratio) / 2
+    def record_compile(self, seconds: float) -> None:
+        """Take in the time of a compilation."""
+        ratio = seconds / self._usual_seconds()
+        self._compile_ratios[self._kind] = (self._compile_ratios.get(self._kind, ratio) + ratio) / 2
 
-    def offer(self, most: int) -> CompileEstimate:
-        """For calls of at most `most` steps."""
-        seconds = self._usual() * self._seen.get(self._kind, 1.0)
-        return CompileEstimate(seconds, self._ratio(most))
+    def estimate(self, max_steps: int) -> CompileEstimate:
+        """For calls of at most `max_steps` steps."""
+        seconds = self._usual_seconds() * self._compile_ratios.get(self._kind, 1.0)
+        return CompileEstimate(seconds, self._step_ratio(max_steps))
 
-    def _usual(self) -> float:
-        return _LEAST + _EACH * self._size
+    def _usual_seconds(self) -> float:
+        return _COMPILE_BASE + _COMPILE_PER_ITEM * self._size
 
-    def _ratio(self, most: int) -> float:
-        """Arithmetic stays, and one call for all steps; what operations take beside it goes."""
-        if self._each is None:
-            return _LEAST_RATIO
-        rest = max(self._each - _BESIDE * self._size, 0.0) + _CALL / max(most, 1)
-        return min(max(rest / self._each, _LEAST_RATIO), 1.0)
+    def _step_ratio(self, max_steps: int) -> float:
+        """What compiling leaves of a step: the arithmetic, and its share of one call for all steps."""
+        if self._step_seconds is None:
+            return _MIN_RATIO
+        compiled = max(self._step_seconds - _OVERHEAD_PER_ITEM * self._size, 0.0)
+        compiled += _OVERHEAD_PER_CALL / max(max_steps, 1)
+        return min(max(compiled / self._step_seconds, _MIN_RATIO), 1.0)

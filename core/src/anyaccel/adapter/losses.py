@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyaccel.adapter.array_ops import ArrayOps, Judged, LossFunction, cast
+from anyaccel.adapter.array_ops import ArrayOps, LossFunction, LossResult, cast
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import LossTerm
 
@@ -18,7 +18,7 @@ def loss_function(ops: ArrayOps, term: LossTerm) -> LossFunction:
         SpecError: a named loss without exactly two inputs, or a loss of its own that the framework cannot take.
     """
     if term.loss.own is not None:
-        return ops.own_loss(term.loss)
+        return ops.custom_loss(term.loss)
     if len(term.inputs) != 2:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} is given {len(term.inputs)} inputs ({', '.join(term.inputs)})",
@@ -37,7 +37,7 @@ class NamedLoss:
         self._formula = _FORMULAS[term.loss.name]
         self._met: set[tuple[Any, ...]] = set()
 
-    def __call__(self, inputs: Sequence[Any]) -> Judged:
+    def __call__(self, inputs: Sequence[Any]) -> LossResult:
         """Sum, weight and gradients for (outputs, targets).
 
         Raises:
@@ -80,17 +80,17 @@ def _wide(ops: ArrayOps, outputs: Any) -> Any:
     return ops.astype(outputs, ops.xp.float32) if "16" in str(outputs.dtype) else outputs
 
 
-def _judged(ops: ArrayOps, total: Any, count: int, gradients: Callable[[], Sequence[Any]]) -> Judged:
-    return Judged(total, ops.xp.full_like(total, count), gradients)
+def _judged(ops: ArrayOps, total: Any, count: int, gradients: Callable[[], Sequence[Any]]) -> LossResult:
+    return LossResult(total, ops.xp.full_like(total, count), gradients)
 
 
-def _mse(ops: ArrayOps, outputs: Any, targets: Any) -> Judged:
+def _mse(ops: ArrayOps, outputs: Any, targets: Any) -> LossResult:
     difference = outputs - cast(ops, targets, outputs.dtype)
     total = ops.xp.sum(difference * difference)
     return _judged(ops, total, math.prod(outputs.shape), lambda: (2 * difference, -2 * difference))
 
 
-def _mae(ops: ArrayOps, outputs: Any, targets: Any) -> Judged:
+def _mae(ops: ArrayOps, outputs: Any, targets: Any) -> LossResult:
     difference = outputs - cast(ops, targets, outputs.dtype)
 
     def gradients() -> Sequence[Any]:
@@ -100,7 +100,7 @@ def _mae(ops: ArrayOps, outputs: Any, targets: Any) -> Judged:
     return _judged(ops, ops.xp.sum(ops.xp.abs(difference)), math.prod(outputs.shape), gradients)
 
 
-def _cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> Judged:
+def _cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> LossResult:
     xp, by_index = ops.xp, targets.ndim < logits.ndim
     chances = _one_hot(ops, targets, logits) if by_index else cast(ops, targets, logits.dtype)
     shifted = logits - xp.max(logits, axis=-1, keepdims=True)
@@ -121,7 +121,7 @@ def _one_hot(ops: ArrayOps, indices: Any, logits: Any) -> Any:
     return cast(ops, ops.xp.where(known, ops.astype(chosen, logits.dtype), math.nan), logits.dtype)
 
 
-def _binary_cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> Judged:
+def _binary_cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> LossResult:
     xp, chances = ops.xp, cast(ops, targets, logits.dtype)
     total = xp.sum(xp.maximum(logits, 0.0) - logits * chances + xp.log1p(xp.exp(-xp.abs(logits))))
 
@@ -131,7 +131,7 @@ def _binary_cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> Judged:
     return _judged(ops, total, math.prod(logits.shape), gradients)
 
 
-_FORMULAS: dict[str, Callable[[ArrayOps, Any, Any], Judged]] = {
+_FORMULAS: dict[str, Callable[[ArrayOps, Any, Any], LossResult]] = {
     "mse": _mse,
     "mae": _mae,
     "cross_entropy": _cross_entropy,

@@ -54,7 +54,7 @@ def _check_settings(model: str, config: Mapping[str, Any], known: Iterable[str])
         raise ConfigError(f"{model} has no setting {', '.join(strange)}", available=", ".join(known))
 
 
-def check_built(model: str, recipe: MLPRecipe | CNNRecipe, built: Shapes, given: Shapes) -> None:
+def check_input_shapes(model: str, recipe: MLPSpec | CNNSpec, built: Shapes, given: Shapes) -> None:
     """Make sure that a model from a recipe, built for inputs of some shapes per sample, takes others as well.
 
     Raises:
@@ -84,7 +84,7 @@ def _drawn(layers: Mapping[str, tuple[int, ...]], seed: int, dtype: str) -> dict
 
 
 @dataclass(frozen=True, slots=True)
-class MLPRecipe:
+class MLPSpec:
     """A multi-layer perceptron: `n_layers` linear layers with an activation (and dropout) between each two.
 
     Inputs are flattened per sample and joined along their features, the output takes `output_shape`. Parameters are
@@ -112,7 +112,7 @@ class MLPRecipe:
         return {**asdict(self), "output_shape": list(self.output_shape)}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> MLPRecipe:
+    def from_config(cls, config: Mapping[str, Any]) -> MLPSpec:
         """Read what `get_config` wrote.
 
         Raises:
@@ -137,7 +137,7 @@ class MLPRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class CNNRecipe:
+class CNNSpec:
     """A convolutional network: convolutions, each with an activation and max pooling, then one linear layer.
 
     Takes one input [channels, height, width] per sample, channels first in every framework. Each convolution has
@@ -189,7 +189,7 @@ class CNNRecipe:
         return {**asdict(self), "output_shape": list(self.output_shape), "channels": list(self.channels)}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> CNNRecipe:
+    def from_config(cls, config: Mapping[str, Any]) -> CNNSpec:
         """Read what `get_config` wrote.
 
         Raises:

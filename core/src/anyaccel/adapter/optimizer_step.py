@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, cast, scaled
-from anyaccel.adapter.optimizers import ElementwiseRule
+from anyaccel.adapter.optimizers import PerParameterRule
 from anyaccel.segment import ParameterGroup
 
 
@@ -24,7 +24,7 @@ class Updates:
 
     def __init__(self, ops: ArrayOps, groups: Iterable[ParameterGroup]) -> None:
         self._ops = ops
-        self.rules = {group.name: ops.rule(group.optimizer) for group in groups}
+        self.rules = {group.name: ops.update_rule(group.optimizer) for group in groups}
         self.limits = {
             name: float(one.recipe.clip_norm) for name, one in self.rules.items() if one.recipe.clip_norm is not None
         }
@@ -63,7 +63,7 @@ class Updates:
 
     def _alike(self, group: str, own: Any, given: Any) -> Iterable[list[str]]:
         """Names of parameters that may be updated together: of one dtype, or all if the rule takes no parts."""
-        if not isinstance(self.rules[group], ElementwiseRule):
+        if not isinstance(self.rules[group], PerParameterRule):
             return [list(given)]
         found: dict[Any, list[str]] = {}
         for name in given:

@@ -15,7 +15,7 @@ from anyaccel.specs import Optimizer, Schedule
 Slots = Mapping[str, Mapping[str, Any]]
 
 
-class Rule(ABC):
+class UpdateRule(ABC):
     """How one optimizer recipe changes the parameters of a node. Everything but `coefficients` is pure and traceable.
 
     Slots are arrays by name of parameter and of slot; a rule that keeps anything else for a node puts it under names of
@@ -54,7 +54,7 @@ class Rule(ABC):
         """The parameters that have gradients, and their slots, after a step."""
 
 
-class ElementwiseRule(Rule):
+class PerParameterRule(UpdateRule):
     """A rule that treats each parameter by itself."""
 
     pointwise: ClassVar[bool] = False
@@ -100,7 +100,7 @@ class ElementwiseRule(Rule):
         """The parameter and its slots after a step with gradient `g`; nothing is written to."""
 
 
-def rule(recipe: Optimizer) -> Rule:
+def update_rule(recipe: Optimizer) -> UpdateRule:
     """The rule of a named optimizer.
 
     Raises:
@@ -115,7 +115,7 @@ def rule(recipe: Optimizer) -> Rule:
     return _RULES[recipe.name](recipe)
 
 
-class Descent(ElementwiseRule):
+class Descent(PerParameterRule):
     """Gradient descent, with momentum where it is asked for."""
 
     pointwise = True
@@ -133,7 +133,7 @@ class Descent(ElementwiseRule):
     def update(
         self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """As in `ElementwiseRule`."""
+        """As in `PerParameterRule`."""
         if self.weight_decay:
             g = g + self.weight_decay * w
         if not self.momentum:
@@ -143,7 +143,7 @@ class Descent(ElementwiseRule):
         return w - coefficients["rate"] * g, {"velocity": velocity}
 
 
-class Adam(ElementwiseRule):
+class Adam(PerParameterRule):
     """Adam; with `decoupled`, AdamW."""
 
     pointwise = True
@@ -162,7 +162,7 @@ class Adam(ElementwiseRule):
         return {"rate": rate / first, "root": math.sqrt(second), "kept": 1.0 - rate * self.weight_decay}
 
     def table(self, step: int, count: int) -> dict[str, np.ndarray]:
-        """As in `Rule`, for all steps at once."""
+        """As in `UpdateRule`, for all steps at once."""
         steps, rates = np.arange(step, step + count), _rates(self.recipe, step, count)
         first, second = (1.0 - beta**steps for beta in self.betas)
         return {"rate": rates / first, "root": np.sqrt(second), "kept": 1.0 - rates * self.weight_decay}
@@ -170,7 +170,7 @@ class Adam(ElementwiseRule):
     def update(
         self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """As in `ElementwiseRule`."""
+        """As in `PerParameterRule`."""
         if self.decoupled:
             w = w * coefficients["kept"]
         elif self.weight_decay:
@@ -194,4 +194,4 @@ class AdamW(Adam):
     decoupled = True
 
 
-_RULES: dict[str, type[ElementwiseRule]] = {"sgd": Descent, "momentum": Descent, "adam": Adam, "adamw": AdamW}
+_RULES: dict[str, type[PerParameterRule]] = {"sgd": Descent, "momentum": Descent, "adam": Adam, "adamw": AdamW}

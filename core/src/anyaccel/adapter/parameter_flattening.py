@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps
-from anyaccel.adapter.optimizers import ElementwiseRule, Rule
+from anyaccel.adapter.optimizers import PerParameterRule, UpdateRule
 
 MOST = 2**17
 """Numbers of a model that is packed. What is beyond has more to compute than operations cost."""
@@ -83,7 +83,7 @@ class Packing:
         return {name: {kind: each[kind][name] for kind in kinds} for name in names}
 
 
-def packing(ops: ArrayOps, rules: Mapping[str, Rule], parameters: ByOwner, slots: ByOwner) -> Packing:
+def packing(ops: ArrayOps, rules: Mapping[str, UpdateRule], parameters: ByOwner, slots: ByOwner) -> Packing:
     """What is packed: small models of several arrays whose rule treats each number by itself.
 
     Args:
@@ -100,8 +100,8 @@ def packing(ops: ArrayOps, rules: Mapping[str, Rule], parameters: ByOwner, slots
     return Packing(ops, shapes)
 
 
-def _fits(rule: Rule, there: Arrays) -> bool:
-    pointwise = isinstance(rule, ElementwiseRule) and rule.pointwise
+def _fits(rule: UpdateRule, there: Arrays) -> bool:
+    pointwise = isinstance(rule, PerParameterRule) and rule.pointwise
     size = sum(math.prod(one.shape) for one in there.values())
     return pointwise and len({str(one.dtype) for one in there.values()}) < len(there) and size <= MOST
 

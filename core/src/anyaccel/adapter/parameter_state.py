@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.adapter.array_ops import ArrayOps, Function, factor_on
+from anyaccel.adapter.array_ops import ArrayOps, Function, factor_on_device
 from anyaccel.adapter.optimizer_step import Acts, Updates, by_node
-from anyaccel.adapter.optimizers import Rule
+from anyaccel.adapter.optimizers import UpdateRule
 from anyaccel.adapter.segment_analysis import Layout
 from anyaccel.device import Device
 from anyaccel.segment import NodeState, Segment
@@ -35,7 +35,7 @@ class Learning:
         self._ops = ops
         self._layout = layout
         self.updates = Updates(ops, segment.groups)
-        self.acts = Acts(self.updates, _as_it_is if segment.compile == "off" else ops.compiled)
+        self.acts = Acts(self.updates, _as_it_is if segment.compile == "off" else ops.compile)
         self._gradients: dict[str, dict[str, Any]] = {}
         self.parameters = dict(layout.parameters)
         self.states = {
@@ -44,7 +44,7 @@ class Learning:
             for node in nodes
         }
 
-    def _resumed(self, node: str, rule: Rule) -> NodeState:
+    def _resumed(self, node: str, rule: UpdateRule) -> NodeState:
         """The state of an earlier phase, where it is one of this rule and these parameters; else a fresh one."""
         given, owner = self._segment.states, self._layout.owner
         sharing = [node, *(label for label in owner if owner[label] == node)]
@@ -126,7 +126,7 @@ class Learning:
 
     def _update(self, group: str, nodes: Sequence[str], scale: Any) -> None:
         ops, gradients = self._ops, by_node(self._gradients, nodes)
-        factor = None if scale is None else factor_on(ops, scale, self._layout.device[nodes[0]])
+        factor = None if scale is None else factor_on_device(ops, scale, self._layout.device[nodes[0]])
         before = {node: {name: self.parameters[node][name] for name in there} for node, there in gradients.items()}
         slots = {node: self.slots(group, node, there) for node, there in gradients.items()}
         coefficients = {

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from anyaccel.adapter.array_ops import ArrayOps, Judged
+from anyaccel.adapter.array_ops import ArrayOps, LossResult
 from anyaccel.adapter.losses import loss_function
 from anyaccel.device import Device
 from anyaccel.errors import GraphError
@@ -162,7 +162,7 @@ class Wired:
         """What other segments take; None for what this step lacks."""
         return tuple(values.home(name) for name in self.segment.outputs)
 
-    def judge(self, values: Values) -> list[tuple[LossTerm, Judged]]:
+    def judge(self, values: Values) -> list[tuple[LossTerm, LossResult]]:
         """Every loss whose inputs there are, on its device."""
         return [
             (term, loss([values.on(name, term.device) for name in term.inputs]))
@@ -171,7 +171,7 @@ class Wired:
         ]
 
 
-def pairs(judged: Sequence[tuple[LossTerm, Judged]]) -> dict[str, tuple[Any, Any]]:
+def pairs(judged: Sequence[tuple[LossTerm, LossResult]]) -> dict[str, tuple[Any, Any]]:
     """Losses as (sum, weight), by label."""
     return {term.label: (loss.sum, loss.weight) for term, loss in judged}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from anyaccel.adapter.array_ops import Function, Judged, cast, joined, scaled
+from anyaccel.adapter.array_ops import Function, LossResult, cast, joined, scaled
 from anyaccel.adapter.optimizer_step import Updates, by_node
 from anyaccel.adapter.parameter_flattening import Packing, packing
 from anyaccel.adapter.segment_analysis import Cotangents, Reach, Values, Wired, devices_of, pairs
@@ -109,7 +109,9 @@ class SegmentFunctions:
             buffers[owner] = after
         return outputs
 
-    def _seeds(self, judged: Sequence[tuple[LossTerm, Judged]], scale: Any, live: Mapping[str, Any]) -> dict[str, Any]:
+    def _seeds(
+        self, judged: Sequence[tuple[LossTerm, LossResult]], scale: Any, live: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The cotangents that the losses begin with."""
         flow = Cotangents(self._ops, self._layout.home)
         for term, loss in judged:
@@ -149,7 +151,7 @@ class SegmentFunctions:
         if parts == 1:
             buffers, found = part(state["buffers"], 0)
         else:
-            buffers, found = self._ops.summed(part, state["buffers"], parts)
+            buffers, found = self._ops.accumulate(part, state["buffers"], parts)
         gradients = found["gradients"]
         parameters, slots = dict(state["parameters"]), dict(state["slots"])
         for group, owners in self.reached.items():
@@ -166,7 +168,7 @@ class SegmentFunctions:
         """Buffers after the i-th part of a step, and its gradients, packed, and losses."""
         columns = zip(self._segment.inputs, rest["columns"], rest["orders"], strict=True)
         start, draw = (row["start"], row["draw"]) if _is_zero(i) else (row["start"] + i * size, row["draw"] + i)
-        inputs = {name: self._ops.gather(column, order, start, size) for name, column, order in columns}
+        inputs = {name: self._ops.gather_batch(column, order, start, size) for name, column, order in columns}
         primals = {"parameters": {**learned, **rest["idle"]}, "inputs": {}}
         others = {
             "parameters": {**rest["constant"], **learned},
@@ -176,7 +178,7 @@ class SegmentFunctions:
             "draw": draw,
             "scale": {},
         }
-        _, found, pull = self._ops.pulled(self.run, primals, others)
+        _, found, pull = self._ops.value_and_pullback(self.run, primals, others)
         gradients = packing.packed(pull(found["seeds"])["parameters"])
         return {**buffers, **found["buffers"]}, {"gradients": gradients, "losses": found["losses"]}
 
@@ -222,14 +224,14 @@ class Step:
     """
 
     def __init__(self, functions: SegmentFunctions, batch: int, parts: int) -> None:
-        self.batch = batch
+        self.batch_size = batch
         self._functions, self._parts = functions, parts
 
     def __call__(self, state: Any, rest: Any, row: Any) -> tuple[Any, Any]:
         """The state afterwards, and the mean losses."""
-        return self._functions.step(self.batch, self._parts, state, rest, row)
+        return self._functions.step(self.batch_size, self._parts, state, rest, row)
 
-    def packed(self, state: Any) -> tuple[Any, Function, Function]:
+    def flatten(self, state: Any) -> tuple[Any, Function, Function]:
         """For many steps: the state with small models packed, the step of such a state, and the way to unpack it."""
         found, step = self._functions.packing(state), self._functions.step
         inside = {
@@ -237,7 +239,7 @@ class Step:
             "parameters": found.packed(state["parameters"]),
             "slots": found.packed_slots(state["slots"]),
         }
-        return inside, partial(step, self.batch, self._parts, packing=found), partial(_unpacked, found)
+        return inside, partial(step, self.batch_size, self._parts, packing=found), partial(_unpacked, found)
 
 
 def _unpacked(packing: Packing, state: Any) -> Any:

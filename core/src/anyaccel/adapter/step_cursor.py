@@ -1,4 +1,4 @@
-"""Course: the numbers that change from step to step, known before the steps are, and kept on a device."""
+"""The scalars that change from step to step: computed ahead on the host, and kept on the device between calls."""
 
 from __future__ import annotations
 
@@ -8,148 +8,159 @@ from typing import Any
 import numpy as np
 
 Tables = Mapping[str, Mapping[str, np.ndarray]]
-"""By owner, the scalars of its optimizer over some steps, float64 [steps] each."""
+"""By owner, the scalars of its update rule for some steps, float64 [steps] each."""
 
 ROWS = 8192
-"""Rows of the table of scalars that is kept on a device."""
-_COUNTS = 64  # of steps in a call: the scalars of so many are kept on a device
+"""Steps whose scalars are kept on a device."""
+_MAX_COUNTS = 64  # call lengths that are kept on a device
 
 
-class Course:
-    """What a call of some steps is told in numbers.
+class StepCursor:
+    """Where the steps of one `train_steps` call stand.
 
     Attributes:
-        start: the first row in the order.
-        draw: the number of the first draw of random numbers.
-        batch: rows of a step; the next one starts so many later.
-        parts: draws of a step.
-        left: steps from `start` to the end of the order; at least those of the call.
-        taken: the steps that each owner has taken.
-        shelf: what is kept on the device from call to call.
+        start: first row of the next step, as a position in the order.
+        draw: number of the next random draw.
+        batch_size: rows of a step; the next step starts that much later.
+        n_microbatches: draws of a step.
+        remaining: steps from `start` to the end of the order, at least those of the call.
+        steps_taken: optimizer steps so far, by owner.
+        device_scalars: what stays on the device from call to call.
     """
 
     def __init__(
         self,
+        *,
         start: int,
         draw: int,
-        batch: int,
-        parts: int,
-        left: int,
-        taken: Mapping[str, int],
+        batch_size: int,
+        n_microbatches: int,
+        remaining: int,
+        steps_taken: Mapping[str, int],
         table: Callable[[int, int], Tables],
-        shelf: Shelf,
+        device_scalars: DeviceScalars,
     ) -> None:
         self.start, self.draw = start, draw
-        self.batch, self.parts = batch, parts
-        self.left, self.taken = left, dict(taken)
-        self.shelf = shelf
+        self.batch_size, self.n_microbatches = batch_size, n_microbatches
+        self.remaining, self.steps_taken = remaining, dict(steps_taken)
+        self.device_scalars = device_scalars
         self._table = table
-        self._done = 0
+        self._n_done = 0
 
-    def table(self, count: int) -> Tables:
+    def table(self, n_steps: int) -> Tables:
         """The scalars of the next steps."""
-        return self._table(self._done, count)
+        return self._table(self._n_done, n_steps)
 
-    def row(self) -> dict[str, Any]:
-        """The numbers of the next step, as plain numbers."""
-        tables = self.table(1)
-        found = {owner: {key: float(one[0]) for key, one in there.items()} for owner, there in tables.items()}
-        return {"start": self.start, "draw": self.draw, "coefficients": found}
+    def scalars(self) -> dict[str, Any]:
+        """The scalars of the next step as Python numbers: `start`, `draw`, and `coefficients` by owner and name."""
+        coefficients = {
+            owner: {name: float(column[0]) for name, column in columns.items()}
+            for owner, columns in self.table(1).items()
+        }
+        return {"start": self.start, "draw": self.draw, "coefficients": coefficients}
 
-    def went(self, count: int) -> None:
-        """So many steps are done."""
-        self.start += count * self.batch
-        self.draw += count * self.parts
-        self.left -= count
-        self.taken = {owner: steps + count for owner, steps in self.taken.items()}
-        self._done += count
+    def advance(self, n_steps: int) -> None:
+        """Move past some steps."""
+        self.start += n_steps * self.batch_size
+        self.draw += n_steps * self.n_microbatches
+        self.remaining -= n_steps
+        self.steps_taken = {owner: steps + n_steps for owner, steps in self.steps_taken.items()}
+        self._n_done += n_steps
 
 
-class Shelf:
-    """The numbers of a program on its device, so that calls that follow each other need not send any.
+class DeviceScalars:
+    """The scalars of a program on its device, so that a call that continues the one before transfers nothing.
 
-    What the device has is sent anew where a call does not go on from the last one: at the beginning of an epoch, and
-    when a table of scalars is used up.
+    They are transferred again where a call does not continue the last one: at the beginning of an epoch, and when the
+    table is used up.
 
     Attributes:
-        sent: how many arrays were sent.
+        n_transfers: arrays transferred so far.
     """
 
     def __init__(self) -> None:
-        self.sent = 0
-        self._numbers: Any = None
-        self._wanted: tuple[int, ...] | None = None
-        self._scalars: Any = None
-        self._base: dict[str, int] | None = None
-        self._filled = 0
+        self.n_transfers = 0
+        self._position: Any = None
+        self._expected: tuple[int, ...] | None = None
+        self._table: Any = None
+        self._table_start: dict[str, int] | None = None
+        self._table_rows = 0
         self._counts: dict[int, Any] = {}
         self._key: tuple[Any, Any] = (None, None)
 
-    def ready(self, course: Course, count: int, put: Callable[[np.ndarray], Any]) -> tuple[Any, Any, Any]:
-        """What a function of `count` steps is given.
+    def prepare(self, cursor: StepCursor, n_steps: int, to_device: Callable[[np.ndarray], Any]) -> tuple[Any, Any, Any]:
+        """The scalar arguments of a compiled function of `n_steps` steps.
 
         Args:
-            course: where the steps stand.
-            count: how many they are, at most `ROWS`.
-            put: an array, int64 or float64, on the device, in the framework's own precision.
+            cursor: where the steps stand.
+            n_steps: how many, at most `ROWS`.
+            to_device: moves an int64 or float64 array to the device, in the framework's own precision.
 
         Returns:
-            numbers, [5] of the framework's integers: start, draw, row of the table, batch, and parts; the table, a tree
-            like `Course.table` with arrays [ROWS]; and the count, a scalar.
+            position, integers [5]: start, draw, row of the table, batch size, number of micro-batches; the table, a
+            tree like `StepCursor.table` with arrays [ROWS]; and `n_steps` as a scalar.
         """
-        offset = self._offset(course)
-        follows = self._wanted == (course.start, course.draw, offset, course.batch, course.parts)
-        needed = count if follows else min(ROWS, max(course.left, count))
-        if offset is None or offset + needed > self._filled:
-            offset = 0
-            self._fill(course, max(count, min(ROWS, course.left)), put)
-        wanted = (course.start, course.draw, offset, course.batch, course.parts)
-        if self._wanted != wanted:
-            self._numbers, self._wanted = self._put(np.array(wanted, np.int64), put), wanted
-        return self._numbers, self._scalars, self._count(count, put)
+        row = self._table_row(cursor)
+        continues = self._expected == (cursor.start, cursor.draw, row, cursor.batch_size, cursor.n_microbatches)
+        needed = n_steps if continues else min(ROWS, max(cursor.remaining, n_steps))
+        if row is None or row + needed > self._table_rows:
+            row = 0
+            self._fill(cursor, max(n_steps, min(ROWS, cursor.remaining)), to_device)
+        position = (cursor.start, cursor.draw, row, cursor.batch_size, cursor.n_microbatches)
+        if self._expected != position:
+            self._position, self._expected = self._transfer(np.array(position, np.int64), to_device), position
+        return self._position, self._table, self._count(n_steps, to_device)
 
-    def went(self, course: Course, count: int, numbers: Any) -> None:
-        """Keep what a function gave for the numbers of the steps after it, and let the course go on."""
-        assert self._wanted is not None
-        start, draw, offset, batch, parts = self._wanted
-        self._numbers = numbers
-        self._wanted = (start + count * batch, draw + count * parts, offset + count, batch, parts)
-        course.went(count)
+    def advance(self, cursor: StepCursor, n_steps: int, position: Any) -> None:
+        """Keep the position after some steps, as the compiled function returned it, and advance the cursor."""
+        assert self._expected is not None
+        start, draw, row, batch_size, n_microbatches = self._expected
+        self._position = position
+        self._expected = (
+            start + n_steps * batch_size,
+            draw + n_steps * n_microbatches,
+            row + n_steps,
+            batch_size,
+            n_microbatches,
+        )
+        cursor.advance(n_steps)
 
-    def lost(self) -> None:
-        """A call has failed: nothing is known of what is on the device."""
-        self._wanted = self._base = None
+    def invalidate(self) -> None:
+        """After a failed call: transfer everything again."""
+        self._expected = self._table_start = None
 
-    def key(self, key: Any, put: Callable[[Any], Any]) -> Any:
-        """A random key on the device; sent once."""
+    def key(self, key: Any, to_device: Callable[[Any], Any]) -> Any:
+        """A random key on the device; transferred once."""
         if self._key[0] is not key:
-            self._key = (key, self._put(key, put))
+            self._key = (key, self._transfer(key, to_device))
         return self._key[1]
 
-    def _offset(self, course: Course) -> int | None:
-        """The row of the table that the next step takes; None if it has none."""
-        if self._base is None or self._base.keys() != course.taken.keys():
+    def _table_row(self, cursor: StepCursor) -> int | None:
+        """The row of the table for the next step; None where the table does not have it."""
+        if self._table_start is None or self._table_start.keys() != cursor.steps_taken.keys():
             return None
-        apart = {course.taken[owner] - first for owner, first in self._base.items()} or {0}
-        return apart.pop() if len(apart) == 1 and min(apart) >= 0 else None
+        rows = {cursor.steps_taken[owner] - first for owner, first in self._table_start.items()} or {0}
+        return rows.pop() if len(rows) == 1 and min(rows) >= 0 else None
 
-    def _fill(self, course: Course, count: int, put: Callable[[np.ndarray], Any]) -> None:
+    def _fill(self, cursor: StepCursor, n_steps: int, to_device: Callable[[np.ndarray], Any]) -> None:
         def padded(column: np.ndarray) -> Any:
             whole = np.zeros(ROWS)
-            whole[:count] = column
-            return self._put(whole, put)
+            whole[:n_steps] = column
+            return self._transfer(whole, to_device)
 
-        tables = course.table(count)
-        self._scalars = {owner: {key: padded(one) for key, one in there.items()} for owner, there in tables.items()}
-        self._base, self._filled, self._wanted = dict(course.taken), count, None
+        self._table = {
+            owner: {name: padded(column) for name, column in columns.items()}
+            for owner, columns in cursor.table(n_steps).items()
+        }
+        self._table_start, self._table_rows, self._expected = dict(cursor.steps_taken), n_steps, None
 
-    def _count(self, count: int, put: Callable[[np.ndarray], Any]) -> Any:
-        if count not in self._counts:
-            if len(self._counts) >= _COUNTS:
+    def _count(self, n_steps: int, to_device: Callable[[np.ndarray], Any]) -> Any:
+        if n_steps not in self._counts:
+            if len(self._counts) >= _MAX_COUNTS:
                 self._counts.clear()
-            self._counts[count] = self._put(np.array(count, np.int64), put)
-        return self._counts[count]
+            self._counts[n_steps] = self._transfer(np.array(n_steps, np.int64), to_device)
+        return self._counts[n_steps]
 
-    def _put(self, array: Any, put: Callable[[Any], Any]) -> Any:
-        self.sent += 1
-        return put(array)
+    def _transfer(self, array: Any, to_device: Callable[[Any], Any]) -> Any:
+        self.n_transfers += 1
+        return to_device(array)

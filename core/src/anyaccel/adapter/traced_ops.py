@@ -6,30 +6,30 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from anyaccel.adapter.array_ops import Applied, ArrayOps, Function, Judged, LossFunction
-from anyaccel.adapter.step_cursor import Course
+from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult
+from anyaccel.adapter.step_cursor import StepCursor
 from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
 
 
-class Body(Protocol):
-    """What `TracedOps.repeated` does many times: `body(state, rest, row)` to (state, result)."""
+class StepFunction(Protocol):
+    """What `TracedOps.compile_steps` does many times: `body(state, rest, row)` to (state, result)."""
 
-    batch: int
+    batch_size: int
     """Rows that it takes of each column, from `row["start"]` on."""
 
     def __call__(self, state: Any, rest: Any, row: Any) -> tuple[Any, Any]:
         """The state afterwards, and a result."""
 
-    def packed(self, state: Any) -> tuple[Any, Function, Function]:
+    def flatten(self, state: Any) -> tuple[Any, Function, Function]:
         """For a loop, while that is traced: a state of fewer arrays, the body for it, and the way back from it.
 
         It asks `xp` for `reshape`.
         """
 
 
-Pulled = tuple[Any, Any, Callable[[Any], Any]]
-Repeated = Callable[[Any, Any, Course, int], tuple[Any, Any]]
+ValueAndPullback = tuple[Any, Any, Callable[[Any], Any]]
+StepLoop = Callable[[Any, Any, StepCursor, int], tuple[Any, Any]]
 
 
 class TracedOps(ArrayOps):
@@ -40,10 +40,10 @@ class TracedOps(ArrayOps):
     """
 
     donates: ClassVar[bool] = False
-    """Whether functions made by `repeated` destroy the state that they are given; the program then keeps copies."""
-    spans: ClassVar[bool] = True
+    """Whether functions made by `compile_steps` destroy the state that they are given; the program then keeps copies."""
+    multi_device: ClassVar[bool] = True
     """Whether a compiled function may use several devices."""
-    patience: float | None = None
+    eager_seconds: float | None = None
     """Seconds that may go into doing things one by one before they are compiled unasked: about what that takes.
 
     None where one by one is never better, not in the first step either: then whole steps are compiled at once. Else
@@ -69,7 +69,7 @@ class TracedOps(ArrayOps):
         """
 
     @abstractmethod
-    def pulled(self, function: Function, primals: Any, rest: Any) -> Pulled:
+    def value_and_pullback(self, function: Function, primals: Any, rest: Any) -> ValueAndPullback:
         """Values, others and the pullback of `function(primals, rest)`, which gives (values, others).
 
         The pullback takes a tree like `values`, a cotangent for each array, and gives one like `primals`, with zeros
@@ -86,41 +86,41 @@ class TracedOps(ArrayOps):
         """Another key, from a key and a number (an int, or a `scalar` of one)."""
 
     @abstractmethod
-    def gather(self, column: Any, order: Any, start: Any, size: int) -> Any:
+    def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
         """As `rows(column, start, start + size, order)`, where `start` may be a `scalar` of an int.
 
         An order is None where `repeated` has replaced it by None.
         """
 
-    def linear(self, function: Function) -> Callable[[Any, Any], Pulled]:
+    def compile_value_and_pullback(self, function: Function) -> Callable[[Any, Any], ValueAndPullback]:
         """`pulled` of a function for many calls, compiled; the default pulls back through the compiled function."""
-        compiled = self.compiled(function)
-        return lambda primals, rest: self.pulled(compiled, primals, rest)
+        compiled = self.compile(function)
+        return lambda primals, rest: self.value_and_pullback(compiled, primals, rest)
 
-    def repeated(self, body: Body, *, quick: bool = False) -> Repeated:
+    def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
         """`body(state, rest, row)` to (state, result), called `count` times in one go.
 
         Args:
-            body: `row` is as of `Course.row`, with each number as a `scalar`. `rest` has `columns` and `orders`, one
+            body: `row` is as of `StepCursor.scalars`, with each number as a `scalar`. `rest` has `columns` and `orders`, one
                 for each column, which may be replaced by others in which the same rows stand.
             quick: whether to compile soon is worth more than to compute fast: a few calls are to come.
 
         Returns:
-            a function of (state, rest, course, count). It gives the last state, and the results (one array each)
-            stacked, with more rows than steps where that saves compiling, and leaves the course behind the last step.
+            a function of (state, rest, cursor, count). It gives the last state, and the results (one array each)
+            stacked, with more rows than steps where that saves compiling, and leaves the cursor behind the last step.
             With a count of 0 it is only compiled: the state
             is as it was, the result is none.
         """
-        compiled = self.compiled(body)
+        compiled = self.compile(body)
 
-        def run(state: Any, rest: Any, course: Course, count: int) -> tuple[Any, Any]:
+        def run(state: Any, rest: Any, cursor: StepCursor, count: int) -> tuple[Any, Any]:
             if count == 0:
-                compiled(state, rest, self._row(course.row()))
+                compiled(state, rest, self._row(cursor.scalars()))
                 return state, None
             results = []
             for _ in range(count):
-                state, result = compiled(state, rest, self._row(course.row()))
-                course.went(1)
+                state, result = compiled(state, rest, self._row(cursor.scalars()))
+                cursor.advance(1)
                 results.append(result)
             return state, self.xp.stack(results)
 
@@ -131,7 +131,7 @@ class TracedOps(ArrayOps):
             return {name: self._row(part) for name, part in row.items()}
         return self.scalar(row)
 
-    def summed(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
+    def accumulate(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
         """`body(carried, i)` to (carried, tree), called for i from 0 to count - 1, one after the other.
 
         Called while a function is traced. Only one tree, and what makes it, need be in memory at once.
@@ -147,7 +147,7 @@ class TracedOps(ArrayOps):
 
     # -- what outlives a program -----------------------------------------------------------------------------------
 
-    def shared(self) -> TracedOps | None:
+    def shareable(self) -> TracedOps | None:
         """The same for functions that other programs of the same models shall use, too.
 
         It holds no model: where one is asked for, it is given, and not kept. None, the default, where nothing is
@@ -155,14 +155,14 @@ class TracedOps(ArrayOps):
         """
         return None
 
-    def nature(self, model: Any) -> Any:
+    def cache_key(self, model: Any) -> Any:
         """All that a compiled `apply` of a model depends on beside the arrays that it is given, to be compared.
 
         Holds nothing that holds the model. None, the default, where that is not known.
         """
         return None
 
-    def copied(self, array: Any) -> Any:
+    def copy(self, array: Any) -> Any:
         """An array with memory of its own; needed where `donates`."""
         return self.xp.copy(array)
 
@@ -177,7 +177,7 @@ class TracedOps(ArrayOps):
         train: bool,
         key: Any,
         flows: Sequence[bool] | None = None,
-    ) -> Applied:
+    ) -> VjpResult:
         """As in `ArrayOps`, by `apply` and `pulled`.
 
         `key` may be one of `fold`, too. Where something does not flow back to an input, the model is given the input
@@ -201,7 +201,7 @@ class TracedOps(ArrayOps):
             "buffers": dict(buffers),
             "key": self.key(key) if isinstance(key, int) else key,
         }
-        values, (others, changed), pull = self.pulled(function, primals, rest)
+        values, (others, changed), pull = self.value_and_pullback(function, primals, rest)
 
         def pullback(cotangents: tuple[Any, ...]) -> tuple[Mapping[str, Any], Sequence[Any]]:
             found = pull({name: cotangents[int(name)] for name in values})
@@ -209,13 +209,13 @@ class TracedOps(ArrayOps):
             return found["parameters"], [next(back) if yes else None for yes in floating]
 
         whole = {**values, **others}
-        return Applied(tuple(whole[str(i)] for i in range(len(whole))), pullback, changed)
+        return VjpResult(tuple(whole[str(i)] for i in range(len(whole))), pullback, changed)
 
-    def own_loss(self, loss: Loss) -> LossFunction:
+    def custom_loss(self, loss: Loss) -> LossFunction:
         """A callable that gives the mean over the batch as a scalar; a class is made with `loss_kwargs` first."""
         function = loss.own(**loss.kwargs) if isinstance(loss.own, type) else loss.own
 
-        def judged(inputs: Sequence[Any]) -> Judged:
+        def judged(inputs: Sequence[Any]) -> LossResult:
             places = [i for i, value in enumerate(inputs) if is_floating(value)]
 
             def total(primals: Any, rest: Any) -> tuple[Any, Any]:
@@ -225,13 +225,13 @@ class TracedOps(ArrayOps):
                 mean = self._scalar_mean(loss, function(*given))
                 return mean * inputs[0].shape[0], ()
 
-            found, _, pull = self.pulled(total, [inputs[i] for i in places], list(inputs))
+            found, _, pull = self.value_and_pullback(total, [inputs[i] for i in places], list(inputs))
 
             def gradients() -> Sequence[Any]:
                 back = dict(zip(places, pull(self.xp.full_like(found, 1.0)), strict=True))
                 return [back.get(i) for i in range(len(inputs))]
 
-            return Judged(found, self.xp.full_like(found, inputs[0].shape[0]), gradients)
+            return LossResult(found, self.xp.full_like(found, inputs[0].shape[0]), gradients)
 
         return judged
 

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from anyaccel.adapter.acts import TracedActs, reason_of
-from anyaccel.adapter.compile_estimate import Guess
+from anyaccel.adapter.compile_estimate import CompileEstimator
 from anyaccel.adapter.optimizer_step import by_node
 from anyaccel.adapter.segment_analysis import devices_of
-from anyaccel.adapter.step_cursor import Course, Shelf
+from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
 from anyaccel.adapter.traced_ops import TracedOps
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
@@ -30,8 +30,8 @@ class TracedProgram(TracedActs):
 
     def __init__(self, segment: Segment, ops: TracedOps) -> None:
         super().__init__(segment, ops)
-        self._shelf = Shelf()
-        self._guess = Guess(type(ops), _size(segment, self._layout.parameters))
+        self._shelf = DeviceScalars()
+        self._estimator = CompileEstimator(type(ops), _size(segment, self._layout.parameters))
         self._asked: set[Shapes] = set()
         self._met: set[Shapes] = set()
         self._own()
@@ -57,7 +57,7 @@ class TracedProgram(TracedActs):
             return plain()
         shapes = _shapes(columns, orders, batch_size, n_microbatches)
         self._met.add(shapes)
-        asked = self._traced.patience is None or shapes in self._asked
+        asked = self._traced.eager_seconds is None or shapes in self._asked
         whole = partial(self._run, columns, orders, start, n_steps, batch_size, n_microbatches, quick=not asked)
         if asked:
             return self._tried("steps", whole, plain)
@@ -66,7 +66,7 @@ class TracedProgram(TracedActs):
         began = time.perf_counter()
         with self._plainly():
             found = plain()
-        self._guess.plain((time.perf_counter() - began) / n_steps)
+        self._estimator.record_step((time.perf_counter() - began) / n_steps)
         return found
 
     @property
@@ -100,11 +100,11 @@ class TracedProgram(TracedActs):
             "idle": by_node(parameters, self._reach.learning - {owner for _, owner in learned}),
             "key": self._key,
         }
-        course = self._course(learned, orders, start, count, batch, parts)
+        cursor = self._course(learned, orders, start, count, batch, parts)
         try:
-            after, means = self._compiled.repeated(batch, parts, quick=quick)(state, rest, course, count)
+            after, means = self._compiled.compile_steps(batch, parts, quick=quick)(state, rest, cursor, count)
         except BaseException:
-            self._shelf.lost()
+            self._shelf.invalidate()
             raise
         if count or self._traced.donates:
             learning.take(after["parameters"], after["slots"], count)
@@ -113,13 +113,22 @@ class TracedProgram(TracedActs):
 
     def _course(
         self, learned: Sequence[tuple[str, str]], orders: Sequence[Any], start: int, count: int, batch: int, parts: int
-    ) -> Course:
+    ) -> StepCursor:
         def table(later: int, count: int) -> dict[str, Any]:
             return {owner: self._learning.table(group, owner, later, count) for group, owner in learned}
 
         taken = {owner: self._learning.states[owner].step for _, owner in learned}
         left = max(count, (int(orders[0].shape[0]) - start) // batch)
-        return Course(start, self._draws + 1, batch, parts, left, taken, table, self._shelf)
+        return StepCursor(
+            start=start,
+            draw=self._draws + 1,
+            batch_size=batch,
+            n_microbatches=parts,
+            remaining=left,
+            steps_taken=taken,
+            table=table,
+            device_scalars=self._shelf,
+        )
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
         """What compiling takes and brings: no time where it is done at once, or was by an earlier program."""
@@ -127,7 +136,11 @@ class TracedProgram(TracedActs):
             return None
         done = self._compiled.ready
         ready = not done.isdisjoint(self._met) if self._met else bool(done)
-        return CompileEstimate(0.0, 0.0) if self._traced.patience is None or ready else self._guess.offer(max_steps)
+        return (
+            CompileEstimate(0.0, 0.0)
+            if self._traced.eager_seconds is None or ready
+            else self._estimator.estimate(max_steps)
+        )
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
         """Compile whole steps.
@@ -149,7 +162,7 @@ class TracedProgram(TracedActs):
             ) from error
         shapes = _shapes(columns, orders, batch_size, n_microbatches)
         if shapes not in self._compiled.ready:
-            self._guess.took(time.perf_counter() - began)
+            self._estimator.record_compile(time.perf_counter() - began)
         self._asked.add(shapes)
         self._compiled.ready.add(shapes)
         self._compiled.proven.add("steps")
@@ -178,7 +191,7 @@ class TracedProgram(TracedActs):
     def restore(self, snapshot: Any) -> None:
         """As of `ArrayProgram`."""
         super().restore(snapshot)
-        self._shelf.lost()
+        self._shelf.invalidate()
         self._own()
 
     def optimizer_states(self) -> dict[str, NodeState]:
@@ -204,7 +217,7 @@ class TracedProgram(TracedActs):
         self._buffers = {owner: self._copied(there) for owner, there in self._buffers.items()}
 
     def _copied(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._traced.copied(array) for name, array in arrays.items()}
+        return {name: self._traced.copy(array) for name, array in arrays.items()}
 
     def _state_copied(self, state: NodeState) -> NodeState:
         return NodeState(state.step, {name: self._copied(slots) for name, slots in state.slots.items()})

@@ -1,6 +1,6 @@
 """The reference backend: models in plain NumPy with written-out gradients, on the CPU and on simulated devices."""
 
-from anyaccel.adapter import Applied
+from anyaccel.adapter import VjpResult
 from anyaccel.numpy_backend.array_creation import array, zeros
 from anyaccel.numpy_backend.backend import NumpyBackend
 from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
@@ -14,7 +14,6 @@ from anyaccel.numpy_backend.sim_device import SimDevice, Simulation, simulate
 
 __all__ = [
     "Activation",
-    "Applied",
     "BatchNorm",
     "Conv2d",
     "Dense",
@@ -30,6 +29,7 @@ __all__ = [
     "SimArray",
     "SimDevice",
     "Simulation",
+    "VjpResult",
     "array",
     "simulate",
     "zeros",

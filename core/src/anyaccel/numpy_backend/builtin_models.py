@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from anyaccel.adapter import Applied
-from anyaccel.adapter.model_specs import CNNRecipe, MLPRecipe, as_shape
+from anyaccel.adapter import VjpResult
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape
 from anyaccel.numpy_backend.convolution_layers import Conv2d, Flatten, MaxPool2d
 from anyaccel.numpy_backend.layers import Activation, Dense, Dropout
 from anyaccel.numpy_backend.module import Module, Values
@@ -18,7 +18,7 @@ from anyaccel.numpy_backend.sequential import in_turn
 from anyaccel.numpy_backend.sim_array import Array
 from anyaccel.segment import TensorSpec
 
-Recipe = TypeVar("Recipe", bound=MLPRecipe | CNNRecipe)
+Recipe = TypeVar("Recipe", bound=MLPSpec | CNNSpec)
 
 
 class FromRecipe(Module, Generic[Recipe]):
@@ -47,8 +47,8 @@ class FromRecipe(Module, Generic[Recipe]):
         self.parameters.update(self.recipe.weights([spec.shape for spec in inputs], seed))
 
 
-class SequentialMLP(FromRecipe[MLPRecipe]):
-    """A multi-layer perceptron from `anyaccel.adapter.model_specs.MLPRecipe`, with the same initial weights as in every framework.
+class SequentialMLP(FromRecipe[MLPSpec]):
+    """A multi-layer perceptron from `anyaccel.adapter.model_specs.MLPSpec`, with the same initial weights as in every framework.
 
     Inputs are flattened per sample and joined; `n_layers` linear layers, with an activation and dropout between each
     two. Built when it first meets its inputs.
@@ -74,10 +74,10 @@ class SequentialMLP(FromRecipe[MLPRecipe]):
         dropout: float = 0.0,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(MLPRecipe(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
+        super().__init__(MLPSpec(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
         self._parts = list(_mlp_parts(self.recipe))
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """Inputs [batch, ...] to [batch, *output_shape]."""
         flat = [x.reshape(len(x), -1) for x in inputs]
         joined = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
@@ -90,10 +90,10 @@ class SequentialMLP(FromRecipe[MLPRecipe]):
             parts = [c[:, end - part.shape[1] : end] for part, end in zip(flat, ends, strict=True)]
             return gradients, [part.reshape(x.shape) for part, x in zip(parts, inputs, strict=True)]
 
-        return Applied((y.reshape(len(y), *self.recipe.output_shape),), pullback)
+        return VjpResult((y.reshape(len(y), *self.recipe.output_shape),), pullback)
 
 
-def _mlp_parts(recipe: MLPRecipe) -> Iterator[tuple[str, Module]]:
+def _mlp_parts(recipe: MLPSpec) -> Iterator[tuple[str, Module]]:
     """The layers of the recipe; only the linear ones have values, which makes the other prefixes mere names."""
     for index in range(recipe.n_layers):
         if index:
@@ -103,8 +103,8 @@ def _mlp_parts(recipe: MLPRecipe) -> Iterator[tuple[str, Module]]:
         yield f"layers.{index}.", Dense(features, dtype=recipe.dtype)
 
 
-class SequentialCNN(FromRecipe[CNNRecipe]):
-    """A convolutional network from `anyaccel.adapter.model_specs.CNNRecipe`, with the same initial weights as in every framework.
+class SequentialCNN(FromRecipe[CNNSpec]):
+    """A convolutional network from `anyaccel.adapter.model_specs.CNNSpec`, with the same initial weights as in every framework.
 
     Takes one input [channels, height, width] per sample. Convolutions, each with an activation and max pooling, then
     dropout and one linear layer. Built when it first meets its input.
@@ -133,10 +133,10 @@ class SequentialCNN(FromRecipe[CNNRecipe]):
         dtype: str = "float32",
     ) -> None:
         shapes = as_shape(output_shape), as_shape(channels)
-        super().__init__(CNNRecipe(*shapes, kernel_size, pool, activation, dropout, dtype))
+        super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))
         self._parts = list(_cnn_parts(self.recipe))
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, channels, height, width] to [batch, *output_shape]."""
         inner = in_turn(self._parts, values, inputs, train=train, key=key)
         (y,) = inner.outputs
@@ -144,10 +144,10 @@ class SequentialCNN(FromRecipe[CNNRecipe]):
         def pullback(cotangents: tuple[Array, ...]) -> tuple[Mapping[str, Array], Sequence[Array | None]]:
             return inner.pullback((cotangents[0].reshape(y.shape),))
 
-        return Applied((y.reshape(len(y), *self.recipe.output_shape),), pullback)
+        return VjpResult((y.reshape(len(y), *self.recipe.output_shape),), pullback)
 
 
-def _cnn_parts(recipe: CNNRecipe) -> Iterator[tuple[str, Module]]:
+def _cnn_parts(recipe: CNNSpec) -> Iterator[tuple[str, Module]]:
     """The layers of the recipe; the prefixes of those without values are mere names."""
     for index, channels in enumerate(recipe.channels):
         yield f"convs.{index}.", Conv2d(channels, recipe.kernel_size, dtype=recipe.dtype)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from anyaccel import rng
-from anyaccel.adapter import Applied
+from anyaccel.adapter import VjpResult
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.numpy_backend import functional
 from anyaccel.numpy_backend.layers import check_dtype, listed, shown
@@ -62,7 +62,7 @@ class Conv2d(Module):
         for name, own in (("weight", shape), ("bias", shape[:1])):
             self.parameters[name] = rng.uniform(rng.key(seed, name), own, -bound, bound).astype(self.dtype)
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, in, height, width] to [batch, channels, height, width]."""
         x, weight, what = only("Conv2d", inputs), values["weight"], f"Conv2d({self.channels})"
         _check_image(what, x, weight.shape[1])
@@ -73,7 +73,7 @@ class Conv2d(Module):
             c, by_weight, by_bias = back(cotangents[0])
             return {"weight": by_weight, "bias": by_bias}, (c,)
 
-        return Applied((y,), pullback)
+        return VjpResult((y,), pullback)
 
 
 class MaxPool2d(Module):
@@ -89,24 +89,24 @@ class MaxPool2d(Module):
         super().__init__()
         self.size = _positive("MaxPool2d: size", size)
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, channels, height, width] to [batch, channels, height // size, width // size]."""
         x = only("MaxPool2d", inputs)
         _check_image(f"MaxPool2d({self.size})", x)
         if self.size == 1:
-            return Applied((x,), lambda cotangents: ({}, cotangents))
+            return VjpResult((x,), lambda cotangents: ({}, cotangents))
         y, back = functional.max_pooled(x, self.size)
-        return Applied((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
+        return VjpResult((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
 
 
 class Flatten(Module):
     """All axes of a sample as one, the last running fastest."""
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, ...] to [batch, features]."""
         x = only("Flatten", inputs)
         flat = x.reshape(len(x), math.prod(x.shape[1:]))
-        return Applied((flat,), lambda cotangents: ({}, (cotangents[0].reshape(x.shape),)))
+        return VjpResult((flat,), lambda cotangents: ({}, (cotangents[0].reshape(x.shape),)))
 
 
 def _check_image(what: str, x: Array, channels: int | None = None) -> None:

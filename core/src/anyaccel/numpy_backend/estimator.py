@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.adapter import Applied
+from anyaccel.adapter import VjpResult
 from anyaccel.device import Device
 from anyaccel.errors import EstimatorError, PhaseError
 from anyaccel.numpy_backend.estimator_methods import accepts, check, has, is_plain, parameters_of
@@ -174,7 +174,7 @@ class Estimator(Module):
             raise EstimatorError(f"{self._what} gave {list(found.shape)} for {len(table)} samples")
         return found
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """What the estimator gives, computed on the host whatever the device; nothing before it is fitted.
 
         A pullback through it is an error.
@@ -187,10 +187,10 @@ class Estimator(Module):
             )
 
         if not self.is_fitted:
-            return Applied((), pullback)
+            return VjpResult((), pullback)
         on = next((one.on for one in inputs if isinstance(one, SimArray)), None)
         given = self.compute([download(one) if isinstance(one, SimArray) else one for one in inputs])
-        return Applied((given if on is None else upload(given, on),), pullback)
+        return VjpResult((given if on is None else upload(given, on),), pullback)
 
     @property
     def _what(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel import rng
-from anyaccel.adapter import Applied
+from anyaccel.adapter import VjpResult
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.numpy_backend import functional
 from anyaccel.numpy_backend.module import Module, Values, only
@@ -89,7 +89,7 @@ class Dense(Module):
             drawn = rng.uniform(rng.key(seed, name), shapes[name], -bound, bound)
             self.parameters[name] = drawn.astype(self.dtype)
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, ..., in] to [batch, ..., features]."""
         x, weight = only("Dense", inputs), values["weight"]
         _check(f"Dense({self.features})", x, weight.shape[1], weight.dtype)
@@ -99,7 +99,7 @@ class Dense(Module):
             c, by_weight, by_bias = back(cotangents[0])
             return {"weight": by_weight, "bias": by_bias} if "bias" in values else {"weight": by_weight}, (c,)
 
-        return Applied((y,), pullback)
+        return VjpResult((y,), pullback)
 
 
 class Activation(Module):
@@ -114,10 +114,10 @@ class Activation(Module):
         functional.activation(name, np.zeros(1))
         self.name = name
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input of any shape."""
         y, back = functional.activation(self.name, only(self.name, inputs))
-        return Applied((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
+        return VjpResult((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
 
 
 class Dropout(Module):
@@ -133,13 +133,13 @@ class Dropout(Module):
             raise SpecError(f"Dropout: rate={rate!r} is not in [0, 1)")
         self.rate = rate
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input of any shape; the same key zeroes the same elements."""
         x = only("Dropout", inputs)
         if not (train and self.rate):
-            return Applied((x,), lambda cotangents: ({}, cotangents))
+            return VjpResult((x,), lambda cotangents: ({}, cotangents))
         y, back = functional.dropout(x, self.rate, key)
-        return Applied((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
+        return VjpResult((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
 
 
 class BatchNorm(Module):
@@ -177,7 +177,7 @@ class BatchNorm(Module):
         self.parameters.update(weight=ones, bias=zeros)
         self.buffers.update(running_mean=zeros.copy(), running_var=ones.copy())
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, features]."""
         x, weight = only("BatchNorm", inputs), values["weight"]
         _check("BatchNorm", x, weight.shape[0], weight.dtype)
@@ -192,7 +192,7 @@ class BatchNorm(Module):
             (c,) = cotangents
             return {"weight": np.sum(c * y, axis=0), "bias": np.sum(c, axis=0)}, (through(c * weight),)
 
-        return Applied((y * weight + values["bias"],), pullback, after)
+        return VjpResult((y * weight + values["bias"],), pullback, after)
 
     def _straight(self, variance: Array) -> Callable[[Array], Array]:
         return lambda c: c / np.sqrt(variance + self.eps)

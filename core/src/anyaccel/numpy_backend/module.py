@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 import numpy as np
 
-from anyaccel.adapter import Applied
+from anyaccel.adapter import VjpResult
 from anyaccel.device import Device
 from anyaccel.errors import ShapeError
 from anyaccel.numpy_backend.sim_array import Array, made_like
@@ -35,7 +35,7 @@ class Module(ABC):
                     (c,) = cotangents
                     return {"factor": np.sum(c * x).reshape(1)}, (c * factor,)
 
-                return Applied((x * factor,), pullback)
+                return VjpResult((x * factor,), pullback)
     """
 
     parameters: MutableMapping[str, Array]
@@ -62,7 +62,7 @@ class Module(ABC):
         """
 
     @abstractmethod
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """Outputs, the pullback, and the buffers afterwards (None where none changed).
 
         The pullback takes a tuple with one cotangent for each output and gives gradients by parameter name and one

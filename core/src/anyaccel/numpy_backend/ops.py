@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.adapter import Applied, ArrayOps, Judged, LossFunction
+from anyaccel.adapter import ArrayOps, LossFunction, LossResult, VjpResult
 from anyaccel.device import Device
 from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.module import Module
@@ -42,7 +42,7 @@ class NumpyOps(ArrayOps):
         inputs: tuple[Array, ...],
         train: bool,
         key: int,
-    ) -> Applied:
+    ) -> VjpResult:
         """The module's `apply`; buffers that it does not give stay."""
         applied = model.apply({**parameters, **buffers}, inputs, train=train, key=key)
         return applied._replace(buffers={**buffers, **applied.buffers}) if applied.buffers else applied
@@ -51,7 +51,7 @@ class NumpyOps(ArrayOps):
         """As the backend's `move`."""
         return moved(array, device)
 
-    def rows(self, column: Array, start: int, stop: int, order: Array | None) -> Array:
+    def gather_rows(self, column: Array, start: int, stop: int, order: Array | None) -> Array:
         """As the backend's `rows`."""
         return rows(column, start, stop, order)
 
@@ -59,14 +59,14 @@ class NumpyOps(ArrayOps):
         """Made on the device."""
         return made_like(np.arange(count), like)
 
-    def own_loss(self, loss: Loss) -> LossFunction:
+    def custom_loss(self, loss: Loss) -> LossFunction:
         """A callable that gives (sum, weight, gradients): NumPy cannot find the gradients by itself.
 
         `gradients` has one for each input, of the *sum*; None for an input that has none.
         """
         function = loss.own(**loss.kwargs) if isinstance(loss.own, type) else loss.own
 
-        def judged(inputs: Sequence[Array]) -> Judged:
+        def judged(inputs: Sequence[Array]) -> LossResult:
             given = function(*inputs)
             if not (isinstance(given, tuple) and len(given) == 3 and len(given[2]) == len(inputs)):
                 raise SpecError(
@@ -75,6 +75,6 @@ class NumpyOps(ArrayOps):
                     hint="return (sum, weight, gradients), with a gradient of the sum (or None) for each input",
                 )
             total, weight, gradients = given
-            return Judged(total, np.full_like(total, weight) if np.ndim(weight) == 0 else weight, lambda: gradients)
+            return LossResult(total, np.full_like(total, weight) if np.ndim(weight) == 0 else weight, lambda: gradients)
 
         return judged

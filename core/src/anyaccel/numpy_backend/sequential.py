@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
 from anyaccel import rng
-from anyaccel.adapter import Applied
+from anyaccel.adapter import VjpResult
 from anyaccel.numpy_backend.module import Module, Values, traced
 from anyaccel.numpy_backend.sim_array import Array
 from anyaccel.segment import TensorSpec
@@ -14,7 +14,7 @@ Parts = Sequence[tuple[str, Module]]
 """Modules in their order, each with the prefix of its values' names."""
 
 
-def in_turn(parts: Parts, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+def in_turn(parts: Parts, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
     """Apply modules in turn, each to what the one before gives; a prefix that comes twice means the same values."""
     now, flow, tape = dict(values), inputs, []
     for index, (prefix, module) in enumerate(parts):
@@ -34,7 +34,7 @@ def in_turn(parts: Parts, values: Values, inputs: tuple[Array, ...], *, train: b
                 gradients[full] = gradients[full] + gradient if full in gradients else gradient
         return gradients, back
 
-    return Applied(flow, pullback, {name: now[name] for name in now if now[name] is not values[name]} or None)
+    return VjpResult(flow, pullback, {name: now[name] for name in now if now[name] is not values[name]} or None)
 
 
 class Sequential(Module):
@@ -63,7 +63,7 @@ class Sequential(Module):
                 layer.build(inputs, rng.key(seed, prefix))
             inputs = traced(layer, inputs)
 
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> Applied:
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """Through all layers, and back."""
         return in_turn(self.parts, values, inputs, train=train, key=key)
 

@@ -1,4 +1,4 @@
-"""Callbacks: the moments of one phase, for code that is no plugin."""
+"""Callback: hooks of one phase, and EarlyStopping."""
 
 from __future__ import annotations
 
@@ -16,50 +16,52 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Derive from this and write the moments you want; they are those of `anyaccel.hookspecs`, after the plugins'.
+    """Base class of callbacks: override the hooks you need.
 
-    A method may leave out arguments that it does not want: `def phase_end(self, error)`.
+    They are the hooks of `anyaccel.hookspecs`; plugins are called first.
+
+    A method may leave out arguments that it does not use: `def phase_end(self, error)`.
     """
 
     def phase_start(self, phase: Phase, run: Run) -> None:
-        """The phase begins."""
+        """The phase starts; nothing is decided or moved yet."""
 
     def before_placement(self, phase: Phase, plan: Plan, run: Run) -> None:
-        """The plan is made; nothing has moved."""
+        """The plan is made; nothing has moved yet."""
 
     def after_placement(self, phase: Phase, plan: Plan, run: Run) -> None:
-        """Every model is where the plan says."""
+        """Every model is on the device that the plan names."""
 
     def after_loading(self, phase: Phase, plan: Plan, run: Run) -> None:
-        """The data are where the plan says."""
+        """The data are loaded and the programs are built."""
 
     def epoch_start(self, run: Run) -> None:
-        """An epoch begins."""
+        """An epoch starts."""
 
     def step_end(self, run: Run) -> None:
-        """A step is done. Writing this makes every step a call of its own."""
+        """A training step is done. Overriding this makes every step a separate call."""
 
     def epoch_end(self, run: Run) -> None:
-        """An epoch is done; `run.history[-1]` has its losses."""
+        """An epoch is done; `run.history[-1]` holds its losses."""
 
     def phase_end(self, phase: Phase, plan: Plan | None, run: Run, error: BaseException | None) -> None:
-        """The phase has ended, well or not."""
+        """The phase has ended, with or without an error."""
 
 
 class EarlyStopping(Callback):
-    """Stop when a figure has not become better for some epochs.
+    """Stops the run when a monitored value has stopped improving.
 
     Args:
-        monitor: name of a figure of an epoch: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, ...
-        patience: epochs without a better figure after which the run stops.
-        min_delta: by how much it must be better to count.
+        monitor: name of a value of an epoch: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, ...
+        patience: number of epochs without improvement after which the run stops.
+        min_delta: smallest change that counts as an improvement.
         mode: `"min"` or `"max"`.
-        restore_best: go back to the parameters and optimizer state of the best epoch when the run stops or ends well.
+        restore_best: restore the parameters and optimizer state of the best epoch when the run stops or ends.
 
-    `best` is the best figure so far, NaN before there is one, and `best_epoch` its epoch within the run, or -1.
+    `best` is the best value so far, NaN before there is one; `best_epoch` is its epoch within the run, or -1.
 
     Raises:
-        PhaseError: a setting out of range; or, when the first epoch ends, a figure that there is not.
+        PhaseError: a setting out of range; or, at the end of the first epoch, a value that does not exist.
     """
 
     def __init__(
@@ -72,33 +74,33 @@ class EarlyStopping(Callback):
         restore_best: bool = False,
     ) -> None:
         if mode not in ("min", "max"):
-            raise PhaseError(f"EarlyStopping: mode={mode!r}", available="'min' and 'max'")
+            raise PhaseError(f"EarlyStopping: unknown mode={mode!r}", available="'min', 'max'")
         if not (patience >= 1 and min_delta >= 0):
             raise PhaseError(
-                f"EarlyStopping: patience={patience!r} and min_delta={min_delta!r}",
-                available="patience from 1, min_delta from 0",
+                f"EarlyStopping: patience={patience!r} and min_delta={min_delta!r} are out of range",
+                available="patience of 1 or more, min_delta of 0 or more",
             )
         self.monitor = monitor
         self.patience = patience
         self.min_delta = min_delta
         self.sign = 1.0 if mode == "min" else -1.0
         self.restore_best = restore_best
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.best, self.best_epoch, self.waited = math.nan, -1, 0
 
     def after_loading(self, phase: Phase, plan: Plan, run: Run) -> None:
-        """Begin anew with every phase."""
-        self._forget()
+        """Reset: a callback may be used in several phases."""
+        self._reset()
 
     def epoch_end(self, run: Run) -> None:
-        """Look at the figure, and stop the run if it is time."""
+        """Compare the value with the best one; stop the run if patience is used up."""
         figures = run.history[-1].figures
         if self.monitor not in figures:
             if run.phase.validation is not None and self.monitor.startswith("val_") and not run.history[-1].validated:
                 return
-            raise self._no_figure(run, figures)
+            raise self._unknown_monitor(run, figures)
         if self._is_better(figures[self.monitor]):
             self.best, self.best_epoch, self.waited = figures[self.monitor], run.epoch, 0
             if self.restore_best:
@@ -106,18 +108,19 @@ class EarlyStopping(Callback):
             return
         self.waited += 1
         if self.waited >= self.patience:
-            now = ", and is not a number (NaN) now" if math.isnan(figures[self.monitor]) else ""
-            run.stop(f"{self.monitor} has not become better for {self.patience} epochs{now}")
+            now = " and is NaN now" if math.isnan(figures[self.monitor]) else ""
+            run.stop(f"{self.monitor} has not improved for {self.patience} epochs{now}")
 
-    def _no_figure(self, run: Run, figures: Mapping[str, float]) -> PhaseError:
-        otherwise = "monitor one of these, or give the validation a metric"
-        remedy = did_you_mean(self.monitor, figures, otherwise, cutoff=0.75)
+    def _unknown_monitor(self, run: Run, figures: Mapping[str, float]) -> PhaseError:
+        hint = did_you_mean(
+            self.monitor, figures, "monitor one of these, or add a metric to the validation", cutoff=0.75
+        )
         if self.monitor.startswith("val_") and run.phase.validation is None:
-            remedy = "give the phase a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics"
+            hint = "add a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics"
         return PhaseError(
-            f"EarlyStopping watches {self.monitor!r}, which an epoch of {run.phase.label!r} does not have",
+            f"EarlyStopping monitors {self.monitor!r}, which epochs of {run.phase.label!r} do not have",
             available=", ".join(figures),
-            hint=remedy,
+            hint=hint,
         )
 
     def _is_better(self, value: float) -> bool:

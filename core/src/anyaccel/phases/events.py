@@ -1,4 +1,4 @@
-"""Events: what was decided while a phase ran, and what happened to it that did not end it."""
+"""Events of a run: decisions (compilation, residency) and incidents (memory, sources) that did not end it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 _LOG = logging.getLogger("anyaccel")
-_LOG.addHandler(logging.NullHandler())  # who set up no log is told by the progress and the results
+_LOG.addHandler(logging.NullHandler())  # without a logging setup, progress and results show events
 
 KINDS = ("compile", "residency", "memory", "source")
-"""What an event can be of."""
+"""Kinds of events."""
 
 
 class LogEvent(Protocol):
-    """Notes what was decided or done: `Run.tell`."""
+    """Type of `Run.log_event`."""
 
     def __call__(self, kind: str, message: str, *, verbose: bool = False) -> None:
-        """Of an event's kind and text, and whether it is a matter of course."""
+        """Log an event; `verbose` ones appear in results and debug logs only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One decision or happening of a run.
+    """One event of a run.
 
-    `what` is `"compile"` (how steps are computed), `"residency"` (where the data are), `"memory"` (it was short, and
-    what was done) or `"source"` (of data that come while they are used). `epoch` and `step` count within the run from
-    0, both -1 before the loop. `routine` is what needs nobody's attention: that rows which fit stay on their device, or
-    why steps are not compiled. It is in the results and, for debugging, in the log; nothing else shows it.
+    Attributes:
+        epoch, step: when it happened, counted from 0 within the run; both -1 before the loop.
+        kind: `"compile"` (how steps are computed), `"residency"` (where the data are), `"memory"` (memory ran out, and
+            what was done) or `"source"` (streamed data).
+        message: what happened, and why.
+        verbose: an event that needs no attention, such as why steps are not compiled: shown in the results and the
+            debug log only.
     """
 
     epoch: int
@@ -38,14 +41,14 @@ class Event:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"an event of {self.kind!r}; there is: {', '.join(KINDS)}")
+            raise ValueError(f"unknown kind of event {self.kind!r}; available: {', '.join(KINDS)}")
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}" if self.epoch < 0 else f"{self.kind}: {self.message} ({self.where})"
 
     @property
     def where(self) -> str:
-        """When it was, in words, counted from 1 as people count."""
+        """Epoch and step in words, counted from 1."""
         return "before the loop" if self.epoch < 0 else f"epoch {self.epoch + 1}, step {self.step + 1}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,10 +58,7 @@ class Event:
 
 
 def log(event: Event, label: str) -> None:
-    """Write an event of a phase to the log `anyaccel`.
-
-    As a warning if memory was short, for debugging if it is routine, else as information.
-    """
-    usual = logging.DEBUG if event.verbose else logging.INFO
-    level = logging.WARNING if event.kind == "memory" else usual
+    """Write an event to the logger `anyaccel`: a warning if memory ran out, debug if `verbose`, else info."""
+    default = logging.DEBUG if event.verbose else logging.INFO
+    level = logging.WARNING if event.kind == "memory" else default
     _LOG.log(level, "%s: %s", label, event)

@@ -1,4 +1,4 @@
-"""Calling the moments of a phase: plugins first, then the phase's callbacks."""
+"""Calls the hooks of a phase: plugins first, then the phase's callbacks."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from anyaccel.phases.callbacks import Callback
 
 
 class Moments:
-    """The listeners of one phase."""
+    """The plugins and callbacks of one phase."""
 
     def __init__(self, hooks: pluggy.PluginManager, callbacks: Iterable[Callback]) -> None:
         self._hooks = hooks
         self._callbacks = tuple(callbacks)
         self.step_listeners: tuple[Callable[..., Any], ...] = self._listening("step_end")
-        """What wants to see every step; the loop asks once."""
+        """Implementations of `step_end`; the training loop reads this once."""
 
     @property
     def may_stop(self) -> bool:
-        """Whether a callback hears of epochs or steps, and so may end the run before its last epoch."""
-        return any(self._methods(moment) for moment in ("epoch_start", "step_end", "epoch_end"))
+        """Whether a callback sees epochs or steps and may therefore stop the run early."""
+        return any(self._methods(name) for name in ("epoch_start", "step_end", "epoch_end"))
 
-    def call(self, moment: str, **arguments: Any) -> None:
-        """Call one moment; the first exception ends it and propagates."""
-        getattr(self._hooks.hook, moment)(**arguments)
+    def call(self, hook: str, **arguments: Any) -> None:
+        """Call a hook of everybody; the first exception propagates."""
+        getattr(self._hooks.hook, hook)(**arguments)
         for callback in self._callbacks:
-            _tell(getattr(callback, moment), **arguments)
+            _call_with_named(getattr(callback, hook), **arguments)
 
     def phase_end(self, error: BaseException | None, **arguments: Any) -> None:
-        """Call `phase_end` of everybody, each on its own; failures are noted on `error`, else raised at the end.
+        """Call `phase_end` of everybody, whatever one raises.
 
-        An interrupt is raised in any case: a note would hide it from who catches `error`.
+        Failures become notes on `error`; without one, the first is raised at the end.
+
+        An interrupt is always raised: as a note it would be missed by code that catches `error`.
         """
         known = {**arguments, "error": error}
         failures = [failure for end in self._ends() if (failure := _failure(partial(end, **known))) is not None]
         stop = next((failure for failure in failures if not isinstance(failure, Exception)), None)
-        first = next((one for one in (stop, error, *failures) if one is not None), None)
+        first = next((raised for raised in (stop, error, *failures) if raised is not None), None)
         if first is None:
             return
         for failure in failures:
@@ -54,30 +56,30 @@ class Moments:
         for plugin in plugins:
             yield self._hooks.subset_hook_caller("phase_end", [other for other in plugins if other is not plugin])
         for callback in self._callbacks:
-            yield partial(_tell, callback.phase_end)
+            yield partial(_call_with_named, callback.phase_end)
 
-    def _listening(self, moment: str) -> tuple[Callable[..., Any], ...]:
-        hook = getattr(self._hooks.hook, moment)
-        return ((hook,) if hook.get_hookimpls() else ()) + self._methods(moment)
+    def _listening(self, hook_name: str) -> tuple[Callable[..., Any], ...]:
+        hook = getattr(self._hooks.hook, hook_name)
+        return ((hook,) if hook.get_hookimpls() else ()) + self._methods(hook_name)
 
-    def _methods(self, moment: str) -> tuple[Callable[..., Any], ...]:
-        """Those of the callbacks that are written."""
-        base, methods = getattr(Callback, moment), [getattr(callback, moment) for callback in self._callbacks]
+    def _methods(self, hook_name: str) -> tuple[Callable[..., Any], ...]:
+        """The callbacks' overrides of a hook."""
+        base, methods = getattr(Callback, hook_name), [getattr(callback, hook_name) for callback in self._callbacks]
         return tuple(method for method in methods if getattr(method, "__func__", None) is not base)
 
 
-def _tell(method: Callable[..., Any], **arguments: Any) -> None:
-    """Call a callback's method with those of the arguments that it names, as hooks are; all if it takes any."""
+def _call_with_named(method: Callable[..., Any], **arguments: Any) -> None:
+    """Call a method with the arguments that its signature names, as pluggy does; with all if it has `**kwargs`."""
     if len(arguments) > 1:
-        named = inspect.signature(method).parameters.values()
-        if all(one.kind is not one.VAR_KEYWORD for one in named):
-            arguments = {one.name: arguments[one.name] for one in named if one.name in arguments}
+        parameters = inspect.signature(method).parameters.values()
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            arguments = {named.name: arguments[named.name] for named in parameters if named.name in arguments}
     method(**arguments)
 
 
 def _failure(function: Callable[[], Any]) -> BaseException | None:
     try:
         function()
-    except BaseException as failure:  # neither an error nor an interrupt may keep the others from their last call
+    except BaseException as failure:  # neither an error nor an interrupt may keep the others from being called
         return failure
     return None

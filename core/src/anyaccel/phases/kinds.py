@@ -23,15 +23,14 @@ MICROBATCHING = ("exact", "approximate")
 
 
 class EvalPhase(Phase):
-    """Forward passes over data: losses, metrics and predictions. Nothing is changed.
+    """Evaluates a graph: losses, metrics and predictions. Changes nothing.
 
     Args:
-        batch_size: samples computed at once.
+        batch_size: samples per forward pass.
         metrics: names, functions or Metric objects, or one of them.
-        outputs: labels of nodes whose predictions are kept; by default the tails of the graph.
-        sampler: draws what is evaluated, once and not shuffled: a PairSampler, say, or one for each feature set by
-            label; figures, predictions and rows are those of its pairs. By default the rows as they are, for every
-            stream.
+        outputs: labels of nodes whose predictions are kept; by default the output nodes of the graph.
+        sampler: draws the rows to evaluate once, unshuffled: a PairSampler, say, or a mapping with one for each feature
+            set; results are then those of its pairs. By default every row is evaluated as it is.
         label, data, losses, accelerator, strict, policy, callbacks, final_device: see Phase.
     """
 
@@ -48,20 +47,22 @@ class EvalPhase(Phase):
         sampler: Sampler | Mapping[str, Sampler] | None = None,
         **settings: Any,
     ) -> None:
-        several = (metrics,) if isinstance(metrics, (str, Metric)) or callable(metrics) else metrics
-        self.metrics = tuple(one if isinstance(one, Metric) else Metric(one) for one in several)
+        metrics = (metrics,) if isinstance(metrics, (str, Metric)) or callable(metrics) else metrics
+        self.metrics = tuple(metric if isinstance(metric, Metric) else Metric(metric) for metric in metrics)
         self.outputs = _labels(outputs)
         self.sampler: Samplers = SimpleSampler(batch_size) if sampler is None else samplers_of(sampler)
         if sampler is not None and batch_size != 1024:
-            raise PhaseError(f"phase {label!r} has a sampler and a batch_size", hint="leave batch_size to the sampler")
+            raise PhaseError(
+                f"phase {label!r} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
+            )
         super().__init__(label, data=data, **settings)
 
     @property
     def batch_size(self) -> int:
-        """Samples computed at once."""
+        """Samples per forward pass."""
         if isinstance(self.sampler, Sampler):
             return self.sampler.batch_size
-        return max(one.batch_size for one in self.sampler.values())
+        return max(sampler.batch_size for sampler in self.sampler.values())
 
     def _check(self) -> None:
         super()._check()
@@ -71,9 +72,9 @@ class EvalPhase(Phase):
         """The phase as plain data; see Phase."""
         outputs = None if self.outputs is None else list(self.outputs)
         metrics = [metric.get_config() for metric in self.metrics]
-        plain = isinstance(self.sampler, SimpleSampler)
-        drawn = {"batch_size": self.batch_size} if plain else {"sampler": samplers_config(self.sampler)}
-        return {**super().get_config(), "metrics": metrics, "outputs": outputs, **drawn}
+        is_simple = isinstance(self.sampler, SimpleSampler)
+        sampling = {"batch_size": self.batch_size} if is_simple else {"sampler": samplers_config(self.sampler)}
+        return {**super().get_config(), "metrics": metrics, "outputs": outputs, **sampling}
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
@@ -81,43 +82,43 @@ class EvalPhase(Phase):
         sampler = settings.get("sampler")
         return {
             **settings,
-            "metrics": [Metric.from_config(one) for one in settings.get("metrics", ())],
+            "metrics": [Metric.from_config(metric) for metric in settings.get("metrics", ())],
             "sampler": None if sampler is None else samplers_from(sampler),
         }
 
 
 class TrainPhase(Phase):
-    """Epochs of training steps.
+    """Trains a graph for some epochs.
 
-    Estimators of the graph that have a `partial_fit` and are not frozen learn, too: after each step, on the host, from
-    what feeds them in this step. Where there is one, `losses` may be empty.
+    Estimators in the graph that have `partial_fit` and are not frozen learn, too: after each step, on the host, from
+    their inputs in this step. `losses` may then be empty.
 
     Args:
         sampler: batches and their order: a SimpleSampler, PairSampler, TripletSampler, or a batch size; or a mapping
-            from the label of each feature set to one of these, whose numbers of rows may then differ. A batch size
-            shuffles: 32 is `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
-        schedule: how several samplers take part. `zip_strict`, the default: every step takes a batch of each, of which
-            they must have equally many; `zip_cycle`: those that have fewer begin again until the last one ends.
-            `alternate_strict` and `alternate_cycle`: the same, but each step takes a batch of one, in turn.
-        n_epochs: how many epochs this phase runs; 0 places and loads all that it needs, and trains nothing.
-        validation: an EvalPhase, or the name of a split, evaluated with the nodes and programs where they are, after
-            every `validate_every` epochs; its losses are those of the training. A split is evaluated by the pairs or
-            triplets of the phase's sampler, if that draws such.
+            with one of these for each feature set, whose row counts may then differ. A batch size shuffles: 32 means
+            `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
+        schedule: how several samplers are combined. `zip_strict`, the default: each step takes a batch from every
+            sampler, and all must have equally many; `zip_cycle`: shorter ones restart until the longest ends.
+            `alternate_strict` and `alternate_cycle`: the same, but each step takes a batch from one sampler in turn.
+        n_epochs: number of epochs; 0 places and loads everything, and trains nothing.
+        validation: an EvalPhase or the name of a split, evaluated after every `validate_every` epochs with the models
+            where they are; its losses are those of the training. A split is evaluated in the pairs or triplets of the
+            phase's sampler, if it draws such.
         validate_every: epochs between validations.
-        accumulate: batches for one update: their gradients are added up, each weighted by its rows, so that an update
-            is that of one batch of all these rows, but for what mixes the rows of a batch. A step is an update. The
-            batches that are left at the end of an epoch make one, too.
-        microbatching: what to do when memory runs out and rows are streamed already: `"exact"` computes a step in parts
-            only where that gives the same numbers, `"approximate"` also where the rows of a batch depend on each other
-            (as in batch normalization) or nobody knows (losses of your own).
+        accumulate: batches per optimizer step. Their gradients are added, weighted by rows, which equals one batch of
+            all these rows unless a model mixes the rows of a batch (batch normalization). A step is an optimizer step.
+            Batches left over at the end of an epoch make a step of their own.
+        microbatching: what to do when memory runs out although rows are streamed: `"exact"` splits a batch into
+            micro-batches only where that gives the same numbers; `"approximate"` also where the rows of a batch depend
+            on each other (batch normalization) or this is unknown (your own losses).
         label, data, losses, accelerator, strict, policy, callbacks, final_device: see Phase.
     """
 
     kind = "train"
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        "batch_size": "write sampler=16 for batches of 16, or sampler=SimpleSampler(16, ...)",
-        "metrics": "judge the validation: validation=EvalPhase(..., metrics=[...])",
-        "outputs": "keep outputs in an EvalPhase(..., outputs=[...])",
+    misplaced_settings: ClassVar[Mapping[str, str]] = {
+        "batch_size": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
+        "metrics": "metrics belong to the validation: validation=EvalPhase(..., metrics=[...])",
+        "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",
     }
 
     def __init__(
@@ -152,19 +153,20 @@ class TrainPhase(Phase):
             return
         if not isinstance(self.validation, EvalPhase):
             raise PhaseError(
-                f"phase {self.label!r}: validation={self.validation!r} is no EvalPhase",
-                hint="give one, or the name of a split",
+                f"phase {self.label!r}: validation must be an EvalPhase or the name of a split, "
+                f"got {self.validation!r}",
+                hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
             )
         for loss in self.validation.losses:
             if loss not in self.losses:
                 raise PhaseError(
-                    f"phase {self.label!r} validates with the loss {loss.label!r}, with which it does not train",
-                    available=", ".join(one.label for one in self.losses),
-                    hint="leave losses out of the validation, or run an EvalPhase of its own after training",
+                    f"phase {self.label!r}: the validation has the loss {loss.label!r}, which is not trained",
+                    available=", ".join(trained.label for trained in self.losses),
+                    hint="leave losses out of the validation, or run a separate EvalPhase after training",
                 )
         if self.validation.accelerator not in (None, self.accelerator):
             raise PhaseError(
-                f"phase {self.label!r} trains on {self.accelerator or 'cpu:0'}, and validates on "
+                f"phase {self.label!r} trains on {self.accelerator or 'cpu:0'} but validates on "
                 f"{self.validation.accelerator}",
                 hint="leave accelerator out of the validation: it runs where the nodes are",
             )
@@ -194,11 +196,11 @@ class TrainPhase(Phase):
 
 
 class FitPhase(Phase):
-    """Fits estimators (`fit`, `predict`) once to the outputs of what feeds them, and freezes their nodes.
+    """Fits estimators (`fit`, `predict`) once to the outputs of the nodes before them, and freezes their nodes.
 
     Args:
-        nodes: labels of the nodes to fit; by default every estimator that has not been fitted.
-        batch_size: samples computed at once by the nodes before them.
+        nodes: labels of the nodes to fit; by default every estimator that is not fitted yet.
+        batch_size: samples per forward pass of the nodes before them.
         label, data, accelerator, strict, policy, callbacks, final_device: see Phase.
     """
 
@@ -220,7 +222,7 @@ class FitPhase(Phase):
     def _check(self) -> None:
         super()._check()
         if self.losses:
-            raise PhaseError(f"phase {self.label!r} fits and takes no losses", hint="leave them out")
+            raise PhaseError(f"phase {self.label!r} is a FitPhase, which takes no losses", hint="leave losses out")
 
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data; see Phase."""
@@ -229,25 +231,24 @@ class FitPhase(Phase):
 
 
 def _validation_of(split: str, samplers: Samplers) -> EvalPhase:
-    """The evaluation of a split as the phase trains: rows as they are, unless its samplers put rows together."""
-    found = samplers if isinstance(samplers, Mapping) else {"": samplers}
-    together = {name: one for name, one in found.items() if isinstance(one, Sampler) and len(one.streams) > 1}
-    if not together:
+    """The evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
+    by_label = samplers if isinstance(samplers, Mapping) else {"": samplers}
+    tuples = {name: part for name, part in by_label.items() if isinstance(part, Sampler) and len(part.streams) > 1}
+    if not tuples:
         return EvalPhase.from_split(split, split=split)
-    return EvalPhase.from_split(split, split=split, sampler=together.get("", together))
+    return EvalPhase.from_split(split, split=split, sampler=tuples.get("", tuples))
 
 
 def _count(label: str, name: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PhaseError(f"phase {label!r}: {name}={value!r} is not an int of at least {least}")
+        raise PhaseError(f"phase {label!r}: {name} must be an int of at least {least}, got {value!r}")
     return value
 
 
-def _labels(given: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    """Labels of nodes; a plain text is one label."""
-    if given is None or isinstance(given, str):
-        return None if given is None else (given,)
-    found = tuple(given) if isinstance(given, Iterable) else (given,)
-    if not all(isinstance(label, str) for label in found):
-        raise PhaseError(f"{given!r} are not labels of nodes", hint="write the labels as text: ['encoder', 'head']")
-    return found
+def _labels(nodes: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    if nodes is None or isinstance(nodes, str):
+        return None if nodes is None else (nodes,)
+    labels = tuple(nodes) if isinstance(nodes, Iterable) else (nodes,)
+    if not all(isinstance(label, str) for label in labels):
+        raise PhaseError(f"labels of nodes must be strings, got {nodes!r}", hint="write ['encoder', 'head']")
+    return labels

@@ -1,4 +1,4 @@
-"""Metrics by name or callable, over whole predictions in host memory."""
+"""Metrics: named measures and functions over all predictions, in host memory."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ Measure = Callable[[np.ndarray, np.ndarray], float]
 
 
 def accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Share of samples classified rightly.
+    """Fraction of samples classified correctly.
 
     Outputs are scores [n, classes] with class indices [n] or [n, 1] or probabilities [n, classes] as targets; or
-    logits [n] or [n, 1] of the positive class, with targets of 0 and 1; or classes themselves, no floating numbers.
+    logits [n] or [n, 1] of class 1 with targets of 0 and 1; or integer classes.
     """
     if outputs.dtype.kind not in "fc":
         return float(np.mean(outputs == _aligned(targets, outputs)))
     if outputs.ndim == 2 and outputs.shape[1] > 1:
-        chosen = outputs.argmax(axis=1)
-        wanted = targets.argmax(axis=1) if targets.shape == outputs.shape else _indices(targets, outputs)
-        return float(np.mean(chosen == wanted))
-    wanted = _aligned(targets, outputs)
-    if not np.isin(wanted, (0, 1)).all():
+        classes = targets.argmax(axis=1) if targets.shape == outputs.shape else _indices(targets, outputs)
+        return float(np.mean(outputs.argmax(axis=1) == classes))
+    classes = _aligned(targets, outputs)
+    if not np.isin(classes, (0, 1)).all():
         raise SpecError(
-            f"accuracy takes a single output for the logit of class 1, and the targets are not 0 and 1 alone: "
-            f"there are {len(np.unique(wanted))} of them",
-            hint="give the model one output for each class",
+            f"accuracy takes a single output as the logit of class 1, but the targets have {len(np.unique(classes))} "
+            "values, not 0 and 1 alone",
+            hint="give the model one output per class",
         )
-    return float(np.mean((outputs > 0) == (wanted == 1)))
+    return float(np.mean((outputs > 0) == (classes == 1)))
 
 
 def mse(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -53,9 +52,9 @@ def mae(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 def r2(outputs: np.ndarray, targets: np.ndarray) -> float:
     """Coefficient of determination over all elements; NaN if the targets are constant."""
-    given, wanted = _float(outputs), _float(targets, outputs)
-    spread = float(np.sum((wanted - wanted.mean()) ** 2))
-    return float("nan") if spread == 0 else 1.0 - float(np.sum((given - wanted) ** 2)) / spread
+    predicted, truth = _float(outputs), _float(targets, outputs)
+    variation = float(np.sum((truth - truth.mean()) ** 2))
+    return float("nan") if variation == 0 else 1.0 - float(np.sum((predicted - truth) ** 2)) / variation
 
 
 METRICS: Mapping[str, Measure] = {"accuracy": accuracy, "mse": mse, "rmse": rmse, "mae": mae, "r2": r2}
@@ -63,15 +62,15 @@ METRICS: Mapping[str, Measure] = {"accuracy": accuracy, "mse": mse, "rmse": rmse
 
 @dataclass(frozen=True, slots=True, init=False)
 class Metric:
-    """A measure of predictions, computed once over all of them.
+    """A metric, computed once over all predictions of a phase.
 
     Args:
-        measure: a name (accuracy, mse, rmse, mae, r2), or a function of outputs and targets, both NumPy arrays with
-            the samples along the first axis, that gives a number.
-        on: label of the node whose output it judges; if None, every node that a loss of the phase judges, else the
-            tails of the graph.
-        targets: what it compares with: `"targets"` as for losses, or `"FEATURE_SET.COLUMN"`.
-        label: name in results; the measure's by default.
+        measure: a name (accuracy, mse, rmse, mae, r2), or a function of outputs and targets (NumPy arrays, samples
+            along the first axis) that returns a number.
+        on: label of the node whose output it measures; None for every node with a loss in the phase, else the output
+            nodes of the graph.
+        targets: what outputs are compared with: `"targets"` as for losses, or `"FEATURE_SET.COLUMN"`.
+        label: name in results; by default that of the measure.
 
     Raises:
         SpecError: an unknown name, or something that cannot be called.
@@ -101,24 +100,25 @@ class Metric:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict that `from_config` reads back.
+        """The metric as plain data.
 
         Raises:
-            ConfigError: the measure is a function that has no name here.
+            ConfigError: the measure is a function of your own.
         """
         name = next((name for name, measure in METRICS.items() if measure is self.measure), None)
         if name is None:
             raise ConfigError(
-                f"metric {self.label!r} is a function and has no configuration", hint="use a named metric"
+                f"metric {self.label!r} is a function, which cannot be saved as configuration",
+                hint="use a named metric: " + ", ".join(METRICS),
             )
         return {"measure": name, "on": self.on, "targets": self.targets, "label": self.label}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Metric:
-        """Read what `get_config` wrote.
+        """A metric from its configuration.
 
         Raises:
-            ConfigError: not such a configuration.
+            ConfigError: malformed.
         """
         known = ("measure", "on", "targets", "label")
         if not isinstance(config, Mapping) or not isinstance(config.get("measure"), str) or set(config) - set(known):
@@ -131,30 +131,30 @@ class Metric:
 
 
 def _indices(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Class indices [n] for scores [n, classes], each of them a column of the scores."""
-    wanted, count = _aligned(targets, scores[:, 0]), scores.shape[1]
-    strange = wanted[(wanted < 0) | (wanted >= count)]
-    if strange.size:
+    """Class indices [n] for scores [n, classes]."""
+    indices, count = _aligned(targets, scores[:, 0]), scores.shape[1]
+    out_of_range = indices[(indices < 0) | (indices >= count)]
+    if out_of_range.size:
         raise SpecError(
-            f"accuracy takes class indices for the columns of {count} scores, and the targets have {strange[0]}",
+            f"accuracy: the targets have class index {out_of_range[0]}, but there are {count} scores per sample",
             available=f"0 to {count - 1}",
-            hint="number the classes from 0, or give a function",
+            hint="number the classes from 0, or pass a function as metric",
         )
-    return wanted
+    return indices
 
 
 def _float(values: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
-    """In float64, and in the shape of `like` if only single axes differ."""
+    """In float64, and in the shape of `like` if that differs only in axes of size 1."""
     array = values.astype(np.float64, copy=False)
     return array if like is None else _aligned(array, like)
 
 
 def _aligned(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Targets in the shape of the outputs if only single axes of the samples differ; anything else would broadcast."""
-    one, other = ([size for size in array.shape[1:] if size != 1] for array in (targets, outputs))
-    if one != other or len(targets) != len(outputs):
+    """Targets in the shape of the outputs if that differs only in axes of size 1; anything else would broadcast."""
+    axes, wanted = ([size for size in array.shape[1:] if size != 1] for array in (targets, outputs))
+    if axes != wanted or len(targets) != len(outputs):
         raise SpecError(
             f"a metric cannot compare outputs {list(outputs.shape)} with targets {list(targets.shape)}",
-            hint="name other targets in Metric(..., targets='FEATURE_SET.COLUMN'), or give a function",
+            hint="name other targets in Metric(..., targets='FEATURE_SET.COLUMN'), or pass a function as metric",
         )
     return targets.reshape(outputs.shape)

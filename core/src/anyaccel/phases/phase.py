@@ -1,4 +1,4 @@
-"""Phases as values: what is to be done with a graph. They do not know how they are carried out."""
+"""Phase: the base class of TrainPhase, EvalPhase and FitPhase. A phase is a value; `runner` executes it."""
 
 from __future__ import annotations
 
@@ -17,43 +17,42 @@ MODES = ("auto", "off", "steps")
 RESIDENCIES = ("auto", "resident", "streamed")
 
 Data = Any
-"""The name of a split, a feature set or a view of one, a source or what can be one, or a mapping from each feature
-set's label to one of these."""
+"""Name of a split, a FeatureSet or view, a source, or a mapping from the label of each feature set to one of these."""
 
 
 class Phase:
-    """What every phase has.
+    """Settings that every phase has.
 
     Args:
-        label: its name; training phases of one label count their epochs together.
-        data: the name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of
-            each feature set to one of these. Also a source, or what `anyaccel.IterableSource` or `anyaccel.MapSource` takes (a
-            DataLoader, a data set, a generator function): a TrainPhase streams it, other phases read it into memory.
+        label: name of the phase; training phases with the same label count their epochs together.
+        data: name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
+            feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
+            DataLoader, a dataset, a generator function): a TrainPhase streams it, other phases read it into memory.
         losses: AppliedLoss objects, or one of them.
-        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device or its
-            spelling. A wish: a node whose framework is not served there runs on the CPU, is noted in the plan, and
-            warned of once.
-        strict: makes that an error.
-        policy: name of a placement policy of a plugin, for nodes without an accelerator of their own.
-        callbacks: objects of Callback; their methods are the moments of the phase.
-        final_device: device to which the nodes are moved when the phase has ended; by default they stay where they are.
-        compile: `"auto"` compiles what pays, and says why or why not in `run.events`; `"off"` compiles nothing, and
-            imports no compiler; `"steps"` compiles whole training steps before the first of them. All give the same
-            numbers but for rounding.
-        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and sends them
-            ahead of the compute; `"auto"` decides from free memory, and says so in `run.events`. All give the same
+        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
+            such as `"gpu:0"`. A node whose framework has no backend for this kind of device runs on the CPU; the plan
+            notes it and a FallbackWarning is issued once.
+        strict: raise an error instead of falling back to the CPU.
+        policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
+        callbacks: Callback objects.
+        final_device: device to which the nodes are moved when the phase ends; by default they stay where they are.
+        compile: `"auto"` compiles training steps if that pays off, and logs the reason in `run.events`; `"off"` never
+            compiles nor imports a compiler; `"steps"` compiles whole training steps before the first one. All give the
+            same numbers within rounding.
+        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
+            ahead of the compute; `"auto"` decides by free memory, and logs it in `run.events`. All give the same
             numbers.
     """
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Phase]]] = {}
-    """Every kind of phase by its word."""
-    elsewhere: ClassVar[Mapping[str, str]] = {}
-    """What to write instead of settings that other kinds of phase, or other libraries, have."""
+    """Class of each kind of phase, by the `type` of its configuration."""
+    misplaced_settings: ClassVar[Mapping[str, str]] = {}
+    """Hints for settings that only other kinds of phase, or other libraries, have."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "kind" in vars(cls):  # what a user derives from one of them is of its kind
+        if "kind" in vars(cls):  # a user's subclass keeps the kind of its base
             Phase.kinds[cls.kind] = cls
 
     def __init__(
@@ -75,11 +74,11 @@ class Phase:
         if unknown:
             raise _unknown_setting(type(self), next(iter(unknown)))
         self.data = data
-        self.losses = (losses,) if isinstance(losses, AppliedLoss) else _several(label, "losses", losses)
+        self.losses = (losses,) if isinstance(losses, AppliedLoss) else _as_tuple(label, "losses", losses)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
         self.strict = strict
         self.policy = policy
-        self.callbacks = _several(label, "callbacks", callbacks)
+        self.callbacks = _as_tuple(label, "callbacks", callbacks)
         self.final_device = None if final_device is None else Accelerator.of(final_device)
         self.compile = one_of(label, "compile", compile, MODES)
         self.residency = one_of(label, "residency", residency, RESIDENCIES)
@@ -92,30 +91,32 @@ class Phase:
         for loss in self.losses:
             if not isinstance(loss, AppliedLoss):
                 raise PhaseError(
-                    f"phase {self.label!r}: {loss!r} is no AppliedLoss", hint="write AppliedLoss('mse', on='NODE')"
+                    f"phase {self.label!r}: losses must be AppliedLoss objects, got {loss!r}",
+                    hint="losses=[AppliedLoss('mse', on='NODE')]",
                 )
         labels = [loss.label for loss in self.losses]
-        twice = {label for label in labels if labels.count(label) > 1}
-        if twice:
+        duplicates = {label for label in labels if labels.count(label) > 1}
+        if duplicates:
             raise PhaseError(
-                f"phase {self.label!r} has two losses called {', '.join(sorted(twice))}", hint="give each a label="
+                f"phase {self.label!r} has several losses with the label {', '.join(sorted(duplicates))}",
+                hint="give each its own: AppliedLoss(..., label='NAME')",
             )
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
-                made = isinstance(callback, type) and issubclass(callback, Callback)
-                remedy = f"make one: {callback.__name__}()" if made else "derive it from anyaccel.Callback"
-                raise PhaseError(f"phase {self.label!r}: {callback!r} is no Callback", hint=remedy)
+                is_class = isinstance(callback, type) and issubclass(callback, Callback)
+                hint = f"create an instance: {callback.__name__}()" if is_class else "derive it from anyaccel.Callback"
+                raise PhaseError(f"phase {self.label!r}: {callback!r} is not a Callback", hint=hint)
 
     @classmethod
     def from_split(cls, label: str, *, split: str, **settings: Any) -> Self:
-        """A phase over the split of this name, of every feature set that the graph refers to."""
+        """A phase over the split of this name, in every feature set that the graph uses."""
         return cls(label, data=split, **settings)
 
     def get_config(self) -> dict[str, Any]:
-        """The phase as plain data. Callbacks are code and are left out.
+        """The phase as plain data, without its callbacks.
 
         Raises:
-            ConfigError: data, a loss or a metric that has no name.
+            ConfigError: data, a loss or a metric has no name.
         """
         return {
             "type": self.kind,
@@ -132,21 +133,21 @@ class Phase:
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> Phase:
-        """Read what `get_config` of any phase wrote.
+        """A phase of any kind from its configuration.
 
         Raises:
-            ConfigError: malformed, or of an unknown type.
+            ConfigError: malformed, or an unknown type.
         """
         kind = config.get("type") if isinstance(config, Mapping) else None
         if not isinstance(kind, str) or kind not in Phase.kinds:
-            raise ConfigError(f"a phase's type is {kind!r}", available=", ".join(Phase.kinds))
+            raise ConfigError(f"unknown type of phase {kind!r}", available=", ".join(Phase.kinds))
         settings = {key: value for key, value in config.items() if key != "type"}
         for key in settings:
             if key not in ("label", *_settings_of(Phase.kinds[kind])):
                 error = _unknown_setting(Phase.kinds[kind], key)
                 raise ConfigError(error.problem, available=error.available, hint=error.hint)
         try:
-            settings["losses"] = [AppliedLoss.from_config(one) for one in settings.get("losses", ())]
+            settings["losses"] = [AppliedLoss.from_config(loss) for loss in settings.get("losses", ())]
             for key in ("accelerator", "final_device"):
                 if settings.get(key) is not None:
                     settings[key] = Accelerator.from_config(settings[key])
@@ -156,57 +157,59 @@ class Phase:
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """The keywords of this kind of phase from what a configuration holds; the common ones are read already."""
+        """Turn a configuration into keyword arguments; those common to all phases are converted already."""
         return settings
 
 
-def one_of(label: str, name: str, given: Any, words: tuple[str, ...]) -> str:
-    """A setting that is one of some words.
+def one_of(label: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """A setting that must be one of `choices`.
 
     Raises:
-        PhaseError: it is none of them.
+        PhaseError: it is not.
     """
-    if given in words:
-        return str(given)
+    if value in choices:
+        return str(value)
     raise PhaseError(
-        f"phase {label!r}: {name}={given!r}",
-        available=", ".join(map(repr, words)),
-        hint=did_you_mean(given, words, "use one of these"),
+        f"phase {label!r}: unknown {name}={value!r}",
+        available=", ".join(map(repr, choices)),
+        hint=did_you_mean(value, choices, "use one of these"),
     )
 
 
-def _several(label: str, name: str, given: Any) -> tuple[Any, ...]:
-    if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
+_EXAMPLES = {"losses": "AppliedLoss('mse', on='NODE')", "callbacks": "EarlyStopping()"}
+
+
+def _as_tuple(label: str, name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
         raise PhaseError(
-            f"phase {label!r}: {name}={given!r} is one thing, not several", hint=f"write {name}=[...] with brackets"
+            f"phase {label!r}: {name} must be a list, got {value!r}", hint=f"write {name}=[{_EXAMPLES[name]}]"
         )
-    return tuple(given)
+    return tuple(value)
 
 
 def _settings_of(cls: type) -> list[str]:
-    """The keywords of a kind of phase, its own first."""
-    known = [key for one in cls.__mro__[:-1] for key in inspect.signature(one.__dict__["__init__"]).parameters]
+    """The keyword arguments of a kind of phase, its own first."""
+    known = [key for base in cls.__mro__[:-1] for key in inspect.signature(base.__dict__["__init__"]).parameters]
     return [key for key in dict.fromkeys(known) if key not in ("self", "label", "settings", "unknown")]
 
 
 def _unknown_setting(cls: type[Phase], name: str) -> PhaseError:
-    """The error for a keyword that a kind of phase does not have, with the closest."""
-    there = _settings_of(cls)
-    if name in cls.elsewhere:
-        return PhaseError(f"{cls.__name__} has no setting {name!r}", hint=cls.elsewhere[name])
-    remedy = did_you_mean(name, there, "use one of these", cutoff=0.4)
-    return PhaseError(f"{cls.__name__} has no setting {name!r}", available=", ".join(there), hint=remedy)
+    known = _settings_of(cls)
+    if name in cls.misplaced_settings:
+        return PhaseError(f"{cls.__name__} has no setting {name!r}", hint=cls.misplaced_settings[name])
+    hint = did_you_mean(name, known, "use one of these", cutoff=0.4)
+    return PhaseError(f"{cls.__name__} has no setting {name!r}", available=", ".join(known), hint=hint)
 
 
 def _data_config(label: str, data: Data) -> Any:
     if isinstance(data, str):
         return data
     if isinstance(data, Mapping):
-        return {name: _data_config(label, one) for name, one in data.items()}
+        return {name: _data_config(label, part) for name, part in data.items()}
     name = getattr(data, "name", None)
     registered = getattr(getattr(data, "feature_set", None), "splits", {}).get(name)
     if registered is None or registered is not data:
         raise ConfigError(
-            f"phase {label!r} runs over data that have no name", hint="register a split and give its name"
+            f"the data of phase {label!r} have no name to save", hint="register a split and pass its name as data="
         )
     return {data.label: name}

@@ -1,4 +1,4 @@
-"""Run: one execution of a phase, as plugins and callbacks see it."""
+"""Run: the state of one execution of a phase, as plugins and callbacks see it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ from anyaccel.phases.loss_accumulator import Tally
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What an epoch gave. `number` counts from 0 over all runs of phases of this label.
+    """The record of one epoch.
 
-    `losses` are means over the epoch by label, `loss` is their weighted sum (NaN of none), and `validation` holds what
-    the validation after this epoch gave (`loss`, `loss.LABEL`, metrics), empty if there was none.
+    Attributes:
+        number: counted from 0 over all runs of phases with this label.
+        loss: weighted sum of `losses`; NaN if there are none.
+        losses: means over the epoch, by label.
+        steps: number of optimizer steps.
+        seconds: duration, without the validation.
+        validation: values of the validation after this epoch (`loss`, `loss.LABEL`, metrics); empty without one.
     """
 
     number: int
@@ -34,39 +39,39 @@ class Epoch:
 
     @property
     def validated(self) -> bool:
-        """Whether there was a validation after this epoch."""
+        """Whether a validation followed this epoch."""
         return bool(self.validation)
 
     @property
     def figures(self) -> dict[str, float]:
-        """Every figure by the name that callbacks use: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`."""
+        """All values by the names that callbacks use: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`."""
         own = {f"loss.{label}": value for label, value in self.losses.items()}
         own = {"loss": self.loss, **own} if own else {}
         return {**own, **{f"val_{name}": value for name, value in self.validation.items()}}
 
 
 class Run:
-    """One execution of a phase: its progress and losses so far, and the brake.
+    """One execution of a phase: its progress and losses so far, and `stop`.
 
     Args:
-        phase: what is executed.
-        graph: on what.
-        experiment: label of the experiment that does so, `""` where there is none.
+        phase: the phase.
+        graph: the graph it runs on.
+        experiment: label of the experiment, `""` without one.
 
     Attributes:
         phase, graph, experiment: as given.
-        plan: how; None until it is made.
+        plan: the plan; None until it is made.
         epoch: number of the epoch within this run, from 0.
         step: number of the step within the epoch, from 0.
-        history: the epochs that are complete.
-        evaluation: what an EvalPhase gave, from its end on; None before, and for other phases.
-        fitted: what a FitPhase has fitted, in this order.
-        rows: the data of the phase by feature set, once they are known; of a source of batches some of its first.
-        error: what ended the run, None if nothing did.
-        stop_reason: why somebody asked the run to stop, `""` if nobody did.
-        looping: whether the loop has begun.
-        events: what was decided on the way: compiling, residency, what was done when memory ran out.
-        heard: is told every event that is not routine; the progress of the run.
+        history: the completed epochs.
+        evaluation: the values of an EvalPhase once it has ended; else None.
+        fitted: what a FitPhase has fitted so far, in order.
+        rows: the data of the phase by feature set, once known; for a source of batches, some of its first rows.
+        error: the exception that ended the run, or None.
+        stop_reason: why the run was asked to stop, `""` if it was not.
+        looping: whether the training loop has started.
+        events: decisions and incidents so far.
+        heard: called with every event that is not `verbose`.
     """
 
     def __init__(self, phase: Any, graph: ModelGraph, experiment: str = "") -> None:
@@ -94,29 +99,29 @@ class Run:
 
     @property
     def done(self) -> tuple[str, ...]:
-        """Labels of the nodes that a FitPhase has fitted."""
+        """Labels of the nodes that a FitPhase has fitted so far."""
         return tuple(one.node for one in self.fitted)
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody asked the run to stop."""
+        """Whether the run was asked to stop."""
         return bool(self.stop_reason)
 
     def stop(self, reason: str) -> None:
-        """End the run after this epoch.
+        """Stop the run after this epoch.
 
-        Asked in `step_end`, it ends after this step, and the epoch counts as it is; in `epoch_start`, before the first
-        step, and the epoch does not take place.
+        Called in `step_end`, the run stops after this step and keeps the partial epoch; called in `epoch_start`, it
+        stops before this epoch.
         """
         self.stop_reason = self.stop_reason or reason or "asked to stop"
 
     def log_event(self, kind: str, message: str, *, verbose: bool = False) -> None:
-        """Note something that was decided: it stands in the results, is logged, and shown by the progress.
+        """Add an event to the results and the log, and show it in the progress.
 
         Args:
-            what: its kind: compile, residency, memory or source.
-            text: what, and why.
-            routine: whether it is a matter of course: then the progress does not show it.
+            kind: `"compile"`, `"residency"`, `"memory"` or `"source"`.
+            message: what happened, and why.
+            verbose: leave it out of the progress.
         """
         epoch, step = (self.epoch, self.step) if self.looping else (-1, -1)
         event = Event(epoch, step, kind, message, verbose)
@@ -126,37 +131,37 @@ class Run:
             self.heard(event)
 
     def step_losses(self) -> dict[str, float]:
-        """Mean losses of the last step by label; waits for the devices."""
+        """Mean losses of the last step, by label. Waits for the devices."""
         tally = Tally()
         tally.add(self.last_losses)
         return tally.means()
 
     def attach(self, chain: Chain | None) -> None:
-        """Give the run the programs that are at work, or take them away, with all that it holds on their devices."""
+        """Set the programs of this run; None drops them and everything the run holds on devices."""
         self._chain = chain
         self._last, self.last_losses = None, []
 
     def snapshot(self) -> Any:
-        """A copy of everything that training changes: parameters, buffers, optimizer and random state."""
+        """A copy of everything that training changes: parameters, buffers, optimizer state, random state."""
         return self._programs().snapshot()
 
     def restore(self, snapshot: Any) -> None:
-        """Go back to a snapshot of this run."""
+        """Restore a snapshot of this run."""
         self._programs().restore(snapshot)
 
     def return_to(self, snapshot: Any) -> None:
-        """Go back to a snapshot of this run once it has ended well, by itself or stopped; the last request counts."""
+        """Restore this snapshot when the run ends without an error; the last call counts."""
         self._last = snapshot
 
     def finalize(self) -> None:
-        """The last epoch is over: go back to where somebody asked to return to."""
+        """Restore the snapshot that `return_to` was given, if any; called after the last epoch."""
         if self._last is not None:
             self.restore(self._last)
 
     def _programs(self) -> Chain:
         if self._chain is None:
             raise PhaseError(
-                f"phase {self.phase.label!r} is not at work",
-                hint="use snapshots between after_loading and the last epoch_end",
+                f"phase {self.phase.label!r} is not running, so there is no state to snapshot or restore",
+                hint="call this in a callback, between after_loading and the last epoch_end",
             )
         return self._chain

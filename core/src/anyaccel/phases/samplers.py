@@ -1,4 +1,4 @@
-"""Samplers of a phase: one for all feature sets, or one for each, and the schedule by which these take part."""
+"""The samplers of a phase: one for all feature sets or one for each, and the schedule that combines them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,23 @@ from anyaccel.phases.loading.epoch_batches import SCHEDULES
 from anyaccel.suggestions import did_you_mean
 
 Samplers = Sampler | Mapping[str, Sampler]
-"""A sampler, or one for each feature set by its label."""
+"""A sampler for all feature sets, or a mapping with one for each label."""
 
 
-def samplers_of(given: Any) -> Any:
-    """Samplers as they are kept: any integer is a batch size, NumPy's too."""
-    if isinstance(given, Mapping):
-        return {name: samplers_of(one) for name, one in given.items()}
-    return SimpleSampler(given, shuffle=True) if hasattr(given, "__index__") else given
+def samplers_of(value: Any) -> Any:
+    """Samplers from the argument of a phase; integers (NumPy's too) are batch sizes."""
+    if isinstance(value, Mapping):
+        return {name: samplers_of(sampler) for name, sampler in value.items()}
+    return SimpleSampler(value, shuffle=True) if hasattr(value, "__index__") else value
 
 
 def check_samplers(label: str, samplers: Any) -> None:
-    """Make sure that these are samplers.
-
-    Raises:
-        PhaseError: one is none.
-    """
-    for one in samplers.values() if isinstance(samplers, Mapping) and samplers else [samplers]:
-        if not isinstance(one, Sampler):
+    """Raise PhaseError unless all of these are samplers."""
+    for sampler in samplers.values() if isinstance(samplers, Mapping) and samplers else [samplers]:
+        if not isinstance(sampler, Sampler):
             raise PhaseError(
-                f"phase {label!r}: sampler={one!r} is neither a sampler nor a batch size",
-                hint="write sampler=32, or SimpleSampler(32, shuffle=True)",
+                f"phase {label!r}: sampler must be a Sampler or a batch size, got {sampler!r}",
+                hint="write sampler=32, or sampler=SimpleSampler(32, shuffle=True)",
             )
 
 
@@ -39,32 +35,32 @@ def samplers_config(samplers: Samplers) -> dict[str, Any]:
     """Samplers as plain data."""
     if isinstance(samplers, Sampler):
         return samplers.get_config()
-    return {name: one.get_config() for name, one in samplers.items()}
+    return {name: sampler.get_config() for name, sampler in samplers.items()}
 
 
 def samplers_from(config: Any) -> Any:
-    """A sampler, or a mapping of them, whose values are configurations in turn."""
-    if isinstance(config, Mapping) and config and all(isinstance(one, Mapping) for one in config.values()):
-        return {name: sampler_from_config(one) for name, one in config.items()}
+    """Samplers from what `samplers_config` gave."""
+    if isinstance(config, Mapping) and config and all(isinstance(part, Mapping) for part in config.values()):
+        return {name: sampler_from_config(part) for name, part in config.items()}
     return sampler_from_config(config)
 
 
 def check_schedule(label: str, schedule: str | None, samplers: Samplers) -> None:
-    """Make sure of a schedule; None is the default.
+    """Check a schedule; None is the default.
 
     Raises:
-        PhaseError: there is none of this name, or there are no several samplers.
+        PhaseError: an unknown name, or there is only one sampler.
     """
     if schedule is None:
         return
     if schedule not in SCHEDULES:
         raise PhaseError(
-            f"phase {label!r}: schedule={schedule!r}",
+            f"phase {label!r}: unknown schedule={schedule!r}",
             available=", ".join(SCHEDULES),
             hint=did_you_mean(schedule, SCHEDULES, "use one of these"),
         )
     if isinstance(samplers, Sampler) or len(samplers) < 2:
         raise PhaseError(
-            f"phase {label!r} has schedule={schedule!r} and one sampler",
-            hint="leave it out, or give sampler={'FEATURE_SET': ..., 'OTHER': ...}",
+            f"phase {label!r} has schedule={schedule!r} but only one sampler",
+            hint="leave schedule out, or write sampler={'FEATURE_SET': 32, 'OTHER': 32}",
         )

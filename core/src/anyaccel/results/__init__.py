@@ -1,4 +1,7 @@
-"""What came out of runs: figures per epoch, metrics and predictions; to Arrow, pandas, pictures and plain data."""
+"""Results of phases: values per epoch, metrics, predictions; as Arrow, pandas, plots, HTML and plain data.
+
+Stands on `phases`, `graph` and `data`.
+"""
 
 from anyaccel.results.comparison import Comparison, Results, compare
 from anyaccel.results.evaluation import EvalResults, eval_results

@@ -1,8 +1,8 @@
-"""Runs side by side: a small table of their figures."""
+"""Comparison of runs: a table with a row per run and a column per value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from anyaccel import html
 from anyaccel.errors import ResultError
 from anyaccel.results import formatting
+from anyaccel.results.base import PhaseResults
 from anyaccel.results.evaluation import EvalResults
 from anyaccel.results.fit import FitResults
 from anyaccel.results.train import TrainResults
@@ -24,11 +25,11 @@ _LOW, _HIGH = ("loss", "mse", "rmse", "mae"), ("accuracy", "r2")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """Runs side by side: a row for each, in the order given; made by `compare`.
+    """A table of runs, one row each, in the order given; made by `compare`.
 
-    `rows` has what is known of each run by name of column: `run` (its number or the name given), `phase`, `kind`,
-    `epochs`, `seconds`, then figures. Of a TrainPhase `NAME` is the figure at the last epoch, and `best NAME` the
-    lowest of a loss or error, the highest of accuracy and r2. `columns` are the names of those that any row has.
+    Each row is a mapping from column to value: `run` (its number or the name given), `phase`, `kind`, `epochs`,
+    `seconds`, then the values of the run. For a TrainPhase, `NAME` is the value of the last epoch and `best NAME` the
+    lowest loss or error, or the highest accuracy or r2. `columns` names the columns that any row has.
     """
 
     rows: tuple[Mapping[str, Any], ...]
@@ -48,19 +49,18 @@ class Comparison:
         return [[row.get(name) for name in self.columns] for row in self.rows]
 
     def column(self, name: str) -> list[Any]:
-        """The values of one column, a row each; None where a run does not have it.
+        """The values of one column; None for runs without it.
 
         Raises:
             ResultError: no run has it.
         """
         if name not in self.columns:
-            raise formatting.absent(
-                f"the comparison has no column {name!r}", name, self.columns, "use one of these names"
-            )
+            problem = f"the comparison has no column {name!r}"
+            raise formatting.unknown_name(problem, name, self.columns, "use one of these names")
         return [row.get(name) for row in self.rows]
 
     def to_arrow(self) -> Any:
-        """A table with a row for each run; null where a run does not have a figure."""
+        """A table with a row per run; null where a run lacks a value."""
         import pyarrow as pa
 
         return pa.table({name: pa.array(self.column(name)) for name in self.columns})
@@ -75,84 +75,83 @@ class Comparison:
 
 
 def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
-    """Put runs side by side.
+    """Compare runs in a table.
 
     Args:
-        runs: results of phases, lists of them (an experiment's `history`), or mappings of names of your own to
-            results, such as `{"narrow": a.last_run, "wide": b.last_run}`.
-        figures: name of the one wanted, or several; by default all but the losses of single nodes.
+        runs: results of phases, lists of them (such as `experiment.history`), or mappings from names of your choice to
+            results: `{"narrow": a.last_run, "wide": b.last_run}`.
+        figures: one name or several; by default every value but the losses of single nodes.
 
     Raises:
-        ResultError: there is nothing to compare, something is no result, or no run has a figure of this name.
+        ResultError: no runs, an object that is not a result, or a value that no run has.
     """
     figures = (figures,) if isinstance(figures, str) else tuple(figures)
     named = list(_named(runs))
     if not named:
-        raise ResultError("there is no run to compare", hint="run a phase first, or give results")
-    every = [(name, one, _figures(one)) for name, one in named]
-    known = list(dict.fromkeys(figure for _, _, found in every for figure in found))
+        raise ResultError("there is no run to compare", hint="run a phase first, or pass results")
+    histories = [(name, run, _values_per_epoch(run)) for name, run in named]
+    known = list(dict.fromkeys(figure for _, _, values in histories for figure in values))
     for name in figures:
         if name not in known:
-            raise formatting.absent(f"no run has the figure {name!r}", name, known, "use one of these names")
-    wanted = set(figures or (figure for figure in known if not formatting.is_part(figure)))
-    rows = tuple({**_facts(name, one), **_chosen(found, wanted)} for name, one, found in every)
-    order = [*_FACTS, *(column for figure in known if figure in wanted for column in (figure, f"best {figure}"))]
-    there = {column for row in rows for column, value in row.items() if value is not None}
-    return Comparison(rows, tuple(column for column in order if column in there))
+            raise formatting.unknown_name(f"no run has the figure {name!r}", name, known, "use one of these names")
+    selected = set(figures or (figure for figure in known if not formatting.is_part(figure)))
+    rows = tuple({**_run_facts(name, run), **_last_and_best(values, selected)} for name, run, values in histories)
+    order = [*_FACTS, *(column for figure in known if figure in selected for column in (figure, f"best {figure}"))]
+    present = {column for row in rows for column, value in row.items() if value is not None}
+    return Comparison(rows, tuple(column for column in order if column in present))
 
 
-def _named(runs: Iterable[Any]) -> Iterable[tuple[str | None, Results]]:
-    for one in runs:
-        if isinstance(one, (TrainResults, EvalResults, FitResults)):
-            yield None, one
-        elif isinstance(one, Mapping):
-            for name, result in one.items():
-                yield from ((str(name), found) for _, found in _named([result]))
-        elif isinstance(one, (list, tuple)):
-            yield from _named(one)
+def _named(runs: Iterable[Any]) -> Iterator[tuple[str | None, PhaseResults]]:
+    for run in runs:
+        if isinstance(run, PhaseResults):
+            yield None, run
+        elif isinstance(run, Mapping):
+            for name, result in run.items():
+                yield from ((str(name), nested) for _, nested in _named([result]))
+        elif isinstance(run, (list, tuple)):
+            yield from _named(run)
         else:
             raise ResultError(
-                f"{one!r} is no result of a phase", hint="give what run_phase(...) gave, or experiment.history"
+                f"{run!r} is not the result of a phase",
+                hint="pass what run_phase(...) returned, or experiment.history",
             )
 
 
-def _facts(name: str | None, one: Results) -> dict[str, Any]:
-    number = "" if one.number is None else str(one.number)
-    kind = next(kind for cls, kind in _KINDS.items() if isinstance(one, cls))
-    epochs = len(one.epochs) if isinstance(one, TrainResults) else None
-    seconds = None if np.isnan(one.seconds) else one.seconds
+def _run_facts(name: str | None, run: PhaseResults) -> dict[str, Any]:
+    number = "" if run.number is None else str(run.number)
+    kind = next(kind for cls, kind in _KINDS.items() if isinstance(run, cls))
     return {
         "run": number if name is None else name,
-        "phase": one.label,
-        "kind": kind if one.error is None else f"{kind} ({type(one.error).__name__})",
-        "epochs": epochs,
-        "seconds": seconds,
+        "phase": run.label,
+        "kind": kind if run.error is None else f"{kind} ({type(run.error).__name__})",
+        "epochs": len(run.epochs) if isinstance(run, TrainResults) else None,
+        "seconds": None if np.isnan(run.seconds) else run.seconds,
     }
 
 
-def _figures(one: Results) -> dict[str, np.ndarray]:
-    """Every figure of a run over its epochs; of an evaluation over the one that there was."""
-    if isinstance(one, TrainResults):
-        return {name: one.figure(name) for name in one.figures}
-    if isinstance(one, FitResults):
+def _values_per_epoch(run: PhaseResults) -> dict[str, np.ndarray]:
+    """Every value of a run, float64 [epochs]; an evaluation counts as one epoch."""
+    if isinstance(run, TrainResults):
+        return {name: run.figure(name) for name in run.figures}
+    if not isinstance(run, EvalResults):
         return {}
-    losses = {"loss": one.loss, **{f"loss.{name}": value for name, value in one.losses.items()}} if one.losses else {}
-    return {name: np.array([value]) for name, value in {**losses, **one.metrics}.items()}
+    losses = {"loss": run.loss, **{f"loss.{name}": value for name, value in run.losses.items()}} if run.losses else {}
+    return {name: np.array([value]) for name, value in {**losses, **run.metrics}.items()}
 
 
-def _chosen(found: Mapping[str, np.ndarray], wanted: Iterable[str]) -> dict[str, float]:
+def _last_and_best(values: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, float]:
     row: dict[str, float] = {}
-    for name in wanted:
-        if name in found:
-            row[name] = float(found[name][-1])
-            best = _best(name, found[name])
-            if best is not None and len(found[name]) > 1:
+    for name in names:
+        if name in values:
+            row[name] = float(values[name][-1])
+            best = _best(name, values[name])
+            if best is not None and len(values[name]) > 1:
                 row[f"best {name}"] = best
     return row
 
 
 def _best(name: str, values: np.ndarray) -> float | None:
-    """The best of some values, None where it is not known which are good, or none is a number."""
+    """The best value; None if it is not known which direction is better, or none is finite."""
     plain = name.removeprefix("val_")
     last = "loss" if plain.startswith("loss.") else plain.rpartition(".")[2]
     finite = values[np.isfinite(values)]

@@ -1,40 +1,29 @@
-"""What a FitPhase did: which nodes, to how many rows, in what time."""
+"""Results of a FitPhase: which nodes were fitted, on how many rows, how fast."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 
-from anyaccel.graph import Plan
 from anyaccel.phases import Fitted
-from anyaccel.phases.events import Event
-from anyaccel.results import formatting
-from anyaccel.results.formatting import ended, told, when
+from anyaccel.results.base import PhaseResults
+from anyaccel.results.formatting import ended
 from anyaccel.results.notebook import fit_html
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class FitResults:
-    """What a FitPhase did: one entry for each node that it fitted, in this order.
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class FitResults(PhaseResults):
+    """Results of a FitPhase: one entry of `fitted` for each node, in the order of fitting.
 
-    `plan` is that of the last round, where estimators waited for each other. `error`, `number`, `started`, `seconds`
-    and `events` are as in TrainResults. It has no figures: `loss` is NaN, and `losses`, `metrics` and
-    `predictions` are empty.
+    `plan` is the plan of the last round if estimators waited for each other. A FitPhase computes no losses, metrics or
+    predictions: `loss` is NaN, the others are empty. The remaining fields are those of PhaseResults.
     """
 
-    label: str
     fitted: tuple[Fitted, ...]
-    plan: Plan | None
-    error: BaseException | None = None
-    number: int | None = None
-    started: datetime | None = None
-    seconds: float = math.nan
-    events: tuple[Event, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -46,12 +35,12 @@ class FitResults:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Labels of the nodes that were fitted."""
-        return tuple(one.node for one in self.fitted)
+        """Labels of the fitted nodes."""
+        return tuple(entry.node for entry in self.fitted)
 
     @property
     def loss(self) -> float:
-        """NaN: fitting has no loss; run an EvalPhase over the nodes."""
+        """NaN: fitting has no loss. Run an EvalPhase to judge the nodes."""
         return math.nan
 
     @property
@@ -70,29 +59,14 @@ class FitResults:
         return {}
 
     def to_arrow(self) -> Any:
-        """A table with a row for each node: `node`, `estimator` (its class), `rows` and `seconds`."""
+        """A table with a row per node: `node`, `estimator` (its class), `rows` and `seconds`."""
         import pyarrow as pa
 
         types = {"node": pa.string(), "estimator": pa.string(), "rows": pa.int64(), "seconds": pa.float64()}
         return pa.table(
-            {key: pa.array([getattr(one, key) for one in self.fitted], kind) for key, kind in types.items()}
+            {name: pa.array([getattr(entry, name) for entry in self.fitted], dtype) for name, dtype in types.items()}
         )
 
-    def to_pandas(self) -> Any:
-        """The table of `to_arrow` as a pandas DataFrame.
-
-        Raises:
-            ResultError: pandas is not installed.
-        """
-        return formatting.to_pandas(self.to_arrow())
-
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, ready for JSON."""
-        fitted = [asdict(one) for one in self.fitted]
-        return {
-            "label": self.label,
-            "fitted": fitted,
-            "error": told(self.error),
-            "events": [event.to_dict() for event in self.events],
-            **when(self.number, self.started, self.seconds),
-        }
+        """Plain data, ready for JSON."""
+        return {"label": self.label, "fitted": [asdict(entry) for entry in self.fitted], **self.run_record()}

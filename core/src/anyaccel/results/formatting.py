@@ -1,10 +1,9 @@
-"""Tables of results for people: as pandas DataFrames and as text, and the answer to a name that is not there."""
+"""Formatting shared by all results: pandas conversion, text tables, and errors for unknown names."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from anyaccel.errors import ResultError
@@ -13,7 +12,7 @@ from anyaccel.suggestions import did_you_mean
 
 
 def to_pandas(table: Any) -> Any:
-    """An Arrow table as a pandas DataFrame; samples with axes become NumPy arrays in a column of objects.
+    """An Arrow table as a pandas DataFrame; multi-dimensional samples become NumPy arrays in an object column.
 
     Raises:
         ResultError: pandas is not installed.
@@ -23,80 +22,66 @@ def to_pandas(table: Any) -> Any:
     except ImportError as error:
         raise ResultError(
             f"to_pandas() needs pandas, which cannot be imported ({error})",
-            hint="python -m pip install pandas, or take to_arrow()",
+            hint="python -m pip install pandas, or use to_arrow()",
         ) from error
-    return pandas.DataFrame({name: _values(table.column(name)) for name in table.column_names})
+    return pandas.DataFrame({name: _pandas_values(table.column(name)) for name in table.column_names})
 
 
-def _values(column: Any) -> Any:
-    whole = column.combine_chunks()
-    if hasattr(whole, "to_numpy_ndarray"):
-        return list(whole.to_numpy_ndarray())
-    return whole.to_pandas()
+def _pandas_values(column: Any) -> Any:
+    array = column.combine_chunks()
+    return list(array.to_numpy_ndarray()) if hasattr(array, "to_numpy_ndarray") else array.to_pandas()
 
 
-def absent(asked: str, name: Any, there: Iterable[str], remedy: str) -> ResultError:
-    """The error for a name that is not among those that there are, with the closest if there is one."""
-    names = list(there)
-    return ResultError(asked, available=", ".join(names), hint=did_you_mean(name, names, remedy))
+def unknown_name(problem: str, name: Any, known: Iterable[str], hint: str) -> ResultError:
+    """The error for a name that does not exist; suggests the closest known one, else gives `hint`."""
+    names = list(known)
+    return ResultError(problem, available=", ".join(names), hint=did_you_mean(name, names, hint))
 
 
 def is_part(figure: str) -> bool:
-    """Whether a figure is the loss of a single node, which the total has in it: `loss.head`, `val_loss.head`."""
+    """Whether a value is the loss of a single node, a part of the total: `loss.head`, `val_loss.head`."""
     return figure.removeprefix("val_").startswith("loss.")
 
 
-def text_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as lines of text: numbers in short form to the right, all else to the left."""
+def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as lines of text: numeric columns aligned right, others left."""
     values = [list(row) for row in rows]
-    right = [all(not isinstance(row[i], str) for row in values) for i in range(len(head))]
-    cells = [list(head), *([short(value) for value in row] for row in values)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    is_numeric = [all(not isinstance(row[i], str) for row in values) for i in range(len(header))]
+    cells = [list(header), *([short(value) for value in row] for row in values)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join(
         "  ".join(
-            text.rjust(width) if there else text.ljust(width)
-            for text, width, there in zip(row, widths, right, strict=True)
+            text.rjust(width) if numeric else text.ljust(width)
+            for text, width, numeric in zip(row, widths, is_numeric, strict=True)
         ).rstrip()
         for row in cells
     )
 
 
 def short(value: Any) -> str:
-    """A value in few letters: floats with four digits, nothing for what is not there."""
+    """A value in a table cell: floats with four digits, `""` for None and NaN."""
     if value is None or value != value:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def finite(figures: Mapping[str, float]) -> dict[str, float | None]:
-    """Figures for JSON, which has no NaN: what is not finite is None."""
-    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Values for JSON, which has no NaN or infinity: those become None."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def when(number: int | None, started: datetime | None, seconds: float) -> dict[str, Any]:
-    """The place of a run in its history, when it began and how long it took."""
-    return {
-        "number": number,
-        "started": started.isoformat() if started is not None else None,
-        **finite({"seconds": seconds}),
-    }
-
-
-def told(error: BaseException | None) -> str | None:
-    """What ended a run, in words."""
+def error_text(error: BaseException | None) -> str | None:
+    """`TypeName: message`, or None."""
     return None if error is None else f"{type(error).__name__}: {error}"
 
 
-def shown(figures: Mapping[str, float]) -> str:
-    """The figures that sum up, for a line of text."""
-    return "".join(f", {name} {value:.4g}" for name, value in figures.items() if not is_part(name))
+def summary(values: Mapping[str, float]) -> str:
+    """Totals for a one-line repr: `, loss 0.5, val_loss 0.6`; losses of single nodes are left out."""
+    return "".join(f", {name} {value:.4g}" for name, value in values.items() if not is_part(name))
 
 
 def ended(error: BaseException | None, events: Sequence[Event] = ()) -> str:
-    """How often memory was short, and what ended a run, for the end of a line of text.
-
-    What else was decided is not told there: it is in every run.
-    """
+    """The end of a one-line repr: how often memory ran out, and the type of the exception that ended the run."""
     count = sum(event.kind == "memory" for event in events)
-    short = f", {count:,} times short of memory" if count > 1 else ", once short of memory" if count else ""
-    return f"{short}, ended by {type(error).__name__}" if error is not None else short
+    memory = f", {count:,} times short of memory" if count > 1 else ", once short of memory" if count else ""
+    return f"{memory}, ended by {type(error).__name__}" if error is not None else memory

@@ -1,4 +1,4 @@
-"""Units: predictions and the data that they belong to, as they were before the transforms of these data."""
+"""Predictions and data in their original units: the transforms of the data undone."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from anyaccel.phases.evaluation import Compared
 
 
 def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: Mapping[str, Compared]) -> np.ndarray:
-    """Predictions in the units of the columns that they are compared with, before all transforms of these.
+    """Predictions in the original units of the columns they are compared with.
 
     Args:
-        name: of the predictions.
+        name: name of the predictions.
         values: [n, *shape].
-        rows: the data that they were made of, by feature set.
-        compared: feature set and columns by name of predictions.
+        rows: the data the predictions were made from, by feature set.
+        compared: feature set and columns that predictions are compared with, by name of the predictions.
 
     Returns:
-        a new array; the same one where no transform concerns the columns.
+        a new array; `values` itself if no transform applies to the columns.
 
     Raises:
-        TransformError: nothing is known that they are compared with, or a transform has no way back.
+        TransformError: it is unknown what the predictions are compared with, or a transform has no inverse.
     """
     label, columns = compared.get(name, ("", ()))
     if label in rows:
         source = _source(rows[label])
         return source.inverse(values, columns) if isinstance(source, FeatureSet) else values
-    if not any(getattr(_source(one), "transforms", ()) for one in rows.values()):
+    if not any(getattr(_source(table), "transforms", ()) for table in rows.values()):
         return values
     raise TransformError(
-        f"predictions of {name!r} cannot be brought back: it is not clear which columns they stand for",
-        available="data with transforms, and no loss, metric or targets that this node is compared with",
-        hint=f"say so: feature_set.inverse(results.prediction({name!r}), columns=[...])",
+        f"the transforms cannot be undone for predictions of {name!r}: no loss, metric or target says which columns "
+        "they stand for",
+        hint=f"name the columns: feature_set.inverse(results.prediction({name!r}), columns=[...])",
     )
 
 
 def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> np.ndarray:
-    """Values of columns as they were before all transforms: those that the data keep, else what the way back gives.
+    """Values of columns before all transforms: the stored originals if there are any, else the inverse transform.
 
     Args:
-        rows: whose they are.
-        columns: their names as they are now.
-        values: [n, ...], the columns joined as they are now.
+        rows: the data.
+        columns: current names of the columns.
+        values: [n, ...], the current values of the columns, joined.
 
     Raises:
-        TransformError: a transform has no way back.
+        TransformError: a transform has no inverse.
     """
     source, whole = _source(rows), original_rows(rows)
     if whole is rows or not isinstance(source, FeatureSet):
         return values
     if not set(columns) <= set(whole.columns):
         return source.inverse(values, columns)
-    found = [column_values(whole, name) for name in columns]
-    return found[0] if len(found) == 1 else join(found)
+    arrays = [column_values(whole, name) for name in columns]
+    return arrays[0] if len(arrays) == 1 else join(arrays)
 
 
 def original_rows(rows: Rows) -> Rows:
-    """The same rows without their transforms, and without the targets and tags that a view leaves out."""
+    """The same rows before their transforms; a view keeps its selection of targets and tags."""
     source = _source(rows)
     if not isinstance(source, FeatureSet) or not source.transforms:
         return rows
@@ -78,10 +78,7 @@ def original_rows(rows: Rows) -> Rows:
 
 
 def prediction_table(arrays: Mapping[str, np.ndarray]) -> Any:
-    """An Arrow table of predictions, [n, *shape] by name: features where they are numbers, else tags.
-
-    Samples that are one value each, [n, 1] say, become [n].
-    """
+    """An Arrow table of predictions ([n, *shape] by name). Samples of a single value, such as [n, 1], become [n]."""
     arrays = {name: array.reshape(len(array)) if _single(array.shape[1:]) else array for name, array in arrays.items()}
     texts = [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]
     numbers = [name for name in arrays if name not in texts]
@@ -92,7 +89,7 @@ def prediction_table(arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def plain_column(rows: Rows, name: str) -> Any:
-    """A column as an Arrow chunked array; samples that are one value each, with axes, become that value."""
+    """A column as an Arrow chunked array; samples of shape [1], [1, 1], ... become plain values."""
     column = rows.column(name)
     if not isinstance(column.type, pa.FixedShapeTensorType) or not _single(column.type.shape):
         return column
@@ -100,7 +97,7 @@ def plain_column(rows: Rows, name: str) -> Any:
 
 
 def _single(shape: Sequence[int]) -> bool:
-    """Whether a sample of this shape has axes and one value."""
+    """Whether samples of this shape hold a single value in at least one axis."""
     return bool(shape) and math.prod(shape) == 1
 
 

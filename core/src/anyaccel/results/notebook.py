@@ -1,139 +1,136 @@
-"""Results as a notebook shows them: figures, and the first rows of predictions."""
+"""HTML of results for notebooks: values, and the first rows of predictions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from anyaccel.data.display import first_values, number, sample
 from anyaccel.html import Markup, cut, element, faint, guarded, line, page, prose, row, table
 from anyaccel.phases.events import Event
-from anyaccel.results.formatting import is_part, told
-from anyaccel.results.prediction_columns import belonging
+from anyaccel.results.formatting import error_text, is_part
+from anyaccel.results.prediction_columns import matching_columns
 
-if TYPE_CHECKING:
-    from anyaccel.results.evaluation import EvalResults
-    from anyaccel.results.fit import FitResults
-    from anyaccel.results.train import TrainResults
+_MAX_COLUMNS, _PREDICTION_ROWS, _LAST_EPOCHS, _MAX_EVENTS = 12, 5, 5, 8
 
-_FIGURES, _PREDICTED, _LAST = 12, 5, 5  # columns of figures; rows of predictions; epochs shown of the end
-_EVENTS = 8
+# Results are annotated as Any: their classes call these functions and stand above this module.
 
 
-def train_html(results: TrainResults) -> str:
-    """The figures of each epoch. Never raises."""
+def train_html(results: Any) -> str:
+    """The values of each epoch. Never raises."""
     return guarded(results, lambda: _train(results))
 
 
-def _train(results: TrainResults) -> Markup:
-    names, hidden = results.figures[:_FIGURES], len(results.figures[_FIGURES:])
-    told_more = f"and {hidden:,} more figures" if hidden else ""
-    said = [f"{len(results.epochs):,} epochs", _took(results.seconds), results.stop_reason, told_more]
+def _train(results: Any) -> Markup:
+    names, hidden = results.figures[:_MAX_COLUMNS], len(results.figures[_MAX_COLUMNS:])
+    facts = [f"{len(results.epochs):,} epochs", _duration(results.seconds), results.stop_reason]
+    facts += [f"and {hidden:,} more figures"] if hidden else []
 
-    def epoch(one: Any) -> Markup:
-        values = [number(float(one.figures[name])) if name in one.figures else "" for name in names]
-        return row([one.number, one.steps, f"{one.seconds:.3g}", *values])
+    def epoch_row(epoch: Any) -> Markup:
+        values = [number(float(epoch.figures[name])) if name in epoch.figures else "" for name in names]
+        return row([epoch.number, epoch.steps, f"{epoch.seconds:.3g}", *values])
 
-    figures = table(("epoch", "steps", "seconds", *names), results.epochs, epoch, last=_LAST)
-    what = [*_error(results.error), *_events(results.events)]
-    return page("TrainResults", results.label, line(faint(_told(said))), *what, figures)
+    epochs = table(("epoch", "steps", "seconds", *names), results.epochs, epoch_row, last=_LAST_EPOCHS)
+    return page("TrainResults", results.label, _facts(facts), *_outcome(results), epochs)
 
 
-def eval_html(results: EvalResults) -> str:
-    """Losses and metrics, and the first predictions with what belongs to them. Never raises."""
+def eval_html(results: Any) -> str:
+    """Losses, metrics, and the first predictions with the targets and tags of their rows. Never raises."""
     return guarded(results, lambda: _eval(results))
 
 
-def _eval(results: EvalResults) -> Markup:
+def _eval(results: Any) -> Markup:
     losses = {"loss": results.loss, **{f"loss.{name}": value for name, value in results.losses.items()}}
-    figures = {**(losses if results.losses else {}), **results.metrics}
+    values = {**(losses if results.losses else {}), **results.metrics}
     parts = [
-        line(faint(_told([_took(results.seconds)]))),
-        *_error(results.error),
-        *_events(results.events),
-        table(("figure", "value"), list(figures.items()), _figure) if figures else None,
+        _facts([_duration(results.seconds)]),
+        *_outcome(results),
+        table(("figure", "value"), list(values.items()), _value_row) if values else None,
         _predictions(results) if results.predictions else None,
     ]
     return page("EvalResults", results.label, *parts)
 
 
-def _figure(one: tuple[str, float]) -> Markup:
-    return row([one[0], number(float(one[1]))])
+def _value_row(item: tuple[str, float]) -> Markup:
+    return row([item[0], number(float(item[1]))])
 
 
-def _predictions(results: EvalResults) -> Markup:
-    """The first rows of predictions, and of the targets and tags that belong to them; nothing else is read."""
-    columns = {f"prediction.{name}": _samples(array) for name, array in list(results.predictions.items())[:_FIGURES]}
+def _predictions(results: Any) -> Markup:
+    """The first rows of predictions, with the targets and tags of these rows; no other rows are read."""
+    arrays = list(results.predictions.items())[:_MAX_COLUMNS]
+    columns = {f"prediction.{name}": _first_samples(array) for name, array in arrays}
     lengths = {len(array) for array in results.predictions.values()}
-    for title, rows, name in belonging(results.rows, lengths, columns, _FIGURES):
-        columns[title] = first_values(rows, name, _PREDICTED)
-    count = max(len(array) for array in results.predictions.values())
-    lines = [[values[i] if i < len(values) else "" for values in columns.values()] for i in range(_PREDICTED)]
-    more = line(faint(f"the first of {count:,} rows")) if count > _PREDICTED else None
-    return element("div", table(list(columns), [one for one in lines if any(one)]), more)
+    for title, rows, name in matching_columns(results.rows, lengths, columns, _MAX_COLUMNS):
+        columns[title] = first_values(rows, name, _PREDICTION_ROWS)
+    count = max(lengths)
+    lines = [[values[i] if i < len(values) else "" for values in columns.values()] for i in range(_PREDICTION_ROWS)]
+    more = line(faint(f"the first of {count:,} rows")) if count > _PREDICTION_ROWS else None
+    return element("div", table(list(columns), [cells for cells in lines if any(cells)]), more)
 
 
-def _samples(array: Any) -> list[str]:
-    return [sample(array[i : i + 1]) for i in range(min(len(array), _PREDICTED))]
+def _first_samples(array: Any) -> list[str]:
+    return [sample(array[i : i + 1]) for i in range(min(len(array), _PREDICTION_ROWS))]
 
 
-def fit_html(results: FitResults) -> str:
-    """The nodes that were fitted. Never raises."""
+def fit_html(results: Any) -> str:
+    """The fitted nodes. Never raises."""
     return guarded(results, lambda: _fit(results))
 
 
-def _fit(results: FitResults) -> Markup:
-    def node(one: Any) -> Markup:
-        return row([one.node, one.estimator, f"{one.rows:,}", f"{one.seconds:.3g}"])
+def _fit(results: Any) -> Markup:
+    def node_row(entry: Any) -> Markup:
+        return row([entry.node, entry.estimator, f"{entry.rows:,}", f"{entry.seconds:.3g}"])
 
-    nodes = table(("node", "estimator", "rows", "seconds"), results.fitted, node)
-    what = [*_error(results.error), *_events(results.events)]
-    return page("FitResults", results.label, line(faint(_told([_took(results.seconds)]))), *what, nodes)
+    nodes = table(("node", "estimator", "rows", "seconds"), results.fitted, node_row)
+    return page("FitResults", results.label, _facts([_duration(results.seconds)]), *_outcome(results), nodes)
 
 
 def runs_html(experiment: Any) -> str:
-    """The runs of an experiment, and what each gave. Never raises."""
+    """The runs of an experiment, one row each. Never raises."""
     return guarded(experiment, lambda: _runs(experiment))
 
 
 def _runs(experiment: Any) -> Markup:
-    said = line(faint(f"{len(experiment.history):,} runs over {experiment.graph.label}"))
-    runs = table(("run", "phase", "kind", "gave", ""), list(enumerate(experiment.history)), _run, last=_LAST)
-    return page("Experiment", experiment.label, said, runs if experiment.history else None)
+    facts = _facts([f"{len(experiment.history):,} runs over {experiment.graph.label}"])
+    history = list(enumerate(experiment.history))
+    runs = table(("run", "phase", "kind", "results", ""), history, _run_row, last=_LAST_EPOCHS)
+    return page("Experiment", experiment.label, facts, runs if history else None)
 
 
-def _run(numbered: tuple[int, Any]) -> Markup:
-    number_, one = numbered
-    epochs = getattr(one, "epochs", ())
-    figures = epochs[-1].figures if epochs else {**_loss(one), **getattr(one, "metrics", {})}
-    gave = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if not is_part(name))
-    ended = told(one.error) or getattr(one, "stop_reason", "")
-    kind = type(one).__name__.removesuffix("Results").lower()
-    return row([number_, one.label, f"{kind}, {len(epochs):,} epochs" if epochs else kind, prose(gave), prose(ended)])
+def _run_row(numbered: tuple[int, Any]) -> Markup:
+    position, results = numbered
+    epochs = getattr(results, "epochs", ())
+    values = epochs[-1].figures if epochs else {**_finite_loss(results), **getattr(results, "metrics", {})}
+    text = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if not is_part(name))
+    ending = error_text(results.error) or getattr(results, "stop_reason", "")
+    kind = type(results).__name__.removesuffix("Results").lower()
+    kind = f"{kind}, {len(epochs):,} epochs" if epochs else kind
+    return row([position, results.label, kind, prose(text), prose(ending)])
 
 
-def _loss(one: Any) -> Mapping[str, float]:
-    loss = getattr(one, "loss", math.nan)
+def _finite_loss(results: Any) -> Mapping[str, float]:
+    loss = getattr(results, "loss", math.nan)
     return {"loss": loss} if isinstance(loss, float) and not math.isnan(loss) else {}
 
 
-def _took(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return "" if math.isnan(seconds) else f"{seconds:.3g} s"
 
 
-def _told(parts: list[str]) -> str:
-    return ", ".join(filter(None, parts))
+def _facts(parts: Iterable[str]) -> Markup:
+    return line(faint(", ".join(filter(None, parts))))
 
 
-def _error(error: BaseException | None) -> Iterator[Markup]:
-    if error is not None:
-        yield line("ended by ", element("code", prose(told(error))))
+def _outcome(results: Any) -> Iterator[Markup]:
+    """What ended the run, and its events."""
+    if results.error is not None:
+        yield line("ended by ", element("code", prose(error_text(results.error))))
+    yield from _event_lines([event for event in results.events if not event.verbose])
 
 
-def _events(events: Sequence[Event]) -> Iterator[Markup]:
-    """A line for each event that is not routine, in the middle of many how many more there are."""
-    first, hidden, last = cut([event for event in events if not event.verbose], _EVENTS, last=3)
+def _event_lines(events: Sequence[Event]) -> Iterator[Markup]:
+    first, hidden, last = cut(events, _MAX_EVENTS, last=3)
     yield from (line(faint(str(event))) for event in first)
     if hidden:
         yield line(faint(f"and {hidden:,} more events"))

@@ -1,4 +1,4 @@
-"""Which columns of the data belong to predictions, and what they are called in one table with these."""
+"""Columns of the data that belong beside predictions: targets to compare with, and titles in one table."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from anyaccel.data import FeatureSetView, Rows, joined_array
 from anyaccel.errors import ResultError
 
 
-def belonging(
+def matching_columns(
     rows: Mapping[str, Rows], lengths: Collection[int], taken: Iterable[str], most: int | None = None
 ) -> Iterator[tuple[str, Rows, str]]:
-    """The targets and tags of data with as many rows as some predictions: the title of each, whose it is, its name.
+    """Targets and tags of the data that have as many rows as the predictions, as (title, rows, column).
 
     Args:
-        rows: the data of a run, by feature set, with `@STREAM` where a sampler drew them by another stream.
-        lengths: how many rows the predictions have; others (of a feature set that a metric alone needed) are left out.
-        taken: titles that there are already.
-        most: columns of a feature set at most, None for all.
+        rows: the data of a run, by feature set; `FEATURE_SET@STREAM` for further streams of a sampler.
+        lengths: row counts of the predictions; data with another count (which only a metric needed) are left out.
+        taken: titles in use already.
+        most: maximum number of columns per feature set, None for all.
     """
     titles = set(taken)
-    for label, its in rows.items():
-        if len(its) in lengths:
-            for name in [*its.targets, *its.tags][:most]:
-                title = _free(f"{name}{stream_of(label, its)}", its.label, titles)
+    for label, table in rows.items():
+        if len(table) in lengths:
+            for name in [*table.targets, *table.tags][:most]:
+                title = _unused_title(f"{name}{stream_of(label, table)}", table.label, titles)
                 titles.add(title)
-                yield title, its, name
+                yield title, table, name
 
 
 def stream_of(label: str, rows: Rows) -> str:
-    """`@STREAM` where the label under which a run has rows says so; data of another label may be given for it."""
+    """`@STREAM` if the label of the rows in a run names a stream, else `""`."""
     return label.removeprefix(rows.label) if label.startswith(f"{rows.label}@") else ""
 
 
-def _free(name: str, label: str, taken: Collection[str]) -> str:
-    """A title that no other column has: the name, else with the label of its feature set, else with a number."""
+def _unused_title(name: str, label: str, taken: Collection[str]) -> str:
+    """The name if it is free, else `LABEL.NAME`, else `LABEL.NAME#2`, ..."""
     full = f"{label}.{name}"
     counted = (f"{full}#{i}" for i in itertools.count(2))
-    return next(one for one in itertools.chain((name, full), counted) if one not in taken)
+    return next(title for title in itertools.chain((name, full), counted) if title not in taken)
 
 
-class Wanted(NamedTuple):
-    """Target columns (mostly one) of some rows, `name` in full, and their values [n, ...], joined."""
+class Target(NamedTuple):
+    """Target columns (mostly one): full name, joined values [n, ...], label of the rows, names of the columns."""
 
     name: str
     values: np.ndarray
@@ -53,51 +53,55 @@ class Wanted(NamedTuple):
     columns: tuple[str, ...]
 
 
-def wanted(label: str, names: Sequence[str], rows: Mapping[str, Rows]) -> Wanted:
-    """These columns of the rows under this label."""
-    its = rows[label]
-    return Wanted(full_name(label, its, names), joined_array(its, names), label, tuple(names))
+def target_of(label: str, names: Sequence[str], rows: Mapping[str, Rows]) -> Target:
+    """The given columns of the rows with this label."""
+    table = rows[label]
+    return Target(full_name(label, table, names), joined_array(table, names), label, tuple(names))
 
 
-def wanted_for(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | None, what: str) -> Wanted:
-    """The targets to compare predictions [n, ...] with.
+def find_target(prediction: np.ndarray, rows: Mapping[str, Rows], column: str | None, what: str) -> Target:
+    """The target column to compare predictions [n, ...] with.
 
     Args:
-        prediction: what was predicted.
+        prediction: the predictions.
         rows: the data of the run, by feature set.
-        column: `"COLUMN"` or `"FEATURE_SET.COLUMN"`; None is the only target column that fits.
-        what: whose predictions, for messages.
+        column: `"COLUMN"` or `"FEATURE_SET.COLUMN"`; None for the only target column that fits.
+        what: subject of error messages.
 
     Raises:
-        ResultError: there is none, several fit, or the one named does not.
+        ResultError: none fits, several fit, or the one named does not.
     """
-    there = {full_name(label, one, (name,)): (label, name) for label, one in rows.items() for name in one.targets}
+    places = {
+        full_name(label, table, (name,)): (label, name) for label, table in rows.items() for name in table.targets
+    }
     if column is not None:
-        found = [full for full, (_, name) in there.items() if column in (full, name)]
-        if len(found) != 1:
-            raise _not_clear(f"{what}: targets={column!r} names {len(found) or 'no'} target columns", there)
-        return _checked(prediction, _wanted(found[0], there, rows), what, there)
-    values = {full: _wanted(full, there, rows).values for full in there}
-    fitting = [full for full in there if fits(prediction, values[full])]
-    fitting = fitting or [full for full in there if is_map(prediction, values[full])]
+        matches = [full for full, (_, name) in places.items() if column in (full, name)]
+        if len(matches) != 1:
+            raise _ambiguous(f"{what}: targets={column!r} names {len(matches) or 'no'} target columns", places)
+        return _checked(prediction, _target_at(matches[0], places, rows), what, places)
+    values = {full: _target_at(full, places, rows).values for full in places}
+    fitting = [full for full in places if fits(prediction, values[full])]
+    fitting = fitting or [full for full in places if is_map(prediction, values[full])]
     if len(fitting) != 1:
-        few = "no target column of the data fits" if there else "the data have no targets"
-        raise _not_clear(f"{what} could be compared with {', '.join(fitting)}" if fitting else f"{what}: {few}", there)
-    return _wanted(fitting[0], there, rows)
+        none = "no target column of the data fits" if places else "the data have no targets"
+        raise _ambiguous(
+            f"{what} could be compared with {', '.join(fitting)}" if fitting else f"{what}: {none}", places
+        )
+    return _target_at(fitting[0], places, rows)
 
 
 def full_name(label: str, rows: Rows, names: Sequence[str]) -> str:
-    """`FEATURE_SET.COLUMN`, with `@STREAM` where the rows are those of another stream than a sampler's first."""
+    """`FEATURE_SET.COLUMN`, with `@STREAM` for a further stream of a sampler."""
     return f"{rows.label}.{'+'.join(names)}{stream_of(label, rows)}"
 
 
-def _wanted(full: str, there: Mapping[str, tuple[str, str]], rows: Mapping[str, Rows]) -> Wanted:
-    label, name = there[full]
-    return wanted(label, (name,), rows)
+def _target_at(full: str, places: Mapping[str, tuple[str, str]], rows: Mapping[str, Rows]) -> Target:
+    label, name = places[full]
+    return target_of(label, (name,), rows)
 
 
 def fits(prediction: np.ndarray, values: np.ndarray) -> bool:
-    """Whether targets [n, ...] can be compared with predictions: number by number, or as indices of scores."""
+    """Whether targets [n, ...] fit predictions: element by element, or as class indices of scores."""
     if values.size == prediction.size:
         return True
     scores = prediction.ndim == 2 and prediction.dtype.kind == "f"
@@ -106,25 +110,25 @@ def fits(prediction: np.ndarray, values: np.ndarray) -> bool:
 
 
 def is_map(prediction: np.ndarray, values: np.ndarray) -> bool:
-    """Whether predictions [n, 2] can be drawn as points in the colours of labels [n]."""
+    """Whether predictions [n, 2] can be plotted as points coloured by labels [n]."""
     points = prediction.shape[1:] == (2,) and prediction.dtype.kind == "f"
     return points and values.dtype.kind in "iu" and values.size == len(values)
 
 
-def class_count(found: Wanted, rows: Rows) -> int:
-    """How many classes indices number, at least: one more than the largest in the whole feature set."""
+def class_count(target: Target, rows: Rows) -> int:
+    """Number of classes: one more than the largest index in the whole feature set."""
     whole = rows.feature_set if isinstance(rows, FeatureSetView) else rows
-    there = found.columns[0] in whole.columns
-    return 1 + int(joined_array(whole, found.columns).max() if there else found.values.max())
+    is_stored = target.columns[0] in whole.columns
+    return 1 + int(joined_array(whole, target.columns).max() if is_stored else target.values.max())
 
 
-def _checked(prediction: np.ndarray, found: Wanted, what: str, there: Mapping[str, object]) -> Wanted:
-    if not fits(prediction, found.values) and not is_map(prediction, found.values):
-        shapes = f"{list(prediction.shape)} and {list(found.values.shape)}"
-        raise _not_clear(f"{what} and the target {found.name} do not fit: {shapes}", there)
-    return found
+def _checked(prediction: np.ndarray, target: Target, what: str, known: Mapping[str, object]) -> Target:
+    if not fits(prediction, target.values) and not is_map(prediction, target.values):
+        shapes = f"{list(prediction.shape)} and {list(target.values.shape)}"
+        raise _ambiguous(f"{what} and the target {target.name} do not fit: {shapes}", known)
+    return target
 
 
-def _not_clear(asked: str, there: Mapping[str, object]) -> ResultError:
-    remedy = "name one that fits: plot(targets='COLUMN')" if there else "compare with arrays of your own"
-    return ResultError(asked, available=", ".join(there), hint=remedy)
+def _ambiguous(problem: str, known: Mapping[str, object]) -> ResultError:
+    hint = "name one that fits: plot(targets='COLUMN')" if known else "compare with arrays of your own"
+    return ResultError(problem, available=", ".join(known), hint=hint)

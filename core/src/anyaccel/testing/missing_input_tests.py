@@ -55,7 +55,7 @@ def stepped(bench: Bench, program: Any, *steps: Sequence[Any]) -> None:
     """A training step with each of some inputs."""
     for inputs in steps:
         bench.pull(program, inputs)
-        program.apply()
+        program.optimizer_step()
 
 
 def alone(bench: Bench, model: Any, batch: Batch, steps: int) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.adapter.model_specs import MLPRecipe
+from anyaccel.adapter.model_specs import MLPSpec
 from anyaccel.device import Device
 from anyaccel.errors import ShapeError, StateError
 from anyaccel.segment import TensorSpec
@@ -74,7 +74,7 @@ class ShapeTests(Subject):
         settings = {"output_shape": (3,), "n_layers": 3, "hidden_dim": 5}
         model = standard(bench, **settings)
         bench.compute.infer(model, [TensorSpec(shape, "float32")], 1234)
-        expected = MLPRecipe.from_config(settings).weights([shape], 1234)
+        expected = MLPSpec.from_config(settings).weights([shape], 1234)
         same({name.partition("/")[2]: value for name, value in bench.compute.state(model).items()}, expected)
 
     def test_the_standard_model_depends_on_its_seed_alone(self, bench: Bench) -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anyaccel.adapter import Body, LossFunction, Repeated, Rule, TracedOps
+from anyaccel.adapter import LossFunction, StepFunction, StepLoop, TracedOps, UpdateRule
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.specs import Loss, Optimizer
@@ -42,7 +42,7 @@ def gathered(column: Any, order: Any, begin: Any, size: int) -> Any:
 class JaxOps(TracedOps):
     """Arrays of JAX, and models by their views; made anew for each program.
 
-    The state that `repeated` is given stays, so that whatever ends a call, there is a state to go on with.
+    The state that `compile_steps` is given stays, so that whatever ends a call, there is a state to go on with.
 
     Args:
         sent: puts an array on a device.
@@ -50,8 +50,8 @@ class JaxOps(TracedOps):
 
     xp = Namespace()
     donates = False
-    spans = False
-    patience = None  # one by one, JAX compiles every operation by itself, which takes longer
+    multi_device = False
+    eager_seconds = None  # one by one, JAX compiles every operation by itself, which takes longer
 
     def __init__(self, sent: Callable[[Any, Device], Any], *, keeps: bool = True) -> None:
         self._sent = sent
@@ -66,13 +66,13 @@ class JaxOps(TracedOps):
             self._views[id(model)] = view(model)
         return self._views[id(model)]
 
-    def shared(self) -> JaxOps:
+    def shareable(self) -> JaxOps:
         """The same without views of models, which hold them."""
         return type(self)(self._sent, keeps=False)
 
-    def nature(self, model: Any) -> Any:
+    def cache_key(self, model: Any) -> Any:
         """As its view says."""
-        return self._view(model).nature
+        return self._view(model).cache_key
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -126,16 +126,20 @@ class JaxOps(TracedOps):
 
     # -- functions -------------------------------------------------------------------------------------------------
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`jax.jit`."""
         return told(jax.jit(function), _STEP)
 
-    def pulled(self, function: Callable[..., Any], primals: Any, rest: Any) -> tuple[Any, Any, Callable[[Any], Any]]:
+    def value_and_pullback(
+        self, function: Callable[..., Any], primals: Any, rest: Any
+    ) -> tuple[Any, Any, Callable[[Any], Any]]:
         """`jax.vjp`."""
         values, pull, others = jax.vjp(lambda primals: function(primals, rest), primals, has_aux=True)
         return values, others, lambda cotangents: pull(cotangents)[0]
 
-    def linear(self, function: Callable[..., Any]) -> Callable[[Any, Any], tuple[Any, Any, Callable[[Any], Any]]]:
+    def compile_value_and_pullback(
+        self, function: Callable[..., Any]
+    ) -> Callable[[Any, Any], tuple[Any, Any, Callable[[Any], Any]]]:
         """Forward and back compiled apart: between them go what JAX keeps for the way back."""
 
         def ahead(primals: Any, rest: Any) -> Any:
@@ -150,7 +154,7 @@ class JaxOps(TracedOps):
 
         return run
 
-    def repeated(self, body: Body, *, quick: bool = False) -> Repeated:
+    def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
         """A loop on the device, compiled once for any number of steps, or single steps."""
 
         def compiled(function: Callable[..., Any], donated: tuple[int, ...]) -> Callable[..., Any]:
@@ -158,7 +162,7 @@ class JaxOps(TracedOps):
 
         return repeated(body, compiled, donates=self.donates)
 
-    def summed(self, body: Callable[..., Any], carried: Any, count: int) -> tuple[Any, Any]:
+    def accumulate(self, body: Callable[..., Any], carried: Any, count: int) -> tuple[Any, Any]:
         """`jax.lax.fori_loop`."""
         _, shapes = jax.eval_shape(body, carried, jnp.int32(0))
         zeros = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
@@ -181,16 +185,16 @@ class JaxOps(TracedOps):
         """As the backend's `move`; while functions are traced, an operation that moves, and back on the way back."""
         return self._sent(array, device)
 
-    def rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
         """As `Exchange.rows`, within the column."""
         begin = np.int32(start)
         return sliced(column, begin, stop - start) if order is None else gathered(column, order, begin, stop - start)
 
-    def gather(self, column: Any, order: Any, start: Any, size: int) -> Any:
+    def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
         """As `rows`, in a traced function."""
         return sliced(column, start, size) if order is None else gathered(column, order, start, size)
 
-    def copied(self, array: Any) -> Any:
+    def copy(self, array: Any) -> Any:
         """`jnp.copy`."""
         return jnp.copy(array)
 
@@ -204,13 +208,13 @@ class JaxOps(TracedOps):
         """`jax.random.fold_in`."""
         return jax.random.key_data(jax.random.fold_in(_wrapped(key), number))
 
-    def own_loss(self, loss: Loss) -> LossFunction:
+    def custom_loss(self, loss: Loss) -> LossFunction:
         """A function of arrays that gives the mean, or a loss of Keras, whose mean over what it gives is taken."""
-        return super().own_loss(scalar_loss(loss))
+        return super().custom_loss(scalar_loss(loss))
 
-    def rule(self, recipe: Optimizer) -> Rule:
+    def update_rule(self, recipe: Optimizer) -> UpdateRule:
         """By the formulas, or one of Optax's."""
-        return super().rule(recipe) if recipe.own is None else rule(recipe)
+        return super().update_rule(recipe) if recipe.own is None else rule(recipe)
 
 
 class DonatingOps(JaxOps):

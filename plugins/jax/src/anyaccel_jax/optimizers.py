@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from anyaccel.adapter import Rule
+from anyaccel.adapter import UpdateRule
 from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer
 
@@ -17,7 +17,7 @@ Arrays = Mapping[str, Any]
 Slots = Mapping[str, Mapping[str, Any]]
 
 
-def rule(recipe: Optimizer) -> Rule:
+def rule(recipe: Optimizer) -> UpdateRule:
     """The rule of a function that makes a gradient transformation from a learning rate, or of a transformation.
 
     Raises:
@@ -26,7 +26,7 @@ def rule(recipe: Optimizer) -> Rule:
     return Made(recipe) if callable(recipe.own) else Given(recipe)
 
 
-class OptaxRule(Rule):
+class OptaxRule(UpdateRule):
     """A gradient transformation over the parameters of one node, a dict by name.
 
     What it keeps for a parameter is kept with this parameter, by the path in the state that leads to it; what it keeps

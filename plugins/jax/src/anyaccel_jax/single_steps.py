@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anyaccel.adapter import Body
+from anyaccel.adapter import StepFunction
 from anyaccel_jax.transfers import only_device
 
 Calls = Callable[..., tuple[Any, Any, Any]]
@@ -91,7 +91,7 @@ class Calling:
 
 
 def single(
-    body: Body, state: Any, rest: Any, table: Any, numbers: Any, first: Any, results: Any
+    body: StepFunction, state: Any, rest: Any, table: Any, numbers: Any, first: Any, results: Any
 ) -> tuple[Any, Any, Any]:
     """One step: the state after it, the results with its own, and the numbers of the next one.
 
@@ -109,7 +109,7 @@ def single(
 
 
 def row_of(table: Any, numbers: Any, i: Any) -> dict[str, Any]:
-    """The numbers of the i-th step of a call, as of `Course.row`."""
+    """The numbers of the i-th step of a call, as of `StepCursor.scalars`."""
     start, draw, begin, batch, parts = numbers
     scalars = jax.tree.map(lambda column: column[begin + i], table)
     return {"start": start + i * batch, "draw": draw + i * parts, "coefficients": scalars}

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anyaccel.adapter import Body, Course, Repeated
+from anyaccel.adapter import StepCursor, StepFunction, StepLoop
 from anyaccel_jax.single_steps import Calling, further, row_of, single
 from anyaccel_jax.transfers import only_device
 
@@ -24,9 +24,9 @@ AHEAD_BYTES = 2**20
 
 
 def repeated(
-    body: Body, compiled: Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]], *, donates: bool
-) -> Repeated:
-    """As `TracedOps.repeated`: a loop of up to `CHUNK` steps, compiled once for any number of them.
+    body: StepFunction, compiled: Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]], *, donates: bool
+) -> StepLoop:
+    """As `TracedOps.compile_steps`: a loop of up to `CHUNK` steps, compiled once for any number of them.
 
     What it is told in numbers is on the device, where the call before left it. On a CPU, steps with convolutions are
     called one by one where that is faster.
@@ -50,13 +50,13 @@ def repeated(
     loop, step = compiled(training_steps, (0,) if donates else ()), compiled(training_step, (0, 5) if donates else (5,))
     calls = Calling(loop, step, lambda: any(seen), keeps=not donates)
 
-    def run(state: Any, rest: Any, course: Course, count: int) -> tuple[Any, Any]:
+    def run(state: Any, rest: Any, cursor: StepCursor, count: int) -> tuple[Any, Any]:
         put, results = partial(_put, only_device(rest["orders"][0])), []
-        rest = {**rest, "key": course.shelf.key(rest["key"], put)}
+        rest = {**rest, "key": cursor.device_scalars.key(rest["key"], put)}
         for size in _sizes(count):
-            numbers, table, number = course.shelf.ready(course, size, put)
+            numbers, table, number = cursor.device_scalars.prepare(cursor, size, put)
             state, found, numbers = calls(state, rest, table, numbers, number, size)
-            course.shelf.went(course, size, numbers)
+            cursor.device_scalars.advance(cursor, size, numbers)
             results.append(found)
         return state, results[0] if len(results) == 1 else jnp.concatenate(results)
 
@@ -76,20 +76,20 @@ def _put(device: Any, array: np.ndarray) -> Any:
     return jax.device_put(array.astype(held), device)
 
 
-def _looped(body: Body, seen: list[bool], state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
+def _looped(body: StepFunction, seen: list[bool], state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
     """`body` over the next `count` rows of the table; results beyond them are zeros.
 
     `seen` is told whether there are convolutions.
     """
-    batch, many = numbers[3], _ahead(body.batch, rest["columns"])
-    state, step, unpacked = body.packed(state)
+    batch, many = numbers[3], _ahead(body.batch_size, rest["columns"])
+    state, step, unpacked = body.flatten(state)
     jaxpr, (_, result) = jax.make_jaxpr(partial(step, state, rest), return_shape=True)(row_of(table, numbers, 0))
     seen.append("conv_general_dilated" in str(jaxpr))
 
     def block(carried: Any) -> Any:
         done, state, results = carried
         begin = numbers[0] + done * batch
-        inside, place = (rest, begin) if many == 1 else _gathered(rest, begin, many * body.batch)
+        inside, place = (rest, begin) if many == 1 else _gathered(rest, begin, many * body.batch_size)
 
         def once(i: Any, carried: Any) -> Any:
             state, results = carried

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel import rng
-from anyaccel.adapter.model_specs import CNNRecipe, MLPRecipe, as_shape, check_built
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape, check_input_shapes
 from anyaccel_tensorflow.stateless_rng import dropped, key_of
 from anyaccel_tensorflow.variables import held, read
 
@@ -31,7 +31,7 @@ class FromRecipe(tf.Module):  # type: ignore[misc]
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
 
-    def __init__(self, recipe: MLPRecipe | CNNRecipe) -> None:
+    def __init__(self, recipe: MLPSpec | CNNSpec) -> None:
         super().__init__()
         self.recipe = recipe
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
@@ -51,7 +51,9 @@ class FromRecipe(tf.Module):  # type: ignore[misc]
         """
         shapes = tuple(tuple(int(extent) for extent in shape) for shape in input_shapes)
         if self.input_shapes is not None:
-            check_built(type(self).__name__, self.recipe, tuple(tuple(shape) for shape in self.input_shapes), shapes)
+            check_input_shapes(
+                type(self).__name__, self.recipe, tuple(tuple(shape) for shape in self.input_shapes), shapes
+            )
             return
         weights = self.recipe.weights(shapes, seed)
         for name in self.recipe.weight_shapes(shapes):
@@ -90,7 +92,7 @@ class FromRecipe(tf.Module):  # type: ignore[misc]
 
 
 class SequentialMLP(FromRecipe):
-    """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPRecipe`.
+    """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPSpec`.
 
     Takes one or more tensors [batch, ...] of `dtype`, flattens and joins them, and gives [batch, *output_shape]. Its
     variables are `layers[i].weight` [out, in] and `layers[i].bias` [out].
@@ -108,7 +110,7 @@ class SequentialMLP(FromRecipe):
         dropout: float = 0.0,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(MLPRecipe(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
+        super().__init__(MLPSpec(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
         self.layers: list[Layer] = []
 
     def _add(self, name: str, layer: Layer) -> None:
@@ -123,7 +125,7 @@ class SequentialMLP(FromRecipe):
 
 
 class SequentialCNN(FromRecipe):
-    """A convolutional network with the same initial weights as in every other framework; see `CNNRecipe`.
+    """A convolutional network with the same initial weights as in every other framework; see `CNNSpec`.
 
     Takes one tensor [batch, channels, height, width] of `dtype`, and gives [batch, *output_shape]. Inside, images are
     channels last, the only order that TensorFlow's convolutions know on a CPU. Its variables are `convs[i].weight`
@@ -133,7 +135,7 @@ class SequentialCNN(FromRecipe):
         SpecError: a setting out of range.
     """
 
-    recipe: CNNRecipe
+    recipe: CNNSpec
     head: Layer
 
     def __init__(
@@ -147,7 +149,7 @@ class SequentialCNN(FromRecipe):
         dtype: str = "float32",
     ) -> None:
         shapes = as_shape(output_shape), as_shape(channels)
-        super().__init__(CNNRecipe(*shapes, kernel_size, pool, activation, dropout, dtype))
+        super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))
         self.convs: list[Layer] = []
 
     def _add(self, name: str, layer: Layer) -> None:

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import tensorflow as tf
 
-from anyaccel.adapter import Body, Function, LossFunction, Repeated, Same, TracedOps, nature
+from anyaccel.adapter import Function, IdentityKey, LossFunction, StepFunction, StepLoop, TracedOps, attributes_key
 from anyaccel.device import Device
 from anyaccel.segment import Segment
 from anyaccel.specs import Loss
@@ -23,7 +23,7 @@ from anyaccel_tensorflow.step_loop import looped
 from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.tree_utils import parsed
 
-Pulled = tuple[Any, Any, Callable[[Any], Any]]
+ValueAndPullback = tuple[Any, Any, Callable[[Any], Any]]
 
 
 class TensorFlowOps(TracedOps):
@@ -40,7 +40,7 @@ class TensorFlowOps(TracedOps):
 
     xp = numpy_namespace
 
-    patience: float = 0.2
+    eager_seconds: float = 0.2
 
     def __init__(self, segment: Segment, name: Callable[[Device], str], *, keeps: bool = True) -> None:
         self._name = name
@@ -52,21 +52,21 @@ class TensorFlowOps(TracedOps):
         self.home = name([segment.operations[-1].device, *losses[:1]][-1])
         self.several = len({*losses, *(op.device for op in segment.operations)}) > 1
         if self.several or parsed(self.home) != ("CPU", 0):
-            self.patience = 0.0  # one by one, numbers in a model's code would have to be sent there
+            self.eager_seconds = 0.0  # one by one, numbers in a model's code would have to be sent there
 
-    def shared(self) -> TensorFlowOps:
+    def shareable(self) -> TensorFlowOps:
         """The same without ways to call models, which hold them."""
         found = copy.copy(self)
         found._keeps, found._calls, found._read = False, {}, WeakValueDictionary()  # noqa: SLF001
         return found
 
-    def nature(self, model: Any) -> Any:
+    def cache_key(self, model: Any) -> Any:
         """Its variables, and the plain attributes of all its parts."""
         held = variables.held(model)
-        own = tuple((name, Same(variables.inner(one))) for there in held for name, one in there.items())
+        own = tuple((name, IdentityKey(variables.inner(one))) for there in held for name, one in there.items())
         if isinstance(model, FromRecipe):
             return own, repr(model.recipe.get_config())
-        found = nature(variables.named_parts(model), variables.incidental, variables.is_told)
+        found = attributes_key(variables.named_parts(model), variables.incidental, variables.is_told)
         return None if found is None else (own, found)
 
     def _call(self, model: Any) -> Call:
@@ -122,7 +122,7 @@ class TensorFlowOps(TracedOps):
 
     # -- differentiation and compilation ---------------------------------------------------------------------------
 
-    def pulled(self, function: Function, primals: Any, rest: Any) -> Pulled:
+    def value_and_pullback(self, function: Function, primals: Any, rest: Any) -> ValueAndPullback:
         """By a GradientTape over tensors of its own: others that hold the same values are constants to it."""
         constant = {id(one) for one in tf.nest.flatten(rest)}
         sources = [_own(one) if id(one) in constant else one for one in tf.nest.flatten(primals)]
@@ -142,16 +142,16 @@ class TensorFlowOps(TracedOps):
 
         return values, others, pull
 
-    def compiled(self, function: Function) -> Function:
+    def compile(self, function: Function) -> Function:
         """As one tf.function, which is traced once for each set of shapes and dtypes."""
         whole = compiled(function)
         return settled(whole, self.home) if self.several else whole
 
-    def repeated(self, body: Body, *, quick: bool = False) -> Repeated:
+    def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
         """As one tf.function with a loop in it, which is traced once for any count."""
         return looped(body, self.home, quick=quick)
 
-    def summed(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
+    def accumulate(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
         """As a loop after the first call."""
         carried, total = body(carried, 0)
 
@@ -182,7 +182,7 @@ class TensorFlowOps(TracedOps):
         """A tensor on a device; while a function is traced, an operation that moves it."""
         return moved_in(array, self._name(device), several=self.several)
 
-    def rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
         """As `Exchange.rows`."""
         return (
             host_transfer.cut(column, start, stop)
@@ -190,7 +190,7 @@ class TensorFlowOps(TracedOps):
             else host_transfer.gathered(column, order, start, stop)
         )
 
-    def gather(self, column: Any, order: Any, start: Any, size: int) -> Any:
+    def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
         """The rows that a part of the order names; a slice would be compiled by XLA for each `start` anew."""
         if order is None:  # the column has the rows of one step
             return column if column.shape[0] == size else tf.gather(column, start + tf.range(size, dtype=tf.int64))
@@ -206,9 +206,9 @@ class TensorFlowOps(TracedOps):
         """By TensorFlow's own `stateless_fold_in`."""
         return folded(key, number)
 
-    def own_loss(self, loss: Loss) -> LossFunction:
+    def custom_loss(self, loss: Loss) -> LossFunction:
         """A function of tensors that gives the mean, or a loss of Keras, whose mean over what it gives is taken."""
-        return super().own_loss(scalar_loss(loss))
+        return super().custom_loss(scalar_loss(loss))
 
 
 def _own(array: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anyaccel.adapter import Body, Course, Repeated
+from anyaccel.adapter import StepCursor, StepFunction, StepLoop
 from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.tree_utils import parsed
 
@@ -27,8 +27,8 @@ _SURE = 0.03  # seconds, beside which what a call itself takes does not count
 _LONG = 0.5  # seconds, which tell enough without a second call
 
 
-def looped(body: Body, home: str, *, quick: bool) -> Repeated:
-    """As `TracedOps.repeated`; results have rows for whole calls of the function.
+def looped(body: StepFunction, home: str, *, quick: bool) -> StepLoop:
+    """As `TracedOps.compile_steps`; results have rows for whole calls of the function.
 
     Args:
         body: one step.
@@ -38,13 +38,13 @@ def looped(body: Body, home: str, *, quick: bool) -> Repeated:
     plain = compiled(partial(_steps, body))
     whole = plain if quick else _better(compiled(partial(_steps, body), jit_compile=True), plain, home)
 
-    def run(state: Any, rest: Any, course: Course, count: int) -> tuple[Any, Any]:
+    def run(state: Any, rest: Any, cursor: StepCursor, count: int) -> tuple[Any, Any]:
         put, results = partial(_put, home), []
-        rest = {**rest, "key": course.shelf.key(rest["key"], lambda key: key)}
+        rest = {**rest, "key": cursor.device_scalars.key(rest["key"], lambda key: key)}
         for size in _sizes(count):
-            numbers, table, number = course.shelf.ready(course, size, put)
+            numbers, table, number = cursor.device_scalars.prepare(cursor, size, put)
             state, found, numbers = whole(state, rest, table, numbers, number)
-            course.shelf.went(course, size, numbers)
+            cursor.device_scalars.advance(cursor, size, numbers)
             results.append(found)
         return state, results[0] if len(results) == 1 else tf.concat(results, 0)
 
@@ -111,11 +111,11 @@ def _put(home: str, array: np.ndarray) -> Any:
         return tf.constant(array)
 
 
-def _steps(body: Body, state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
+def _steps(body: StepFunction, state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
     """`body` over the next `count` rows of the table, in blocks of steps; results beyond them are zeros."""
     start, draw, begin, batch, parts = tf.unstack(numbers)
-    state, once, unpacked = body.packed(state)
-    many, dtypes = _ahead(body.batch, rest["columns"]), [tf.float32]
+    state, once, unpacked = body.flatten(state)
+    many, dtypes = _ahead(body.batch_size, rest["columns"]), [tf.float32]
 
     def step(inside: Any, first: Any, i: Any, now: Any, found: Any) -> tuple[Any, Any, Any]:
         scalars = tf.nest.map_structure(
@@ -128,7 +128,7 @@ def _steps(body: Body, state: Any, rest: Any, table: Any, numbers: Any, count: A
         return i + 1, tf.nest.flatten(after), found.write(tf.cast(i, tf.int32), tf.cast(result, tf.float64))
 
     def block(first: Any, now: Any, found: Any) -> Any:
-        inside = _gathered(rest, start + first * batch, many, body.batch)
+        inside = _gathered(rest, start + first * batch, many, body.batch_size)
         last = tf.minimum(first + many, count)
         act = partial(step, inside, first)
         return tf.while_loop(lambda i, *_: i < last, act, (first, now, found), parallel_iterations=1)

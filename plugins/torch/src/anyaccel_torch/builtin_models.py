@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyaccel.adapter.model_specs import CNNRecipe, MLPRecipe, as_shape, check_built
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape, check_input_shapes
 from anyaccel.errors import ShapeError
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
@@ -22,7 +22,7 @@ class FromRecipe(nn.Module, ABC):
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
 
-    def __init__(self, recipe: MLPRecipe | CNNRecipe) -> None:
+    def __init__(self, recipe: MLPSpec | CNNSpec) -> None:
         super().__init__()
         self.recipe = recipe
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
@@ -40,7 +40,7 @@ class FromRecipe(nn.Module, ABC):
         """
         shapes = tuple(tuple(shape) for shape in input_shapes)
         if self.input_shapes is not None:
-            check_built(type(self).__name__, self.recipe, self.input_shapes, shapes)
+            check_input_shapes(type(self).__name__, self.recipe, self.input_shapes, shapes)
             return
         weights = self.recipe.weights(shapes, seed)
         for name, shape in self.recipe.weight_shapes(shapes).items():
@@ -76,7 +76,7 @@ class FromRecipe(nn.Module, ABC):
 
 
 class SequentialMLP(FromRecipe):
-    """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPRecipe`.
+    """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPSpec`.
 
     Takes one or more tensors [batch, ...] of `dtype`, flattens and joins them, and gives [batch, *output_shape]. It is
     built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
@@ -94,7 +94,7 @@ class SequentialMLP(FromRecipe):
         dropout: float = 0.0,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(MLPRecipe(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
+        super().__init__(MLPSpec(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
         self.layers = nn.ModuleList()
 
     def _layer(self, shape: tuple[int, ...]) -> nn.Module:
@@ -112,7 +112,7 @@ class SequentialMLP(FromRecipe):
 
 
 class SequentialCNN(FromRecipe):
-    """A convolutional network with the same initial weights as in every other framework; see `CNNRecipe`.
+    """A convolutional network with the same initial weights as in every other framework; see `CNNSpec`.
 
     Takes one tensor [batch, channels, height, width] of `dtype`, and gives [batch, *output_shape]. It is built when
     the shape is known: by `build`, by the graph it is in, or else by its first batch with seed 0.
@@ -121,7 +121,7 @@ class SequentialCNN(FromRecipe):
         SpecError: a setting out of range.
     """
 
-    recipe: CNNRecipe
+    recipe: CNNSpec
     head: nn.Linear
 
     def __init__(
@@ -135,7 +135,7 @@ class SequentialCNN(FromRecipe):
         dtype: str = "float32",
     ) -> None:
         shapes = as_shape(output_shape), as_shape(channels)
-        super().__init__(CNNRecipe(*shapes, kernel_size, pool, activation, dropout, dtype))
+        super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))
         self.convs = nn.ModuleList()
 
     def _layer(self, shape: tuple[int, ...]) -> nn.Module:

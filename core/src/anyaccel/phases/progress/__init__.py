@@ -1,11 +1,22 @@
-"""Progress of a phase: who is told of it, and how it is shown on a terminal, in a notebook and in a log."""
+"""Progress of a run: on a terminal (by rich), in a notebook (HTML), in a log (plain lines), or nowhere.
+
+Stands on `phases.events` only.
+"""
 
 from anyaccel.phases.progress.base import Progress
-from anyaccel.phases.progress.choosing import progress_for
 from anyaccel.phases.progress.log import LineProgress
 from anyaccel.phases.progress.notebook import HTMLProgress
 from anyaccel.phases.progress.rich import RichProgress
-from anyaccel.phases.progress.state import Standing
-from anyaccel.phases.progress.throttled import DrawnProgress
+from anyaccel.phases.progress.selection import progress_for
+from anyaccel.phases.progress.state import ProgressState
+from anyaccel.phases.progress.throttled import ThrottledProgress
 
-__all__ = ["DrawnProgress", "HTMLProgress", "LineProgress", "Progress", "RichProgress", "Standing", "progress_for"]
+__all__ = [
+    "HTMLProgress",
+    "LineProgress",
+    "Progress",
+    "ProgressState",
+    "RichProgress",
+    "ThrottledProgress",
+    "progress_for",
+]

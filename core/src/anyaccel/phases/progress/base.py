@@ -1,4 +1,4 @@
-"""Progress: what hears of the progress of a run."""
+"""Progress: the interface by which a run reports its progress."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from anyaccel.phases.events import Event
 
 
 class Progress:
-    """Hears of the progress of a run; this one says nothing. Derive from it to tell it elsewhere.
+    """Receives the progress of a run; this base class ignores it. Override methods to show it elsewhere.
 
-    What its methods raise ends the phase as any error does. They are called from the thread that runs the phase.
+    An exception raised by a method ends the phase. Methods are called by the thread that runs the phase.
     """
 
     def begin(self, label: str) -> Progress:
-        """A run of a phase of this label begins; what hears of it, by default this object."""
+        """A run of the phase with this label starts. Returns the object to report to, by default this one."""
         return self
 
     def loading(self, what: str, nbytes: int) -> None:
-        """So many bytes are about to be put on devices, before the loop begins; `what` names them."""
+        """Data of `nbytes` bytes are about to be copied to devices; `what` names them."""
 
     def loaded(self, nbytes: int) -> None:
-        """So many bytes more of what is being loaded are there."""
+        """Another `nbytes` bytes are loaded."""
 
     def start(self, label: str, epochs: int, steps: int | None) -> None:
-        """A phase of so many epochs, of so many steps each, begins its loop. None: nobody knows how many steps."""
+        """The training loop starts: so many epochs of so many steps each; None if the number of steps is unknown."""
 
     def advance(self, steps: int) -> None:
-        """So many steps are done (on some devices: asked for). Of a number below 0: taken back, to be done again."""
+        """So many more steps are done (or queued on the device). Negative: steps were rolled back and run again."""
 
     def doing(self, text: str) -> None:
-        """What goes on now: `"compiling"`, `"validating"`; `""` for steps."""
+        """The current activity: `"compiling"`, `"validating"`, or `""` for training steps."""
 
     def epoch(self, figures: Mapping[str, float]) -> None:
-        """An epoch is done, with these figures."""
+        """An epoch is done, with these losses and metrics."""
 
     def event(self, event: Event) -> None:
-        """Something was decided, or happened, that is worth a line; `results.events` has it, and what is routine."""
+        """An event that is not `verbose`; `results.events` has all of them."""
 
     def stop(self) -> None:
-        """The loop has ended, well or not."""
+        """The training loop has ended, with or without an error."""
 
     def end(self) -> None:
-        """The run has ended, well or not, with a loop or without: nothing more is told of it."""
+        """The run has ended, with or without an error; nothing more is reported."""

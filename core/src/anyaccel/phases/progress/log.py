@@ -1,4 +1,4 @@
-"""Progress in a log: a line now and then, so that a long run shows life and a short one leaves no trace."""
+"""Progress in a log: a plain line every ten seconds; short runs write nothing."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ from typing import ClassVar
 from anyaccel.html import text
 from anyaccel.phases.events import Event
 from anyaccel.phases.progress.state import duration
-from anyaccel.phases.progress.throttled import DrawnProgress
+from anyaccel.phases.progress.throttled import ThrottledProgress
 
-_LONGEST = 500  # characters of an event
+_MAX_EVENT = 500  # characters
 
 
-class LineProgress(DrawnProgress):
-    """A plain line at most every ten seconds, on standard error; one at the end only if there was any before.
+class LineProgress(ThrottledProgress):
+    """Plain lines on standard error, at most one every ten seconds, and a last one if there was any before.
 
-    An event of memory is a line at once. What else was decided waits for the first line: a short run leaves no trace.
+    Events of kind `memory` are written at once; other events wait for the first line, so that short runs write nothing.
     """
 
     interval: ClassVar[float] = 10.0
     prompt: ClassVar[bool] = False
 
     def clear(self) -> None:
-        """Forget the run before."""
+        """Forget the previous run."""
         super().clear()
         self._written = False
         self._waiting: list[Event] = []
 
     def open(self) -> None:
-        """Nothing yet."""
+        """Nothing is written yet."""
         self._written, self._waiting = False, []
 
     def draw(self) -> None:
-        """A line."""
-        at = self.standing
-        steps = f"epoch {at.epoch}/{at.epochs}, step {at.shown_steps}" if at.looping else ""
-        rest = self._rest(at.pace, at.shown_left) if at.looping else ()
-        self._write(", ".join(filter(None, [steps, *rest, at.shown_now])))
+        """Write a line."""
+        state = self.state
+        steps = f"epoch {state.epoch}/{state.epochs}, step {state.shown_steps}" if state.looping else ""
+        details = self._details(state.recent_rate, state.shown_left) if state.looping else ()
+        self._write(", ".join(filter(None, [steps, *details, state.activity])))
 
     def draw_event(self, event: Event) -> None:
-        """A line at once if memory was short, else before the first line of another kind."""
+        """Write it at once if memory ran out, else before the next line."""
         self._waiting.append(event)
         if event.kind == "memory" or self._written:
-            self._tell()
+            self._flush_events()
 
     def close(self) -> None:
-        """The last line, if there was one before."""
-        at = self.standing
-        if self._written and at.looping:
-            rest = self._rest(at.rate, f"{duration(at.elapsed)} in all")
-            self._write(", ".join(filter(None, [f"{at.epochs_done}/{at.epochs} epochs", *rest])))
+        """Write the last line if there was one before."""
+        state = self.state
+        if self._written and state.looping:
+            details = self._details(state.rate, f"{duration(state.elapsed)} in all")
+            self._write(", ".join(filter(None, [f"{state.epochs_done}/{state.epochs} epochs", *details])))
 
-    def _rest(self, rate: float, time: str) -> tuple[str, str, str]:
-        return f"{rate:,.0f} steps/s", self.standing.shown_figures.replace("  ", ", "), time
+    def _details(self, rate: float, time: str) -> tuple[str, str, str]:
+        return f"{rate:,.0f} steps/s", self.state.shown_figures.replace("  ", ", "), time
 
     def _write(self, line: str) -> None:
         self._written = True
-        self._tell()
+        self._flush_events()
         self._print(line)
 
-    def _tell(self) -> None:
+    def _flush_events(self) -> None:
         waiting, self._waiting = self._waiting, []
         for event in waiting:
-            self._print(text(event, _LONGEST))
+            self._print(text(event, _MAX_EVENT))
 
     def _print(self, line: str) -> None:
-        whole = f"{self.standing.label}: {line}" if self.standing.label else line
+        whole = f"{self.state.label}: {line}" if self.state.label else line
         plain = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in whole)
         if sys.stderr is not None:
             print(plain, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Progress in a notebook: one output of HTML that is drawn anew in its place."""
+"""Progress in a notebook: one HTML output, updated in place."""
 
 from __future__ import annotations
 
@@ -9,58 +9,55 @@ from typing import Any
 
 from anyaccel.html import Markup, element, faint, joined, line, page, table
 from anyaccel.phases.events import Event
-from anyaccel.phases.progress.state import Standing, duration, share
-from anyaccel.phases.progress.throttled import MOST_EVENTS, DrawnProgress
+from anyaccel.phases.progress.state import ProgressState, duration, share
+from anyaccel.phases.progress.throttled import MAX_EVENTS, ThrottledProgress
 
 
 def in_notebook() -> bool:
-    """Whether a kernel of Jupyter runs this; asks only if IPython is there already, and imports nothing."""
+    """Whether a Jupyter kernel runs this process. Imports nothing."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     return getattr(shell, "kernel", None) is not None
 
 
-class HTMLProgress(DrawnProgress):
-    """A bar for the phase, one for the epoch, what goes on now, and the figures, in one output.
-
-    It is drawn at most five times a second.
-    """
+class HTMLProgress(ThrottledProgress):
+    """Bars for the phase and the epoch, activity, losses and metrics in one output, updated up to 5 times a second."""
 
     def clear(self) -> None:
-        """Forget the run before."""
+        """Forget the previous run."""
         super().clear()
         self._handle: Any = None
 
     def draw(self) -> None:
-        """The output anew."""
-        self._show_it(Shown(standing_html(self.standing, self.events), self._line()))
+        """Update the output."""
+        self._display(ProgressOutput(state_html(self.state, self.events), self._line()))
 
     def draw_event(self, event: Event) -> None:
-        """A line of the output, as soon as it is drawn."""
+        """Update the output, which lists the events, if there is one."""
         if self._handle is not None:
             self.draw()
 
     def close(self) -> None:
-        """The output for the last time; the next phase has one of its own."""
-        self._show_it(Shown(standing_html(self.standing, self.events, ended=True), self._line()))
+        """Update the output for the last time."""
+        self._display(ProgressOutput(state_html(self.state, self.events, ended=True), self._line()))
         self._handle = None
 
     def _line(self) -> str:
-        at = self.standing
-        if not at.looping:
-            return f"{at.label}: {at.shown_now}" if at.label else at.shown_now
-        return f"{at.label}: {at.epochs_done}/{at.epochs} epochs, {at.rate:,.0f} steps/s  {at.shown_figures}"
+        state = self.state
+        if not state.looping:
+            return f"{state.label}: {state.activity}" if state.label else state.activity
+        epochs = f"{state.epochs_done}/{state.epochs} epochs"
+        return f"{state.label}: {epochs}, {state.rate:,.0f} steps/s  {state.shown_figures}"
 
-    def _show_it(self, shown: Shown) -> None:
+    def _display(self, output: ProgressOutput) -> None:
         if self._handle is None:
-            display = import_module("IPython.display").display
-            self._handle = display(shown, display_id=True)
+            self._handle = import_module("IPython.display").display(output, display_id=True)
         else:
-            self._handle.update(shown)
+            self._handle.update(output)
 
 
-class Shown:
-    """HTML for those who show it, and a line of text for the others."""
+class ProgressOutput:
+    """HTML for notebooks, and one line of text for other front ends."""
 
     def __init__(self, markup: Markup, line: str) -> None:
         self._markup = markup
@@ -73,42 +70,44 @@ class Shown:
         return str(self._markup)
 
 
-def standing_html(at: Standing, events: Sequence[Event] = (), *, ended: bool = False) -> Markup:
-    """Where a phase stands: its bars, rate, figures and events."""
-    parts = _loop(at, ended=ended) if at.looping else _before(at, ended=ended)
-    hidden = len(events) - MOST_EVENTS
-    said = [*events[:MOST_EVENTS], *([f"and {hidden:,} more events, which the results have"] if hidden > 0 else [])]
-    return page(at.label or "loading", *parts, *(line(faint(one)) for one in said))
+def state_html(state: ProgressState, events: Sequence[Event] = (), *, ended: bool = False) -> Markup:
+    """Bars, rate, losses, metrics and events of a run."""
+    parts = _loop_parts(state, ended=ended) if state.looping else _loading_parts(state, ended=ended)
+    hidden = len(events) - MAX_EVENTS
+    lines = [*events[:MAX_EVENTS], *([f"and {hidden:,} more events, see the results"] if hidden > 0 else [])]
+    return page(state.label or "loading", *parts, *(line(faint(event)) for event in lines))
 
 
-def _before(at: Standing, *, ended: bool) -> list[object]:
-    loading = bar("bytes", share(at.loaded, at.nbytes)) if at.loading and not at.doing and not ended else None
-    return ["", loading, line(faint(f"took {duration(at.elapsed)}" if ended else at.shown_now))]
+def _loading_parts(state: ProgressState, *, ended: bool) -> list[object]:
+    is_loading = state.loading and not state.doing and not ended
+    loading = bar("bytes", share(state.loaded, state.nbytes)) if is_loading else None
+    return ["", loading, line(faint(f"took {duration(state.elapsed)}" if ended else state.activity))]
 
 
-def _loop(at: Standing, *, ended: bool) -> list[object]:
-    number = at.epochs_done if ended else at.epoch
-    time = f"{duration(at.elapsed)} in all" if ended else ", ".join(filter(None, [duration(at.elapsed), at.shown_left]))
-    rate = f"{at.rate if ended else at.pace:,.0f} steps/s"
-    done = f"{at.done:,} steps" if at.total is None else f"{at.done:,} of {at.total:,} steps"
-    inside = f"{at.in_epoch:,} of this epoch" if at.total is None and not ended else ""
-    figures = {name: f"{value:.4g}" for name, value in at.figures.items() if "." not in name}
+def _loop_parts(state: ProgressState, *, ended: bool) -> list[object]:
+    number = state.epochs_done if ended else state.epoch
+    elapsed = duration(state.elapsed)
+    time = f"{elapsed} in all" if ended else ", ".join(filter(None, [elapsed, state.shown_left]))
+    rate = f"{state.rate if ended else state.recent_rate:,.0f} steps/s"
+    done = f"{state.done:,} steps" if state.total is None else f"{state.done:,} of {state.total:,} steps"
+    inside = f"{state.in_epoch:,} of this epoch" if state.total is None and not ended else ""
+    figures = {name: f"{value:.4g}" for name, value in state.figures.items() if "." not in name}
     return [
-        faint(f"epoch {number:,} of {at.epochs:,}"),
-        bar("epochs", at.share),
-        None if ended or at.steps is None else bar("steps of this epoch", share(at.in_epoch, at.steps)),
+        faint(f"epoch {number:,} of {state.epochs:,}"),
+        bar("epochs", state.share),
+        None if ended or state.steps is None else bar("steps of this epoch", share(state.in_epoch, state.steps)),
         line(faint(", ".join(filter(None, [done, inside, rate, time])))),
-        line(faint(at.shown_now)) if at.shown_now and not ended else None,
+        line(faint(state.activity)) if state.activity and not ended else None,
         table(list(figures), [list(figures.values())]) if figures else None,
     ]
 
 
 def bar(name: str, part: float) -> Markup:
-    """A bar in the colour of the page's text, and the same in words for those who do not see it.
+    """A progress bar in the colour of the text, readable by screen readers.
 
     Args:
-        name: of what.
-        part: how much of it is done, 0 to 1.
+        name: accessible name of the bar.
+        part: completed fraction, 0 to 1.
     """
     full = element("div", style=f"width:{part:.1%};height:100%;background:currentColor;opacity:.7;border-radius:3px")
     track = "width:min(100%,32em);height:6px;margin:4px 0;background:rgba(128,128,128,.3);border-radius:3px"

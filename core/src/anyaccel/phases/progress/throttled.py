@@ -1,4 +1,4 @@
-"""Progress that is drawn now and then: what every way of drawing shares."""
+"""ThrottledProgress: keeps the state of a run and limits how often and how long it is drawn."""
 
 from __future__ import annotations
 
@@ -13,176 +13,177 @@ from typing import ClassVar
 
 from anyaccel.phases.events import Event
 from anyaccel.phases.progress.base import Progress
-from anyaccel.phases.progress.state import Standing
+from anyaccel.phases.progress.state import ProgressState
 
-LONG_LOADING = 2**30
-"""Bytes: to load so many takes long enough to be told at once."""
-MOST_EVENTS = 20
-"""Events of a run that are shown; the results have all of them."""
+LARGE_LOADING = 2**30
+"""Bytes from which loading is drawn at once."""
+MAX_EVENTS = 20
+"""Events of a run that are drawn; the results have all of them."""
 
-# Drawing takes a 400th of the time at most, and as much again for what cannot wait, which may have 5 ms in advance.
-_SPARING = 400
-_IN_ADVANCE = 0.005
+# Drawing takes at most a 400th of the time, and as much again for activities, which are drawn at once; these may use
+# 5 ms in advance.
+_COST_LIMIT = 400
+_ADVANCE_SECONDS = 0.005
 
 
-class DrawnProgress(Progress):
-    """Keeps where a phase stands, and draws it at most once in `interval` seconds; between, a call costs little.
+class ThrottledProgress(Progress):
+    """Keeps the state of a run and draws it at most once in `interval` seconds; other calls only count.
 
-    Where drawing is slow, it is drawn less often, so that it costs half a hundredth of the time at most. A drawing that
-    fails (a terminal that was closed, say) does not end the run: it is not tried again in this phase. An object that is
-    at work in one run hands a second one a copy of itself, so that each counts its own steps.
+    Slow drawing happens less often, so that it takes at most 0.5 % of the time. If drawing fails (the terminal was
+    closed, say), the run goes on and nothing more is drawn in this phase. An object in use by one run gives a second
+    run a copy of itself.
     """
 
     interval: ClassVar[float] = 0.2
     prompt: ClassVar[bool] = True
-    """Whether what goes on now is drawn when it begins, and need not wait for its turn."""
+    """Whether an activity such as `"compiling"` is drawn as soon as it starts."""
 
     def __init__(self) -> None:
         self._idle = threading.Lock()
         self.clear()
 
     def clear(self) -> None:
-        """Forget the run before. Who derives from this and keeps more of a run, forgets that, too."""
-        self.standing = Standing("", 0, 0, 0.0, 0.0)
+        """Forget the previous run. Subclasses that keep more about a run override this."""
+        self.state = ProgressState("", 0, 0, 0.0, 0.0)
         self.events: list[Event] = []
         self._due = math.inf
         self._steps = 0
         self._took = self._extra = self._begun = 0.0
         self._is_open = self._gave_up = False
 
-    # -- what a way of drawing does ------------------------------------------------------------------------------------
+    # -- drawing, by subclasses ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin to show a run; `draw` comes next."""
+        """Start to show a run; `draw` is called next."""
 
     def draw(self) -> None:
-        """Show where it stands."""
+        """Show `self.state`."""
 
     def draw_event(self, event: Event) -> None:
-        """Show an event, whether anything is open or not."""
+        """Show an event, whether or not `open` was called."""
 
     def close(self) -> None:
-        """Show where it ended and leave it so, or nothing where there was no loop."""
+        """Show the final state."""
 
     def give_up(self) -> None:
-        """A drawing has failed: leave nothing open."""
+        """Clean up after drawing has failed."""
 
-    # -- what it hears -------------------------------------------------------------------------------------------------
+    # -- reports of the run --------------------------------------------------------------------------------------------
 
-    def begin(self, label: str) -> DrawnProgress:
-        """This object, or a copy of it while it is at work in another run."""
+    def begin(self, label: str) -> ThrottledProgress:
+        """This object, or a copy of it if it is in use by another run."""
         if self._idle.acquire(blocking=False):
-            self.take(label, self._idle)
+            self.acquire(label, self._idle)
             return self
         other = copy.copy(self)
-        other.take(label, threading.Lock())
+        other.acquire(label, threading.Lock())
         return other
 
-    def take(self, label: str, lock: threading.Lock) -> None:
-        """Show a run of a phase of this label from now on; `lock` is held as long."""
+    def acquire(self, label: str, lock: threading.Lock) -> None:
+        """Show the run of the phase with this label; `lock` is held until `end`."""
         lock.acquire(blocking=False)
         self._idle = lock
         self.clear()
-        self._expect(label)
+        self._reset_clock(label)
 
-    def _expect(self, label: str) -> None:
+    def _reset_clock(self, label: str) -> None:
         now = time.perf_counter()
-        self.standing = Standing(label, 0, 0, now, now, looping=False)
+        self.state = ProgressState(label, 0, 0, now, now, looping=False)
         self._begun, self._due = now, now + self.interval
 
     def loading(self, what: str, nbytes: int) -> None:
-        """LogEvent it, at once if there is much to load."""
-        if self._due == math.inf and not self._gave_up:  # nobody said that a run begins
-            self._expect("")
-        at = self.standing
-        at.loading, at.loaded, at.nbytes = what, 0, nbytes
-        if nbytes >= LONG_LOADING and self._due < math.inf:
+        """Record what is loaded; draw at once if it is large."""
+        if self._due == math.inf and not self._gave_up:  # begin() was not called
+            self._reset_clock("")
+        state = self.state
+        state.loading, state.loaded, state.nbytes = what, 0, nbytes
+        if nbytes >= LARGE_LOADING and self._due < math.inf:
             self._draw()
 
     def loaded(self, nbytes: int) -> None:
-        """Count, and draw if it is time."""
-        self.standing.loaded += nbytes
+        """Count, and draw if due."""
+        self.state.loaded += nbytes
         if time.perf_counter() >= self._due:
             self._draw()
 
     def start(self, label: str, epochs: int, steps: int | None) -> None:
-        """Begin to show."""
+        """Start to show the training loop."""
         now = time.perf_counter()
-        self.standing, self._steps = Standing(label, epochs, steps, now, now), 0
-        self.standing.look(now, 0)
+        self.state, self._steps = ProgressState(label, epochs, steps, now, now), 0
+        self.state.update(now, 0)
         if not self._gave_up:
             self._begun, self._due = now, now + self.interval
             self._draw() if self.prompt else self._show()
 
     def advance(self, steps: int) -> None:
-        """Count, and draw if it is time."""
+        """Count, and draw if due."""
         self._steps += steps
         if time.perf_counter() >= self._due:
             self._draw()
 
     def doing(self, text: str) -> None:
-        """Keep it, and draw at once what begins, unless that is done too often."""
-        self.standing.doing = text
+        """Record the activity; draw it at once, unless that happens too often."""
+        self.state.doing = text
         if text and self.prompt and self._due < math.inf:
             began = time.perf_counter()
-            if self._extra <= (began - self._begun) / _SPARING + _IN_ADVANCE:
+            if self._extra <= (began - self._begun) / _COST_LIMIT + _ADVANCE_SECONDS:
                 self._draw()
                 self._extra += self._took
 
     def epoch(self, figures: Mapping[str, float]) -> None:
-        """Take the figures, and draw if it is time."""
-        standing = self.standing
-        standing.figures, standing.epochs_done, standing.before = figures, standing.epochs_done + 1, self._steps
+        """Record losses and metrics, and draw if due."""
+        state = self.state
+        state.figures, state.epochs_done, state.before = figures, state.epochs_done + 1, self._steps
         if time.perf_counter() >= self._due:
             self._draw()
 
     def event(self, event: Event) -> None:
-        """Show it, if it is one of the first; of the next, say where it is."""
+        """Show one of the first events; after these, say once where the others are."""
         self.events.append(event)
-        if len(self.events) > MOST_EVENTS:
-            event = replace(event, message="the results have this and what else happens")
-        if len(self.events) <= MOST_EVENTS + 1 and self._due < math.inf:
+        if len(self.events) > MAX_EVENTS:
+            event = replace(event, message="see the events of the results for this and all further events")
+        if len(self.events) <= MAX_EVENTS + 1 and self._due < math.inf:
             self._try(lambda: self.draw_event(event))
 
     def stop(self) -> None:
-        """Draw for the last time; does nothing before anything was told, and nothing twice."""
+        """Draw the final state; without effect before `start` and the second time."""
         if self._due < math.inf:
-            self.standing.look(time.perf_counter(), self._steps)
+            self.state.update(time.perf_counter(), self._steps)
             if self._is_open:
                 self._try(self.close)
         self._due = math.inf
         self._is_open = self._gave_up = False
 
     def end(self) -> None:
-        """Close what is open; from now on the object takes another run."""
+        """Close; the object is then free for another run."""
         self.stop()
         if self._idle.locked():
             self._idle.release()
 
     def _draw(self) -> None:
-        """Draw, and say when the next drawing is due: a time that was slow once only does not count."""
+        """Draw, and compute when to draw next; a single slow drawing does not count."""
         self._show()
         if self._due == math.inf:
             return
         began = time.perf_counter()
-        self.standing.look(began, self._steps)
+        self.state.update(began, self._steps)
         self._try(self.draw)
         if self._due < math.inf:
             now = time.perf_counter()
             before, self._took = self._took, now - began
-            self._due = now + max(self.interval, min(before, self._took) * _SPARING)
+            self._due = now + max(self.interval, min(before, self._took) * _COST_LIMIT)
 
     def _show(self) -> None:
         if not self._is_open:
             self._is_open = True
             self._try(self.open)
 
-    def _try(self, act: Callable[[], None]) -> None:
+    def _try(self, draw: Callable[[], None]) -> None:
         try:
-            act()
+            draw()
         except BaseException as error:
             self._due, self._is_open, self._gave_up = math.inf, False, True
             with suppress(Exception):
                 self.give_up()
-            if not isinstance(error, Exception):  # others are of the drawing, not of the run, which may be hours old
+            if not isinstance(error, Exception):  # an interrupt; other errors must not end a run that may be hours old
                 raise

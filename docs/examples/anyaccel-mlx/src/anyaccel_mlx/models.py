@@ -11,21 +11,21 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from anyaccel.adapter.model_specs import MLPRecipe, as_shape
+from anyaccel.adapter.model_specs import MLPSpec, as_shape
 from anyaccel.errors import ShapeError
 
 ACTIVATIONS: dict[str, Any] = {"relu": nn.relu, "tanh": mx.tanh, "sigmoid": mx.sigmoid, "identity": lambda x: x}
 
 
 class SequentialMLP(nn.Module):
-    """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPRecipe`.
+    """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPSpec`.
 
     Takes arrays [batch, ...] and gives [batch, *output_shape]. It is built by its graph, or its first batch, seed 0.
     """
 
     def __init__(self, output_shape: Sequence[int] | int = (1,), **settings: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recipe = MLPRecipe(as_shape(output_shape), **settings)
+        self.recipe = MLPSpec(as_shape(output_shape), **settings)
         self.drop = nn.Dropout(self.recipe.dropout)
         self.layers: list[nn.Module] = []
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from anyaccel import Device
-from anyaccel.adapter import Applied, ArrayOps, ArrayProgram, Function
+from anyaccel.adapter import ArrayOps, ArrayProgram, Function, VjpResult
 from anyaccel.segment import Segment
 from anyaccel_mlx.arrays import arrays_in, name_of
 from anyaccel_mlx.models import holding, outputs_of, update, values
@@ -48,7 +48,7 @@ class MlxOps(ArrayOps):
         inputs: tuple[Any, ...],
         train: bool,
         key: int,
-    ) -> Applied:
+    ) -> VjpResult:
         """MLX's own differentiation, with the same random numbers on the way back."""
         device = self._backend.device_of(model)
         if (id(model), train) not in self._made:
@@ -64,9 +64,9 @@ class MlxOps(ArrayOps):
         with self._backend.scope(device), drawing(key):
             outputs, after = forward(parameters, buffers, inputs)
             started(after)  # nobody reads them yet
-        return Applied(tuple(self._backend.put(output, device) for output in outputs), pullback, after)
+        return VjpResult(tuple(self._backend.put(output, device) for output in outputs), pullback, after)
 
-    def compiled(self, function: Function) -> Function:
+    def compile(self, function: Function) -> Function:
         """By MLX: it traces once for shapes and dtypes, and joins small operations."""
         return mx.compile(function)
 
@@ -78,9 +78,9 @@ class MlxOps(ArrayOps):
         """As the backend's."""
         return self._backend.move(array, device)
 
-    def rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
         """As the backend's."""
-        return self._backend.rows(column, start, stop, order)
+        return self._backend.gather_rows(column, start, stop, order)
 
 
 def started(tree: Any) -> Any:

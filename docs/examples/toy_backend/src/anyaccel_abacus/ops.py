@@ -8,7 +8,7 @@ from typing import Any
 import abacus
 
 from anyaccel import Device, Exchange
-from anyaccel.adapter import Applied, ArrayOps
+from anyaccel.adapter import ArrayOps, VjpResult
 from anyaccel_abacus.placement import AbacusPlacement
 
 
@@ -41,7 +41,7 @@ class AbacusOps(ArrayOps):
         inputs: tuple[Any, ...],
         train: bool,
         key: int,
-    ) -> Applied:
+    ) -> VjpResult:
         """abacus's own differentiation."""
         y, back = abacus.vjp(parameters, *inputs)
 
@@ -49,13 +49,13 @@ class AbacusOps(ArrayOps):
             gradients, cotangent = back(*cotangents)
             return gradients, (cotangent,)
 
-        return Applied((y,), pullback)
+        return VjpResult((y,), pullback)
 
     def move(self, array: Any, device: Device) -> Any:
         """As the backend's."""
         return self._placement.move(array, device)
 
-    def rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
+    def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
         """As the backend's."""
         return self._exchange.gather_rows(column, start, stop, order)
 

@@ -81,8 +81,8 @@ class Model(ABC):
         return ""
 
     @property
-    def nature(self) -> Any:
-        """As `TracedOps.nature`; the default does not know."""
+    def cache_key(self) -> Any:
+        """As `TracedOps.cache_key`; the default does not know."""
         return None
 
     def __call__(self, *inputs: Any) -> Any:

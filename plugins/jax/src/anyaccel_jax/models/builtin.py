@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from anyaccel.adapter.model_specs import CNNRecipe, MLPRecipe, as_shape, check_built
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape, check_input_shapes
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.host_transfer import check_dtype
 from anyaccel_jax.models.base import Arrays, Model
@@ -29,7 +29,7 @@ class FromRecipe(Model):
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
 
-    def __init__(self, recipe: MLPRecipe | CNNRecipe) -> None:
+    def __init__(self, recipe: MLPSpec | CNNSpec) -> None:
         self.recipe = recipe
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
         self.parameters = {}
@@ -46,7 +46,7 @@ class FromRecipe(Model):
         return self.recipe.dtype
 
     @property
-    def nature(self) -> Any:
+    def cache_key(self) -> Any:
         """The recipe."""
         return repr(self.recipe.get_config())
 
@@ -59,7 +59,7 @@ class FromRecipe(Model):
         """
         shapes = tuple(spec.shape for spec in inputs)
         if self.input_shapes is not None:
-            check_built(type(self).__name__, self.recipe, self.input_shapes, shapes)
+            check_input_shapes(type(self).__name__, self.recipe, self.input_shapes, shapes)
             return
         check_dtype(self.recipe.dtype)
         self.parameters = {name: jnp.array(one) for name, one in self.recipe.weights(shapes, seed).items()}
@@ -94,7 +94,7 @@ class FromRecipe(Model):
 
 
 class SequentialMLP(FromRecipe):
-    """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPRecipe`.
+    """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPSpec`.
 
     Takes one or more arrays [batch, ...] of `dtype`, flattens and joins them, and gives [batch, *output_shape]. Its
     `parameters` are `layers.I.weight` [out, in] and `layers.I.bias` [out].
@@ -103,7 +103,7 @@ class SequentialMLP(FromRecipe):
         SpecError: a setting out of range.
     """
 
-    recipe: MLPRecipe
+    recipe: MLPSpec
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class SequentialMLP(FromRecipe):
         dropout: float = 0.0,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(MLPRecipe(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
+        super().__init__(MLPSpec(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
 
     def _through(self, parameters: Arrays, inputs: Sequence[Any], drop: Drop) -> Any:
         x = jnp.concatenate([_flat(x) for x in inputs], axis=1) if len(inputs) > 1 else _flat(inputs[0])
@@ -125,7 +125,7 @@ class SequentialMLP(FromRecipe):
 
 
 class SequentialCNN(FromRecipe):
-    """A convolutional network with the same initial weights as in every other framework; see `CNNRecipe`.
+    """A convolutional network with the same initial weights as in every other framework; see `CNNSpec`.
 
     Takes one array [batch, channels, height, width] of `dtype`, and gives [batch, *output_shape]. Its `parameters` are
     `convs.I.weight` [out, in, k, k], `convs.I.bias`, `head.weight` and `head.bias`.
@@ -134,7 +134,7 @@ class SequentialCNN(FromRecipe):
         SpecError: a setting out of range.
     """
 
-    recipe: CNNRecipe
+    recipe: CNNSpec
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class SequentialCNN(FromRecipe):
         dtype: str = "float32",
     ) -> None:
         shapes = as_shape(output_shape), as_shape(channels)
-        super().__init__(CNNRecipe(*shapes, kernel_size, pool, activation, dropout, dtype))
+        super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))
 
     @property
     def layout(self) -> tuple[str, str]:

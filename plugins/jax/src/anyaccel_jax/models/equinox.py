@@ -67,7 +67,7 @@ class Equinox(Model):
         return "BatchNorm" if any(map(_is_batch_norm, leaves)) else ""
 
     @property
-    def nature(self) -> Any:
+    def cache_key(self) -> Any:
         """The module as it was given, which cannot be changed."""
         return type(self._static)
 

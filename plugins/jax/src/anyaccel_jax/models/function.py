@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from anyaccel.adapter import Same
+from anyaccel.adapter import IdentityKey
 from anyaccel_jax.models.base import Arrays, Model, Tree, mode, named, owned, takes
 
 
@@ -42,9 +42,9 @@ class Function(Model):
         return self._tree.tree({**self.parameters, **self.buffers})
 
     @property
-    def nature(self) -> Any:
+    def cache_key(self) -> Any:
         """The function; what it reads besides its arguments is taken to stay as it is."""
-        return Same(self._apply)
+        return IdentityKey(self._apply)
 
     def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
         """As in `Model`."""

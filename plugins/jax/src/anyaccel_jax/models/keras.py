@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
 from anyaccel import rng
-from anyaccel.adapter import nature
+from anyaccel.adapter import attributes_key
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.models.base import Arrays, Model, outputs_of, zeros
 
@@ -69,10 +69,10 @@ class KerasView(Model):
         return "BatchNormalization" if found else ""
 
     @property
-    def nature(self) -> Any:
+    def cache_key(self) -> Any:
         """Plain attributes of all parts; other objects count as themselves."""
         parts = ((path, one) for path, one in _everything(self.layer, "", {}) if isinstance(one, keras.Layer))
-        return nature(parts, lambda _: _BOOKKEEPING, lambda one: isinstance(one, _TOLD))
+        return attributes_key(parts, lambda _: _BOOKKEEPING, lambda one: isinstance(one, _TOLD))
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """As in `Model`, by a call with zeros; initializers that have no seed of the user's get one from `seed`."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from anyaccel.adapter import Same
+from anyaccel.adapter import IdentityKey
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.models.base import Arrays, Model, Tree, mode, named, owned, zeros
 from anyaccel_jax.models.data_format import ends
@@ -71,9 +71,9 @@ class Linen(Model):
         return "BatchNorm" if any(name.startswith("batch_stats.") for name in self.buffers) else ""
 
     @property
-    def nature(self) -> Any:
+    def cache_key(self) -> Any:
         """The module, which cannot be changed."""
-        return Same(self.module)
+        return IdentityKey(self.module)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """As in `Model`: `module.init`, in evaluation mode."""

@@ -47,7 +47,7 @@ class NnxView(Model):
         return "BatchNorm" if any(isinstance(one, nnx.BatchNorm) for _, one in nnx.iter_graph(self.module)) else ""
 
     @property
-    def nature(self) -> Any:
+    def cache_key(self) -> Any:
         """What Flax holds of the module beside its variables."""
         return self._graph
 

@@ -14,7 +14,7 @@ import pytest
 
 from anyaccel.errors import PhaseError
 from anyaccel.phases import HTMLProgress, LineProgress, progress_for
-from anyaccel.phases.progress import DrawnProgress, Standing, throttled
+from anyaccel.phases.progress import ProgressState, ThrottledProgress, throttled
 from anyaccel.phases.progress.state import duration
 
 ODD = [
@@ -168,7 +168,7 @@ def test_html_where_there_is_no_notebook_is_refused(monkeypatch):
     with pytest.raises(PhaseError) as caught:
         progress_for("html")
     assert str(caught.value) == (
-        "progress='html' draws in a notebook, and no kernel runs this. Hint: write progress='auto'."
+        "progress='html' needs a notebook, but no Jupyter kernel is running. Hint: progress='auto'."
     )
 
 
@@ -244,7 +244,7 @@ def test_a_real_kernel_shows_it(tmp_path):
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-class Torn(DrawnProgress):
+class Torn(ThrottledProgress):
     """Fails at one of its drawings, and counts them."""
 
     interval = 0.0
@@ -297,7 +297,7 @@ def test_between_two_drawings_nothing_is_drawn(clock):
         clock.now += 2
         quiet.advance(1)
         assert quiet.asked == ["open", "draw", "draw"]
-        assert quiet.standing.done == 101
+        assert quiet.state.done == 101
     finally:
         type(quiet).interval = before
 
@@ -307,13 +307,13 @@ def test_between_two_drawings_nothing_is_drawn(clock):
     [(0, 0, 1, 0), (3, 0, 1, 3), (4, 0, 1, 4), (4, 1, 2, 0), (9, 2, 3, 1), (12, 3, 3, 4)],
 )
 def test_where_a_phase_stands(done, epochs_done, epoch, in_epoch):
-    at = Standing("train", 3, 4, 0.0, 2.0, done, epochs_done)
+    at = ProgressState("train", 3, 4, 0.0, 2.0, done, epochs_done)
     assert (at.epoch, at.in_epoch) == (epoch, in_epoch)
     assert at.rate == done / 2
 
 
 def test_a_phase_without_epochs_stands_at_its_end():
-    at = Standing("train", 0, 0, 0.0, 0.0)
+    at = ProgressState("train", 0, 0, 0.0, 0.0)
     assert (at.epoch, at.in_epoch, at.total, at.shown_left) == (0, 0, 0, "")
 
 

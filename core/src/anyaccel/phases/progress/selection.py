@@ -1,4 +1,4 @@
-"""Which Progress a choice means here."""
+"""Which Progress the `progress=` argument of an Experiment means in this process."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _BY_NAME = {"rich": RichProgress, "html": HTMLProgress, "lines": LineProgress, "
 
 
 def progress_for(choice: Any) -> Progress:
-    """A Progress by choice.
+    """A Progress from the argument of an Experiment.
 
     Args:
         choice: `"auto"`: HTML in a notebook, bars if standard error is a terminal, else a line every ten seconds;
             `"rich"`, `"html"`, `"lines"`, `"none"`; or a Progress object.
 
     Raises:
-        PhaseError: none of these; or HTML where there is no notebook.
+        PhaseError: something else, or `"html"` outside a notebook.
     """
     if isinstance(choice, Progress):
         return choice
     if choice == "auto":
-        return _here()
+        return _automatic()
     if not isinstance(choice, str) or choice not in _BY_NAME:
         raise PhaseError(
-            f"progress={choice!r}", available="'auto', 'rich', 'html', 'lines', 'none', or a Progress object"
+            f"unknown progress={choice!r}", available="'auto', 'rich', 'html', 'lines', 'none', or a Progress object"
         )
     if choice == "html" and not in_notebook():
-        raise PhaseError("progress='html' draws in a notebook, and no kernel runs this", hint="write progress='auto'")
+        raise PhaseError("progress='html' needs a notebook, but no Jupyter kernel is running", hint="progress='auto'")
     return _BY_NAME[choice]()
 
 
-def _here() -> Progress:
+def _automatic() -> Progress:
     if in_notebook():
         return HTMLProgress()
     return RichProgress() if _is_terminal() and os.environ.get("TERM") not in ("dumb", "unknown") else LineProgress()
@@ -47,5 +47,5 @@ def _here() -> Progress:
 def _is_terminal() -> bool:
     try:
         return sys.stderr is not None and sys.stderr.isatty()
-    except (ValueError, AttributeError):  # it was closed, or something stands in for it that is no whole stream
+    except (ValueError, AttributeError):  # closed, or replaced by an incomplete stream
         return False
