@@ -56,7 +56,7 @@ def test_a_schedule_by_name_is_made_or_told() -> None:
     assert aa.Optimizer("adam", schedule="constant").schedule == aa.Schedule()
     with pytest.raises(SpecError, match=r"schedule .cosine. lacks steps\."):
         aa.Optimizer("adam", schedule="cosine")
-    with pytest.raises(SpecError, match=r"0\.5 is no Schedule\. Available: constant"):
+    with pytest.raises(SpecError, match=r"0\.5 is not a Schedule\. Available: constant"):
         aa.Optimizer("adam", schedule=0.5)  # type: ignore[arg-type]
 
 
@@ -100,7 +100,7 @@ def test_results_are_shown_in_a_line() -> None:
 
 
 def test_arrays_to_a_device_of_another_framework_need_its_name() -> None:
-    with pytest.raises(FrameworkError, match=r"NumPy array cannot be on 'xpu'.*whose tensor it shall become"):
+    with pytest.raises(FrameworkError, match=r"NumPy array cannot be on 'xpu'.*whose tensor it becomes"):
         aa.move({"x": X}, "xpu")
 
 

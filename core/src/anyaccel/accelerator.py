@@ -1,35 +1,40 @@
-"""Accelerator: what the user asks for, said once. It names no framework.
-
-Stands above the registry because its methods ask it; what is below (contract, registry) speaks of `Device` only.
-"""
+"""Accelerator: the user's request for a device, with options, for every framework."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from anyaccel.backend import Backend, Exchange
+from anyaccel.containers import map_leaves
 from anyaccel.device import Device, spelling, vendor_of
-from anyaccel.errors import ConfigError, DeviceUnavailableError, FrameworkError
+from anyaccel.errors import CapabilityError, ConfigError, DeviceUnavailableError, FrameworkError
 from anyaccel.html import badge, faint, joined
 from anyaccel.registry import registry
+
+SCALARS = (str, bytes, bool, int, float, complex, type(None))
+"""Types that are on no device: `move` and `device_of` pass over them."""
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Accelerator:
     """A request for a device, with options: `Accelerator("gpu:0", pin_memory=True)`.
 
-    Equal if the place and the options are: `Accelerator("cuda") == Accelerator("gpu:0")`. What was written is kept for
-    display and for `get_config`, and a vendor word (`cuda`, `rocm`) stays a constraint when it is resolved. Making
-    one asks nothing of the machine; a device that is not there is an error when a plan is made or `check` is called.
+    Accelerators are equal if device and options are: `Accelerator("cuda") == Accelerator("gpu:0")`. `spec` keeps what
+    was written, for display and `get_config`; a vendor word (`cuda`, `rocm`) remains a constraint. Creating one does
+    not look at the machine: a missing device is an error when a plan is made or `check` is called.
 
     Args:
         device: `"cpu"`, `"gpu:1"`, `"mps"`, any `kind[:index]`; a Device; or a framework's own device object.
-        pin_memory: a wish for copies from page-locked memory; without effect where they cannot be had.
+        pin_memory: copy from pinned memory, where that is available.
 
     Raises:
-        DeviceParseError: the spelling names no place.
+        DeviceParseError: `device` does not name a device.
     """
 
     device: Device
@@ -38,7 +43,7 @@ class Accelerator:
 
     def __init__(self, device: Any = "cpu", *, pin_memory: bool = False) -> None:
         if not isinstance(pin_memory, bool):
-            raise ConfigError(f"pin_memory={pin_memory!r} is neither True nor False")
+            raise ConfigError(f"pin_memory must be True or False, got {pin_memory!r}")
         object.__setattr__(self, "device", Device.parse(device))
         object.__setattr__(self, "pin_memory", pin_memory)
         object.__setattr__(self, "spec", spelling(device))
@@ -50,13 +55,13 @@ class Accelerator:
         return str(self.device)
 
     def _repr_html_(self) -> str:
-        said = [f"written {self.spec}"] if self.spec != str(self.device) else []
-        said += ["pinned memory"] if self.pin_memory else []
-        return str(joined(["Accelerator ", badge(str(self.device)), faint(f" {', '.join(said)}") if said else None]))
+        notes = [f"written {self.spec}"] if self.spec != str(self.device) else []
+        notes += ["pinned memory"] if self.pin_memory else []
+        return str(joined(["Accelerator ", badge(str(self.device)), faint(f" {', '.join(notes)}") if notes else None]))
 
     @classmethod
     def of(cls, value: Accelerator | Device | str | Any) -> Accelerator:
-        """`value` as an Accelerator: itself, or made from a device or its spelling."""
+        """`value` itself if it is an Accelerator, else `Accelerator(value)`."""
         return value if isinstance(value, cls) else cls(value)
 
     @classmethod
@@ -71,74 +76,102 @@ class Accelerator:
 
     @classmethod
     def cuda(cls, index: int = 0, *, pin_memory: bool = False) -> Accelerator:
-        """A GPU of NVIDIA."""
+        """An NVIDIA GPU."""
         return cls(f"cuda:{index}", pin_memory=pin_memory)
 
     @classmethod
     def mps(cls) -> Accelerator:
-        """The GPU of an Apple machine."""
+        """The GPU of an Apple computer."""
         return cls("mps")
 
     @property
     def vendor(self) -> str:
-        """The vendor that the spelling insists on, `""` for any."""
+        """The vendor that `spec` names, `""` for any."""
         return vendor_of(self.spec)
 
     def is_available(self, framework: str | None = None) -> bool:
-        """Whether the device is on this machine now: for that framework, or for any that is served here."""
-        return any(self._there(name) for name in ([framework] if framework else registry().frameworks))
+        """Whether the device is usable now: by that framework, or by any."""
+        return any(map(self._is_usable, [framework] if framework else registry().frameworks))
 
-    def check(self, framework: str) -> None:
-        """Raise what stands in the way of using this device with a framework.
-
-        Raises:
-            FrameworkError: the framework is not served here, or not on this kind of device.
-            DeviceUnavailableError: the device is not on this machine.
-        """
-        registry().serving(framework, self.device, vendor=self.vendor)
-
-    def _there(self, framework: str) -> bool:
+    def _is_usable(self, framework: str) -> bool:
         try:
             self.check(framework)
         except (FrameworkError, DeviceUnavailableError):
             return False
         return True
 
+    def check(self, framework: str) -> None:
+        """Raise if a framework cannot use the device.
+
+        Raises:
+            FrameworkError: no plugin runs the framework on this kind of device.
+            DeviceUnavailableError: the device is not on this machine, or of another vendor.
+        """
+        self._backend(framework)
+
+    def _backend(self, framework: str) -> Backend:
+        return registry().serving(framework, self.device, vendor=self.vendor)
+
     def device_string(self, framework: str) -> str:
         """A framework's own name for the device, such as `"cuda:0"`."""
         return registry().find(framework, self.device.kind).device_string(self.device)
 
     def scope(self, framework: str) -> AbstractContextManager[Any]:
-        """New tensors of the framework made inside land on the device."""
-        return registry().serving(framework, self.device, vendor=self.vendor).scope(self.device)
-
-    def move(self, obj: Any, *, framework: str | None = None) -> Any:
-        """The same as `anyaccel.move(obj, self, framework=framework)`."""
-        from anyaccel.placement import move  # placement coerces to Accelerator, so it stands above
-
-        return move(obj, self, framework=framework)
+        """As `anyaccel.scope(self, framework)`."""
+        return self._backend(framework).scope(self.device)
 
     def place(self, obj: Any) -> Any:
-        """The same as `anyaccel.place(obj, self)`."""
-        from anyaccel.placement import place  # as in `move`
+        """As `anyaccel.place(obj, self)`."""
+        return self._backend(registry().owner(obj)).place(obj, self.device)
 
-        return place(obj, self)
+    def move(self, obj: Any, *, framework: str | None = None) -> Any:
+        """As `anyaccel.move(obj, self, framework=framework)`."""
+        from_array = self._from_host(framework) if framework else None
+
+        def moved(leaf: Any) -> Any:
+            if isinstance(leaf, SCALARS):
+                return leaf
+            if from_array is not None and isinstance(leaf, np.ndarray):
+                return from_array(leaf)
+            if isinstance(leaf, np.ndarray):
+                self._check_array()
+            return self._backend(registry().owner(leaf)).move(leaf, self.device, pinned=self.pin_memory)
+
+        return map_leaves(obj, moved, registry().owners)
+
+    def _from_host(self, framework: str) -> Callable[[np.ndarray], Any]:
+        backend = self._backend(framework)
+        if not isinstance(backend, Exchange):
+            raise CapabilityError(
+                f"the backend of {framework} cannot create tensors from NumPy arrays",
+                hint="create the tensor with the framework",
+            )
+        return functools.partial(backend.from_host, device=self.device, pinned=self.pin_memory)
+
+    def _check_array(self) -> None:
+        if not registry().serves("numpy", self.device.kind):
+            raise FrameworkError(
+                f"a NumPy array cannot be on {self.spec!r}",
+                available=f"numpy on {', '.join(registry().kinds('numpy'))}",
+                hint="name the framework whose tensor it becomes: move(..., framework='...')",
+            )
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict that `from_config` reads back; keeps the vendor word."""
+        """A plain dict for `from_config`; keeps the vendor word."""
         return {"device": self.spec, "pin_memory": self.pin_memory}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Accelerator:
-        """Read what `get_config` wrote.
+        """The accelerator of a configuration from `get_config`.
 
         Raises:
             ConfigError: unknown keys, or `config` is not a dict.
+            DeviceParseError: its device does not name a device.
         """
         if not isinstance(config, Mapping) or set(config) - {"device", "pin_memory"} or "device" not in config:
             raise ConfigError(
                 f"{config!r} is not the configuration of an accelerator",
                 available="keys device and pin_memory",
-                hint="write {'device': 'gpu:0', 'pin_memory': False}",
+                hint="Accelerator.from_config({'device': 'gpu:0', 'pin_memory': False})",
             )
         return cls(config["device"], pin_memory=config.get("pin_memory", False))

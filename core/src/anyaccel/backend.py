@@ -1,8 +1,8 @@
-"""The contract: what a plugin offers to make one framework compute on one or more kinds of device.
+"""The plugin contract: what a plugin implements so that a framework computes on one or more kinds of device.
 
-`Backend` is the part that everybody writes. The capabilities (`Exchange`, `Compute`, `Memory`) are further base
-classes; a backend that derives from one declares it, and the conformance kit then tests it. Methods that come later
-arrive with a default, so that an older plugin keeps working.
+Every plugin implements `Backend`. The capabilities (`Exchange`, `Compute`, `Memory`) are further base classes; a
+backend declares one by deriving from it, and the conformance kit then tests it. Methods added later have a default, so
+that older plugins keep working.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anyaccel.contract_names import ContractClass
 from anyaccel.device import Device
 from anyaccel.program import CompileEstimate as CompileEstimate
 from anyaccel.program import MultiStepProgram as MultiStepProgram
@@ -26,11 +27,10 @@ from anyaccel.specs import Loss, Optimizer
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device is: its product name, vendor (lower case), stable identity and the memory it computes from.
+    """A device's product name, vendor (lower case), identity, memory space, and total memory in bytes (0 if unknown).
 
-    `identity` is a UUID as the vendor's own tools write it (`GPU-...` for NVIDIA) or a PCI address, `""` where there is
-    none. Two devices with an equal, non-empty `memory_space`
-    can share memory without a copy. `total_memory` is in bytes, 0 where unknown.
+    `identity` is a UUID as the vendor's tools write it (`GPU-...` for NVIDIA) or a PCI address, `""` if there is none.
+    Devices with an equal, non-empty `memory_space` share memory without a copy.
     """
 
     name: str
@@ -40,36 +40,36 @@ class DeviceInfo:
     total_memory: int = 0
 
 
-class Backend(ABC):
-    """One framework on one or more kinds of device. Objects are made by a plugin's `backends()` hook.
+class Backend(ContractClass, ABC):
+    """One framework on one or more kinds of device. A plugin's `backends()` hook returns the instances.
 
-    Making an instance must not import the framework; methods may.
+    Creating an instance must not import the framework; methods may.
     """
 
     framework: ClassVar[str]
     """Identifier of the framework, lower case."""
     kinds: ClassVar[tuple[str, ...]]
-    """Kinds of device it serves."""
+    """Kinds of device it computes on."""
     import_roots: ClassVar[tuple[str, ...]]
     """Top-level modules whose classes it owns."""
     environment: ClassVar[tuple[str, ...]] = ()
-    """Environment variables that decide which devices the framework sees or how it uses them; `anyaccel env` tells."""
+    """Environment variables that decide how the framework sees and uses devices; `anyaccel env` shows them."""
     fork_safe: ClassVar[bool] = True
-    """Whether a process that has used the framework may be forked: False where its runtime keeps threads of its own."""
+    """Whether a process that has used the framework may be forked: False if its runtime has threads."""
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:
-        """Devices usable now, best first, without duplicates, of `kinds` only. Never raises, initialises nothing."""
+        """Usable devices of `kinds`, best first, without duplicates. Never raises and initialises nothing."""
 
     @abstractmethod
     def device_of(self, obj: Any) -> Device | None:
-        """Where a tensor or a placed object is; None for an object that is nowhere (it holds no tensor)."""
+        """The device of a tensor or placed object; None for an object that holds no tensor."""
 
     @abstractmethod
     def place(self, obj: Any, device: Device) -> Any:
-        """Put an object with state (a model, an optimizer, a tree of tensors) on a device; **use what is returned**.
+        """Put an object with state (a model, an optimizer, a tree of tensors) on a device; **use the result**.
 
-        A second call changes nothing. Optimizer state goes along, scalars that must stay on the host stay there.
+        A second call changes nothing. Optimizer state moves along, except scalars that must stay on the host.
         """
 
     @abstractmethod
@@ -78,218 +78,219 @@ class Backend(ABC):
 
         Args:
             tensor: a tensor of this framework.
-            device: where it shall be.
-            pinned: a wish for a copy from page-locked memory; has no effect where it cannot be had or is not safe.
+            device: the target.
+            pinned: copy from pinned memory; has no effect where that is not available or not safe.
 
         Raises:
-            MoveError: the device cannot hold this dtype.
-            OutOfMemoryError: no room.
+            MoveError: the device does not support this dtype.
+            OutOfMemoryError: not enough memory.
         """
 
     @abstractmethod
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """New tensors made inside land on `device`; what was before is restored, after an error too."""
+        """A context in which new tensors are created on `device`; the previous default is restored on exit."""
 
     @abstractmethod
     def device_string(self, device: Device) -> str:
         """The framework's own name for the device, such as `"cuda:0"` for gpu:0."""
 
+    def native_device(self, device: Device) -> Any:
+        """The framework's own device object, which plans carry; the default gives `device_string`.
+
+        Called when a plan is made, so it must not initialise the device.
+        """
+        return self.device_string(device)
+
     def owns(self, obj: Any) -> bool:
-        """Whether an object is this framework's: one of its class's bases comes from a module of `roots`."""
+        """Whether an object is this framework's; by default, whether a base of its class is from `import_roots`."""
         return any(str(base.__module__).partition(".")[0] in self.import_roots for base in type(obj).__mro__)
 
     def synchronize(self, device: Device) -> None:
-        """Wait until everything asked of `device` is done."""
+        """Wait until all work on `device` is done."""
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """What the device is; the default knows its name only, and that a CPU computes from host memory."""
+        """What the device is; the default knows its name, and that a CPU computes from host memory."""
         return DeviceInfo(str(device), memory_space="host" if device.kind == "cpu" else "")
 
     def unavailable_reason(self, device: Device) -> str:
-        """Why `device` is not among `devices()`; `""` where nothing is known."""
+        """Why `device` is not in `devices()`; `""` if unknown."""
         return ""
 
 
-def _nothing() -> None:
+def _no_wait() -> None:
     pass
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncCopy:
-    """A tensor that is on its way to a device.
+    """A tensor whose copy to a device is in progress.
 
-    `arrive()` is called once by the thread that computes, before the first use: what is asked of the device from then
-    on waits for the copy; the caller does not. `read()` waits until the array that was sent has been read and may be
-    overwritten; it may be called by another thread, and more than once.
+    The computing thread calls `wait` once before the first use: later work on the device waits for the copy, the caller
+    does not. `source_reusable` blocks until the source array may be overwritten; any thread may call it, repeatedly.
     """
 
     tensor: Any
-    wait: Callable[[], None] = _nothing
-    source_reusable: Callable[[], None] = _nothing
+    wait: Callable[[], None] = _no_wait
+    source_reusable: Callable[[], None] = _no_wait
 
 
-class Exchange(ABC):
+class Exchange(ContractClass, ABC):
     """Capability: tensors from and to host memory, and from other frameworks."""
 
     index_dtype: ClassVar[str] = "int64"
-    """Dtype of the orders and class indices that it is given, `"int64"` or `"int32"`."""
+    """Dtype of row orders and class indices, `"int64"` or `"int32"`."""
 
     @abstractmethod
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
-        """A tensor on `device` that owns its memory: `array` may be changed or freed at once. Keeps dtype and shape.
+        """A tensor on `device` with memory of its own, so that `array` may be changed at once. Keeps dtype and shape.
 
         Raises:
-            MoveError: the framework or the device lacks this dtype.
-            OutOfMemoryError: no room.
+            MoveError: the framework or the device does not support this dtype.
+            OutOfMemoryError: not enough memory.
         """
 
     @abstractmethod
     def to_host(self, tensor: Any) -> np.ndarray:
-        """The values in host memory, as NumPy; waits for them. May share memory with a tensor on the CPU.
+        """The values as a NumPy array; blocks until they are there. May share memory with a tensor on the CPU.
 
         Raises:
-            MoveError: NumPy lacks this dtype.
+            MoveError: NumPy does not support this dtype.
         """
 
     @abstractmethod
     def from_dlpack(self, foreign: Any, device: Device) -> Any:
-        """This framework's tensor on `device` from another framework's, through DLPack: no copy in one memory space.
+        """A tensor on `device` from another framework's tensor through DLPack; no copy within one memory space.
 
-        Whoever asks does not write to the result, which may be the other framework's memory; nor does the other.
-        Keeps dtype and shape, and takes any strides.
+        The result may share the other framework's memory, so neither side writes to it. Keeps dtype and shape, and
+        accepts any strides.
 
         Raises:
-            MoveError: the foreign tensor cannot be taken over.
+            MoveError: the foreign tensor cannot be imported.
         """
 
     @abstractmethod
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         """Rows of a resident column, on its device: `column[start:stop]`, or `column[order[start:stop]]`.
 
-        `order` is a tensor [n] of `index_dtype` on the same device. The result is never waited for.
+        `order` is a tensor [n] of `index_dtype` on the same device. Does not wait for the result.
         """
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """As `from_host`, of an array that is given away: nobody else reads or writes it from now on.
+        """As `from_host`, of an array that the caller gives up: nobody else reads or writes it from now on.
 
-        A framework that can compute from this memory needs no copy. The default makes one.
+        A framework that can compute from this memory need not copy. The default copies.
         """
         return self.from_host(array, device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """Host memory of any content from which `send` copies to `device` best: page-locked, where that is faster."""
+        """Uninitialised host memory from which `copy_async` is fastest: pinned memory, if that helps."""
         return np.empty(shape, dtype)
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
-        """Begin to copy an array (of `buffer`, or a part of one) to `device`, beside what is computed there.
+        """Start to copy an array (from `staging_buffer`, or a part of one) to `device` while it computes.
 
-        May be called from a thread of its own. The default copies at once.
+        May be called from another thread. The default copies synchronously.
 
         Raises:
-            MoveError: the framework or the device lacks this dtype.
-            OutOfMemoryError: no room.
+            MoveError: the framework or the device does not support this dtype.
+            OutOfMemoryError: not enough memory.
         """
         return AsyncCopy(self.from_host(array, device))
 
     def is_ready(self, tensor: Any) -> bool:
-        """Whether a tensor's values are there by now; asks, and does not wait.
-
-        For frameworks that give back what is still being computed. The default says so of every tensor.
-        """
+        """Whether a tensor's values are computed by now, without waiting; the default says yes."""
         return True
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
-        """Many device scalars in host memory at once, float64 [n]; waits for them."""
+        """Device scalars as a float64 array [n] in host memory; blocks until they are there."""
         return np.array([float(self.to_host(value)) for value in values], dtype=np.float64)
 
 
-class Compute(ABC):
+class Compute(ContractClass, ABC):
     """Capability: shapes of models, and training and evaluating segments."""
 
     def wrap(self, model: Any) -> Any:
-        """What a node shall hold for `model`: the model itself, or an object that can hold its values too.
+        """What a graph node holds for `model`: the model, or an object that also holds its parameters.
 
-        Asked once when a graph is built; a second call with what it gave changes nothing. For models that are
-        functions only (their values live elsewhere), which could not receive what was learned. The default gives the
-        model.
+        Called when a graph is built; wrapping a wrapped model changes nothing. For models that are functions without
+        parameters of their own, which could not receive what was learned. The default gives the model.
         """
         return model
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
-        """Whether a built model may write to its inputs; asked of those that take values of another framework.
+        """Whether a built model may write to its inputs; called for models fed by another framework.
 
-        True, the default, lets the plan copy such a value on its device instead of sharing memory.
+        If True, the default, the plan copies such a value on its device instead of sharing memory.
         """
         return True
 
     def batch_coupling(self, model: Any) -> str:
-        """Why an output row of a model in training depends on other rows of its batch (`"BatchNorm"`), `""` if not.
+        """What makes output rows depend on other rows of the batch in training (`"BatchNorm"`); `""` if nothing does.
 
-        A batch of such a model cannot be computed in parts with the same result. The default does not know of any.
+        Such a model gives other results if its batch is split into micro-batches. The default gives `""`.
         """
         return ""
 
     def data_format(self, model: Any) -> tuple[str, str]:
-        """The order of axes that a model assumes of its inputs, and that of its outputs.
+        """The data format of a model's inputs and of its outputs: `"channels_first"`, `"channels_last"` or `""`.
 
-        `"channels_first"` or `"channels_last"` where it is known from layers such as convolutions; `""`, the default,
-        where it is not, or no longer an image.
+        Known from layers such as convolutions; `""`, the default, if unknown or not an image.
         """
         return "", ""
 
     @abstractmethod
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-        """What `model` gives for inputs of these specifications; builds what is still unbuilt, weights from `seed`.
+        """Specs of the outputs for inputs of these specs; builds an unbuilt model with weights from `seed`.
 
         Raises:
-            ShapeError: the model does not take these inputs; carries the framework's own words.
+            ShapeError: the model does not accept these inputs; has the framework's own message.
         """
 
     @abstractmethod
     def dtype_of(self, model: Any) -> str | None:
-        """Dtype of the floating inputs that the model wants (that of its parameters); None where it has no wish."""
+        """Dtype to which floating inputs are cast (that of the parameters); None if any will do."""
 
     @abstractmethod
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
-        """Name, whole shape and dtype of every parameter of a built model."""
+        """Spec of every parameter of a built model, by name; shapes are whole, there is no batch."""
 
     @abstractmethod
     def build(self, segment: Segment) -> Program:
         """Make a segment ready to run. Its models are placed already.
 
         Raises:
-            SpecError: an optimizer or loss that this framework lacks.
+            SpecError: this framework does not have the optimizer or loss.
         """
 
     @abstractmethod
     def state(self, model: Any) -> dict[str, np.ndarray]:
-        """Copies of the model's values in host memory, named `parameters/NAME` and `buffers/NAME`."""
+        """Copies of the model's arrays in host memory, named `parameters/NAME` and `buffers/NAME`."""
 
     @abstractmethod
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """Write back what `state` gave, where the model is now.
+        """Load what `state` gave into the model, on its device.
 
         Raises:
             StateError: names, shapes or dtypes differ.
         """
 
     def models(self) -> Mapping[str, type]:
-        """Named models that a configuration may ask for; each has `get_config()` and takes it as keywords."""
+        """Model classes by name for configurations; the constructor takes what `get_config()` gives as keywords."""
         return {}
 
-    def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
-        """Why this backend cannot build a recipe; `""` if it can. The default takes names and its own classes.
+    def unsupported_reason(self, spec: Optimizer | Loss) -> str:
+        """Why this backend cannot build an optimizer or loss, `""` if it can.
 
-        A class of another framework is refused here, or with a SpecError when it is built.
+        The default accepts names and classes from `import_roots`.
         """
-        own = recipe.own
-        if own is None or (isinstance(recipe, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
+        own = spec.own
+        if own is None or (isinstance(spec, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
             return ""
         modules = _modules_of(own)
         roots = self.import_roots if isinstance(self, Backend) else ()
         if any(module.partition(".")[0] in roots for module in modules):
             return ""
-        return f"{recipe.name} comes from {modules[0]}"
+        return f"{spec.name} comes from {modules[0]}"
 
 
 def _modules_of(own: Any) -> list[str]:
@@ -301,12 +302,12 @@ def _modules_of(own: Any) -> list[str]:
 
 
 class ComputingBackend(Backend, Exchange, Compute):
-    """A backend with all that a graph needs. For annotations: a backend derives from the parts, not from this."""
+    """A backend that a graph can use. For annotations only: backends derive from the three classes, not from this."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """Bytes of a device's memory; 0 where the framework does not say. `peak` is the most that was used at once."""
+    """A device's memory in bytes; 0 where unknown. `peak` is the most that was used at once."""
 
     total: int
     free: int
@@ -315,26 +316,26 @@ class MemoryInfo:
 
 
 class Memory(ABC):
-    """Capability: how full a device is, and giving back what is only cached."""
+    """Capability: how much memory of a device is in use, and releasing what is only cached."""
 
     @abstractmethod
     def memory(self, device: Device) -> MemoryInfo:
-        """Figures of now."""
+        """The memory of the device now."""
 
     def share(self, device: Device, fraction: float) -> str:
-        """Let other frameworks have memory of a device too; asked before anything is placed there.
+        """Leave memory of a device to other frameworks; called before anything is placed there.
 
-        A framework that takes memory as it needs it has nothing to do; one that takes (nearly) all at once is to take
-        as it needs, or at most `fraction` of the whole. What the user has set stays.
+        A framework that reserves (nearly) all memory at once must allocate on demand, or reserve at most `fraction` of
+        the total. Settings of the user stay.
 
         Returns:
-            `""`, or why that cannot be any more, with the remedy: it was initialised before.
+            `""`, or why that is no longer possible (the framework is initialised already), with a hint.
         """
         return ""
 
     @abstractmethod
     def release_memory(self, device: Device) -> None:
-        """Give cached memory back to the device; tensors that are in use stay."""
+        """Release cached memory; tensors in use stay."""
 
 
 CAPABILITIES: dict[str, type] = {"exchange": Exchange, "compute": Compute, "memory": Memory}

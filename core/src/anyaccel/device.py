@@ -1,4 +1,4 @@
-"""Device: one place to compute, one value, however it was spelt."""
+"""Device: a kind and an index, equal for every way to write the same device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from anyaccel.errors import DeviceParseError
 
-# The one alias table: word -> (canonical kind, vendor that the word names).
+# alias -> (canonical kind, vendor that the alias implies)
 ALIASES: dict[str, tuple[str, str]] = {
     "cuda": ("gpu", "nvidia"),
     "rocm": ("gpu", "amd"),
@@ -20,9 +20,9 @@ _SPELLING = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]{0,4}))?")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
-    """A place: a lower-case kind (`cpu`, `gpu`, `mps`, `xpu`, ... an open set) and an index, always a number.
+    """A device: a lower-case kind (`cpu`, `gpu`, `mps`, `xpu`, ...; an open set) and an index.
 
-    `str()` gives `kind:index` and parses back to an equal value. Vendor words are aliases:
+    `str()` gives `kind:index`, which parses back to an equal value. Vendor words are aliases:
     `Device.parse("cuda") == Device("gpu", 0)`.
     """
 
@@ -39,19 +39,20 @@ class Device:
         return f"{self.kind}:{self.index}"
 
     def _repr_html_(self) -> str:
-        from anyaccel.html import badge  # a value that nobody looks at needs none
+        from anyaccel.html import badge  # devices are used where nothing is displayed
 
         return str(badge(str(self)))
 
     @classmethod
     def parse(cls, value: Any) -> Device:
-        """Read a device from its spelling, from another Device, or from a framework's own device object.
+        """The device that `value` names.
 
         Args:
-            value: `"gpu:1"`, `"cuda"`, `"cpu"`; a Device; or an object with `type` (str) and `index` (int or None).
+            value: text such as `"gpu:1"`, `"cuda"` or `"cpu"`; a Device; or a framework's own device object, that is
+                any object with `type` (str) and `index` (int or None).
 
         Raises:
-            DeviceParseError: the spelling names no place.
+            DeviceParseError: `value` does not name a device.
         """
         if isinstance(value, cls):
             return value
@@ -59,7 +60,7 @@ class Device:
 
 
 def spelling(value: Any) -> str:
-    """The text by which `value` names a device, lower case; see `Device.parse` for what it may be.
+    """The lower-case text that names the device `value`; accepts what `Device.parse` accepts.
 
     Raises:
         DeviceParseError: `value` is neither text nor a device object.
@@ -70,12 +71,12 @@ def spelling(value: Any) -> str:
         return str(value)
     kind, index = getattr(value, "type", None), getattr(value, "index", None)
     if isinstance(kind, str) and (index is None or isinstance(index, int)):
-        return str(Device(kind.lower(), index or 0))  # canonical: what a framework says is no wish for a vendor
+        return str(Device(kind.lower(), index or 0))  # canonical: a framework's word implies no vendor
     raise _malformed(repr(value))
 
 
 def vendor_of(text: str) -> str:
-    """The vendor that a spelling insists on (`"nvidia"` for `"cuda:1"`), or `""` where it names none."""
+    """The vendor that the text of a device implies (`"nvidia"` for `"cuda:1"`), `""` if none."""
     return ALIASES.get(text.partition(":")[0], ("", ""))[1]
 
 
@@ -90,6 +91,6 @@ def _split(text: str) -> tuple[str, int]:
 def _malformed(shown: str) -> DeviceParseError:
     return DeviceParseError(
         f"{shown} does not name a device",
-        available="devices are written kind or kind:index, such as 'cpu', 'gpu:1' or 'mps'",
-        hint="write one of these; `anyaccel devices` lists what is on this machine",
+        available="kind or kind:index, such as 'cpu', 'gpu:1' or 'mps'",
+        hint="run `anyaccel devices` to list the devices of this machine",
     )

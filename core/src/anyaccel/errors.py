@@ -1,15 +1,15 @@
-"""Every error of anyaccel. One base class; each says what was asked, what there is, and what to do."""
+"""Every error and warning of anyaccel. All errors derive from `AnyaccelError`."""
 
 from __future__ import annotations
 
 
 class AnyaccelError(Exception):
-    """Base of every error that anyaccel raises on purpose.
+    """Base of every error that anyaccel raises on purpose; reads `problem. Available: ... Hint: ...`.
 
     Args:
-        asked: what was asked for, and why it cannot be had.
-        there: what there is instead; left out of the message when empty.
-        remedy: what to do next; left out of the message when empty.
+        problem: what is wrong, with the value that was given.
+        available: what could be had instead; left out of the message when empty.
+        hint: what to do next; left out of the message when empty.
     """
 
     def __init__(self, problem: str, *, available: str = "", hint: str = "") -> None:
@@ -22,118 +22,118 @@ class AnyaccelError(Exception):
 
 
 class DeviceParseError(AnyaccelError, ValueError):
-    """A device was spelt in a way that names no place."""
+    """A text or object that does not name a device."""
 
 
 class DeviceUnavailableError(AnyaccelError):
-    """A device that is not on this machine, or not of the vendor that was named."""
+    """The device is not on this machine, or is of another vendor than the one named."""
 
 
 class DeviceMismatchError(AnyaccelError):
-    """Two operands of one operation are on different devices."""
+    """Tensors of one operation or container are on different devices."""
 
 
 class OutOfMemoryError(AnyaccelError, MemoryError):
-    """A device has not enough free memory for what was to be put there."""
+    """A device does not have enough free memory."""
 
 
 class MemoryShareError(AnyaccelError):
-    """A framework took a device's memory before it could be told that others use the device too."""
+    """A framework reserved a device's memory before another framework of the same plan could share it."""
 
 
 class MoveError(AnyaccelError, TypeError):
-    """An object cannot be moved or placed without changing it (its dtype, say)."""
+    """An object cannot be moved or placed without changing it, for example its dtype."""
 
 
 class FrameworkError(AnyaccelError):
-    """A framework that nobody serves here, or not on this kind of device."""
+    """No installed plugin runs the framework, or not on this kind of device."""
 
 
 class NoBackendError(AnyaccelError, TypeError):
-    """No loaded backend owns an object."""
+    """No backend owns the object."""
 
 
 class AmbiguousOwnerError(AnyaccelError, TypeError):
-    """Two backends claim the same object."""
+    """Several backends claim the same object."""
 
 
 class PluginError(AnyaccelError):
-    """A plugin that is installed but broken, or that claims what is not its own."""
+    """A plugin is installed but broken, is built for other names of the contract, or claims what another plugin has."""
 
 
 class CapabilityError(AnyaccelError):
-    """A backend was asked for a capability that it does not declare."""
+    """A backend does not declare the capability that an operation needs."""
 
 
 class ConfigError(AnyaccelError, ValueError):
-    """A configuration that is malformed or names what is not registered."""
+    """A configuration is malformed, or names something that is not registered."""
 
 
 class DataError(AnyaccelError, ValueError):
-    """Data that cannot be taken as it is."""
+    """Data that cannot be used as given."""
 
 
 class ColumnError(DataError):
-    """A column that is not there, has nulls, or has a shape or dtype that does not fit."""
+    """A column is missing, has nulls, or has an unsuitable shape or dtype."""
 
 
 class SourceError(DataError):
-    """A source of batches that yields what cannot be taken: nothing, unequal columns, another dtype or shape."""
+    """A source of batches yields nothing, columns of unequal length, or a changing dtype or shape."""
 
 
 class SplitError(DataError):
-    """A split that is empty, unknown, taken twice, overlaps another, tears a group or stratum, or has wrong ratios."""
+    """A split is empty, unknown, duplicated or overlapping, divides a group or stratum, or has wrong ratios."""
 
 
 class SamplerError(DataError):
-    """A sampler whose settings are wrong or yield no batch."""
+    """A sampler has wrong settings, or yields no batch."""
 
 
 class TransformError(DataError):
-    """A transform that cannot be fitted, applied or undone, or that is not there (any more)."""
+    """A transform cannot be fitted, applied or inverted, or does not exist."""
 
 
 class GraphError(AnyaccelError, ValueError):
-    """A graph that cannot be: a cycle, a duplicate label, an unknown node."""
+    """An invalid graph: a cycle, a duplicate label, an unknown node."""
 
 
 class ShapeError(GraphError):
-    """Shapes or dtypes that do not fit; names the node and both sides."""
+    """Shapes or dtypes do not match; names the node and both sides."""
 
 
 class SpecError(AnyaccelError, ValueError):
-    """An optimizer, loss, schedule or metric that is unknown or wrongly set."""
+    """An optimizer, loss, schedule or metric is unknown or has wrong settings."""
 
 
 class PhaseError(AnyaccelError, ValueError):
-    """A phase that cannot run on this graph."""
+    """A phase cannot run on its graph."""
 
 
 class CompileError(AnyaccelError):
-    """Steps that cannot be compiled, and why; they run uncompiled."""
+    """Training steps cannot be compiled; they run uncompiled."""
 
 
 class EstimatorError(AnyaccelError, ValueError):
-    """An estimator that cannot do what its node or its phase asks of it."""
+    """An estimator lacks what its node or phase needs."""
 
 
 class StateError(AnyaccelError, ValueError):
-    """A state that does not belong to this graph."""
+    """A state does not match the graph or model."""
 
 
 class ResultError(AnyaccelError, KeyError):
-    """A result that was asked of a run that does not have it."""
+    """A run does not have the result that was asked for."""
 
     __str__ = Exception.__str__
 
 
 class FallbackWarning(UserWarning):
-    """A node runs on the CPU because its framework is not served on the device of the phase."""
+    """A node runs on the CPU because no plugin runs its framework on the phase's device."""
 
 
 class CompileWarning(UserWarning):
-    """Steps that were to be compiled run uncompiled."""
+    """Training steps that should have been compiled run uncompiled."""
 
 
 class NaNWarning(UserWarning):
-    """Data of a TrainPhase hold NaN and go to a node that is trained by gradients: its losses will be NaN."""
+    """Training data contain NaN and reach a node that is trained by gradients, so its loss will be NaN."""

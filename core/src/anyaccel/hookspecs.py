@@ -1,9 +1,9 @@
-"""The moments at which plugins are called, in the order of their calls. This file is the manual of hooks.
+"""The hooks that plugins implement, in the order of their calls.
 
-A plugin is a plain module that an entry point of the group `anyaccel` names; it imports its framework only inside
-functions. It writes `from anyaccel.hookspecs import hookimpl` and decorates functions of the names below, each with
-those of the arguments that it wants. Exceptions propagate; no hook changes anything by what it returns, but for
-`backends` and `policies`, which offer objects and are called once, when the plugin is loaded.
+A plugin is a module named by an entry point of the group `anyaccel`; it imports its framework only inside functions.
+It decorates functions of the names below with `anyaccel.hookimpl`; each takes any subset of the hook's arguments.
+Exceptions propagate. Return values are ignored, except those of `backends` and `policies`, which are called once, when
+the plugin is loaded.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def backends() -> Iterable[Any]:  # type: ignore[empty-body]
-    """CompileEstimate Backend objects. Called once, when the plugin is loaded; must not import the framework."""
+    """The plugin's Backend objects. Called once, when the plugin is loaded; must not import the framework."""
 
 
 @hookspec
 def policies() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Offer placement policies by name; installing one changes nothing until a phase says `policy="NAME"`.
+    """The plugin's placement policies by name; a policy is used only by phases with `policy="NAME"`.
 
     A policy is called with `nodes` (a tuple of `anyaccel.graph.PolicyNode`) and returns a mapping from labels to
-    devices for those nodes that it wants to place.
+    devices for the nodes that it wants to place.
     """
 
 
 @hookspec
 def phase_start(phase: Any, run: Any) -> None:
-    """A phase begins; nothing has been decided or moved. `run` is the same object in all moments of an execution."""
+    """A phase begins; nothing is planned or moved yet. `run` is the same object in all hooks of one execution."""
 
 
 @hookspec
 def before_placement(phase: Any, plan: Any, run: Any) -> None:
-    """The plan is made and nothing has moved: the last moment to prepare a device, or to refuse by raising."""
+    """The plan is made and nothing has moved: the place to prepare a device, or to stop the phase by raising."""
 
 
 @hookspec
 def after_placement(phase: Any, plan: Any, run: Any) -> None:
-    """Every model is where the plan says."""
+    """Every model is on its device."""
 
 
 @hookspec
 def after_loading(phase: Any, plan: Any, run: Any) -> None:
-    """The data are where the plan says, and the programs are built."""
+    """The data are loaded and the programs are built."""
 
 
 @hookspec
@@ -59,34 +59,28 @@ def epoch_start(run: Any) -> None:
 
 @hookspec
 def step_end(run: Any) -> None:
-    """A training step is done; `run.step` counts from 0 within the epoch. Costs nothing where nobody implements it.
+    """A training step is done; `run.step` counts from 0 within the epoch. Costs nothing if not implemented.
 
-    Steps that are done once more after memory ran out are told once more.
+    Called again for steps that are repeated after memory ran out.
     """
 
 
 @hookspec
 def epoch_end(run: Any) -> None:
-    """An epoch is done: its losses, and those of the validation if there is one, stand in `run.history`."""
+    """An epoch is done; `run.history` has its losses, and those of the validation if there is one."""
 
 
 @hookspec
 def phase_end(phase: Any, plan: Any, run: Any, error: BaseException | None) -> None:
-    """A phase has ended. Called for every phase that started, each implementation on its own.
+    """A phase has ended. Called for every phase that started; every implementation is called, even if one raises.
 
-    `plan` is None if the phase ended before there was one; `error` is what ended it, or None. What an EvalPhase gave
-    stands in `run.evaluation`. What an implementation raises becomes a note on `error`, or is raised after all have
-    been called.
+    `plan` is None if the phase ended before planning; `error` is the exception that ended it, or None. The result of an
+    EvalPhase is `run.evaluation`. An exception of an implementation becomes a note on `error`, or is raised after all
+    implementations have been called.
     """
 
 
 HOOKS = (
-    "phase_start",
-    "before_placement",
-    "after_placement",
-    "after_loading",
-    "epoch_start",
-    "step_end",
-    "epoch_end",
-    "phase_end",
+    *("phase_start", "before_placement", "after_placement", "after_loading"),
+    *("epoch_start", "step_end", "epoch_end", "phase_end"),
 )

@@ -1,10 +1,13 @@
-"""What to install for a framework that nobody serves yet. Besides the alias table, core names none elsewhere."""
+"""Which distribution to install for a known framework that no plugin runs yet.
+
+Besides the device aliases, this is the only place in core that names frameworks.
+"""
 
 from __future__ import annotations
 
 import sys
 
-# top-level module of an object's class -> (framework, distribution that serves it)
+# top-level module of an object's class -> (framework, distribution of its plugin)
 HINTS: dict[str, tuple[str, str]] = {
     "torch": ("torch", "anyaccel-torch"),
     "tensorflow": ("tensorflow", "anyaccel-tensorflow"),
@@ -17,32 +20,29 @@ HINTS: dict[str, tuple[str, str]] = {
 }
 
 
-# Keras computes by one of these, which it is told before it is imported.
-_KERAS = {"torch": "torch", "tensorflow": "tensorflow", "jax": "jax"}
-
-
 def hint_of(cls: type) -> tuple[str, str, str] | None:
-    """For a class of a known framework: the framework, what serves it, and what else to know; None for all others."""
+    """Framework, distribution and an explanation (may be empty) for a class of a known framework; else None."""
     for base in cls.__mro__:
         root = str(base.__module__).partition(".")[0]
         if root == "keras":
-            return _of_keras()
+            return _keras_hint()
         if root in HINTS:
             return (*HINTS[root], "")
     return None
 
 
-def _of_keras() -> tuple[str, str, str]:
+def _keras_hint() -> tuple[str, str, str]:
     config = getattr(sys.modules.get("keras"), "config", None)
-    framework = _KERAS.get(config.backend() if config is not None else "", "tensorflow")
-    return framework, distribution_for(framework), f"Keras computes by {framework} here, as KERAS_BACKEND says"
+    name = config.backend() if config is not None else ""
+    framework = name if name in HINTS else "tensorflow"
+    return framework, distribution_for(framework), f"KERAS_BACKEND makes Keras compute with {framework} here"
 
 
 def distribution_for(framework: str) -> str:
-    """The distribution that serves a framework, `""` if none is known."""
-    return next((dist for name, dist in HINTS.values() if name == framework), "")
+    """The distribution whose plugin runs a framework, `""` if none is known."""
+    return next((distribution for name, distribution in HINTS.values() if name == framework), "")
 
 
 def install_line(distribution: str) -> str:
-    """The command that installs a distribution."""
+    """The shell command that installs a distribution."""
     return f"python -m pip install {distribution}"

@@ -1,4 +1,4 @@
-"""Discovery: plugins are loaded on first need, each on its own, into one table keyed by (framework, kind)."""
+"""Registry: plugins, loaded on first need into one table of backends by (framework, kind)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
+from anyaccel import plugin_loader as loader
 from anyaccel.backend import Backend, Compute, ComputingBackend, Exchange
 from anyaccel.device import Device
 from anyaccel.errors import (
@@ -20,50 +21,38 @@ from anyaccel.errors import (
     PluginError,
 )
 from anyaccel.install_hints import distribution_for, hint_of, install_line
-from anyaccel.plugin_loader import (
-    SWITCH,
-    Plugin,
-    check_hooks,
-    check_kinds,
-    installed,
-    new_manager,
-    offered,
-    own_distribution,
-    wanted,
-)
+from anyaccel.plugin_loader import Plugin
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-BUILT_IN = "numpy"
-
 
 class Registry:
-    """The table of backends. `load` fills it on first need, once, under a lock.
+    """The table of backends; thread-safe, and filled once, on first need.
 
     Args:
-        built_in: makes the embedded backend.
-        entry_points: gives the entry points to load; by default those of the group `anyaccel`.
+        built_in: creates core's own backend.
+        entry_points: gives the entry points to load; by default those of installed distributions.
     """
 
     def __init__(
-        self, built_in: Callable[[], Backend], entry_points: Callable[[], Iterable[EntryPoint]] | None = None
+        self,
+        built_in: Callable[[], Backend] = loader.built_in_backend,
+        entry_points: Callable[[], Iterable[EntryPoint]] = loader.installed,
     ) -> None:
         self._built_in = built_in
-        self._entry_points = entry_points or installed
+        self._entry_points = entry_points
         self._lock = threading.RLock()
         self._loaded = False
         self._loading = False
-        self._begin()
-
-    # -- loading ---------------------------------------------------------------------------------------------------
+        self._clear()
 
     def load(self) -> None:
-        """Load the embedded backend and every plugin, once. Never raises: what failed is in `plugins`."""
+        """Load the built-in backend and every plugin, once. Never raises: `plugins` has what failed."""
         if self._loaded:
             return
         with self._lock:
-            if self._loaded or self._loading:  # a plugin that asks while it is loaded sees what is there so far
+            if self._loaded or self._loading:  # a plugin that asks while it is loaded sees what is loaded so far
                 return
             self._loading = True
             try:
@@ -73,26 +62,25 @@ class Registry:
                 self._loading = False
 
     def _load(self) -> None:
-        self._begin()
-        self._enter(Plugin(BUILT_IN, *own_distribution(), backends=(self._built_in(),)))
-        allowed = wanted()
-        for entry in sorted(self._entry_points(), key=lambda found: (found.name, found.value)):
+        self._clear()  # a load that Ctrl-C ended starts again
+        self._enter(Plugin(loader.BUILT_IN, *loader.own_distribution(), backends=(self._built_in(),)))
+        allowed = loader.wanted()
+        for entry in sorted(self._entry_points(), key=lambda entry: (entry.name, entry.value)):
             if allowed is None or entry.name in allowed:
                 self._load_entry(entry)
 
-    def _begin(self) -> None:
-        """Empty tables: a load that Ctrl-C ended begins anew."""
+    def _clear(self) -> None:
         self._plugins: dict[str, Plugin] = {}
         self._table: dict[tuple[str, str], Backend] = {}
         self._policies: dict[str, Callable[..., Any]] = {}
         self._owners: dict[type, tuple[str, ...]] = {}
-        self._hooks = new_manager()
+        self._hooks = loader.new_hooks()
 
     def register(self, module: Any, name: str) -> None:
-        """Enter a plugin by hand, as an entry point of that name would. For tests and notebooks.
+        """Register a plugin module by hand, as an entry point of that name would. For tests and notebooks.
 
         Raises:
-            PluginError: it is broken, or claims what another has.
+            PluginError: it is broken, or offers what another plugin has.
         """
         self.load()
         with self._lock:
@@ -105,61 +93,48 @@ class Registry:
 
     def _load_entry(self, entry: EntryPoint) -> None:
         dist = entry.dist
-        found = Plugin(entry.name, dist.name if dist else "", dist.version if dist else "")
-        plugin = self._try(found, entry.load)
+        plugin = self._try(Plugin(entry.name, dist.name if dist else "", dist.version if dist else ""), entry.load)
         if plugin.error is not None:
-            self._plugins[found.name if found.name not in self._plugins else f"{found.name} ({entry.value})"] = plugin
+            self._plugins[entry.name if entry.name not in self._plugins else f"{entry.name} ({entry.value})"] = plugin
 
-    def _try(self, found: Plugin, import_it: Callable[[], Any]) -> Plugin:
+    def _try(self, plugin: Plugin, load: Callable[[], Any]) -> Plugin:
         try:
-            return self._take(found, import_it())
-        except (Exception, SystemExit) as error:  # a broken plugin must break nobody else: remembered and told on need
-            return Plugin(found.name, found.distribution, found.version, error)
+            return self._add(plugin, load())
+        except (Exception, SystemExit) as error:  # a broken plugin must break no other: kept, and told when needed
+            return Plugin(plugin.name, plugin.distribution, plugin.version, loader.load_error(plugin, error))
 
-    def _take(self, found: Plugin, module: Any) -> Plugin:
-        if found.name in self._plugins:
+    def _add(self, plugin: Plugin, module: Any) -> Plugin:
+        if plugin.name in self._plugins:
             raise PluginError(
-                f"the name {found.name!r} is taken",
-                available=f"{self._plugins[found.name]} has it",
-                hint=f"uninstall one of them, or rename the entry point of {found.distribution or found.name}",
+                f"two plugins are called {plugin.name!r}",
+                available=f"{self._plugins[plugin.name]} is loaded",
+                hint=f"uninstall one of them, or rename the entry point of {plugin.source}",
             )
-        check_hooks(found.name, module)
-        backends = offered(found, module, "backends", list, [])
-        policies = offered(found, module, "policies", dict, {})
-        plugin = Plugin(found.name, found.distribution, found.version, backends=tuple(backends))
-        self._check_rows(plugin)
-        self._hooks.register(module, found.name)
+        loader.check_hooks(plugin.name, module)
+        backends = loader.offered(plugin, module, "backends", list, [])
+        policies = loader.offered(plugin, module, "policies", dict, {})
+        plugin = Plugin(plugin.name, plugin.distribution, plugin.version, backends=tuple(backends))
+        loader.check_backends(plugin)
+        self._check_free(plugin)
+        self._hooks.register(module, plugin.name)
         self._enter(plugin)
         self._policies.update(policies)
         return plugin
 
-    def _check_rows(self, plugin: Plugin) -> None:
-        mine: set[tuple[str, str]] = set()
-        for backend in plugin.backends:
-            if not isinstance(backend, Backend):
+    def _check_free(self, plugin: Plugin) -> None:
+        offered: set[tuple[str, str]] = set()
+        for pair in ((backend.framework, kind) for backend in plugin.backends for kind in backend.kinds):
+            shown = " on ".join(pair)
+            if pair in offered:
+                raise PluginError(f"plugin {plugin.name} offers {shown} twice", hint="offer it once")
+            offered.add(pair)
+            if pair in self._table:
+                holder = next(other for other in self._plugins.values() if self._table[pair] in other.backends)
                 raise PluginError(
-                    f"plugin {plugin.name} offers {type(backend).__name__}, which is not a Backend",
-                    hint=f"derive it from anyaccel.Backend, or update {plugin.distribution or plugin.name}",
+                    f"plugin {plugin.name} offers {shown}, which another plugin has",
+                    available=f"{shown} by {holder}",
+                    hint=f"uninstall {plugin.source} or {holder.source}",
                 )
-            if backend.framework == BUILT_IN:
-                raise PluginError(f"plugin {plugin.name} claims {BUILT_IN!r}, which is core's own", hint="rename it")
-            check_kinds(plugin, backend.kinds)
-            for kind in backend.kinds:
-                self._check_free(plugin, (backend.framework, kind), mine)
-
-    def _check_free(self, plugin: Plugin, pair: tuple[str, str], mine: set[tuple[str, str]]) -> None:
-        shown = " on ".join(pair)
-        if pair in mine:
-            raise PluginError(f"plugin {plugin.name} offers {shown} twice", hint="offer it once")
-        mine.add(pair)
-        if pair in self._table:
-            holder = next(one for one in self._plugins.values() if self._table[pair] in one.backends)
-            names = [one.distribution or one.name for one in (plugin, holder)]
-            raise PluginError(
-                f"plugin {plugin.name} claims {shown}",
-                available=f"{holder} serves it",
-                hint=f"uninstall {' or '.join(names)}",
-            )
 
     def _enter(self, plugin: Plugin) -> None:
         self._plugins[plugin.name] = plugin
@@ -168,11 +143,9 @@ class Registry:
                 self._table[backend.framework, kind] = backend
         self._owners.clear()
 
-    # -- asking ----------------------------------------------------------------------------------------------------
-
     @property
     def plugins(self) -> tuple[Plugin, ...]:
-        """Every plugin found, in the order of loading, the broken ones too."""
+        """Every plugin in the order of loading, broken ones included."""
         self.load()
         return tuple(self._plugins.values())
 
@@ -184,12 +157,12 @@ class Registry:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Frameworks that are served here."""
+        """The frameworks that have a backend."""
         return tuple(dict.fromkeys(backend.framework for backend in self.backends))
 
     @property
     def hooks(self) -> pluggy.PluginManager:
-        """The plugins' hook implementations, for the moments of a phase."""
+        """The plugins' hook implementations."""
         self.load()
         return self._hooks
 
@@ -197,7 +170,7 @@ class Registry:
         """A placement policy by name.
 
         Raises:
-            PluginError: nobody offers it.
+            PluginError: no plugin offers it.
         """
         self.load()
         if name not in self._policies:
@@ -209,97 +182,86 @@ class Registry:
         return self._policies[name]
 
     def kinds(self, framework: str) -> tuple[str, ...]:
-        """Kinds of device that a framework is served on.
+        """Kinds of device that a framework runs on.
 
         Raises:
-            FrameworkError: nobody serves the framework.
+            FrameworkError: no plugin runs the framework.
         """
         self.load()
         kinds = tuple(kind for name, kind in self._table if name == framework)
         if not kinds:
-            raise self._unserved(framework)
+            raise self._no_plugin(framework)
         return kinds
 
     def serves(self, framework: str, kind: str) -> bool:
-        """Whether a framework is served on a kind of device."""
+        """Whether a plugin runs a framework on a kind of device."""
         self.load()
         return (framework, kind) in self._table
 
     def find(self, framework: str, kind: str | None = None) -> Backend:
-        """The backend of a framework on a kind of device; without a kind, the first that its plugin offers.
+        """The backend of a framework on a kind of device; without a kind, on the CPU, or else on its first kind.
 
         Raises:
-            FrameworkError: nobody serves the framework, or not on this kind.
+            FrameworkError: no plugin runs the framework, or not on this kind.
         """
         kinds = self.kinds(framework)
         if kind is None:
             return self._table[framework, "cpu" if "cpu" in kinds else kinds[0]]
         if kind not in kinds:
-            known = sorted({k for _, k in self._table})
             raise FrameworkError(
-                f"{framework} is not served on {kind!r}" + ("" if kind in known else ", a kind nobody serves here"),
+                f"no installed plugin runs {framework} on {kind!r}",
                 available=f"{framework} on {', '.join(kinds)}",
-                hint="choose one of these, or install the plugin for it",
+                hint="choose one of these, or install a plugin for it",
             )
         return self._table[framework, kind]
 
     def computing(self, framework: str, kind: str | None = None) -> ComputingBackend:
-        """The backend of a framework as `find` gives it, with the capabilities that a graph needs.
+        """The backend that `find` gives, if it has the capabilities that a graph needs.
 
         Raises:
-            CapabilityError: it does not declare them.
+            FrameworkError: no plugin runs the framework, or not on this kind.
+            CapabilityError: the backend does not declare exchange and compute.
         """
         backend = self.find(framework, kind)
         if not (isinstance(backend, Compute) and isinstance(backend, Exchange)):
             raise CapabilityError(
-                f"the backend of {framework} does not compute",
-                available="it can place and move",
+                f"the backend of {framework} cannot compute",
+                available="place and move",
                 hint="use a plugin that declares the capabilities exchange and compute",
             )
         return cast(ComputingBackend, backend)
 
     def serving(self, framework: str, device: Device, *, vendor: str = "") -> Backend:
-        """The backend of a framework on a device that is on this machine now.
-
-        Args:
-            framework: who computes.
-            device: where.
-            vendor: if not empty, the vendor that the device must be of, where that can be told.
+        """The backend of a framework on a device of this machine; `vendor` is that of the device, `""` for any.
 
         Raises:
-            FrameworkError: the framework is not served there.
+            FrameworkError: no plugin runs the framework on this kind of device.
             DeviceUnavailableError: the device is not on this machine, or of another vendor.
         """
         backend = self.find(framework, device.kind)
-        there = backend.devices()
-        if device not in there:
+        usable = backend.devices()
+        if device not in usable:
             reason = backend.unavailable_reason(device)
             raise DeviceUnavailableError(
                 f"{device} is not on this machine for {framework}" + (f" ({reason})" if reason else ""),
-                available=", ".join(map(str, there)) or "no device",
-                hint=self._remedy_for(device, there),
+                available=", ".join(map(str, usable)) or "no device",
+                hint=_device_hint(device, usable),
             )
-        found = backend.device_info(device).vendor if vendor else ""
-        if found and found != vendor:
+        actual = backend.device_info(device).vendor if vendor else ""
+        if actual and actual != vendor:
             raise DeviceUnavailableError(
-                f"{device} is of {found}, and {vendor} was asked for",
-                available=", ".join(map(str, there)),
-                hint=f"write '{device}' for the device of any vendor",
+                f"{device} is a device of {actual}, not of {vendor}",
+                available=", ".join(map(str, usable)),
+                hint=f"write '{device}' for a device of any vendor",
             )
         return backend
-
-    def _remedy_for(self, device: Device, there: Iterable[Device]) -> str:
-        if device.kind == "sim":
-            return f"make simulated devices first: anyaccel.simulate({device.index + 1})"
-        first = next(iter(there), None)
-        return f"use one of these, such as '{first}'" if first else "run `anyaccel devices` to see why"
 
     def owner(self, obj: Any) -> str:
         """The framework that an object belongs to. Imports nothing.
 
         Raises:
-            NoBackendError: nobody owns it.
-            AmbiguousOwnerError: several frameworks claim it.
+            NoBackendError: no backend owns it.
+            AmbiguousOwnerError: backends of several frameworks own it.
         """
         owners = self.owners(obj)
         if len(owners) == 1:
@@ -307,69 +269,63 @@ class Registry:
         name = f"{type(obj).__module__}.{type(obj).__qualname__}"
         if owners:
             raise AmbiguousOwnerError(
-                f"{name} is claimed by {' and '.join(owners)}",
-                hint=f"say which: ModelNode(..., framework={owners[0]!r})",
+                f"{name} belongs to several frameworks: {' and '.join(owners)}",
+                hint=f"name one: ModelNode(..., framework={owners[0]!r})",
             )
-        raise self._unowned(name, obj)
+        raise self._no_owner(name, obj)
 
     def owners(self, obj: Any) -> tuple[str, ...]:
-        """The frameworks that claim an object: none, one, or several."""
+        """The frameworks whose backends own an object: none, one, or several."""
         self.load()
         cls = type(obj)
         if cls not in self._owners:
-            self._owners[cls] = tuple(dict.fromkeys(b.framework for b in self._candidates(cls) if b.owns(obj)))
+            candidates = (backend for backend in self._candidates(cls) if backend.owns(obj))
+            self._owners[cls] = tuple(dict.fromkeys(backend.framework for backend in candidates))
         return self._owners[cls]
 
     def _candidates(self, cls: type) -> Iterator[Backend]:
+        """Backends whose framework is imported and could have defined the class or a base of it."""
         roots = {str(base.__module__).partition(".")[0] for base in cls.__mro__}
         for backend in self.backends:
             if any(root in roots and root in sys.modules for root in backend.import_roots):
                 yield backend
 
-    # -- telling ---------------------------------------------------------------------------------------------------
-
-    def _broken(self, distribution: str, framework: str) -> Plugin | None:
-        return next(
-            (
-                p
-                for p in self._plugins.values()
-                if p.error is not None and (p.name == framework or (distribution and p.distribution == distribution))
-            ),
-            None,
-        )
-
-    def _unserved(self, framework: str) -> FrameworkError:
-        distribution = distribution_for(framework)
-        there = "served here: " + ", ".join(self.frameworks)
-        broken = self._broken(distribution, framework)
-        if broken is not None:
-            return FrameworkError(
-                f"{framework} is not served: its plugin {broken} is installed but broken ({broken.cause})",
-                available=there,
-                hint=broken.remedy,
-            )
-        remedy = (
-            install_line(distribution) if distribution else "check the spelling, or install the plugin that serves it"
-        )
-        asked = f"no plugin for the framework {framework!r} is installed"
-        allowed = wanted()
+    def _no_plugin(self, framework: str) -> FrameworkError:
+        distribution, available = distribution_for(framework), ", ".join(self.frameworks)
+        for plugin in self._plugins.values():
+            same = plugin.name == framework or (distribution and plugin.distribution == distribution)
+            if same and plugin.error is not None:
+                return FrameworkError(
+                    f"the plugin for {framework}, {plugin}, is installed but broken ({plugin.cause})",
+                    available=available,
+                    hint=plugin.remedy,
+                )
+        hint = install_line(distribution) if distribution else "check the spelling, or install its plugin"
+        problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()
         if allowed is not None and framework not in allowed:
-            asked = f"no plugin for the framework {framework!r} is loaded, and {SWITCH} says which are"
-            remedy = f"add it to {SWITCH} ({','.join(sorted(allowed))!r} now), or {remedy}"
-        return FrameworkError(asked, available=there, hint=remedy)
+            problem = f"no plugin for the framework {framework!r} is loaded, and {loader.SWITCH} says which are"
+            hint = f"add it to {loader.SWITCH} ({','.join(sorted(allowed))!r} now), or {hint}"
+        return FrameworkError(problem, available=available, hint=hint)
 
-    def _unowned(self, name: str, obj: Any) -> NoBackendError:
-        there = "backends for " + ", ".join(self.frameworks)
-        hint = hint_of(type(obj))
-        if hint is not None and hint[0] not in self.frameworks:
-            inner = self._unserved(hint[0])
-            asked = f"{name} has no backend: {inner.problem}" + (f"; {hint[2]}" if hint[2] else "")
-            return NoBackendError(asked, available=there, hint=inner.hint)
+    def _no_owner(self, name: str, obj: Any) -> NoBackendError:
+        available = f"backends for {', '.join(self.frameworks)}"
+        framework, _, explanation = hint_of(type(obj)) or ("", "", "")
+        if framework and framework not in self.frameworks:
+            reason = self._no_plugin(framework)
+            problem = f"{name} has no backend: {reason.problem}" + (f"; {explanation}" if explanation else "")
+            return NoBackendError(problem, available=available, hint=reason.hint)
         return NoBackendError(
             f"{name} has no backend: no installed plugin owns it",
-            available=there,
-            hint="install the plugin of its framework, or say ModelNode(..., framework=...)",
+            available=available,
+            hint="install the plugin of its framework, or name it: ModelNode(..., framework=...)",
         )
+
+
+def _device_hint(device: Device, usable: Iterable[Device]) -> str:
+    if device.kind == "sim":
+        return f"create simulated devices first: anyaccel.simulate({device.index + 1})"
+    first = next(iter(usable), None)
+    return f"use one of these, such as '{first}'" if first else "run `anyaccel devices` to see why"
 
 
 _lock = threading.Lock()
@@ -377,10 +333,8 @@ _registry: list[Registry] = []
 
 
 def registry() -> Registry:
-    """The registry of this process, made on first use."""
+    """The registry of this process, created on first use."""
     with _lock:
         if not _registry:
-            from anyaccel.numpy_backend import NumpyBackend  # needs NumPy, which looking up nothing does not
-
-            _registry.append(Registry(NumpyBackend))
+            _registry.append(Registry())
         return _registry[0]

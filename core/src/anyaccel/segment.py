@@ -1,4 +1,4 @@
-"""What a backend is given to compute: tensors' specifications, and a segment of a graph as plain values."""
+"""Segment: the part of a graph that one backend computes, as plain values; and the specs of its tensors."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ def _item_size(dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One node of a segment: a model, or (`model` is None) the concatenation of its inputs along `axis`.
+    """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis`.
 
-    `inputs` and `outputs` are names of values: columns, outputs of other operations, or what crosses a border.
-    `axis` counts the axes of one sample, as negative numbers do; the batch is never joined. `trainable` says whether
-    it is computed in training mode while others train; what is updated then is said by the groups.
+    `inputs` and `outputs` are names of values. `axis` is an axis of one sample, without the batch. `trainable` says
+    whether it runs in training mode in a training step; `Segment.groups` say which parameters change.
     """
 
     label: str
@@ -55,7 +54,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """A loss at work in a segment: `inputs` are names of values, `device` is that of the node it is on."""
+    """A loss of a segment: `inputs` are names of values, `device` is the device of the node `on`."""
 
     label: str
     on: str
@@ -67,7 +66,7 @@ class LossTerm:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """The trainable nodes of a segment that share one optimizer. `name` is the same in every segment of a graph."""
+    """The trainable nodes of a segment that share an optimizer. `name` is the same in every segment of a graph."""
 
     name: str
     optimizer: Optimizer
@@ -76,9 +75,9 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What an optimizer keeps for one node: steps done, and per parameter its named slots (framework tensors).
+    """An optimizer's state of one node: the number of steps, and for each parameter its slots (framework tensors).
 
-    A program starts afresh where the slots or shapes are not those of its own recipe.
+    A program starts from zero where the slots or shapes do not match its own optimizer.
     """
 
     step: int = 0
@@ -87,13 +86,14 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The part of a graph that one backend computes, made concrete: operations in order, and where values go.
+    """The part of a graph that one backend computes: operations in topological order, inputs and outputs by name.
 
-    `inputs` maps the name of each value that comes from outside to its specification and the device it arrives on;
-    the order is that in which a Program takes them. `needs_pullback` names those inputs whose cotangents are wanted
-    (they come from trained nodes of other segments). `outputs` names the values that others need. `states` holds the
-    optimizer state of earlier phases by node. `compile` is `"off"` where nothing may be compiled: what a user's model
-    does, prints or raises happens in each step, line by line.
+    Attributes:
+        inputs: spec and device of each value from outside, by name, in the order in which a Program takes them.
+        outputs: names of the values that other segments or the caller need.
+        needs_pullback: the inputs whose cotangents are wanted, because trained nodes of other segments gave them.
+        states: optimizer state of earlier phases, by node.
+        compile: `"off"` if nothing may be compiled, so that each step runs the user's model line by line.
     """
 
     label: str

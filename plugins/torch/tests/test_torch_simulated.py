@@ -146,7 +146,7 @@ except anyaccel.errors.FrameworkError as error:
 """
     first, second = told(program, simulate=None).splitlines()
     assert first == "TorchBackend False"
-    assert second.startswith("torch is not served on 'sim'. Available: torch on gpu, xpu, cpu.")
+    assert second.startswith("no installed plugin runs torch on 'sim'. Available: torch on gpu, xpu, cpu.")
 
 
 def test_start_enters_them_though_the_plugins_are_loaded() -> None:

@@ -162,7 +162,7 @@ def test_the_demo_says_that_a_framework_does_not_compute(call):
     serve(TinyBackend("tiny", ("gpu:1", "cpu")))
     answer = call("demo", "--framework", "tiny", "--device", "gpu:1")
     assert answer.exit_code == 2
-    assert "the backend of tiny does not compute" in answer.stderr
+    assert "the backend of tiny cannot compute" in answer.stderr
 
 
 # -- devices and plugins -----------------------------------------------------------------------------------------------

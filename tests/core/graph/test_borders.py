@@ -372,7 +372,7 @@ def test_a_plugin_that_is_switched_off_is_told_of(serve, monkeypatch):
     with pytest.raises(errors.FrameworkError) as caught:
         serve().find("torch")
     assert str(caught.value) == (
-        "no plugin for the framework 'torch' is loaded, and ANYACCEL_PLUGINS says which are. Available: served here: "
+        "no plugin for the framework 'torch' is loaded, and ANYACCEL_PLUGINS says which are. Available: "
         "numpy. Hint: add it to ANYACCEL_PLUGINS ('other' now), or python -m pip install anyaccel-torch."
     )
 
@@ -391,6 +391,6 @@ def test_a_model_of_a_framework_without_its_plugin_is_no_estimator(serve, table,
     framework = backend or "tensorflow"
     assert str(caught.value) == (
         f"node 'net': keras.src.Sequential has no backend: no plugin for the framework '{framework}' is installed; "
-        f"Keras computes by {framework} here, as KERAS_BACKEND says. Available: backends for numpy. Hint: "
+        f"KERAS_BACKEND makes Keras compute with {framework} here. Available: backends for numpy. Hint: "
         f"python -m pip install anyaccel-{framework}."
     )

@@ -76,7 +76,7 @@ def test_nothing_crosses_in_the_loop_but_what_the_plan_lists(nodes):
         graph = build(nodes)
         phase = EvalPhase("e", data="all", batch_size=BATCH, callbacks=[Clear(devices)])
         result = Experiment("x", graph).run_phase(phase)
-        outputs = {label: graph.shapes.specs[label].nbytes for label in graph.tails}
+        outputs = {label: graph.shapes.specs[label].nbytes for label in graph.output_nodes}
         numbers, nbytes = expected(result.plan, outputs)
         batches = ROWS // BATCH
         for device in devices:

@@ -82,7 +82,7 @@ def test_a_drawing_names_each_node_its_model_its_device_and_its_shapes(mixed):
 
 def test_a_drawing_is_told_to_those_who_do_not_see_it(mixed):
     root = parsed(mixed.visualize("svg"))
-    title = root.find(f"{NS}title").message
+    title = root.find(f"{NS}title").text
     assert root.attrib["role"] == "img" and root.attrib["aria-label"] == title
     assert title == "Graph mixed. left: sim:0; right: sim:1; both: sim:0; head: sim:0"
 
@@ -156,7 +156,7 @@ def test_a_long_label_fits_its_box_and_is_whole_in_the_title():
     long = "an encoder with a label that is much too long for any box"
     card = cards(parsed(svg(Picture("g", (Box("n0", "model", long, where="cpu:0", device="cpu:0"),), ()))))[long]
     assert words(card)[0].endswith("…") and words(card)[1] == "cpu:0"
-    assert card.find(f"{NS}title").message == f"{long}: cpu:0"
+    assert card.find(f"{NS}title").text == f"{long}: cpu:0"
     width = max(float(one.attrib["width"]) for one in card.iter(f"{NS}rect"))
     assert text_width(words(card)[0], 13, bold=True) + text_width("cpu:0", 11.5) < width
 

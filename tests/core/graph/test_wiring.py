@@ -120,7 +120,7 @@ def test_an_optimizer_that_is_none_is_named(table, mlp):
 def test_nodes_are_found_by_label_in_the_order_given(chain):
     assert list(chain.nodes) == ["a", "b", "c"]
     assert chain["b"] is chain.nodes["b"]
-    assert (chain.heads, chain.tails, chain.frozen) == (("a",), ("c",), ())
+    assert (chain.input_nodes, chain.output_nodes, chain.frozen) == (("a",), ("c",), ())
     assert repr(chain) == "ModelGraph(a, b, c; 'graph')"
 
 

@@ -285,7 +285,7 @@ def test_a_device_for_afterwards_that_is_not_here(house):
     house(
         training(final_device="sim:9"), DeviceUnavailableError, "sim:9 is not on this machine for numpy", "sim:0, sim:1"
     )
-    house(evaluation(final_device="gpu:3"), FrameworkError, "numpy is not served on 'gpu'", "numpy on cpu, sim")
+    house(evaluation(final_device="gpu:3"), FrameworkError, "no installed plugin runs numpy on 'gpu'", "numpy on cpu, sim")
 
 
 def test_a_policy_that_nobody_offers(house):
@@ -307,13 +307,13 @@ def test_a_fallback_where_warnings_are_errors(numpy_only, line, experiment, trai
 
 def test_a_fallback_is_forbidden_by_strict(numpy_only, line, experiment, train):
     offer_tpu(numpy_only)
-    with pytest.raises(FrameworkError, match="node 'net': numpy is not served on 'tpu'"):
+    with pytest.raises(FrameworkError, match="node 'net': no installed plugin runs numpy on 'tpu'"):
         experiment(line()).run_phase(train(accelerator="tpu", strict=True))
 
 
 def test_nodes_that_are_not_served_afterwards_stay_unless_it_is_strict(numpy_only, line, experiment, train):
     offer_tpu(numpy_only)
-    with pytest.raises(FrameworkError, match="numpy is not served on 'tpu'"):
+    with pytest.raises(FrameworkError, match="no installed plugin runs numpy on 'tpu'"):
         experiment(line()).run_phase(train(final_device="tpu"))
 
 

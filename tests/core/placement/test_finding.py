@@ -132,5 +132,5 @@ def test_new_tensors_land_where_the_scope_says_and_then_as_before(three, where):
 
 
 def test_a_scope_for_a_framework_that_is_not_served_there_is_an_error(three):
-    with pytest.raises(FrameworkError, match="a is not served on 'gpu'"):
+    with pytest.raises(FrameworkError, match="no installed plugin runs a on 'gpu'"):
         scope("gpu", "a")

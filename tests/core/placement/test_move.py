@@ -214,7 +214,7 @@ def test_a_mapping_that_cannot_be_made_anew_is_told_with_what_to_write(tiny):
         def __len__(self):
             return len(self.items_)
 
-    with pytest.raises(MoveError, match=r"a Stubborn cannot be made anew .* __anyaccel_move__"):
+    with pytest.raises(MoveError, match=r"a Stubborn cannot be rebuilt .* __anyaccel_move__"):
         move(Stubborn(tiny.new(), 1), SIM)
 
 
@@ -300,7 +300,7 @@ def test_arrays_become_tensors_of_the_framework_that_was_named(use):
 
 
 def test_a_framework_that_takes_no_arrays_is_told(tiny):
-    with pytest.raises(CapabilityError, match="takes no arrays from the host"):
+    with pytest.raises(CapabilityError, match="cannot create tensors from NumPy arrays"):
         move(np.arange(3), SIM, framework="tiny")
 
 
@@ -326,7 +326,7 @@ def test_b12_a_device_that_is_not_there_is_an_error_before_anything_moves(tiny, 
 
 @pytest.mark.parametrize("act", [move, place])
 def test_a_kind_that_the_framework_is_not_served_on_is_an_error(tiny, act):
-    with pytest.raises(FrameworkError, match="tiny is not served on 'mps'"):
+    with pytest.raises(FrameworkError, match="no installed plugin runs tiny on 'mps'"):
         act(tiny.new(), "mps")
 
 
@@ -334,6 +334,6 @@ def test_a_kind_that_the_framework_is_not_served_on_is_an_error(tiny, act):
 def test_a_vendor_word_holds_for_move_and_place(use, act):
     backend = TinyBackend("tiny", ("cpu", "gpu:0"), vendor="amd")
     use(backend)
-    with pytest.raises(DeviceUnavailableError, match="gpu:0 is of amd, and nvidia was asked for"):
+    with pytest.raises(DeviceUnavailableError, match="gpu:0 is a device of amd, not of nvidia"):
         act(backend.new(), "cuda")
     assert act(backend.new(), "rocm").device == Device("gpu")

@@ -68,12 +68,12 @@ NAMED = {
     "misspelt": ("PluginValidationError", "unknown hook 'backend'"),
     "argument": ("PluginValidationError", "loss"),
     "lacking": ("TypeError", "move"),
-    "theft": ("claims good on cpu", "anyaccel-good"),
-    "number": ("backends() of plugin number gave int", "not a list"),
-    "word": ("backends() of plugin word gave str", "not a list"),
+    "theft": ("offers good on cpu", "anyaccel-good"),
+    "number": ("backends() of plugin number returned int", "not list"),
+    "word": ("backends() of plugin word returned str", "not list"),
     "alien": ("offers object", "not a Backend"),
-    "shadow": ("claims 'numpy'", "core's own"),
-    "policy": ("policies() of plugin policy gave list", "not a dict"),
+    "shadow": ("offers the framework 'numpy'", "core's own"),
+    "policy": ("policies() of plugin policy returned list", "not dict"),
     "exits": ("SystemExit", "3"),
 }
 
@@ -128,14 +128,14 @@ def test_two_plugins_of_one_name_are_both_listed_and_the_first_wins(make):
     registry = make(first, second)
     assert registry.frameworks == ("numpy", "first")
     refused = registry.plugins[-1]
-    assert "the name 'twice' is taken" in refused.cause and "anyaccel-a 1" in refused.cause
+    assert "two plugins are called 'twice'" in refused.cause and "anyaccel-a 1" in refused.cause
     assert "anyaccel-b" in refused.remedy
 
 
 def test_a_plugin_cannot_take_the_name_of_the_built_in_one(make):
     registry = make(entry("numpy", plugin_module("fake", backends=lambda: [TinyBackend("other")]), "anyaccel-fake"))
     assert registry.frameworks == ("numpy",)
-    assert "the name 'numpy' is taken" in registry.plugins[-1].cause
+    assert "two plugins are called 'numpy'" in registry.plugins[-1].cause
 
 
 def test_a_generator_that_fails_tells_its_own_reason(make):
@@ -159,7 +159,7 @@ def test_a_module_that_two_entry_points_name_is_listed_once_as_good(make):
 
 def test_register_by_hand_raises_what_is_wrong(make):
     registry = make(good_entry())
-    with pytest.raises(PluginError, match=r"claims good on cpu.*a-good.*uninstall"):
+    with pytest.raises(PluginError, match=r"offers good on cpu.*a-good.*uninstall"):
         registry.register(plugin_module("theft", backends=lambda: [TinyBackend("good")]), "theft")
     assert [p.name for p in registry.plugins] == ["numpy", "a-good"]
 

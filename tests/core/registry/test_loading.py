@@ -189,9 +189,7 @@ def test_a_distribution_of_its_own_serves(installed, tmp_path):
 def test_a_distribution_that_fails_to_import_is_told_with_name_version_and_cause(installed, tmp_path):
     installed("anyaccel-torch", "import a_framework_that_is_missing")
     said = in_a_clean_process(tmp_path, "registry.find('torch')")
-    assert said.startswith(
-        "FrameworkError torch is not served: its plugin torch (anyaccel-torch 7.1) is installed but broken"
-    )
+    assert said.startswith("FrameworkError the plugin for torch, torch (anyaccel-torch 7.1), is installed but broken")
     assert "No module named 'a_framework_that_is_missing'" in said
     assert "install the module 'a_framework_that_is_missing', or uninstall anyaccel-torch" in said
 

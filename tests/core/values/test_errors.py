@@ -16,15 +16,15 @@ def test_each_error_is_one_of_ours_and_says_what_it_is(cls):
 
 
 @pytest.mark.parametrize("cls", ALL)
-def test_each_error_reads_in_the_one_order(cls):
+def test_an_error_reads_problem_available_hint(cls):
     error = cls("gpu:7 is not here.", available="cpu:0", hint="use cpu:0")
     assert str(error) == "gpu:7 is not here. Available: cpu:0. Hint: use cpu:0."
-    assert (error.asked, error.there, error.remedy) == ("gpu:7 is not here.", "cpu:0", "use cpu:0")
+    assert (error.problem, error.available, error.hint) == ("gpu:7 is not here.", "cpu:0", "use cpu:0")
 
 
 @pytest.mark.parametrize(
     ("parts", "text"),
-    [({}, "asked."), ({"there": "a"}, "asked. Available: a."), ({"remedy": "b"}, "asked. Hint: b.")],
+    [({}, "problem."), ({"available": "a"}, "problem. Available: a."), ({"hint": "b"}, "problem. Hint: b.")],
 )
 def test_a_part_that_is_empty_is_left_out(parts, text):
-    assert str(errors.AnyaccelError("asked", **parts)) == text
+    assert str(errors.AnyaccelError("problem", **parts)) == text

@@ -60,8 +60,8 @@ def test_a_class_takes_arguments():
             "no loss is called 'cross_entropi'. Available: mse, mae, cross_entropy, binary_cross_entropy. "
             "Hint: did you mean 'cross_entropy'?",
         ),
-        ({"loss": "mse", "loss_kwargs": {"a": 1, "b": 2}}, "loss 'mse' was given a, b, and takes no arguments"),
-        ({"loss": own_loss, "loss_kwargs": {"a": 1}}, "loss 'own_loss' was given a, and takes no arguments"),
+        ({"loss": "mse", "loss_kwargs": {"a": 1, "b": 2}}, "loss 'mse' takes no arguments, got a, b"),
+        ({"loss": own_loss, "loss_kwargs": {"a": 1}}, "loss 'own_loss' takes no arguments, got a"),
         ({"loss": 3}, "3 is not a loss. Available: names: mse,"),
     ],
 )

@@ -10,25 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyaccel.html import (
-    NOWHERE,
-    ROWS,
-    Markup,
-    badge,
-    colours,
-    cut,
-    element,
-    escaped,
-    guarded,
-    joined,
-    line,
-    listing,
-    page,
-    row,
-    size,
-    table,
-    text,
-)
+from anyaccel.display import ROWS, cut, guarded, line, listing, page, row, size, table
+from anyaccel.html import NOWHERE, Markup, badge, colours, element, escaped, joined, text
 
 GPUS = [f"gpu:{i}" for i in range(7)]
 
@@ -77,7 +60,7 @@ def test_an_object_that_cannot_be_told_is_told_all_the_same():
         def __str__(self) -> str:
             raise ValueError("no")
 
-    assert text(Mute()) == "Mute (ValueError when it is told as text)"
+    assert text(Mute()) == "Mute (ValueError in str)"
 
 
 def test_markup_is_not_escaped_twice_and_text_always_is():

@@ -80,11 +80,11 @@ def test_settings_may_be_given_in_any_order():
         ({"name": "exponential"}, "schedule 'exponential' lacks rate. Hint: give rate=..."),
         ({"name": "cosine", "steps": 3, "end": 1}, "schedule 'cosine' has no setting end. Available: steps, final."),
         ({"name": "constant", "steps": 3}, "schedule 'constant' has no setting steps. Available: none."),
-        ({"name": "linear", "steps": 0}, "schedule 'linear': steps=0 is not a count of steps"),
-        ({"name": "linear", "steps": 2.5}, "schedule 'linear': steps=2.5 is not a count of steps"),
-        ({"name": "step", "rate": 1, "every": -1}, "schedule 'step': every=-1 is not a count of steps"),
-        ({"warmup": -1}, "schedule 'constant': warmup=-1 is not a count of steps"),
-        ({"warmup": 0.5}, "schedule 'constant': warmup=0.5 is not a count of steps"),
+        ({"name": "linear", "steps": 0}, "schedule 'linear': steps=0 is not a number of steps"),
+        ({"name": "linear", "steps": 2.5}, "schedule 'linear': steps=2.5 is not a number of steps"),
+        ({"name": "step", "rate": 1, "every": -1}, "schedule 'step': every=-1 is not a number of steps"),
+        ({"warmup": -1}, "schedule 'constant': warmup=-1 is not a number of steps"),
+        ({"warmup": 0.5}, "schedule 'constant': warmup=0.5 is not a number of steps"),
     ],
 )
 def test_every_message_of_a_schedule(arguments, message):
@@ -95,7 +95,7 @@ def test_every_message_of_a_schedule(arguments, message):
 
 @pytest.mark.parametrize("wrong", [math.inf, math.nan, None])
 def test_a_count_that_is_no_number_is_told_too(wrong):
-    with pytest.raises(SpecError, match="is not a count of steps"):
+    with pytest.raises(SpecError, match="is not a number of steps"):
         Schedule("linear", steps=wrong)
 
 
@@ -206,6 +206,6 @@ def test_an_object_that_updates_nothing_is_told_shortly():
     with pytest.raises(SpecError) as caught:
         Optimizer(Adam())
     assert str(caught.value) == (
-        "an object of Adam is no optimizer that a graph can take. Available: names: sgd, momentum, adam, adamw. Hint: "
-        "give a name, or the class itself, so that every node gets one of its own."
+        "an object of type Adam cannot be used as an optimizer. Available: names: sgd, momentum, adam, adamw. Hint: "
+        "give a name, or the optimizer's class, so that every node gets an instance of its own."
     )

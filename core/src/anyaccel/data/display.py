@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.arrow_columns import contiguous, is_readable, to_numpy, type_name
+from anyaccel.display import cut, guarded, line, listing, page, row, size, table
 from anyaccel.errors import DataError
-from anyaccel.html import Markup, cut, escaped, faint, guarded, line, listing, page, row, size, table, text
+from anyaccel.html import Markup, escaped, faint, text
 from anyaccel.install_hints import install_line
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import Any
 
 from anyaccel.data.roles import brief
 from anyaccel.device import Device
+from anyaccel.display import listing
 from anyaccel.errors import GraphError
-from anyaccel.html import listing, text
+from anyaccel.html import text
 from anyaccel.segment import TensorSpec
 
 _ROUTES = {

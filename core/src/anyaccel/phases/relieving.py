@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from anyaccel.backend import Memory
+from anyaccel.display import size
 from anyaccel.errors import AnyaccelError, OutOfMemoryError
-from anyaccel.html import size
 from anyaccel.phases.estimator_partial_fit import Learners
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.pipeline import Chain

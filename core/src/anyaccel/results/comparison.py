@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import html
+from anyaccel import display
 from anyaccel.errors import ResultError
 from anyaccel.results import formatting
 from anyaccel.results.base import PhaseResults
@@ -43,7 +43,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         cells = [[formatting.short(value) for value in row] for row in self._cells()]
-        return html.guarded(self, lambda: html.page("Comparison", "", html.table(self.columns, cells)))
+        return display.guarded(self, lambda: display.page("Comparison", "", display.table(self.columns, cells)))
 
     def _cells(self) -> list[list[Any]]:
         return [[row.get(name) for name in self.columns] for row in self.rows]

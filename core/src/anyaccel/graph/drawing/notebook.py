@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from anyaccel.display import guarded, line, listing, page, prose, row, size, table
 from anyaccel.graph.drawing.diagram import ROUTES, Box, picture
 from anyaccel.graph.drawing.svg import svg
 from anyaccel.graph.nodes import ConcatNode, Node
 from anyaccel.graph.plan import number_of
-from anyaccel.html import Markup, badge, element, faint, guarded, joined, line, listing, page, prose, row, size, table
+from anyaccel.html import Markup, badge, element, faint, joined
 from anyaccel.registry import Registry, registry
 
 if TYPE_CHECKING:

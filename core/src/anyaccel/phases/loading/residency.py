@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from anyaccel.display import size
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.graph import Plan
-from anyaccel.html import size
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.loading.loader import Supply
 from anyaccel.phases.loading.provision import Place, Provision, free_memory

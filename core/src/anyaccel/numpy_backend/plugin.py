@@ -1,0 +1,14 @@
+"""The plugin module of the NumPy backend; the plugin loader names it as an entry point names any other plugin's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from anyaccel.hookspecs import hookimpl
+from anyaccel.numpy_backend.backend import NumpyBackend
+
+
+@hookimpl
+def backends() -> Iterable[NumpyBackend]:
+    """The NumPy backend."""
+    return [NumpyBackend()]
