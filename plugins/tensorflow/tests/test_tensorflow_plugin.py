@@ -56,7 +56,7 @@ def test_the_backend_declares_every_capability() -> None:
 
 
 class _Nothing(Backend):
-    framework, kinds, roots = "numpy", ("cpu",), ("numpy",)
+    framework, kinds, import_roots = "numpy", ("cpu",), ("numpy",)
     devices = device_of = place = move = scope = device_string = None  # type: ignore[assignment]
 
 
