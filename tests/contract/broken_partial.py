@@ -55,8 +55,8 @@ class JoinsWhatThereIs(ArrayProgram):
 @fault("compute", "test_nodes_that_no_gradient_reached_are_not_touched")
 class ZerosAreGradients(ArrayProgram):
     def optimizer_step(self, scale=None):
-        for node, parameters in self._learning.parameters.items():
-            self._learning.add(node, {name: 0 * array for name, array in parameters.items()})
+        for node, parameters in self._state.parameters.items():
+            self._state.add_gradients(node, {name: 0 * array for name, array in parameters.items()})
         super().optimizer_step(scale)
 
 

@@ -260,4 +260,4 @@ def test_a_loss_that_gives_no_scalar_is_refused():
     program = case.backend.build(case.segment())
     with pytest.raises(SpecError) as caught:
         program.forward(tuple(case.columns.values()))
-    assert "gives shape [6, 2]. Available: a loss must give a scalar" in str(caught.value)
+    assert "gives shape [6, 2]; a loss must give a scalar" in str(caught.value)

@@ -104,11 +104,11 @@ def lived(ops):
 def test_what_cannot_be_traced_is_done_one_by_one_with_the_same_numbers():
     found, program = lived(UntraceableOps())
     assert found == pytest.approx(lived(TapedOps())[0], rel=1e-12)
-    assert program.untraced == "TypeError: a value is wanted"
+    assert program.untraceable_reason == "TypeError: a value is wanted"
     assert program.estimate_compile(10) is None
     with pytest.raises(CompileError) as caught:
         program.compile((), (), 2)
-    assert str(caught.value) == ("steps of segment 'case' cannot be compiled. Available: TypeError: a value is wanted.")
+    assert str(caught.value) == ("steps of segment 'case' cannot be compiled: TypeError: a value is wanted.")
 
 
 def test_steps_that_cannot_be_compiled_say_why_and_go_on():
@@ -128,7 +128,7 @@ def test_a_lack_of_memory_is_no_reason_to_go_on_plainly():
             act(columns)
     with pytest.raises(OutOfMemoryError):
         program.compile(columns, orders, 2)
-    assert program.untraced == ""
+    assert program.untraceable_reason == ""
 
 
 def test_patience_leaves_everything_plain_until_it_is_asked_for():
@@ -165,7 +165,7 @@ def test_patience_ends():
 def test_a_segment_without_losses_has_no_steps_to_compile():
     case = Case(Backend(TapedOps()))
     case.node("a", case.dense(), "x")
-    with pytest.raises(CompileError, match=r"cannot be compiled\. Available: it has no loss"):
+    with pytest.raises(CompileError, match=r"cannot be compiled: it has no loss"):
         case.backend.build(case.segment(outputs="a")).compile((), (), 2)
 
 

@@ -95,7 +95,7 @@ def test_off_offers_nothing_and_compiles_nothing(backend: JaxBackend, segment_of
     columns, orders = resident(backend, data)
     program = backend.build(segment_of(function(backend, linear), compile="off"))
     assert program.estimate_compile(100) is None
-    with pytest.raises(CompileError, match=r"steps of segment 's' cannot be compiled\. .*built with compile='off'"):
+    with pytest.raises(CompileError, match=r"steps of segment 's' cannot be compiled: .*built with compile='off'"):
         program.compile(columns, orders, 4)
 
 
@@ -110,7 +110,7 @@ def test_a_model_that_cannot_be_traced_goes_on_untraced(backend: JaxBackend, seg
         program.compile(columns, orders, 4)
     assert isinstance(caught.value.__cause__, jax.errors.ConcretizationTypeError)
     found = np.asarray(program.train_steps(columns, orders, 0, 5, 4))[:5]
-    assert program.untraced.startswith("ConcretizationTypeError") and program.estimate_compile(100) is None
+    assert program.untraceable_reason.startswith("ConcretizationTypeError") and program.estimate_compile(100) is None
     with pytest.raises(CompileError, match="ConcretizationTypeError"):
         program.compile(columns, orders, 4)
     other = trained(backend, segment_of(function(backend, linear), optimizer=ADAM), data)
@@ -125,7 +125,7 @@ def test_single_acts_of_a_model_that_cannot_be_traced(backend: JaxBackend, segme
             _, losses = program.forward(inputs)
         else:  # the gradient of x is wanted: JAX gives no value of it then
             _, losses = program.forward(inputs)
-            assert "ConcretizationTypeError" in program.untraced
+            assert "ConcretizationTypeError" in program.untraceable_reason
             with pytest.raises(jax.errors.ConcretizationTypeError):
                 program.forward_pullback(inputs)
         results.append(float(losses["l"][0]))
@@ -140,7 +140,7 @@ def test_an_error_of_the_models_own_is_told_as_it_is(backend: JaxBackend, segmen
     program = backend.build(segment_of(function(backend, broken)))
     with pytest.raises(ZeroDivisionError, match="of the user's") as caught:
         program.train_steps(columns, orders, 0, 1, 4)
-    assert caught.value.__context__ is None and program.untraced == ""
+    assert caught.value.__context__ is None and program.untraceable_reason == ""
 
 
 # -- from phase to phase -----------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_off_offers_nothing_and_compiles_nothing(backend: TensorFlowBackend, seg
     columns, orders = resident(backend)
     program = backend.build(segment_of(Linear(), compile="off"))
     assert program.estimate_compile(100) is None
-    with pytest.raises(CompileError, match=r"segment 's' cannot be compiled\. .*built with compile='off'"):
+    with pytest.raises(CompileError, match=r"segment 's' cannot be compiled: .*built with compile='off'"):
         program.compile(columns, orders, 4)
 
 
@@ -227,7 +227,7 @@ def test_a_model_that_cannot_be_traced_goes_on_untraced(
         program.compile(columns, orders, 4)
     inputs = [backend.gather_rows(column, 0, 4) for column in columns]
     _, losses = program.forward(inputs)
-    assert "SymbolicTensor" in program.untraced and program.estimate_compile(100) is None
+    assert "SymbolicTensor" in program.untraceable_reason and program.estimate_compile(100) is None
     program.forward_pullback(inputs)[2]([None])
     program.zero_grad()
     found = np.asarray(program.train_steps(columns, orders, 0, 5, 4))[:5]

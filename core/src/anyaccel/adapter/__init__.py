@@ -1,9 +1,20 @@
-"""The adapter: a whole `Program` for a framework that has a vjp and an array namespace, from one small class.
+"""The adapter: a complete `Program` for a framework, from one small class. It stands on the kernel alone.
 
-A plugin derives from `ArrayOps`, and its `Compute.build` returns `ArrayProgram(segment, ops)`. One whose framework
-differentiates and compiles whole functions derives from `TracedOps` instead, and gives a `TracedProgram`. The named
-losses and optimizers are computed here, by docs/reference/formulas.md. Arrays are never written to, so that a framework
-whose arrays cannot be written to fits as well as one whose arrays can.
+A plugin derives from `ArrayOps`, and its `Compute.build` returns `ArrayProgram(segment, ops)`. If the framework
+differentiates and compiles whole functions, it derives from `TracedOps` instead and returns a `TracedProgram`. Named
+losses and optimizers are computed here, by docs/reference/formulas.md. Arrays are never written to, so frameworks with
+immutable arrays work as well as others.
+
+- `ArrayOps`, `ArrayProgram`: a framework as array operations and a vjp of its models; a segment run with them.
+- `TracedOps`, `TracedProgram`: the same for a framework that traces; steps are compiled.
+- `VjpResult`, `LossResult`, `LossFunction`, `Function`: what models and losses give.
+- `StepFunction`, `StepLoop`, `StepCursor`, `DeviceScalars`: for `TracedOps.compile_steps`.
+- `UpdateRule`, `PerParameterRule`, `update_rule`: how optimizers update parameters.
+- `IdentityKey`, `attributes_key`: for `TracedOps.cache_key`.
+- `loss_function`, `cast`, `factor_on_device`, `scaled`: losses and factors over any `ArrayOps`.
+
+Further modules hold what plugins have in common: `model_specs` (the models that exist in every framework) and helpers
+for shapes, states, layers and devices.
 """
 
 from anyaccel.adapter.array_ops import (

@@ -1,4 +1,4 @@
-"""ArrayOps: what a framework says about itself so that `ArrayProgram` can train with it."""
+"""ArrayOps: what a framework implements so that `ArrayProgram` can train with it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from anyaccel.segment import Operation
 from anyaccel.specs import Loss, Optimizer
 
 Pullback = Callable[[tuple[Any, ...]], tuple[Mapping[str, Any], Sequence[Any]]]
-"""From one cotangent for each output to gradients by parameter name, and one cotangent (or None) for each input."""
+"""From a cotangent for each output to gradients by parameter name, and a cotangent (or None) for each input."""
 
 
 class VjpResult(NamedTuple):
-    """What a model gave: its outputs, the way back, and its buffers afterwards (None where they are as before)."""
+    """What applying a model gives: outputs, the pullback, and the buffers afterwards (None where unchanged)."""
 
     outputs: tuple[Any, ...]
     pullback: Pullback
@@ -28,9 +28,9 @@ class VjpResult(NamedTuple):
 
 
 class LossResult(NamedTuple):
-    """What a loss gave: its sum and weight, on the device, and the gradient of the *sum* for each of its inputs.
+    """What a loss gives: its sum and weight, on the device, and the gradient of the *sum* for each of its inputs.
 
-    `gradients` is called at most once; it gives None for an input that has no gradient.
+    `gradients` is called at most once; it returns None for an input that has no gradient.
     """
 
     sum: Any
@@ -43,14 +43,14 @@ LossFunction = Callable[[Sequence[Any]], LossResult]
 
 
 class ArrayOps(ABC):
-    """One framework, as far as training needs it. Models are functions of (parameters, buffers, inputs) here.
+    """What training needs of a framework. Models are functions of (parameters, buffers, inputs).
 
     Arrays have `shape`, `ndim`, `dtype`, arithmetic, comparison and indexing by slices.
     """
 
     xp: Any
     """Namespace with NumPy's any, all, abs, concatenate, exp, full_like, isfinite, log, log1p, max, maximum, minimum,
-    sign, sqrt, stack, sum, tanh, where, zeros and zeros_like, and `float32`. Where steps are packed, reshape, too."""
+    sign, sqrt, stack, sum, tanh, where, zeros and zeros_like, and `float32`; `StepFunction.flatten` needs reshape."""
 
     @abstractmethod
     def parameters(self, model: Any) -> Mapping[str, Any]:
@@ -62,7 +62,7 @@ class ArrayOps(ABC):
 
     @abstractmethod
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
-        """Let the user's model hold these values."""
+        """Store these values in the user's model."""
 
     @abstractmethod
     def vjp(
@@ -74,7 +74,7 @@ class ArrayOps(ABC):
         train: bool,
         key: int,
     ) -> VjpResult:
-        """Apply a model to inputs on its device; `key` (64 bits) decides whatever is random, such as dropout."""
+        """Apply a model to inputs on its device; `key` (64 bits) determines all randomness, such as dropout."""
 
     @abstractmethod
     def move(self, array: Any, device: Device) -> Any:
@@ -82,7 +82,7 @@ class ArrayOps(ABC):
 
     @abstractmethod
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
-        """As `Exchange.rows`."""
+        """As `Exchange.gather_rows`."""
 
     def call(
         self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any], inputs: tuple[Any, ...]
@@ -91,37 +91,37 @@ class ArrayOps(ABC):
         return self.vjp(model, parameters, buffers, inputs, False, 0).outputs
 
     def astype(self, array: Any, dtype: Any) -> Any:
-        """The array in a dtype of the framework's; the default asks the array."""
+        """The array in a dtype of the framework's; the default calls `array.astype`."""
         return array.astype(dtype)
 
     def compile(self, function: Function) -> Function:
-        """A pure function of trees (dicts, tuples) of arrays, made faster; the default gives it as it is.
+        """Compile a pure function of trees (dicts, tuples) of arrays; the default returns it unchanged.
 
-        Numbers that change from step to step come as arrays made by `scalar`, so that a compiler need not start anew.
+        Numbers that change from step to step are given as arrays made by `scalar`, so that they cause no recompilation.
         """
         return function
 
     def scalar(self, value: float) -> Any:
-        """A number as `compiled` functions take it; the default is the number."""
+        """A number as compiled functions take it; the default is the number."""
         return value
 
     def arange(self, count: int, like: Any) -> Any:
         """The integers 0 to count - 1 on the device of `like`, in a dtype that compares with it."""
         return self.xp.arange(count)
 
-    def update_rule(self, recipe: Optimizer) -> UpdateRule:
-        """What an optimizer recipe does; the default has the named ones.
+    def update_rule(self, optimizer: Optimizer) -> UpdateRule:
+        """How an optimizer updates parameters; the default has the named optimizers.
 
         Raises:
-            SpecError: the recipe is a framework's own.
+            SpecError: the optimizer is a framework's own.
         """
-        return update_rule(recipe)
+        return update_rule(optimizer)
 
     def custom_loss(self, loss: Loss) -> LossFunction:
         """A loss that is not a named one, as a function of its inputs.
 
         Raises:
-            SpecError: the framework has none, which is the default.
+            SpecError: the framework takes named losses only, which is the default.
         """
         raise SpecError(f"the loss {loss.name!r} is not a named one", hint="use a named loss with this framework")
 
@@ -141,13 +141,13 @@ def scaled(ops: ArrayOps, array: Any, factor: Any) -> Any:
     return array * (factor if isinstance(factor, float) else cast(ops, factor, array.dtype))
 
 
-def joined(ops: ArrayOps, op: Operation, given: tuple[Any, ...]) -> VjpResult:
-    """The concatenation along an axis of the samples, and the cut that is its pullback."""
-    axis = op.axis + 1 if op.axis >= 0 else op.axis + given[0].ndim
-    ends = [0, *itertools.accumulate(part.shape[axis] for part in given)]
+def concatenate_vjp(ops: ArrayOps, op: Operation, inputs: tuple[Any, ...]) -> VjpResult:
+    """The concatenation of inputs along an axis of the samples; its pullback splits the cotangent."""
+    axis = op.axis + 1 if op.axis >= 0 else op.axis + inputs[0].ndim
+    ends = [0, *itertools.accumulate(x.shape[axis] for x in inputs)]
 
     def pullback(cotangents: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any]]:
-        cut = [(*[slice(None)] * axis, slice(begin, end)) for begin, end in itertools.pairwise(ends)]
-        return {}, [cotangents[0][where] for where in cut]
+        slices = [(*[slice(None)] * axis, slice(begin, end)) for begin, end in itertools.pairwise(ends)]
+        return {}, [cotangents[0][where] for where in slices]
 
-    return VjpResult((ops.xp.concatenate(given, axis=axis),), pullback)
+    return VjpResult((ops.xp.concatenate(inputs, axis=axis),), pullback)

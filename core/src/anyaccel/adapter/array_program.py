@@ -1,4 +1,4 @@
-"""ArrayProgram: a segment made ready to run by any framework that has `ArrayOps`."""
+"""ArrayProgram: a segment made ready to run by any framework that implements `ArrayOps`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyaccel import rng
-from anyaccel.adapter.array_ops import ArrayOps, LossResult, VjpResult, cast, factor_on_device, joined, scaled
-from anyaccel.adapter.parameter_state import Learning
-from anyaccel.adapter.segment_analysis import Cotangents, Values, Wired, pairs
+from anyaccel.adapter.array_ops import (
+    ArrayOps,
+    LossResult,
+    VjpResult,
+    cast,
+    concatenate_vjp,
+    factor_on_device,
+    scaled,
+)
+from anyaccel.adapter.parameter_state import ParameterState
+from anyaccel.adapter.segment_analysis import CotangentSums, SegmentDataflow, StepValues, loss_sums
 from anyaccel.backend import MultiStepProgram
 from anyaccel.segment import LossTerm, NodeState, Operation, Segment
 
 
 class ArrayProgram(MultiStepProgram):
-    """Forward, pullback and update of a segment, in functional style: every step makes new arrays.
-
-    Each operation is done by itself, in Python: what a model prints or asks of its values, it does in each step.
+    """Runs a segment operation by operation, in functional style: every step makes new arrays.
 
     Frozen operations run in evaluation mode: nothing in them changes, and nothing is random. A parameter that no
     gradient has reached is not touched, and a node without any gradient does not count the step. The optimizer state
-    of a shared model goes by the label of its first trainable node.
+    of a shared model is kept under the label of its first trainable node.
 
     Raises:
         SpecError: an optimizer or loss that the framework lacks.
@@ -32,143 +38,139 @@ class ArrayProgram(MultiStepProgram):
     def __init__(self, segment: Segment, ops: ArrayOps) -> None:
         self.segment = segment
         self._ops = ops
-        self._wired = Wired(segment, ops)
-        self._layout = layout = self._wired.layout
-        self._learning = Learning(segment, ops, layout)
+        self._dataflow = SegmentDataflow(segment, ops)
+        self._layout = layout = self._dataflow.layout
+        self._state = ParameterState(segment, ops, layout)
         self._buffers: dict[str, Mapping[str, Any]] = {
             label: dict(ops.buffers(model)) for label, model in layout.models.items()
         }
-        self._stream = 0
+        self._seed = 0
         self._draws = 0
 
     def seed(self, key: int) -> None:
         """Restart the random streams."""
-        self._stream, self._draws = key, 0
+        self._seed, self._draws = key, 0
 
     # -- forward and back ------------------------------------------------------------------------------------------
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
         """Outputs and losses in evaluation mode."""
-        values = self._wired.begin(inputs)
+        values = self._dataflow.start(inputs)
         for op in self.segment.operations:
-            given = self._wired.given(op, values)
-            if given is not None:
-                self._wired.enter(op, self._called(op, given), values)
-        return self._wired.outputs(values), pairs(self._wired.judge(values))
+            op_inputs = self._dataflow.inputs_of(op, values)
+            if op_inputs is not None:
+                self._dataflow.record(op, self._evaluate(op, op_inputs), values)
+        return self._dataflow.outputs(values), loss_sums(self._dataflow.losses(values))
 
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
         """Outputs and losses in training mode, and the pullback."""
         self._draws += 1
-        values = self._wired.begin(inputs)
+        values = self._dataflow.start(inputs)
         tape = []
         for op in self.segment.operations:  # no comprehension: before 3.12 its frame keeps a batch in stored errors
-            tape.append((op, self._recorded(op, values)))
-        judged = self._wired.judge(values)
+            tape.append((op, self._apply_recorded(op, values)))
+        losses = self._dataflow.losses(values)
 
         def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            flow = Cotangents(self._ops, self._layout.home)
+            sums = CotangentSums(self._ops, self._layout.home)
             for name, cotangent in zip(self.segment.outputs, cotangents, strict=True):
                 if cotangent is not None:
-                    flow.add(name, self._layout.home[name], cotangent)
-            for term, loss in judged:
-                self._start(term, loss, (scale or {}).get(term.label), values, flow)
+                    sums.add(name, self._layout.home[name], cotangent)
+            for term, loss in losses:
+                self._pull_loss(term, loss, (scale or {}).get(term.label), values, sums)
             for op, applied in reversed(tape):
-                self._back(op, applied, flow)
-            return tuple(self._cotangent(name, values, flow) for name in self.segment.needs_pullback)
+                self._pull_operation(op, applied, sums)
+            return tuple(self._input_cotangent(name, values, sums) for name in self.segment.needs_pullback)
 
-        return self._wired.outputs(values), pairs(judged), pullback
+        return self._dataflow.outputs(values), loss_sums(losses), pullback
 
-    def _called(self, op: Operation, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _evaluate(self, op: Operation, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if op.model is None:
-            return joined(self._ops, op, given).outputs
+            return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
-        return self._ops.call(op.model, self._learning.parameters[owner], self._buffers[owner], given)
+        return self._ops.call(op.model, self._state.parameters[owner], self._buffers[owner], inputs)
 
-    def _recorded(self, op: Operation, values: Values) -> VjpResult | None:
-        """Run an operation and keep its way back; None where nothing will flow back through it, or it does not run."""
-        given = self._wired.given(op, values)
-        if given is None:
+    def _apply_recorded(self, op: Operation, values: StepValues) -> VjpResult | None:
+        """Run an operation and keep its pullback; None where nothing will flow back through it, or it does not run."""
+        inputs = self._dataflow.inputs_of(op, values)
+        if inputs is None:
             return None
-        wanted = not self._layout.wanted.isdisjoint(op.outputs)
-        if not op.trainable and not wanted:
-            self._wired.enter(op, self._called(op, given), values)
+        flows_back = not self._layout.needs_cotangent.isdisjoint(op.outputs)
+        if not op.trainable and not flows_back:
+            self._dataflow.record(op, self._evaluate(op, inputs), values)
             return None
-        applied = self._applied(op, given)
-        self._wired.enter(op, applied.outputs, values)
-        return applied if wanted else None
+        applied = self._apply(op, inputs)
+        self._dataflow.record(op, applied.outputs, values)
+        return applied if flows_back else None
 
-    def _applied(self, op: Operation, given: tuple[Any, ...]) -> VjpResult:
+    def _apply(self, op: Operation, inputs: tuple[Any, ...]) -> VjpResult:
         if op.model is None:
-            return joined(self._ops, op, given)
-        owner, key = self._layout.owner[op.label], self._random(op)
-        parameters, buffers = self._learning.parameters[owner], self._buffers[owner]
-        applied = self._pulled_through(op, parameters, buffers, given, key)
+            return concatenate_vjp(self._ops, op, inputs)
+        owner, key = self._layout.owner[op.label], self._random_key(op)
+        applied = self._model_vjp(op, self._state.parameters[owner], self._buffers[owner], inputs, key)
         if op.trainable and applied.buffers is not None:
             self._buffers[owner] = applied.buffers
         return applied
 
-    def _pulled_through(
-        self, op: Operation, parameters: Any, buffers: Any, given: tuple[Any, ...], key: Any
-    ) -> VjpResult:
-        return self._ops.vjp(op.model, parameters, buffers, given, op.trainable, key)
+    def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
+        return self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key)
 
-    def _random(self, op: Operation) -> Any:
-        """What decides what is random in an operation in this step, as `vjp` takes it."""
-        return rng.key(self._stream, op.label, self._draws)
+    def _random_key(self, op: Operation) -> Any:
+        """The key of an operation in this step, as `vjp` takes it."""
+        return rng.key(self._seed, op.label, self._draws)
 
-    def _start(self, term: LossTerm, loss: LossResult, scale: Any, values: Values, flow: Cotangents) -> None:
-        if self._layout.wanted.isdisjoint(term.inputs):
+    def _pull_loss(self, term: LossTerm, loss: LossResult, scale: Any, values: StepValues, sums: CotangentSums) -> None:
+        if self._layout.needs_cotangent.isdisjoint(term.inputs):
             return
         factor = factor_on_device(self._ops, term.weight / loss.weight if scale is None else scale, term.device)
         for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
-            if gradient is not None and name in self._layout.wanted:
-                flow.add(
-                    name, term.device, cast(self._ops, scaled(self._ops, gradient, factor), values.home(name).dtype)
-                )
+            if gradient is not None and name in self._layout.needs_cotangent:
+                dtype = values.at_home(name).dtype
+                sums.add(name, term.device, cast(self._ops, scaled(self._ops, gradient, factor), dtype))
 
-    def _back(self, op: Operation, applied: VjpResult | None, flow: Cotangents) -> None:
-        found = [flow.take(name) for name in op.outputs]
-        if applied is None or all(cotangent is None for cotangent in found):
+    def _pull_operation(self, op: Operation, applied: VjpResult | None, sums: CotangentSums) -> None:
+        cotangents = [sums.take(name) for name in op.outputs]
+        if applied is None or all(cotangent is None for cotangent in cotangents):
             return
         zeros = self._ops.xp.zeros_like
-        whole = tuple(
-            zeros(out) if cotangent is None else cotangent
-            for out, cotangent in zip(applied.outputs, found, strict=True)
+        dense = tuple(
+            zeros(output) if cotangent is None else cotangent
+            for output, cotangent in zip(applied.outputs, cotangents, strict=True)
         )
-        gradients, cotangents = applied.pullback(whole)
+        gradients, input_cotangents = applied.pullback(dense)
         if op.label in self._layout.trained:
-            self._learning.add(self._layout.owner[op.label], gradients)
-        for name, cotangent in zip(op.inputs, cotangents, strict=True):
-            if cotangent is not None and name in self._layout.wanted:
-                flow.add(name, op.device, cotangent)
+            self._state.add_gradients(self._layout.owner[op.label], gradients)
+        for name, cotangent in zip(op.inputs, input_cotangents, strict=True):
+            if cotangent is not None and name in self._layout.needs_cotangent:
+                sums.add(name, op.device, cotangent)
 
-    def _cotangent(self, name: str, values: Values, flow: Cotangents) -> Any:
-        cotangent, value = flow.take(name), values.home(name)
+    def _input_cotangent(self, name: str, values: StepValues, sums: CotangentSums) -> Any:
+        cotangent, value = sums.take(name), values.at_home(name)
         return self._ops.xp.zeros_like(value) if cotangent is None and value is not None else cotangent
 
     # -- gradients and updates -------------------------------------------------------------------------------------
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
         """Squared norm and finiteness by group."""
-        return self._learning.stats()
+        return self._state.gradient_stats()
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
         """The factor, on the device of the squares."""
-        return self._learning.updates.factor(limit, squares)
+        return self._state.optimizer.clip_factor(limit, squares)
 
     def map_gradients(self, fn: Callable[[Any], Any]) -> None:
         """Replace every gradient."""
-        self._learning.reduce(fn)
+        self._state.map_gradients(fn)
 
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
-        """One optimizer step; then forget the gradients."""
-        self._learning.apply(scale or {})
+        """One optimizer step; then discard the gradients."""
+        self._state.optimizer_step(scale or {})
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
-        self._learning.discard()
+        """Discard the gradients."""
+        self._state.zero_grad()
 
     def train_steps(
         self,
@@ -179,26 +181,29 @@ class ArrayProgram(MultiStepProgram):
         batch_size: int,
         n_microbatches: int = 1,
     ) -> Any:
-        """`count` training steps as a plain loop; mean losses [count, losses] on the device of the first loss."""
+        """`n_steps` training steps as a plain loop; mean losses [n_steps, losses] on the device of the first loss."""
         pairs = list(zip(columns, orders, strict=True))
         means = []
         for first in range(start, start + n_steps * batch_size, batch_size):
-            means.append(self._step(pairs, first, batch_size, n_microbatches))
+            means.append(self._train_step(pairs, first, batch_size, n_microbatches))
         device = self.segment.losses[0].device
         table = [self._ops.move(self._ops.xp.stack(column), device) for column in zip(*means, strict=True)]
         return self._ops.xp.stack(table, axis=1)
 
-    def _step(self, pairs: Sequence[tuple[Any, Any]], first: int, batch: int, parts: int) -> list[Any]:
-        size, found = batch // parts, []
-        for begin in range(first, first + batch, size):
-            rows = [self._ops.gather_rows(column, begin, begin + size, order) for column, order in pairs]
-            found.append(self._learned(rows))
-        if parts > 1:
-            self._learning.average(parts)
-        self.optimizer_step(self._learning.clips())
-        return [_mean([losses[term.label] for losses in found]) for term in self.segment.losses]
+    def _train_step(
+        self, columns: Sequence[tuple[Any, Any]], first: int, batch_size: int, n_microbatches: int
+    ) -> list[Any]:
+        size, losses = batch_size // n_microbatches, []
+        for begin in range(first, first + batch_size, size):
+            inputs = [self._ops.gather_rows(column, begin, begin + size, order) for column, order in columns]
+            losses.append(self._backward(inputs))
+        if n_microbatches > 1:
+            self._state.average_gradients(n_microbatches)
+        self.optimizer_step(self._state.clip_factors())
+        return [_mean([sums[term.label] for sums in losses]) for term in self.segment.losses]
 
-    def _learned(self, inputs: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
+    def _backward(self, inputs: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
+        """Losses; the gradients are added. The tape is freed on return, before the optimizer step."""
         _, losses, pullback = self.forward_pullback(inputs)
         pullback([None] * len(self.segment.outputs))
         return losses
@@ -207,32 +212,32 @@ class ArrayProgram(MultiStepProgram):
 
     def snapshot(self) -> Any:
         """Parameters, buffers, optimizer state and random state, as they are now."""
-        return self._learning.snapshot(), dict(self._buffers), self._stream, self._draws
+        return self._state.snapshot(), dict(self._buffers), self._seed, self._draws
 
     def restore(self, snapshot: Any) -> None:
-        """Go back to a snapshot; gradients are forgotten."""
-        learning, buffers, self._stream, self._draws = snapshot
-        self._learning.restore(learning)
+        """Go back to a snapshot; gradients are discarded."""
+        state, buffers, self._seed, self._draws = snapshot
+        self._state.restore(state)
         self._buffers = dict(buffers)
 
     def optimizer_states(self) -> dict[str, NodeState]:
         """The optimizer state by node: of the trained ones as it is now, of all others as it was given."""
-        return self._learning.all_states()
+        return self._state.all_states()
 
     def sync_models(self) -> None:
         """Write parameters and buffers to the user's models."""
         for label, model in self._layout.models.items():
-            self._ops.write(model, self._learning.parameters[label], self._buffers[label])
+            self._ops.write(model, self._state.parameters[label], self._buffers[label])
 
     def close(self) -> dict[str, NodeState]:
-        """Publish, and hand out the optimizer state."""
+        """Write to the user's models, and return the optimizer state."""
         self.sync_models()
         return self.optimizer_states()
 
 
-def _mean(pairs: Sequence[tuple[Any, Any]]) -> Any:
-    """The mean that (sum, weight) of all parts make."""
-    total, weight = pairs[0]
-    for one, more in pairs[1:]:
-        total, weight = total + one, weight + more
+def _mean(sums: Sequence[tuple[Any, Any]]) -> Any:
+    """The mean over all micro-batches, from the (sum, weight) of each."""
+    total, weight = sums[0]
+    for more, more_weight in sums[1:]:
+        total, weight = total + more, weight + more_weight
     return total / weight

@@ -12,60 +12,60 @@ from anyaccel.segment import LossTerm
 
 
 def loss_function(ops: ArrayOps, term: LossTerm) -> LossFunction:
-    """The function that computes a loss at its place.
+    """The function that computes a loss term.
 
     Raises:
-        SpecError: a named loss without exactly two inputs, or a loss of its own that the framework cannot take.
+        SpecError: a named loss without exactly two inputs, or a custom loss that the framework cannot take.
     """
     if term.loss.own is not None:
         return ops.custom_loss(term.loss)
     if len(term.inputs) != 2:
         raise SpecError(
-            f"loss {term.label!r}: {term.loss.name} is given {len(term.inputs)} inputs ({', '.join(term.inputs)})",
-            available="a named loss takes outputs and targets",
+            f"loss {term.label!r}: {term.loss.name} takes two inputs, outputs and targets, "
+            f"and got {len(term.inputs)}: {', '.join(term.inputs)}",
             hint="name these two in inputs=[...]",
         )
     return NamedLoss(ops, term)
 
 
 class NamedLoss:
-    """A named loss at its place; checks shapes once for each that it meets, and broadcasts nothing."""
+    """A named loss of a segment. Checks each combination of shapes once; nothing broadcasts."""
 
     def __init__(self, ops: ArrayOps, term: LossTerm) -> None:
         self._ops = ops
         self._term = term
         self._formula = _FORMULAS[term.loss.name]
-        self._met: set[tuple[Any, ...]] = set()
+        self._checked: set[tuple[Any, ...]] = set()
 
     def __call__(self, inputs: Sequence[Any]) -> LossResult:
-        """Sum, weight and gradients for (outputs, targets).
+        """The result for (outputs, targets).
 
         Raises:
-            ShapeError: targets do not fit outputs.
+            ShapeError: the shape or dtype of the targets does not match the outputs.
         """
         outputs, targets = inputs
-        shapes = outputs.shape, targets.shape, targets.dtype
-        if shapes not in self._met:
+        signature = outputs.shape, targets.shape, targets.dtype
+        if signature not in self._checked:
             self._check(outputs, targets)
-            self._met.add(shapes)
-        return self._formula(self._ops, _wide(self._ops, outputs), targets)
+            self._checked.add(signature)
+        return self._formula(self._ops, _at_least_float32(self._ops, outputs), targets)
 
     def _check(self, outputs: Any, targets: Any) -> None:
         shape = list(outputs.shape)
-        fits, wanted = shape == list(targets.shape), f"targets of shape {shape}"
+        matches, expected = shape == list(targets.shape), f"targets of shape {shape}"
         if self._term.loss.name == "cross_entropy":
-            fits = _fits_classes(outputs, targets)
-            wanted = f"class indices of shape {shape[:-1]}, or floating probabilities of shape {shape}"
-        if not fits:
+            matches = _are_classes(outputs, targets)
+            expected = f"class indices of shape {shape[:-1]}, or floating probabilities of shape {shape}"
+        if not matches:
             raise ShapeError(
                 f"loss {self._term.label!r} on {self._term.on!r}: {self._term.loss.name} of outputs {_shown(outputs)} "
-                f"does not take targets {_shown(targets)}, and nothing broadcasts",
-                available=f"it takes {wanted}",
+                f"does not take targets {_shown(targets)}; losses do not broadcast",
+                available=expected,
                 hint="give the targets that shape",
             )
 
 
-def _fits_classes(outputs: Any, targets: Any) -> bool:
+def _are_classes(outputs: Any, targets: Any) -> bool:
     if "int" in str(targets.dtype):
         return outputs.ndim > 1 and tuple(targets.shape) == tuple(outputs.shape[:-1])
     return "float" in str(targets.dtype) and tuple(targets.shape) == tuple(outputs.shape)
@@ -75,19 +75,19 @@ def _shown(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def _wide(ops: ArrayOps, outputs: Any) -> Any:
+def _at_least_float32(ops: ArrayOps, outputs: Any) -> Any:
     """In 16 bits neither a sum nor a count of some hundreds is exact."""
     return ops.astype(outputs, ops.xp.float32) if "16" in str(outputs.dtype) else outputs
 
 
-def _judged(ops: ArrayOps, total: Any, count: int, gradients: Callable[[], Sequence[Any]]) -> LossResult:
+def _result(ops: ArrayOps, total: Any, count: int, gradients: Callable[[], Sequence[Any]]) -> LossResult:
     return LossResult(total, ops.xp.full_like(total, count), gradients)
 
 
 def _mse(ops: ArrayOps, outputs: Any, targets: Any) -> LossResult:
     difference = outputs - cast(ops, targets, outputs.dtype)
     total = ops.xp.sum(difference * difference)
-    return _judged(ops, total, math.prod(outputs.shape), lambda: (2 * difference, -2 * difference))
+    return _result(ops, total, math.prod(outputs.shape), lambda: (2 * difference, -2 * difference))
 
 
 def _mae(ops: ArrayOps, outputs: Any, targets: Any) -> LossResult:
@@ -97,38 +97,38 @@ def _mae(ops: ArrayOps, outputs: Any, targets: Any) -> LossResult:
         sign = ops.xp.sign(difference)
         return sign, -sign
 
-    return _judged(ops, ops.xp.sum(ops.xp.abs(difference)), math.prod(outputs.shape), gradients)
+    return _result(ops, ops.xp.sum(ops.xp.abs(difference)), math.prod(outputs.shape), gradients)
 
 
 def _cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> LossResult:
     xp, by_index = ops.xp, targets.ndim < logits.ndim
-    chances = _one_hot(ops, targets, logits) if by_index else cast(ops, targets, logits.dtype)
+    probabilities = _one_hot(ops, targets, logits) if by_index else cast(ops, targets, logits.dtype)
     shifted = logits - xp.max(logits, axis=-1, keepdims=True)
     logs = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
-    # A class that cannot be the target adds nothing, even where its logit is -inf.
-    total = -xp.sum(chances * cast(ops, xp.where(chances == 0, 0.0, logs), logits.dtype))
+    # A class of probability 0 adds nothing, even where its logit is -inf.
+    total = -xp.sum(probabilities * cast(ops, xp.where(probabilities == 0, 0.0, logs), logits.dtype))
 
     def gradients() -> Sequence[Any]:
-        return xp.exp(logs) * xp.sum(chances, axis=-1, keepdims=True) - chances, None if by_index else -logs
+        return xp.exp(logs) * xp.sum(probabilities, axis=-1, keepdims=True) - probabilities, None if by_index else -logs
 
-    return _judged(ops, total, math.prod(logits.shape[:-1]), gradients)
+    return _result(ops, total, math.prod(logits.shape[:-1]), gradients)
 
 
 def _one_hot(ops: ArrayOps, indices: Any, logits: Any) -> Any:
-    """1 at each index, along a new last axis; NaN where an index is no class, so that the loss shows it."""
-    chosen = indices[..., None] == ops.arange(logits.shape[-1], indices)
-    known = ops.xp.any(chosen, axis=-1, keepdims=True)
-    return cast(ops, ops.xp.where(known, ops.astype(chosen, logits.dtype), math.nan), logits.dtype)
+    """1 at each index, along a new last axis; NaN where an index is out of range, so that the loss is NaN."""
+    selected = indices[..., None] == ops.arange(logits.shape[-1], indices)
+    in_range = ops.xp.any(selected, axis=-1, keepdims=True)
+    return cast(ops, ops.xp.where(in_range, ops.astype(selected, logits.dtype), math.nan), logits.dtype)
 
 
 def _binary_cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> LossResult:
-    xp, chances = ops.xp, cast(ops, targets, logits.dtype)
-    total = xp.sum(xp.maximum(logits, 0.0) - logits * chances + xp.log1p(xp.exp(-xp.abs(logits))))
+    xp, probabilities = ops.xp, cast(ops, targets, logits.dtype)
+    total = xp.sum(xp.maximum(logits, 0.0) - logits * probabilities + xp.log1p(xp.exp(-xp.abs(logits))))
 
     def gradients() -> Sequence[Any]:
-        return 0.5 * (1.0 + xp.tanh(0.5 * logits)) - chances, -logits
+        return 0.5 * (1.0 + xp.tanh(0.5 * logits)) - probabilities, -logits
 
-    return _judged(ops, total, math.prod(logits.shape), gradients)
+    return _result(ops, total, math.prod(logits.shape), gradients)
 
 
 _FORMULAS: dict[str, Callable[[ArrayOps, Any, Any], LossResult]] = {

@@ -1,4 +1,4 @@
-"""What an optimizer step does, as pure functions of trees of arrays, so that a framework can compile them."""
+"""OptimizerStep: clipping and updates of parameter groups as pure functions of trees, which a framework can compile."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from anyaccel.adapter.optimizers import PerParameterRule
 from anyaccel.segment import ParameterGroup
 
 
-class Updates:
-    """The rules and limits of some parameter groups.
+class OptimizerStep:
+    """The optimizer step of some parameter groups.
 
     Attributes:
-        rules: by name of group.
-        limits: the largest norm of a group's gradients, for groups that have one.
+        rules: update rules by group name.
+        clip_norms: the largest norm of a group's gradients, for groups that have one.
 
     Raises:
-        SpecError: an optimizer that is not a named one.
+        SpecError: an optimizer that the framework lacks.
     """
 
     def __init__(self, ops: ArrayOps, groups: Iterable[ParameterGroup]) -> None:
         self._ops = ops
         self.rules = {group.name: ops.update_rule(group.optimizer) for group in groups}
-        self.limits = {
-            name: float(one.recipe.clip_norm) for name, one in self.rules.items() if one.recipe.clip_norm is not None
+        self.clip_norms = {
+            name: float(rule.optimizer.clip_norm)
+            for name, rule in self.rules.items()
+            if rule.optimizer.clip_norm is not None
         }
 
-    def updated(
+    def update(
         self, group: str, parameters: Any, slots: Any, gradients: Any, coefficients: Any, factor: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parameters and slots of some nodes of a group after one step.
@@ -37,82 +39,82 @@ class Updates:
         Args:
             group: the group's name.
             parameters: arrays by node and name.
-            slots: by node, name and slot.
-            gradients: by node and name; each of these parameters is updated.
+            slots: arrays by node, name and slot.
+            gradients: arrays by node and name, of the parameters to update.
             coefficients: the rule's scalars for this step, by node.
-            factor: for all gradients, or None.
+            factor: multiplies all gradients; None for 1.
         """
-        after: dict[str, Any] = {}
-        kept: dict[str, Any] = {}
-        for node, there in gradients.items():
-            after[node], kept[node] = {}, {}
-            given = {name: g if factor is None else scaled(self._ops, g, factor) for name, g in there.items()}
-            for names in self._alike(group, parameters[node], given):
-                new, slot = self._step(
-                    group, parameters[node], {n: given[n] for n in names}, slots[node], coefficients[node]
+        new_parameters: dict[str, Any] = {}
+        new_slots: dict[str, Any] = {}
+        for node, arrays in gradients.items():
+            new_parameters[node], new_slots[node] = {}, {}
+            grads = {name: g if factor is None else scaled(self._ops, g, factor) for name, g in arrays.items()}
+            for names in self._batches(group, parameters[node], grads):
+                updated, kept = self._step(
+                    group, parameters[node], {n: grads[n] for n in names}, slots[node], coefficients[node]
                 )
-                after[node].update(new)
-                kept[node].update(slot)
-        return after, kept
+                new_parameters[node].update(updated)
+                new_slots[node].update(kept)
+        return new_parameters, new_slots
 
-    def _step(self, group: str, own: Any, given: Any, slots: Any, coefficients: Any) -> tuple[Any, Any]:
-        dtype = own[next(iter(given))].dtype
-        scalars = {key: self._like(value, dtype) for key, value in coefficients.items()}
-        new, kept = self.rules[group].step(self._ops.xp, own, given, slots, scalars)
-        return {name: cast(self._ops, w, own[name].dtype) for name, w in new.items()}, kept
+    def _step(self, group: str, parameters: Any, grads: Any, slots: Any, coefficients: Any) -> tuple[Any, Any]:
+        dtype = parameters[next(iter(grads))].dtype
+        scalars = {key: self._in_dtype(value, dtype) for key, value in coefficients.items()}
+        updated, kept = self.rules[group].step(self._ops.xp, parameters, grads, slots, scalars)
+        return {name: cast(self._ops, w, parameters[name].dtype) for name, w in updated.items()}, kept
 
-    def _alike(self, group: str, own: Any, given: Any) -> Iterable[list[str]]:
-        """Names of parameters that may be updated together: of one dtype, or all if the rule takes no parts."""
+    def _batches(self, group: str, parameters: Any, grads: Any) -> Iterable[list[str]]:
+        """Names of parameters to update together: those of one dtype, or all if the rule needs them all."""
         if not isinstance(self.rules[group], PerParameterRule):
-            return [list(given)]
-        found: dict[Any, list[str]] = {}
-        for name in given:
-            found.setdefault(own[name].dtype, []).append(name)
-        return found.values()
+            return [list(grads)]
+        names_by_dtype: dict[Any, list[str]] = {}
+        for name in grads:
+            names_by_dtype.setdefault(parameters[name].dtype, []).append(name)
+        return names_by_dtype.values()
 
-    def measured(self, gradients: Any) -> tuple[Any, Any]:
+    def gradient_stats(self, gradients: Any) -> tuple[Any, Any]:
         """The squared norm of gradients by node and name, and whether all are finite."""
-        xp, arrays = self._ops.xp, [gradient for there in gradients.values() for gradient in there.values()]
-        squares = [xp.sum(g * g) for g in (self._wide(array) for array in arrays)]
+        xp, arrays = self._ops.xp, [gradient for by_name in gradients.values() for gradient in by_name.values()]
+        squares = [xp.sum(g * g) for g in (self._at_least_float32(array) for array in arrays)]
         return (
             xp.sum(xp.stack([cast(self._ops, square, squares[0].dtype) for square in squares])),
             xp.all(xp.stack([xp.all(xp.isfinite(g)) for g in arrays])),
         )
 
-    def _wide(self, gradient: Any) -> Any:
-        """In 16 bits a square soon is infinite."""
-        return self._ops.astype(gradient, self._ops.xp.float32) if "16" in str(gradient.dtype) else gradient
-
-    def factor(self, limit: float, squares: Sequence[Any]) -> Any:
+    def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
         """As `Program.clip_factor`, for squares on one device."""
         total = squares[0]
         for square in squares[1:]:
             total = total + cast(self._ops, square, total.dtype)
         return self._ops.xp.minimum(1.0, limit / (self._ops.xp.sqrt(total) + 1e-6))
 
-    def _like(self, value: Any, dtype: Any) -> Any:
-        """A scalar in a dtype; Python's own numbers take any."""
+    def _at_least_float32(self, gradient: Any) -> Any:
+        """In 16 bits a square overflows soon."""
+        return self._ops.astype(gradient, self._ops.xp.float32) if "16" in str(gradient.dtype) else gradient
+
+    def _in_dtype(self, value: Any, dtype: Any) -> Any:
+        """A scalar in a dtype; Python floats adapt to any."""
         return value if isinstance(value, float) else cast(self._ops, value, dtype)
 
 
-class Acts:
-    """What `Updates` do, made faster by a framework once it is asked for."""
+class CompiledOptimizerStep:
+    """The functions of an `OptimizerStep`, each compiled at its first use."""
 
-    def __init__(self, updates: Updates, compiled: Callable[[Function], Function]) -> None:
-        self._updates = updates
-        self._compiled = compiled
-
-    @cached_property
-    def measured(self) -> Function:
-        """`Updates.measured`."""
-        return self._compiled(self._updates.measured)
+    def __init__(self, step: OptimizerStep, compile_function: Callable[[Function], Function]) -> None:
+        self._step = step
+        self._compile = compile_function
 
     @cached_property
-    def updated(self) -> dict[str, Function]:
-        """`Updates.updated` by group, without its first argument."""
-        return {name: self._compiled(partial(self._updates.updated, name)) for name in self._updates.rules}
+    def gradient_stats(self) -> Function:
+        """`OptimizerStep.gradient_stats`."""
+        return self._compile(self._step.gradient_stats)
+
+    @cached_property
+    def update(self) -> dict[str, Function]:
+        """By group, `OptimizerStep.update` without its first argument."""
+        return {name: self._compile(partial(self._step.update, name)) for name in self._step.rules}
 
 
-def by_node(values: Mapping[str, Mapping[str, Any]], nodes: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The entries of some nodes, as dicts that may be changed."""
+def select_nodes(values: Mapping[str, Mapping[str, Any]], nodes: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The entries of some nodes, as new dicts."""
     return {node: dict(values[node]) for node in nodes}

@@ -1,4 +1,4 @@
-"""The named optimizers as functions of parameter, gradient and slots, by docs/reference/formulas.md."""
+"""Update rules: the named optimizers as functions of parameter, gradient and slots, by docs/reference/formulas.md."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ Slots = Mapping[str, Mapping[str, Any]]
 
 
 class UpdateRule(ABC):
-    """How one optimizer recipe changes the parameters of a node. Everything but `coefficients` is pure and traceable.
+    """How one optimizer changes the parameters of a node. Everything but `coefficients` is pure and traceable.
 
     Slots are arrays by name of parameter and of slot; a rule that keeps anything else for a node puts it under names of
     its own.
     """
 
-    def __init__(self, recipe: Optimizer) -> None:
-        self.recipe = recipe
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
 
     @abstractmethod
     def coefficients(self, step: int) -> dict[str, float]:
-        """The scalars of a step, which counts from 1; in float64. Computed on the host."""
+        """The scalars of a step, counted from 1, in float64. Computed on the host."""
 
     def table(self, step: int, count: int) -> dict[str, np.ndarray]:
-        """The scalars of `count` steps from `step` on, [count] each. The default asks for one after the other."""
+        """The scalars of `count` steps from `step` on, [count] each. The default calls `coefficients` for each."""
         rows = [self.coefficients(step + i) for i in range(count)]
         return {key: np.array([row[key] for row in rows], dtype=np.float64) for key in (rows[0] if rows else ())}
 
     @abstractmethod
     def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
-        """What `step` needs for some parameters: what was kept of them, else what they begin with."""
+        """The slots that `step` needs for some parameters: the kept ones, else initial ones."""
 
     @abstractmethod
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
-        """Whether slots of an earlier phase are of this rule and these parameters."""
+        """Whether slots of an earlier phase belong to this rule and these parameters."""
 
     @abstractmethod
     def step(
@@ -55,16 +55,16 @@ class UpdateRule(ABC):
 
 
 class PerParameterRule(UpdateRule):
-    """A rule that treats each parameter by itself."""
+    """A rule that updates each parameter independently of the others."""
 
-    pointwise: ClassVar[bool] = False
-    """Whether it treats each number of a parameter by itself, too, so that several may be updated as one vector."""
+    elementwise: ClassVar[bool] = False
+    """Whether it also updates each element independently, so that several parameters may be updated as one vector."""
     names: tuple[str, ...]
-    """Names of the arrays that are kept for each parameter; all start as zeros of its shape."""
+    """Names of the slots of each parameter; all start as zeros of its shape."""
 
-    def __init__(self, recipe: Optimizer) -> None:
-        super().__init__(recipe)
-        self.weight_decay = float(recipe.settings["weight_decay"])
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self.weight_decay = float(optimizer.settings["weight_decay"])
 
     def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
         """Zeros at first."""
@@ -89,46 +89,48 @@ class PerParameterRule(UpdateRule):
         slots: Slots,
         coefficients: Mapping[str, Any],
     ) -> tuple[dict[str, Any], Slots]:
-        """One after the other."""
-        found = {name: self.update(xp, parameters[name], g, slots[name], coefficients) for name, g in gradients.items()}
-        return {name: w for name, (w, _) in found.items()}, {name: kept for name, (_, kept) in found.items()}
+        """`update` of each parameter."""
+        updated = {
+            name: self.update(xp, parameters[name], g, slots[name], coefficients) for name, g in gradients.items()
+        }
+        return {name: w for name, (w, _) in updated.items()}, {name: slots for name, (_, slots) in updated.items()}
 
     @abstractmethod
     def update(
         self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """The parameter and its slots after a step with gradient `g`; nothing is written to."""
+        """The parameter and its slots after a step with gradient `g`; no array is written to."""
 
 
-def update_rule(recipe: Optimizer) -> UpdateRule:
+def update_rule(optimizer: Optimizer) -> UpdateRule:
     """The rule of a named optimizer.
 
     Raises:
-        SpecError: the recipe is a framework's own.
+        SpecError: the optimizer is a framework's own.
     """
-    if recipe.own is not None:
+    if optimizer.own is not None:
         raise SpecError(
-            f"the optimizer {recipe.name} is no name, and this framework has the named ones only",
+            f"optimizer {optimizer.name!r} is a framework's own, and this framework takes named optimizers only",
             available=", ".join(_RULES),
             hint="use one of these names",
         )
-    return _RULES[recipe.name](recipe)
+    return _RULES[optimizer.name](optimizer)
 
 
-class Descent(PerParameterRule):
-    """Gradient descent, with momentum where it is asked for."""
+class SGD(PerParameterRule):
+    """Gradient descent, with momentum where it is set."""
 
-    pointwise = True
+    elementwise = True
 
-    def __init__(self, recipe: Optimizer) -> None:
-        super().__init__(recipe)
-        self.momentum = float(recipe.settings["momentum"])
-        self.nesterov = bool(recipe.settings["nesterov"])
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self.momentum = float(optimizer.settings["momentum"])
+        self.nesterov = bool(optimizer.settings["nesterov"])
         self.names = ("velocity",) if self.momentum else ()
 
     def coefficients(self, step: int) -> dict[str, float]:
         """The learning rate."""
-        return {"rate": self.recipe.rate(step - 1)}
+        return {"rate": self.optimizer.rate(step - 1)}
 
     def update(
         self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
@@ -146,24 +148,24 @@ class Descent(PerParameterRule):
 class Adam(PerParameterRule):
     """Adam; with `decoupled`, AdamW."""
 
-    pointwise = True
+    elementwise = True
     names = ("m", "v")
     decoupled = False
 
-    def __init__(self, recipe: Optimizer) -> None:
-        super().__init__(recipe)
-        self.betas = recipe.settings["betas"]
-        self.eps = float(recipe.settings["eps"])
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self.betas = optimizer.settings["betas"]
+        self.eps = float(optimizer.settings["eps"])
 
     def coefficients(self, step: int) -> dict[str, float]:
-        """The rate with the correction of `m`, the root of the correction of `v`, and what decay leaves of `w`."""
-        rate = self.recipe.rate(step - 1)
+        """Bias-corrected rate, root of the bias correction of `v`, and the factor of decoupled weight decay."""
+        rate = self.optimizer.rate(step - 1)
         first, second = (1.0 - beta**step for beta in self.betas)
         return {"rate": rate / first, "root": math.sqrt(second), "kept": 1.0 - rate * self.weight_decay}
 
     def table(self, step: int, count: int) -> dict[str, np.ndarray]:
-        """As in `UpdateRule`, for all steps at once."""
-        steps, rates = np.arange(step, step + count), _rates(self.recipe, step, count)
+        """As in `UpdateRule`, vectorized."""
+        steps, rates = np.arange(step, step + count), _rates(self.optimizer, step, count)
         first, second = (1.0 - beta**steps for beta in self.betas)
         return {"rate": rates / first, "root": np.sqrt(second), "kept": 1.0 - rates * self.weight_decay}
 
@@ -181,17 +183,17 @@ class Adam(PerParameterRule):
         return w - coefficients["rate"] * m / (xp.sqrt(v) / coefficients["root"] + self.eps), {"m": m, "v": v}
 
 
-def _rates(recipe: Optimizer, step: int, count: int) -> np.ndarray:
-    """The learning rates of `count` steps, of which the first is `step`, which counts from 1."""
-    if recipe.schedule == Schedule():
-        return np.full(count, recipe.lr)
-    return np.array([recipe.rate(step - 1 + i) for i in range(count)])
+def _rates(optimizer: Optimizer, step: int, count: int) -> np.ndarray:
+    """The learning rates of `count` steps from `step` on, counted from 1."""
+    if optimizer.schedule == Schedule():
+        return np.full(count, optimizer.lr)
+    return np.array([optimizer.rate(step - 1 + i) for i in range(count)])
 
 
 class AdamW(Adam):
-    """Adam whose weight decay goes past the moments."""
+    """Adam with decoupled weight decay."""
 
     decoupled = True
 
 
-_RULES: dict[str, type[PerParameterRule]] = {"sgd": Descent, "momentum": Descent, "adam": Adam, "adamw": AdamW}
+_RULES: dict[str, type[PerParameterRule]] = {"sgd": SGD, "momentum": SGD, "adam": Adam, "adamw": AdamW}

@@ -1,4 +1,4 @@
-"""Packing: the arrays of small models as vectors while many steps are done, as each operation on an array costs."""
+"""ParameterFlattening: the arrays of small models as one vector each while many steps run, as every operation costs."""
 
 from __future__ import annotations
 
@@ -9,82 +9,84 @@ from typing import Any
 from anyaccel.adapter.array_ops import ArrayOps
 from anyaccel.adapter.optimizers import PerParameterRule, UpdateRule
 
-MOST = 2**17
-"""Numbers of a model that is packed. What is beyond has more to compute than operations cost."""
+MAX_SIZE = 2**17
+"""Elements of a model that is flattened; the arithmetic of a larger one outweighs the overhead of its operations."""
 
 Arrays = Mapping[str, Any]
 ByOwner = Mapping[str, Arrays]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class Packing:
-    """Parameters, their gradients and slots by owner; those of some owners as one vector for each dtype.
+class ParameterFlattening:
+    """Converts parameters, gradients and slots by owner: those of some owners to one vector per dtype, and back.
 
-    A vector goes by the name of its dtype, where arrays would go by theirs.
+    A vector has the name of its dtype in place of the names of its arrays.
 
     Args:
         ops: the framework.
-        shapes: by owner and dtype, the shapes of arrays by name, in the order in which they lie in the vector.
+        shapes: by owner and dtype, the shapes of arrays by name, in their order in the vector; other owners stay.
     """
 
     def __init__(self, ops: ArrayOps, shapes: Mapping[str, Mapping[str, Shapes]]) -> None:
         self._ops = ops
         self._shapes = shapes
 
-    def packed(self, arrays: ByOwner) -> dict[str, Any]:
-        """Arrays by owner and name, with vectors."""
-        return {owner: self._vectors(owner, there) for owner, there in arrays.items()}
+    def flatten(self, arrays: ByOwner) -> dict[str, Any]:
+        """Arrays by owner and name, as vectors."""
+        return {owner: self._vectors(owner, named) for owner, named in arrays.items()}
 
-    def unpacked(self, arrays: ByOwner) -> dict[str, Any]:
-        """The other way."""
-        return {owner: self._arrays(owner, there) for owner, there in arrays.items()}
+    def unflatten(self, arrays: ByOwner) -> dict[str, Any]:
+        """The inverse of `flatten`."""
+        return {owner: self._arrays(owner, vectors) for owner, vectors in arrays.items()}
 
-    def packed_slots(self, slots: ByOwner) -> dict[str, Any]:
-        """Slots by owner, name and slot, with vectors."""
-        return {owner: self._slot_vectors(owner, there) for owner, there in slots.items()}
+    def flatten_slots(self, slots: ByOwner) -> dict[str, Any]:
+        """Slots by owner, name and slot, as vectors."""
+        return {owner: self._slot_vectors(owner, named) for owner, named in slots.items()}
 
-    def unpacked_slots(self, slots: ByOwner) -> dict[str, Any]:
-        """The other way."""
-        return {owner: self._slot_arrays(owner, there) for owner, there in slots.items()}
+    def unflatten_slots(self, slots: ByOwner) -> dict[str, Any]:
+        """The inverse of `flatten_slots`."""
+        return {owner: self._slot_arrays(owner, vectors) for owner, vectors in slots.items()}
 
-    def _vectors(self, owner: str, there: Arrays) -> Arrays:
+    def _vectors(self, owner: str, arrays: Arrays) -> Arrays:
         if owner not in self._shapes:
-            return there
-        return {dtype: self._vector(there, shapes) for dtype, shapes in self._shapes[owner].items()}
+            return arrays
+        return {dtype: self._vector(arrays, shapes) for dtype, shapes in self._shapes[owner].items()}
 
-    def _vector(self, there: Arrays, shapes: Shapes) -> Any:
-        return self._ops.xp.concatenate([self._ops.xp.reshape(there[name], (-1,)) for name in shapes])
+    def _vector(self, arrays: Arrays, shapes: Shapes) -> Any:
+        return self._ops.xp.concatenate([self._ops.xp.reshape(arrays[name], (-1,)) for name in shapes])
 
-    def _arrays(self, owner: str, there: Arrays) -> Arrays:
+    def _arrays(self, owner: str, vectors: Arrays) -> Arrays:
         if owner not in self._shapes:
-            return there
-        found: dict[str, Any] = {}
+            return vectors
+        arrays: dict[str, Any] = {}
         for dtype, shapes in self._shapes[owner].items():
             begin = 0
             for name, shape in shapes.items():
                 end = begin + math.prod(shape)
-                found[name] = self._ops.xp.reshape(there[dtype][begin:end], shape)
+                arrays[name] = self._ops.xp.reshape(vectors[dtype][begin:end], shape)
                 begin = end
-        return found
+        return arrays
 
-    def _slot_vectors(self, owner: str, there: Arrays) -> Arrays:
+    def _slot_vectors(self, owner: str, arrays: Arrays) -> Arrays:
         if owner not in self._shapes:
-            return there
-        kinds = _kinds(there)
-        each = {kind: self._vectors(owner, {name: slots[kind] for name, slots in there.items()}) for kind in kinds}
-        return {dtype: {kind: each[kind][dtype] for kind in kinds} for dtype in self._shapes[owner]}
+            return arrays
+        slots = _slot_names(arrays)
+        each = {slot: self._vectors(owner, {name: kept[slot] for name, kept in arrays.items()}) for slot in slots}
+        return {dtype: {slot: each[slot][dtype] for slot in slots} for dtype in self._shapes[owner]}
 
-    def _slot_arrays(self, owner: str, there: Arrays) -> Arrays:
+    def _slot_arrays(self, owner: str, vectors: Arrays) -> Arrays:
         if owner not in self._shapes:
-            return there
-        kinds = _kinds(there)
-        each = {kind: self._arrays(owner, {dtype: slots[kind] for dtype, slots in there.items()}) for kind in kinds}
+            return vectors
+        slots = _slot_names(vectors)
+        each = {slot: self._arrays(owner, {dtype: kept[slot] for dtype, kept in vectors.items()}) for slot in slots}
         names = [name for shapes in self._shapes[owner].values() for name in shapes]
-        return {name: {kind: each[kind][name] for kind in kinds} for name in names}
+        return {name: {slot: each[slot][name] for slot in slots} for name in names}
 
 
-def packing(ops: ArrayOps, rules: Mapping[str, UpdateRule], parameters: ByOwner, slots: ByOwner) -> Packing:
-    """What is packed: small models of several arrays whose rule treats each number by itself.
+def plan_flattening(
+    ops: ArrayOps, rules: Mapping[str, UpdateRule], parameters: ByOwner, slots: ByOwner
+) -> ParameterFlattening:
+    """Flatten small models of several arrays whose update rule is elementwise.
 
     Args:
         ops: the framework.
@@ -93,31 +95,30 @@ def packing(ops: ArrayOps, rules: Mapping[str, UpdateRule], parameters: ByOwner,
         slots: by owner, name and slot.
     """
     shapes = {
-        owner: _shapes(there)
-        for owner, there in parameters.items()
-        if _fits(rules[owner], there) and _alike(there, slots[owner])
+        owner: _shapes_by_dtype(arrays)
+        for owner, arrays in parameters.items()
+        if _is_worth_it(rules[owner], arrays) and _have_own_dtype(slots[owner], arrays)
     }
-    return Packing(ops, shapes)
+    return ParameterFlattening(ops, shapes)
 
 
-def _fits(rule: UpdateRule, there: Arrays) -> bool:
-    pointwise = isinstance(rule, PerParameterRule) and rule.pointwise
-    size = sum(math.prod(one.shape) for one in there.values())
-    return pointwise and len({str(one.dtype) for one in there.values()}) < len(there) and size <= MOST
+def _is_worth_it(rule: UpdateRule, arrays: Arrays) -> bool:
+    elementwise = isinstance(rule, PerParameterRule) and rule.elementwise
+    size = sum(math.prod(array.shape) for array in arrays.values())
+    return elementwise and len({str(array.dtype) for array in arrays.values()}) < len(arrays) and size <= MAX_SIZE
 
 
-def _alike(there: Arrays, slots: Mapping[str, Arrays]) -> bool:
+def _have_own_dtype(slots: Mapping[str, Arrays], arrays: Arrays) -> bool:
     """Whether slots have the dtypes of their parameters."""
-    return all(slot.dtype == one.dtype for name, one in there.items() for slot in slots[name].values())
+    return all(slot.dtype == array.dtype for name, array in arrays.items() for slot in slots[name].values())
 
 
-def _shapes(there: Arrays) -> dict[str, dict[str, tuple[int, ...]]]:
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, one in there.items():
-        found.setdefault(str(one.dtype), {})[name] = tuple(one.shape)
-    return found
+def _shapes_by_dtype(arrays: Arrays) -> dict[str, dict[str, tuple[int, ...]]]:
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, array in arrays.items():
+        shapes.setdefault(str(array.dtype), {})[name] = tuple(array.shape)
+    return shapes
 
 
-def _kinds(there: Mapping[str, Arrays]) -> Iterable[str]:
-    """The slots of each array."""
-    return list(next(iter(there.values())))
+def _slot_names(arrays: Mapping[str, Arrays]) -> Iterable[str]:
+    return list(next(iter(arrays.values())))

@@ -1,4 +1,4 @@
-"""What follows from a segment alone: who owns which parameters, where values are, and what flows back."""
+"""What follows from a segment alone: who owns which parameters, where values are, and where gradients flow."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from anyaccel.errors import GraphError
 from anyaccel.segment import LossTerm, Operation, Segment
 
 
-class Layout:
-    """Facts of a segment, by label and by name of value.
+class SegmentLayout:
+    """Who owns which parameters in a segment, and on which device each value is made.
 
-    `owner` maps each operation with a model to the operation that its parameters go by: the first trainable one of
-    those that share the model. `models`, `parameters` and `device` are by owner. `trained` has the operations that
-    learn, `groups` maps each parameter group to its owners, none of them twice. `home` is the device on which a value
-    is made. `wanted` has the values whose cotangents matter.
+    Attributes:
+        owner: by operation with a model, the operation under whose label its parameters are kept: the first trainable
+            one of those that share the model.
+        models: by owner.
+        parameters: by owner and name.
+        owner_device: by owner.
+        trained: labels of the operations that learn.
+        groups: by parameter group, its owners, each once.
+        home: by name of value, the device on which it is made.
+        needs_cotangent: names of the values whose cotangents matter.
 
     Raises:
         GraphError: two different models, one of which learns, share a parameter.
@@ -33,7 +39,7 @@ class Layout:
         self.owner = {op.label: first[id(op.model)] for op in modelled}
         self.models: dict[str, Any] = {op.label: op.model for op in modelled if self.owner[op.label] == op.label}
         self.parameters = {label: dict(ops.parameters(model)) for label, model in self.models.items()}
-        self.device = {op.label: op.device for op in modelled if op.label in self.models}
+        self.owner_device = {op.label: op.device for op in modelled if op.label in self.models}
         grouped = {node for group in segment.groups for node in group.nodes}
         self.trained = {
             op.label
@@ -46,29 +52,29 @@ class Layout:
         }
         self.home = {name: device for name, (_, device) in segment.inputs.items()}
         self.home.update((name, op.device) for op in segment.operations for name in op.outputs)
-        self.wanted = self._wanted(segment)
-        _refuse_ties(self.parameters, {self.owner[label] for label in self.trained})
+        self.needs_cotangent = self._needs_cotangent(segment)
+        _refuse_shared_parameters(self.parameters, {self.owner[label] for label in self.trained})
 
-    def bare(self) -> Layout:
+    def without_models(self) -> SegmentLayout:
         """The same without models and their arrays."""
-        found = copy.copy(self)
-        found.models, found.parameters = {}, {}
-        return found
+        layout = copy.copy(self)
+        layout.models, layout.parameters = {}, {}
+        return layout
 
-    def _wanted(self, segment: Segment) -> set[str]:
-        wanted = set(segment.needs_pullback)
+    def _needs_cotangent(self, segment: Segment) -> set[str]:
+        names = set(segment.needs_pullback)
         for op in segment.operations:
-            if op.label in self.trained or wanted.intersection(op.inputs):
-                wanted.update(op.outputs)
-        return wanted
+            if op.label in self.trained or names.intersection(op.inputs):
+                names.update(op.outputs)
+        return names
 
 
-def _refuse_ties(parameters: Mapping[str, Mapping[str, Any]], learning: Set[str]) -> None:
+def _refuse_shared_parameters(parameters: Mapping[str, Mapping[str, Any]], trained: Set[str]) -> None:
     holders: dict[int, str] = {}
     for label, arrays in parameters.items():
         for name, array in arrays.items():
             holder = holders.setdefault(id(array), label)
-            if holder != label and not learning.isdisjoint((holder, label)):
+            if holder != label and not trained.isdisjoint((holder, label)):
                 raise GraphError(
                     f"nodes {holder!r} and {label!r} have different models that share the parameter {name!r}",
                     hint="give both nodes the same model object, or each its own parameters",
@@ -81,51 +87,52 @@ def devices_of(segment: Segment) -> set[Device]:
     return used | {device for _, device in segment.inputs.values()}
 
 
-class Reach:
-    """Facts of a segment for whoever differentiates it as a whole.
+class GradientFlow:
+    """Where gradients flow in a segment that is differentiated as a whole.
 
     Attributes:
-        ends: values that losses or other segments take, and whose cotangents matter.
-        learning: owners of trained operations.
-        constant: owners whose parameters some operation takes as they are.
+        ends: values with a cotangent that losses or other segments take: where gradients enter.
+        trained_owners: owners of trained operations.
+        constant_owners: owners whose parameters some operation takes as constants.
     """
 
-    def __init__(self, segment: Segment, layout: Layout) -> None:
-        self._judged = {term.label: layout.wanted.intersection(term.inputs) for term in segment.losses}
-        judged = {name for term in segment.losses for name in term.inputs}
-        self.ends = tuple(name for name in dict.fromkeys([*segment.outputs, *judged]) if name in layout.wanted)
-        self.learning = {layout.owner[label] for label in layout.trained}
-        self.constant = {owner for label, owner in layout.owner.items() if label not in layout.trained}
+    def __init__(self, segment: Segment, layout: SegmentLayout) -> None:
+        self._loss_ends = {term.label: layout.needs_cotangent.intersection(term.inputs) for term in segment.losses}
+        candidates = dict.fromkeys([*segment.outputs, *(name for term in segment.losses for name in term.inputs)])
+        self.ends = tuple(name for name in candidates if name in layout.needs_cotangent)
+        self.trained_owners = {layout.owner[label] for label in layout.trained}
+        self.constant_owners = {owner for label, owner in layout.owner.items() if label not in layout.trained}
         self._owner = {label: layout.owner[label] for label in layout.trained}
-        self._leads = _leads(segment, set(self.ends))
+        self._ends_of = _dependent_ends(segment, set(self.ends))
 
-    def active(self, outputs: Iterable[str], losses: Iterable[str] | None = None) -> frozenset[str]:
-        """The ends that gradients come from, if there are these losses (all by default) and cotangents for outputs."""
-        judged = (self._judged[label] for label in (self._judged if losses is None else losses))
-        return frozenset().union(*judged, (name for name in outputs if name in self.ends))
+    def active_ends(self, outputs: Iterable[str], losses: Iterable[str] | None = None) -> frozenset[str]:
+        """The ends that gradients come from, given cotangents for some outputs and some losses (default: all)."""
+        labels = self._loss_ends if losses is None else losses
+        by_losses = (self._loss_ends[label] for label in labels)
+        return frozenset().union(*by_losses, (name for name in outputs if name in self.ends))
 
-    def owners(self, active: frozenset[str]) -> set[str]:
-        """The owners whose gradients come from these ends."""
-        return {owner for label, owner in self._owner.items() if self._leads[label] & active}
+    def reached_owners(self, active_ends: frozenset[str]) -> set[str]:
+        """The owners whose parameters get gradients from these ends."""
+        return {owner for label, owner in self._owner.items() if self._ends_of[label] & active_ends}
 
 
-def _leads(segment: Segment, ends: set[str]) -> dict[str, set[str]]:
+def _dependent_ends(segment: Segment, ends: set[str]) -> dict[str, set[str]]:
     """By operation, the ends that depend on it."""
-    found: dict[str, set[str]] = {}
-    behind: dict[str, set[str]] = {}
+    by_operation: dict[str, set[str]] = {}
+    by_value: dict[str, set[str]] = {}
     for op in reversed(segment.operations):
-        found[op.label] = (ends & set(op.outputs)).union(*(behind.get(name, set()) for name in op.outputs))
+        by_operation[op.label] = (ends & set(op.outputs)).union(*(by_value.get(name, set()) for name in op.outputs))
         for name in op.inputs:
-            behind.setdefault(name, set()).update(found[op.label])
-    return found
+            by_value.setdefault(name, set()).update(by_operation[op.label])
+    return by_operation
 
 
-class Wired:
-    """A segment's operations and losses over `Values`.
+class SegmentDataflow:
+    """The operations and losses of a segment, over the `StepValues` of one step.
 
     Attributes:
         segment: what is computed.
-        ops: by which framework.
+        ops: the framework.
         layout: where values and parameters are.
 
     Raises:
@@ -133,37 +140,37 @@ class Wired:
         GraphError: two different models, one of which learns, share a parameter.
     """
 
-    def __init__(self, segment: Segment, ops: ArrayOps, layout: Layout | None = None) -> None:
+    def __init__(self, segment: Segment, ops: ArrayOps, layout: SegmentLayout | None = None) -> None:
         self.segment = segment
         self.ops = ops
-        self.layout = Layout(segment, ops) if layout is None else layout
+        self.layout = SegmentLayout(segment, ops) if layout is None else layout
         self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
 
-    def begin(self, inputs: Sequence[Any]) -> Values:
-        """The values of a step so far: its inputs, None for those that it lacks."""
-        values = Values(self.ops, self.layout.home)
+    def start(self, inputs: Sequence[Any]) -> StepValues:
+        """The values of a step that has its inputs only; None for those that are missing."""
+        values = StepValues(self.ops, self.layout.home)
         for name, value in zip(self.segment.inputs, inputs, strict=True):
             values.put(name, value)
         return values
 
-    def given(self, op: Operation, values: Values) -> tuple[Any, ...] | None:
-        """An operation's inputs, on its device; None if this step lacks one, as it then does the outputs."""
+    def inputs_of(self, op: Operation, values: StepValues) -> tuple[Any, ...] | None:
+        """An operation's inputs, on its device; None if one is missing, and then its outputs are, too."""
         if values.lacks(op.inputs):
-            self.enter(op, (None,) * len(op.outputs), values)
+            self.record(op, (None,) * len(op.outputs), values)
             return None
         return tuple(values.on(name, op.device) for name in op.inputs)
 
-    def enter(self, op: Operation, outputs: Sequence[Any], values: Values) -> None:
-        """Add what an operation gave."""
+    def record(self, op: Operation, outputs: Sequence[Any], values: StepValues) -> None:
+        """Add an operation's outputs."""
         for name, output in zip(op.outputs, outputs, strict=True):
             values.put(name, output)
 
-    def outputs(self, values: Values) -> tuple[Any, ...]:
-        """What other segments take; None for what this step lacks."""
-        return tuple(values.home(name) for name in self.segment.outputs)
+    def outputs(self, values: StepValues) -> tuple[Any, ...]:
+        """The segment's outputs; None for those that are missing."""
+        return tuple(values.at_home(name) for name in self.segment.outputs)
 
-    def judge(self, values: Values) -> list[tuple[LossTerm, LossResult]]:
-        """Every loss whose inputs there are, on its device."""
+    def losses(self, values: StepValues) -> list[tuple[LossTerm, LossResult]]:
+        """Every loss that has all its inputs, on its device."""
         return [
             (term, loss([values.on(name, term.device) for name in term.inputs]))
             for term, loss in self._losses
@@ -171,56 +178,56 @@ class Wired:
         ]
 
 
-def pairs(judged: Sequence[tuple[LossTerm, LossResult]]) -> dict[str, tuple[Any, Any]]:
+def loss_sums(results: Sequence[tuple[LossTerm, LossResult]]) -> dict[str, tuple[Any, Any]]:
     """Losses as (sum, weight), by label."""
-    return {term.label: (loss.sum, loss.weight) for term, loss in judged}
+    return {term.label: (loss.sum, loss.weight) for term, loss in results}
 
 
-class Values:
-    """Values by name; each crosses to another device at most once a step."""
+class StepValues:
+    """The values of one step by name; each is moved to another device at most once."""
 
     def __init__(self, ops: ArrayOps, home: Mapping[str, Device]) -> None:
         self._ops = ops
         self._home = home
-        self._found: dict[tuple[str, Device], Any] = {}
+        self._values: dict[tuple[str, Device], Any] = {}
 
     def put(self, name: str, value: Any) -> None:
-        """Enter a value that is on its home device; None if this step lacks it."""
-        self._found[name, self._home[name]] = value
+        """Add a value that is on its home device; None if this step lacks it."""
+        self._values[name, self._home[name]] = value
 
     def on(self, name: str, device: Device) -> Any:
         """The value on a device."""
-        if (name, device) not in self._found:
-            value = self.home(name)
-            self._found[name, device] = None if value is None else self._ops.move(value, device)
-        return self._found[name, device]
+        if (name, device) not in self._values:
+            value = self.at_home(name)
+            self._values[name, device] = None if value is None else self._ops.move(value, device)
+        return self._values[name, device]
 
     def lacks(self, names: Iterable[str]) -> bool:
-        """Whether this step lacks one of some values."""
-        return any(self.home(name) is None for name in names)
+        """Whether one of some values is missing in this step."""
+        return any(self.at_home(name) is None for name in names)
 
-    def home(self, name: str) -> Any:
-        """The value where it was made; None if this step lacks it."""
-        return self._found[name, self._home[name]]
+    def at_home(self, name: str) -> Any:
+        """The value on the device where it was made; None if it is missing."""
+        return self._values[name, self._home[name]]
 
 
-class Cotangents:
-    """Cotangents by name; those of one device are added up there before they cross home."""
+class CotangentSums:
+    """Cotangents by name; those of one device are summed there before they are moved home."""
 
     def __init__(self, ops: ArrayOps, home: Mapping[str, Device]) -> None:
         self._ops = ops
         self._home = home
-        self._found: dict[str, dict[Device, Any]] = {}
+        self._sums: dict[str, dict[Device, Any]] = {}
 
     def add(self, name: str, device: Device, cotangent: Any) -> None:
         """Add a cotangent that is on `device`."""
-        there = self._found.setdefault(name, {})
-        there[device] = there[device] + cotangent if device in there else cotangent
+        sums = self._sums.setdefault(name, {})
+        sums[device] = sums[device] + cotangent if device in sums else cotangent
 
     def take(self, name: str) -> Any | None:
-        """The whole cotangent on the value's home device; None where nothing flowed back."""
+        """Remove and return the total on the value's home device; None where nothing flowed back."""
         total = None
-        for cotangent in self._found.pop(name, {}).values():
+        for cotangent in self._sums.pop(name, {}).values():
             moved = self._ops.move(cotangent, self._home[name])
             total = moved if total is None else total + moved
         return total

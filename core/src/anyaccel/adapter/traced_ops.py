@@ -1,9 +1,10 @@
-"""TracedOps: what a framework says about itself if it differentiates and compiles whole functions."""
+"""TracedOps: what a framework implements if it differentiates and compiles whole functions."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult
@@ -13,18 +14,21 @@ from anyaccel.specs import Loss
 
 
 class StepFunction(Protocol):
-    """What `TracedOps.compile_steps` does many times: `body(state, rest, row)` to (state, result)."""
+    """One training step, which `TracedOps.compile_steps` repeats: `step(state, rest, scalars)` to (state, losses).
+
+    `state` changes from step to step; `rest` does not; `scalars` are those of `StepCursor.scalars`.
+    """
 
     batch_size: int
-    """Rows that it takes of each column, from `row["start"]` on."""
+    """Rows that it takes of each column, from `scalars["start"]` on."""
 
-    def __call__(self, state: Any, rest: Any, row: Any) -> tuple[Any, Any]:
-        """The state afterwards, and a result."""
+    def __call__(self, state: Any, rest: Any, scalars: Any) -> tuple[Any, Any]:
+        """The state afterwards, and the losses."""
 
     def flatten(self, state: Any) -> tuple[Any, Function, Function]:
-        """For a loop, while that is traced: a state of fewer arrays, the body for it, and the way back from it.
+        """For a loop, while that is traced: a state of fewer arrays, the step for it, and the function back from it.
 
-        It asks `xp` for `reshape`.
+        Calls `xp.reshape`.
         """
 
 
@@ -33,25 +37,29 @@ StepLoop = Callable[[Any, Any, StepCursor, int], tuple[Any, Any]]
 
 
 class TracedOps(ArrayOps):
-    """One framework, for `TracedProgram`: models are pure functions, and a program compiles them as a whole.
+    """What `TracedProgram` needs of a framework: models are pure functions, compiled together as one.
 
-    Everything that takes arrays here may be called with what the framework traces by. Trees are dicts, tuples and
-    lists of arrays.
+    Every method that takes arrays may be called with the framework's tracers. Trees are dicts, tuples and lists of
+    arrays.
     """
 
     donates: ClassVar[bool] = False
-    """Whether functions made by `compile_steps` destroy the state that they are given; the program then keeps copies."""
+    """Whether functions made by `compile_steps` destroy the state they are given; the program then keeps copies."""
     multi_device: ClassVar[bool] = True
     """Whether a compiled function may use several devices."""
     eager_seconds: float | None = None
-    """Seconds that may go into doing things one by one before they are compiled unasked: about what that takes.
+    """Seconds to spend on eager execution before anything is compiled without being asked for: about what it takes.
 
-    None where one by one is never better, not in the first step either: then whole steps are compiled at once. Else
-    whole steps are compiled when they are asked to be.
+    None where eager execution is never better, not even in the first step: then whole steps are compiled at once.
+    Otherwise whole steps are compiled only on request.
     """
 
     eager = False
     """Set by the program: models are called one by one, with arrays that have values, and nothing is compiled."""
+
+    def eager_scope(self) -> AbstractContextManager[Any]:
+        """A context for eager execution where functions could be compiled; the default does nothing."""
+        return nullcontext()
 
     @abstractmethod
     def apply(
@@ -63,18 +71,18 @@ class TracedOps(ArrayOps):
         train: bool,
         key: Any,
     ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
-        """A model's outputs, and its buffers afterwards (None where they are as before), as a pure function.
+        """A model's outputs, and its buffers afterwards (None where unchanged), as a pure function.
 
-        `key` comes from `fold`; what is random depends on it alone.
+        `key` comes from `fold`; all randomness depends on it alone.
         """
 
     @abstractmethod
     def value_and_pullback(self, function: Function, primals: Any, rest: Any) -> ValueAndPullback:
-        """Values, others and the pullback of `function(primals, rest)`, which gives (values, others).
+        """Values, auxiliary results and the pullback of `function(primals, rest)`, which returns (values, auxiliary).
 
-        The pullback takes a tree like `values`, a cotangent for each array, and gives one like `primals`, with zeros
+        The pullback takes a tree like `values`, a cotangent for each array, and returns one like `primals`, with zeros
         where nothing flows. It is called at most once. `values` and `primals` are trees of floating arrays; arrays
-        that stand in `rest` too are constants there.
+        that are also in `rest` are constants there.
         """
 
     @abstractmethod
@@ -87,78 +95,76 @@ class TracedOps(ArrayOps):
 
     @abstractmethod
     def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
-        """As `rows(column, start, start + size, order)`, where `start` may be a `scalar` of an int.
+        """As `gather_rows(column, start, start + size, order)`, where `start` may be a `scalar` of an int.
 
-        An order is None where `repeated` has replaced it by None.
+        The order is None where `compile_steps` has replaced it by None.
         """
 
     def compile_value_and_pullback(self, function: Function) -> Callable[[Any, Any], ValueAndPullback]:
-        """`pulled` of a function for many calls, compiled; the default pulls back through the compiled function."""
+        """`value_and_pullback` of a function, compiled for many calls; the default differentiates a compiled one."""
         compiled = self.compile(function)
         return lambda primals, rest: self.value_and_pullback(compiled, primals, rest)
 
-    def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
-        """`body(state, rest, row)` to (state, result), called `count` times in one go.
+    def compile_steps(self, step: StepFunction, *, quick: bool = False) -> StepLoop:
+        """A function of (state, rest, cursor, n_steps) that runs `step` so many times.
 
         Args:
-            body: `row` is as of `StepCursor.scalars`, with each number as a `scalar`. `rest` has `columns` and `orders`, one
-                for each column, which may be replaced by others in which the same rows stand.
-            quick: whether to compile soon is worth more than to compute fast: a few calls are to come.
+            step: its scalars are given as `scalar`s. `rest` has `columns` and `orders`, one for each column, which may
+                be replaced by others that hold the same rows.
+            quick: prefer a short compilation to fast steps: only a few calls are to come.
 
         Returns:
-            a function of (state, rest, cursor, count). It gives the last state, and the results (one array each)
-            stacked, with more rows than steps where that saves compiling, and leaves the cursor behind the last step.
-            With a count of 0 it is only compiled: the state
-            is as it was, the result is none.
+            the function. It returns the last state and the stacked losses (with more rows than steps where that saves
+            compilations), and advances the cursor. With `n_steps=0` it only compiles: the state is unchanged, the
+            losses are none.
         """
-        compiled = self.compile(body)
+        compiled = self.compile(step)
 
-        def run(state: Any, rest: Any, cursor: StepCursor, count: int) -> tuple[Any, Any]:
-            if count == 0:
-                compiled(state, rest, self._row(cursor.scalars()))
+        def run(state: Any, rest: Any, cursor: StepCursor, n_steps: int) -> tuple[Any, Any]:
+            if n_steps == 0:
+                compiled(state, rest, self._as_scalars(cursor.scalars()))
                 return state, None
-            results = []
-            for _ in range(count):
-                state, result = compiled(state, rest, self._row(cursor.scalars()))
+            losses = []
+            for _ in range(n_steps):
+                state, step_losses = compiled(state, rest, self._as_scalars(cursor.scalars()))
                 cursor.advance(1)
-                results.append(result)
-            return state, self.xp.stack(results)
+                losses.append(step_losses)
+            return state, self.xp.stack(losses)
 
         return run
 
-    def _row(self, row: Any) -> Any:
-        if isinstance(row, Mapping):
-            return {name: self._row(part) for name, part in row.items()}
-        return self.scalar(row)
+    def _as_scalars(self, tree: Any) -> Any:
+        if isinstance(tree, Mapping):
+            return {name: self._as_scalars(subtree) for name, subtree in tree.items()}
+        return self.scalar(tree)
 
-    def accumulate(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
-        """`body(carried, i)` to (carried, tree), called for i from 0 to count - 1, one after the other.
+    def accumulate(self, function: Function, carry: Any, count: int) -> tuple[Any, Any]:
+        """Call `function(carry, i)`, which returns (carry, tree), for i from 0 to count - 1 in turn.
 
-        Called while a function is traced. Only one tree, and what makes it, need be in memory at once.
+        Called while a function is traced. Only one tree, and what computes it, need be in memory at once.
 
         Returns:
-            the last `carried`, and the sum of all trees. The default writes the calls out.
+            the last carry, and the sum of all trees. The default unrolls the loop.
         """
-        carried, total = body(carried, 0)
+        carry, total = function(carry, 0)
         for i in range(1, count):
-            carried, more = body(carried, i)
-            total = _added(total, more)
-        return carried, total
+            carry, tree = function(carry, i)
+            total = _tree_sum(total, tree)
+        return carry, total
 
-    # -- what outlives a program -----------------------------------------------------------------------------------
+    # -- compiled functions that outlive a program -----------------------------------------------------------------
 
     def shareable(self) -> TracedOps | None:
-        """The same for functions that other programs of the same models shall use, too.
+        """Equivalent ops that hold no model, for compiled functions that serve several programs of the same models.
 
-        It holds no model: where one is asked for, it is given, and not kept. None, the default, where nothing is
-        shared, and each program compiles by itself.
+        None, the default, where each program compiles for itself.
         """
         return None
 
     def cache_key(self, model: Any) -> Any:
-        """All that a compiled `apply` of a model depends on beside the arrays that it is given, to be compared.
+        """A hashable key of everything that a compiled `apply` of a model depends on beside the arrays it is given.
 
-        Holds nothing that holds the model. None, the default, where that is not known.
+        The key holds nothing that holds the model. None, the default, where that is not known.
         """
         return None
 
@@ -166,7 +172,7 @@ class TracedOps(ArrayOps):
         """An array with memory of its own; needed where `donates`."""
         return self.xp.copy(array)
 
-    # -- what follows ----------------------------------------------------------------------------------------------
+    # -- derived from the above ------------------------------------------------------------------------------------
 
     def vjp(
         self,
@@ -176,74 +182,72 @@ class TracedOps(ArrayOps):
         inputs: tuple[Any, ...],
         train: bool,
         key: Any,
-        flows: Sequence[bool] | None = None,
+        differentiate: Sequence[bool] | None = None,
     ) -> VjpResult:
-        """As in `ArrayOps`, by `apply` and `pulled`.
+        """As in `ArrayOps`, by `apply` and `value_and_pullback`.
 
-        `key` may be one of `fold`, too. Where something does not flow back to an input, the model is given the input
-        itself, and not what the framework differentiates by.
+        `key` may also come from `fold`. An input that is not to be differentiated is passed to the model as it is,
+        not as a tracer.
         """
-        floating = [is_floating(value) and (flows is None or flows[i]) for i, value in enumerate(inputs)]
+        active = [is_floating(x) and (differentiate is None or differentiate[i]) for i, x in enumerate(inputs)]
         primals = {
             "parameters": dict(parameters),
-            "inputs": [x for x, yes in zip(inputs, floating, strict=True) if yes],
+            "inputs": [x for x, is_active in zip(inputs, active, strict=True) if is_active],
         }
-
-        def function(primals: Any, rest: Any) -> tuple[Any, Any]:
-            found, others = iter(primals["inputs"]), iter(rest["inputs"])
-            given = tuple(next(found) if yes else next(others) for yes in floating)
-            outputs, changed = self.apply(model, primals["parameters"], rest["buffers"], given, train, rest["key"])
-            values = {str(i): output for i, output in enumerate(outputs) if is_floating(output)}
-            return values, ({str(i): one for i, one in enumerate(outputs) if str(i) not in values}, changed)
-
         rest = {
-            "inputs": [x for x, yes in zip(inputs, floating, strict=True) if not yes],
+            "inputs": [x for x, is_active in zip(inputs, active, strict=True) if not is_active],
             "buffers": dict(buffers),
             "key": self.key(key) if isinstance(key, int) else key,
         }
+
+        def function(primals: Any, rest: Any) -> tuple[Any, Any]:
+            traced, constant = iter(primals["inputs"]), iter(rest["inputs"])
+            given = tuple(next(traced) if is_active else next(constant) for is_active in active)
+            outputs, changed = self.apply(model, primals["parameters"], rest["buffers"], given, train, rest["key"])
+            values = {str(i): output for i, output in enumerate(outputs) if is_floating(output)}
+            return values, ({str(i): output for i, output in enumerate(outputs) if str(i) not in values}, changed)
+
         values, (others, changed), pull = self.value_and_pullback(function, primals, rest)
 
         def pullback(cotangents: tuple[Any, ...]) -> tuple[Mapping[str, Any], Sequence[Any]]:
-            found = pull({name: cotangents[int(name)] for name in values})
-            back = iter(found["inputs"])
-            return found["parameters"], [next(back) if yes else None for yes in floating]
+            pulled = pull({name: cotangents[int(name)] for name in values})
+            back = iter(pulled["inputs"])
+            return pulled["parameters"], [next(back) if is_active else None for is_active in active]
 
-        whole = {**values, **others}
-        return VjpResult(tuple(whole[str(i)] for i in range(len(whole))), pullback, changed)
+        outputs = {**values, **others}
+        return VjpResult(tuple(outputs[str(i)] for i in range(len(outputs))), pullback, changed)
 
     def custom_loss(self, loss: Loss) -> LossFunction:
-        """A callable that gives the mean over the batch as a scalar; a class is made with `loss_kwargs` first."""
+        """A callable that returns the mean over the batch as a scalar; a class is instantiated with `loss_kwargs`."""
         function = loss.own(**loss.kwargs) if isinstance(loss.own, type) else loss.own
 
-        def judged(inputs: Sequence[Any]) -> LossResult:
-            places = [i for i, value in enumerate(inputs) if is_floating(value)]
+        def evaluate(inputs: Sequence[Any]) -> LossResult:
+            floating = [i for i, value in enumerate(inputs) if is_floating(value)]
 
             def total(primals: Any, rest: Any) -> tuple[Any, Any]:
-                given = [*rest]
-                for i, primal in zip(places, primals, strict=True):
-                    given[i] = primal
-                mean = self._scalar_mean(loss, function(*given))
-                return mean * inputs[0].shape[0], ()
+                arguments = [*rest]
+                for i, primal in zip(floating, primals, strict=True):
+                    arguments[i] = primal
+                return _checked_mean(loss, function(*arguments)) * inputs[0].shape[0], ()
 
-            found, _, pull = self.value_and_pullback(total, [inputs[i] for i in places], list(inputs))
+            value, _, pull = self.value_and_pullback(total, [inputs[i] for i in floating], list(inputs))
 
             def gradients() -> Sequence[Any]:
-                back = dict(zip(places, pull(self.xp.full_like(found, 1.0)), strict=True))
+                back = dict(zip(floating, pull(self.xp.full_like(value, 1.0)), strict=True))
                 return [back.get(i) for i in range(len(inputs))]
 
-            return LossResult(found, self.xp.full_like(found, inputs[0].shape[0]), gradients)
+            return LossResult(value, self.xp.full_like(value, inputs[0].shape[0]), gradients)
 
-        return judged
+        return evaluate
 
-    def _scalar_mean(self, loss: Loss, found: Any) -> Any:
-        if tuple(getattr(found, "shape", (0,))) != ():
-            shown = f"shape {list(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
-            raise SpecError(
-                f"the loss {loss.name!r} gives {shown}",
-                available="a loss must give a scalar",
-                hint="let it give the mean over the batch",
-            )
-        return found
+
+def _checked_mean(loss: Loss, mean: Any) -> Any:
+    if tuple(getattr(mean, "shape", (0,))) != ():
+        shown = f"shape {list(mean.shape)}" if hasattr(mean, "shape") else f"a {type(mean).__name__}"
+        raise SpecError(
+            f"the loss {loss.name!r} gives {shown}; a loss must give a scalar", hint="return the mean over the batch"
+        )
+    return mean
 
 
 def is_floating(array: Any) -> bool:
@@ -251,10 +255,9 @@ def is_floating(array: Any) -> bool:
     return "float" in str(array.dtype)
 
 
-def _added(one: Any, other: Any) -> Any:
-    """The sum of two trees."""
-    if isinstance(one, Mapping):
-        return {name: _added(part, other[name]) for name, part in one.items()}
-    if isinstance(one, (tuple, list)):
-        return type(one)(_added(*parts) for parts in zip(one, other, strict=True))
-    return one + other
+def _tree_sum(left: Any, right: Any) -> Any:
+    if isinstance(left, Mapping):
+        return {name: _tree_sum(subtree, right[name]) for name, subtree in left.items()}
+    if isinstance(left, (tuple, list)):
+        return type(left)(_tree_sum(*pair) for pair in zip(left, right, strict=True))
+    return left + right

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from anyaccel.adapter.acts import TracedActs, reason_of
+from anyaccel.adapter.array_ops import VjpResult, factor_on_device
+from anyaccel.adapter.array_program import ArrayProgram
+from anyaccel.adapter.compile_cache import compiled_segment
 from anyaccel.adapter.compile_estimate import CompileEstimator
-from anyaccel.adapter.optimizer_step import by_node
-from anyaccel.adapter.segment_analysis import devices_of
+from anyaccel.adapter.compile_switch import CompileSwitch, first_line
+from anyaccel.adapter.optimizer_step import select_nodes
+from anyaccel.adapter.segment_analysis import GradientFlow, devices_of
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
-from anyaccel.adapter.traced_ops import TracedOps
+from anyaccel.adapter.traced_ops import TracedOps, is_floating
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
-from anyaccel.segment import NodeState, Segment
+from anyaccel.segment import NodeState, Operation, Segment
 
-Shapes = tuple[int, ...]
+BatchShapes = tuple[int, ...]
+Losses = dict[str, tuple[Any, Any]]
 
 
-class TracedProgram(TracedActs):
-    """Whole steps in one compiled function, too; see `TracedActs`.
+class TracedProgram(ArrayProgram):
+    """The numbers of `ArrayProgram` from compiled functions: one for forward and back, and one for whole steps.
+
+    A parameter of a reached model that its outputs do not depend on has a gradient of zeros. Nothing is compiled as a
+    whole where a segment uses several devices and compiled functions may not (`TracedOps.multi_device`).
+
+    Where `segment.compile` is `"off"`, or a model has turned out not to be traceable, everything runs eagerly as in
+    `ArrayProgram`; where `TracedOps.eager_seconds` is a number, it does so at first. Random numbers are the same
+    either way.
 
     Raises:
         SpecError: an optimizer or loss that the framework lacks.
@@ -30,11 +41,115 @@ class TracedProgram(TracedActs):
 
     def __init__(self, segment: Segment, ops: TracedOps) -> None:
         super().__init__(segment, ops)
-        self._shelf = DeviceScalars()
-        self._estimator = CompileEstimator(type(ops), _size(segment, self._layout.parameters))
-        self._asked: set[Shapes] = set()
-        self._met: set[Shapes] = set()
-        self._own()
+        self._traced = ops
+        self._flow = GradientFlow(segment, self._layout)
+        self._as_a_whole = ops.multi_device or len(devices_of(segment)) == 1
+        self._compiled = compiled_segment(self._dataflow, ops, self._flow, self._state.optimizer, self._as_a_whole)
+        self._switch = CompileSwitch(ops, self._state, self._compiled, off=segment.compile == "off")
+        self._numbers = {op.label: number for number, op in enumerate(segment.operations)}
+        self._key = ops.key(0)
+        self._device_scalars = DeviceScalars()
+        size = len(segment.operations) + len(segment.losses) + sum(map(len, self._layout.parameters.values()))
+        self._estimator = CompileEstimator(type(ops), size)
+        self._requested: set[BatchShapes] = set()
+        self._seen: set[BatchShapes] = set()
+        self._own_state()
+
+    @property
+    def untraceable_reason(self) -> str:
+        """Why nothing is compiled any more, after a failed attempt; `""` otherwise."""
+        return self._switch.untraceable_reason
+
+    def seed(self, key: int) -> None:
+        """Restart the random streams."""
+        super().seed(key)
+        self._key = self._traced.key(key)
+
+    def _random_key(self, op: Operation) -> Any:
+        key = self._traced.fold(self._key, self._traced.scalar(self._draws))
+        return self._traced.fold(key, self._numbers[op.label])
+
+    def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
+        differentiate = [name in self._layout.needs_cotangent for name in op.inputs]
+        return self._traced.vjp(op.model, parameters, buffers, inputs, op.trainable, key, differentiate)
+
+    # -- forward and back ------------------------------------------------------------------------------------------
+
+    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
+        """Outputs and losses in evaluation mode."""
+        return self._switch.run("forward", partial(self._compiled_forward, inputs), partial(super().forward, inputs))
+
+    def _compiled_forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
+        outputs, losses = self._compiled.evaluate(self._state.parameters, self._buffers, self._named(inputs))
+        return tuple(outputs.get(name) for name in self.segment.outputs), self._in_order(losses)
+
+    def _named(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """The inputs that are not missing in this step, by name."""
+        return {name: x for name, x in zip(self.segment.inputs, inputs, strict=True) if x is not None}
+
+    def _in_order(self, losses: Mapping[str, Any]) -> Losses:
+        return {term.label: tuple(losses[term.label]) for term in self.segment.losses if term.label in losses}
+
+    def forward_pullback(
+        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        """Outputs and losses in training mode, and the pullback."""
+        eager = partial(super().forward_pullback, inputs, scale)
+        return self._switch.run("forward_pullback", partial(self._compiled_forward_pullback, inputs, scale), eager)
+
+    def _compiled_forward_pullback(
+        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None
+    ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        parameters, draw, named = self._state.parameters, self._draws + 1, self._named(inputs)
+        primals = {
+            "parameters": {owner: parameters[owner] for owner in self._flow.trained_owners},
+            "inputs": {
+                name: named[name] for name in self.segment.needs_pullback if name in named and is_floating(named[name])
+            },
+        }
+        rest = {
+            "parameters": {owner: parameters[owner] for owner in self._flow.constant_owners},
+            "buffers": self._buffers,
+            "inputs": {name: x for name, x in named.items() if name not in primals["inputs"]},
+            "key": self._key,
+            "draw": self._ops.scalar(draw),
+            "scale": self._loss_scales(scale),
+        }
+        live, results, pull = self._compiled.forward(primals, rest)
+        self._draws, self._buffers = draw, {**self._buffers, **results["buffers"]}
+        outputs = tuple(live.get(name, results["outputs"].get(name)) for name in self.segment.outputs)
+        losses = self._in_order(results["losses"])
+        return outputs, losses, partial(self._pull, pull, results["seeds"], named, tuple(losses))
+
+    def _loss_scales(self, scale: Mapping[str, Any] | None) -> dict[str, Any]:
+        if scale is None:
+            return {}
+        terms = [term for term in self.segment.losses if term.label in scale]
+        factors = {term.label: factor_on_device(self._ops, scale[term.label], term.device) for term in terms}
+        return {label: self._ops.scalar(x) if isinstance(x, float) else x for label, x in factors.items()}
+
+    def _pull(
+        self,
+        pull: Callable[[Any], Any],
+        seeds: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        losses: Sequence[str],
+        cotangents: Sequence[Any],
+    ) -> tuple[Any, ...]:
+        """The pullback, once the compiled function, its seeds, and the inputs and losses of the step are bound."""
+        pairs = zip(self.segment.outputs, cotangents, strict=True)
+        given = {name: cotangent for name, cotangent in pairs if cotangent is not None and name in seeds}
+        active_ends, back = self._flow.active_ends(given, losses), {}
+        if active_ends:
+            pulled = pull({name: seed + given[name] if name in given else seed for name, seed in seeds.items()})
+            for owner in self._flow.reached_owners(active_ends):
+                self._state.add_gradients(owner, pulled["parameters"][owner])
+            back = pulled["inputs"]
+        zeros = self._ops.xp.zeros_like
+        return tuple(
+            back.get(name) if name in back or name not in inputs else zeros(inputs[name])
+            for name in self.segment.needs_pullback
+        )
 
     # -- whole steps -----------------------------------------------------------------------------------------------
 
@@ -47,100 +162,94 @@ class TracedProgram(TracedActs):
         batch_size: int,
         n_microbatches: int = 1,
     ) -> Any:
-        """`count` training steps in one call; mean losses [count or more, losses] on the device of the first loss.
+        """`n_steps` training steps in one call; mean losses [at least n_steps, losses] on the device of the first loss.
 
-        Compiled if it was asked for, or is never worse; then a batch of another size is done one by one until that has
-        taken as long as to compile it.
+        They are compiled if that was requested, or is never worse. A batch of another size than the requested ones
+        runs eagerly until that has taken as long as compiling it.
         """
-        plain = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
-        if n_steps == 0 or not self._can:
-            return plain()
-        shapes = _shapes(columns, orders, batch_size, n_microbatches)
-        self._met.add(shapes)
-        asked = self._traced.eager_seconds is None or shapes in self._asked
-        whole = partial(self._run, columns, orders, start, n_steps, batch_size, n_microbatches, quick=not asked)
-        if asked:
-            return self._tried("steps", whole, plain)
-        if self._asked:
-            return self._either(f"steps {shapes}", whole, plain)
+        eager = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
+        if n_steps == 0 or not self.can_compile_steps:
+            return eager()
+        shapes = _batch_shapes(columns, orders, batch_size, n_microbatches)
+        self._seen.add(shapes)
+        requested = self._traced.eager_seconds is None or shapes in self._requested
+        compiled = partial(
+            self._compiled_steps, columns, orders, start, n_steps, batch_size, n_microbatches, quick=not requested
+        )
+        if requested:
+            return self._switch.run_compiled("steps", compiled, eager)
+        if self._requested:
+            return self._switch.run(f"steps {shapes}", compiled, eager)
         began = time.perf_counter()
-        with self._plainly():
-            found = plain()
+        with self._switch.eagerly():
+            losses = eager()
         self._estimator.record_step((time.perf_counter() - began) / n_steps)
-        return found
+        return losses
 
     @property
-    def _can(self) -> bool:
+    def can_compile_steps(self) -> bool:
         """Whether whole steps can be compiled, as far as is known."""
-        return self._whole and bool(self.segment.losses) and not self._traced.eager
+        return self._as_a_whole and bool(self.segment.losses) and not self._traced.eager
 
-    def _run(
+    def _compiled_steps(
         self,
         columns: Sequence[Any],
         orders: Sequence[Any],
         start: int,
-        count: int,
-        batch: int,
-        parts: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int,
         *,
         quick: bool = False,
     ) -> Any:
-        """`count` compiled steps; with a count of 0 they are only compiled."""
-        learning, parameters = self._learning, self._learning.parameters
-        learned = [(group, owner) for group, owners in self._compiled.functions.reached.items() for owner in owners]
+        """Compiled steps; with `n_steps=0` they are only compiled."""
+        parameters = self._state.parameters
+        reached = [(group, owner) for group, owners in self._compiled.functions.reached.items() for owner in owners]
+        reached_owners = {owner for _, owner in reached}
         state = {
-            "parameters": by_node(parameters, (owner for _, owner in learned)),
-            "slots": {owner: learning.slots(group, owner, parameters[owner]) for group, owner in learned},
+            "parameters": select_nodes(parameters, (owner for _, owner in reached)),
+            "slots": {owner: self._state.slots(group, owner, parameters[owner]) for group, owner in reached},
             "buffers": self._buffers,
         }
         rest = {
             "columns": tuple(columns),
             "orders": tuple(orders),
-            "constant": by_node(parameters, self._reach.constant - {owner for _, owner in learned}),
-            "idle": by_node(parameters, self._reach.learning - {owner for _, owner in learned}),
+            "constant": select_nodes(parameters, self._flow.constant_owners - reached_owners),
+            "idle": select_nodes(parameters, self._flow.trained_owners - reached_owners),
             "key": self._key,
         }
-        cursor = self._course(learned, orders, start, count, batch, parts)
-        try:
-            after, means = self._compiled.compile_steps(batch, parts, quick=quick)(state, rest, cursor, count)
-        except BaseException:
-            self._shelf.invalidate()
-            raise
-        if count or self._traced.donates:
-            learning.take(after["parameters"], after["slots"], count)
-            self._buffers, self._draws = after["buffers"], self._draws + count * parts
-        return means
-
-    def _course(
-        self, learned: Sequence[tuple[str, str]], orders: Sequence[Any], start: int, count: int, batch: int, parts: int
-    ) -> StepCursor:
-        def table(later: int, count: int) -> dict[str, Any]:
-            return {owner: self._learning.table(group, owner, later, count) for group, owner in learned}
-
-        taken = {owner: self._learning.states[owner].step for _, owner in learned}
-        left = max(count, (int(orders[0].shape[0]) - start) // batch)
-        return StepCursor(
+        cursor = StepCursor(
             start=start,
             draw=self._draws + 1,
-            batch_size=batch,
-            n_microbatches=parts,
-            remaining=left,
-            steps_taken=taken,
-            table=table,
-            device_scalars=self._shelf,
+            batch_size=batch_size,
+            n_microbatches=n_microbatches,
+            remaining=max(n_steps, (int(orders[0].shape[0]) - start) // batch_size),
+            steps_taken={owner: self._state.states[owner].step for _, owner in reached},
+            table=lambda later, count: {
+                owner: self._state.table(group, owner, later, count) for group, owner in reached
+            },
+            device_scalars=self._device_scalars,
         )
+        try:
+            loop = self._compiled.step_loop(batch_size, n_microbatches, quick=quick)
+            after, losses = loop(state, rest, cursor, n_steps)
+        except BaseException:
+            self._device_scalars.invalidate()
+            raise
+        if n_steps or self._traced.donates:
+            self._state.store(after["parameters"], after["slots"], n_steps)
+            self._buffers, self._draws = after["buffers"], self._draws + n_steps * n_microbatches
+        return losses
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
-        """What compiling takes and brings: no time where it is done at once, or was by an earlier program."""
-        if not self._can:
+        """As of `MultiStepProgram`; no time where steps are compiled at once, or were by an earlier program."""
+        if not self.can_compile_steps:
             return None
-        done = self._compiled.ready
-        ready = not done.isdisjoint(self._met) if self._met else bool(done)
-        return (
-            CompileEstimate(0.0, 0.0)
-            if self._traced.eager_seconds is None or ready
-            else self._estimator.estimate(max_steps)
-        )
+        ready = self._compiled.ready
+        is_ready = not ready.isdisjoint(self._seen) if self._seen else bool(ready)
+        if self._traced.eager_seconds is None or is_ready:
+            return CompileEstimate(0.0, 0.0)
+        return self._estimator.estimate(max_steps)
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
         """Compile whole steps.
@@ -148,86 +257,81 @@ class TracedProgram(TracedActs):
         Raises:
             CompileError: the segment uses several devices, or it cannot be traced.
         """
-        if not self._can:
-            raise self._refused()
+        if not self.can_compile_steps:
+            raise self._compile_error()
         began = time.perf_counter()
         try:
-            self._run(columns, orders, 0, 0, batch_size, n_microbatches)
+            self._compiled_steps(columns, orders, 0, 0, batch_size, n_microbatches)
         except OutOfMemoryError:
             raise
         except Exception as error:
             raise CompileError(
-                f"steps of segment {self.segment.label!r} cannot be compiled: {reason_of(error)}",
+                f"steps of segment {self.segment.label!r} cannot be compiled: {first_line(error)}",
                 hint="see the error above this one; with compile='off' it is not tried",
             ) from error
-        shapes = _shapes(columns, orders, batch_size, n_microbatches)
+        shapes = _batch_shapes(columns, orders, batch_size, n_microbatches)
         if shapes not in self._compiled.ready:
             self._estimator.record_compile(time.perf_counter() - began)
-        self._asked.add(shapes)
+        self._requested.add(shapes)
         self._compiled.ready.add(shapes)
         self._compiled.proven.add("steps")
 
-    def _refused(self) -> CompileError:
-        asked = f"steps of segment {self.segment.label!r} cannot be compiled"
-        if self.untraced:
-            return CompileError(asked, available=self.untraced)
+    def _compile_error(self) -> CompileError:
+        problem = f"steps of segment {self.segment.label!r} cannot be compiled"
+        if self.untraceable_reason:
+            return CompileError(f"{problem}: {self.untraceable_reason}")
         if self._traced.eager:
-            return CompileError(asked, available="the segment was built with compile='off'")
+            return CompileError(f"{problem}: the segment was built with compile='off'")
         if not self.segment.losses:
-            return CompileError(asked, available="it has no loss")
-        there = ", ".join(sorted(map(str, devices_of(self.segment))))
-        return CompileError(asked, available=f"it uses {there}", hint="put its nodes on one device")
+            return CompileError(f"{problem}: it has no loss")
+        devices = ", ".join(sorted(map(str, devices_of(self.segment))))
+        return CompileError(f"{problem}: it uses several devices, {devices}", hint="put its nodes on one device")
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    # What is handed out is the arrays of now; where a step would destroy them, the program goes on with copies.
+    # What is handed out are the arrays of now; where a step would destroy them, the program goes on with copies.
 
     def snapshot(self) -> Any:
         """As of `ArrayProgram`."""
-        found = super().snapshot()
-        self._own()
-        return found
+        snapshot = super().snapshot()
+        self._own_state()
+        return snapshot
 
     def restore(self, snapshot: Any) -> None:
         """As of `ArrayProgram`."""
         super().restore(snapshot)
-        self._shelf.invalidate()
-        self._own()
+        self._device_scalars.invalidate()
+        self._own_state()
 
     def optimizer_states(self) -> dict[str, NodeState]:
         """As of `ArrayProgram`."""
-        found = super().optimizer_states()
-        self._own()
-        return found
+        states = super().optimizer_states()
+        self._own_state()
+        return states
 
     def sync_models(self) -> None:
         """As of `ArrayProgram`."""
         super().sync_models()
-        self._own()
+        self._own_state()
 
-    def _own(self) -> None:
+    def _own_state(self) -> None:
+        """Copy the state, if steps destroy it."""
         if not self._traced.donates:
             return
-        learning = self._learning
-        learning.parameters = {
-            owner: self._copied(there) if owner in self._reach.learning else there
-            for owner, there in learning.parameters.items()
+        state, trained = self._state, self._flow.trained_owners
+        state.parameters = {
+            owner: self._copied(arrays) if owner in trained else arrays for owner, arrays in state.parameters.items()
         }
-        learning.states = {node: self._state_copied(state) for node, state in learning.states.items()}
-        self._buffers = {owner: self._copied(there) for owner, there in self._buffers.items()}
+        state.states = {
+            node: NodeState(kept.step, {name: self._copied(slots) for name, slots in kept.slots.items()})
+            for node, kept in state.states.items()
+        }
+        self._buffers = {owner: self._copied(arrays) for owner, arrays in self._buffers.items()}
 
     def _copied(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._traced.copy(array) for name, array in arrays.items()}
 
-    def _state_copied(self, state: NodeState) -> NodeState:
-        return NodeState(state.step, {name: self._copied(slots) for name, slots in state.slots.items()})
 
-
-def _size(segment: Segment, parameters: Mapping[str, Mapping[str, Any]]) -> int:
-    """How much there is to compile: operations, losses, and arrays that learn."""
-    return len(segment.operations) + len(segment.losses) + sum(len(arrays) for arrays in parameters.values())
-
-
-def _shapes(columns: Sequence[Any], orders: Sequence[Any], batch: int, parts: int) -> Shapes:
+def _batch_shapes(columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int) -> BatchShapes:
     """What a function of whole steps is compiled for."""
-    return (batch, parts, *(int(one.shape[0]) for one in (*columns, *orders)))
+    return (batch_size, n_microbatches, *(int(array.shape[0]) for array in (*columns, *orders)))

@@ -211,7 +211,7 @@ class ModelGraph:
         Raises:
             GraphError: another format, or the plan of another graph.
         """
-        return mermaid.drawing(self.label, self._nodes, self._shapes, plan, registry(), format)
+        return mermaid.draw(self.label, self._nodes, self._shapes, plan, registry(), format)
 
     def _repr_html_(self) -> str:
         return notebook.graph_html(self)

@@ -53,8 +53,8 @@ def train(backend: MlxBackend, build: Callable[..., Any]) -> Callable[..., Any]:
     def run(model: Any, x: np.ndarray, y: np.ndarray, steps: int = 3, lr: float = 0.1) -> list[float]:
         program = build(model, x, y, lr)
         order = backend.from_host(np.resize(np.arange(len(x)), steps * len(x)), CPU)
-        losses = program.steps([backend.from_host(array, CPU) for array in (x, y)], [order] * 2, 0, steps, len(x))
-        program.release()
+        losses = program.train_steps([backend.from_host(array, CPU) for array in (x, y)], [order] * 2, 0, steps, len(x))
+        program.close()
         return [float(one) for one in backend.to_host(losses)[:, 0]]
 
     return run
@@ -135,9 +135,9 @@ def test_a_program_that_trained_evaluates_as_a_new_one(backend: MlxBackend, buil
     inputs = [backend.from_host(array, CPU) for array in (x, y)]
     program = build(model, x, y)
     program.forward_pullback(inputs)[2]([None])
-    program.apply()
+    program.optimizer_step()
     (after,), _ = program.forward(inputs)
-    program.release()
+    program.close()
     (expected,), _ = build(model, x, y).forward(inputs)
     np.testing.assert_array_equal(backend.to_host(after), backend.to_host(expected))
 
@@ -166,7 +166,7 @@ def test_a_model_that_assigns_to_its_input_changes_its_own(
     try:
         program.forward(inputs)
         program.forward_pullback(inputs)[2]([None])
-        program.apply()
+        program.optimizer_step()
     finally:
         mx.enable_compile()
     np.testing.assert_array_equal(backend.to_host(inputs[0]), x)
@@ -178,7 +178,7 @@ def test_the_way_back_drops_what_the_way_there_dropped(backend: MlxBackend, buil
     program.seed(7)
     (outputs,), _, pullback = program.forward_pullback([backend.from_host(array, CPU) for array in (x, y)])
     pullback([None])
-    program.reduce(lambda gradient: found.append(backend.to_host(gradient)) or gradient)
+    program.map_gradients(lambda gradient: found.append(backend.to_host(gradient)) or gradient)
     given = backend.to_host(outputs)
     np.testing.assert_allclose(found[0], (2 * given / given.size * 2 * (given != 0)).T @ x, rtol=1e-5, atol=1e-7)
 

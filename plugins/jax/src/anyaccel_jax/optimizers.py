@@ -39,7 +39,7 @@ class OptaxRule(UpdateRule):
 
     def _state(self, parameters: Arrays) -> Any:
         """The state that the transformation begins with."""
-        return self._transformation(self.recipe.lr).init(dict(parameters))
+        return self._transformation(self.optimizer.lr).init(dict(parameters))
 
     def slots(self, xp: Any, kept: Slots, parameters: Arrays) -> Slots:
         """What was kept; else the state that the transformation begins with, by parameter, and where this is."""
@@ -65,7 +65,7 @@ class OptaxRule(UpdateRule):
         try:
             changes, after = self._transformation(coefficients["rate"]).update(dict(gradients), state, own)
         except TypeError as error:
-            asked = f"the optimizer {self.recipe.name} wants more than gradients, state and parameters"
+            asked = f"the optimizer {self.optimizer.name} wants more than gradients, state and parameters"
             raise SpecError(asked, available=str(error), hint="use one that wants nothing else") from error
         scaled = self._scaled(changes, coefficients["rate"])
         return {name: own[name] + scaled[name] for name in own}, _split(after, own)
@@ -88,14 +88,14 @@ class Made(OptaxRule):
 
     def coefficients(self, step: int) -> dict[str, float]:
         """The learning rate."""
-        return {"rate": self.recipe.rate(step - 1)}
+        return {"rate": self.optimizer.rate(step - 1)}
 
     def _transformation(self, rate: Any) -> Any:
         try:
-            return self.recipe.own(learning_rate=rate, **self.recipe.settings)
+            return self.optimizer.own(learning_rate=rate, **self.optimizer.settings)
         except (TypeError, ValueError) as error:
             raise SpecError(
-                f"the optimizer {self.recipe.name} cannot be made: {error}", hint="correct its settings"
+                f"the optimizer {self.optimizer.name} cannot be made: {error}", hint="correct its settings"
             ) from error
 
 
@@ -113,10 +113,10 @@ class Given(OptaxRule):
 
     def coefficients(self, step: int) -> dict[str, float]:
         """The factor on what changes."""
-        return {"rate": self.recipe.rate(step - 1)}
+        return {"rate": self.optimizer.rate(step - 1)}
 
     def _transformation(self, rate: Any) -> Any:
-        return self.recipe.own
+        return self.optimizer.own
 
     def _scaled(self, changes: Arrays, rate: Any) -> Arrays:
         return {name: one * jnp.asarray(rate, one.dtype) for name, one in changes.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -15,6 +16,7 @@ from anyaccel.segment import Segment
 from anyaccel.specs import Loss
 from anyaccel_tensorflow import host_transfer, numpy_namespace, variables
 from anyaccel_tensorflow.builtin_models import FromRecipe
+from anyaccel_tensorflow.device_policy import lenient
 from anyaccel_tensorflow.device_scope import beside, enclosed, moved_in, settled
 from anyaccel_tensorflow.functional_call import Call, call_of
 from anyaccel_tensorflow.losses import scalar_loss
@@ -53,6 +55,10 @@ class TensorFlowOps(TracedOps):
         self.several = len({*losses, *(op.device for op in segment.operations)}) > 1
         if self.several or parsed(self.home) != ("CPU", 0):
             self.eager_seconds = 0.0  # one by one, numbers in a model's code would have to be sent there
+
+    def eager_scope(self) -> AbstractContextManager[Any]:
+        """Numbers in a model's code are sent to its device."""
+        return nullcontext() if parsed(self.home) == ("CPU", 0) else lenient()
 
     def shareable(self) -> TensorFlowOps:
         """The same without ways to call models, which hold them."""

@@ -55,14 +55,9 @@ class TensorFlowProgram(TracedProgram):
             yield
 
     @property
-    def _can(self) -> bool:
+    def can_compile_steps(self) -> bool:
         """On several devices steps are taken one by one, so that parameters are updated where they are."""
-        return super()._can and not self._several
-
-    @contextmanager
-    def _plainly(self) -> Iterator[None]:
-        with super()._plainly(), lenient() if self._far else nullcontext():
-            yield
+        return super().can_compile_steps and not self._several
 
     def seed(self, key: int) -> None:
         """As of `TracedProgram`."""

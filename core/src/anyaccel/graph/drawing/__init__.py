@@ -1,1 +1,4 @@
-"""Graphs for people: tables, Mermaid, and SVG coloured by device."""
+"""Drawings of graphs as Mermaid, SVG and notebook HTML, from one description (`diagram`).
+
+Stands on the nodes, shapes and plans of `graph`.
+"""

@@ -1,4 +1,4 @@
-"""What a picture of a graph tells, gathered once for every format: boxes, arrows, and the device of each box."""
+"""Diagram: the boxes and arrows of a graph, as every drawing format needs them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from anyaccel.html import text
 from anyaccel.registry import Registry
 
 UNPLACED = "as the phase says"
-_COLUMNS = 4  # columns of a feature set that a box names
+_MAX_COLUMNS = 4  # columns of a feature set that a box lists
 ROUTES = {"move": "move", "share": "shared memory", "copy": "shared memory and a copy", "host": "through host memory"}
-"""How a value crosses, in a few words."""
+"""Text for each route of a transfer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node, or columns of a feature set (`kind` is model, concat or data).
+    """A node, or columns of a feature set.
 
-    `device` is the spelling of a device, `""` where there is none (yet); `where` is what is said of it, and `asked`
-    the device that a node asks for where that is another.
+    Attributes:
+        kind: `"model"`, `"concat"` or `"data"`.
+        device: device as text, `""` if there is none yet; `where` is the text to show.
+        requested: the device that the node asks for, if it is a different one.
     """
 
     id: str
@@ -36,14 +38,14 @@ class Box:
     framework: str = ""
     device: str = ""
     where: str = ""
-    asked: str = ""
+    requested: str = ""
     lines: tuple[str, ...] = ()
     frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """What one box gives another, by their `id`; `crosses` from one device or framework to another."""
+    """An edge between boxes, by their `id`; `crosses` if their devices or frameworks differ."""
 
     source: str
     target: str
@@ -52,8 +54,8 @@ class Arrow:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A graph as it is shown."""
+class Diagram:
+    """A graph to draw."""
 
     label: str
     boxes: tuple[Box, ...]
@@ -61,35 +63,35 @@ class Picture:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices that occur."""
+        """All devices of the boxes, sorted."""
         return tuple(sorted({box.device for box in self.boxes if box.device}))
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Where a node is: its framework and device (each `""` if unknown), and what is said of it; see Box."""
+class NodePlace:
+    """Framework and device of a node (each `""` if unknown), and the text to show; see Box."""
 
     framework: str
     device: str
     where: str
-    asked: str = ""
+    requested: str = ""
 
 
-def picture(
-    label: str, nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, found: Registry
-) -> Picture:
-    """Look at a graph as it is; nothing is built, placed, imported or initialised.
+def build_diagram(
+    label: str, nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, registry: Registry
+) -> Diagram:
+    """The diagram of a graph in its current state; builds, places, imports and initialises nothing.
 
     Raises:
         GraphError: the plan is of another graph.
     """
-    if plan is not None and not all(one.node in nodes for one in plan.assignments):
+    if plan is not None and not all(assignment.node in nodes for assignment in plan.assignments):
         raise GraphError(
-            f"the plan of {plan.phase!r} is of the graph {plan.graph!r}, not of {label!r}",
+            f"the plan of {plan.phase!r} belongs to the graph {plan.graph!r}, not to {label!r}",
             available=", ".join(nodes),
-            hint="make it anew with experiment.plan(phase)",
+            hint="make a new plan with experiment.plan(phase)",
         )
-    places = whereabouts(nodes, shapes, plan, found)
+    places = node_places(nodes, shapes, plan, registry)
     ids = {name: f"n{i}" for i, name in enumerate(nodes)}
     boxes = [_box(ids[name], node, nodes, shapes, places[name]) for name, node in nodes.items()]
     data: dict[Any, Box] = {}
@@ -100,67 +102,75 @@ def picture(
                 arrow = Arrow(_data_box(data, upstream).id, ids[name])
             else:
                 arrow = _arrow(upstream, name, ids, places, plan)
-            arrows[arrow.source, arrow.target] = _both(arrows.get((arrow.source, arrow.target)), arrow)
-    return Picture(label, (*data.values(), *boxes), tuple(arrows.values()))
+            arrows[arrow.source, arrow.target] = _merged(arrows.get((arrow.source, arrow.target)), arrow)
+    return Diagram(label, (*data.values(), *boxes), tuple(arrows.values()))
 
 
-def whereabouts(
-    nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, found: Registry
-) -> dict[str, Whereabouts]:
-    """Where each node is: by the plan, else where its model is now, else where it asks to be."""
-    known = {name: _placed(node, shapes, found) for name, node in nodes.items() if isinstance(node, ModelNode)}
+def node_places(
+    nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, registry: Registry
+) -> dict[str, NodePlace]:
+    """The place of each node: by the plan, else where its model is now, else the device it asks for."""
+    known = {
+        name: _current_place(node, shapes, registry) for name, node in nodes.items() if isinstance(node, ModelNode)
+    }
     for name in reversed(topology.topological(nodes)):
         if name not in known:
             near = [*topology.consumers(name, nodes), *topology.parents(nodes[name], nodes)]
             places = [known[other] for other in near if other in known]
-            known[name] = replace(places[0], asked="") if places else Whereabouts("", "", UNPLACED)
+            known[name] = replace(places[0], requested="") if places else NodePlace("", "", UNPLACED)
     if plan is not None:
-        inside = {one.node: Whereabouts(one.framework, str(one.device), str(one.device)) for one in plan.assignments}
-        outside = {name: Whereabouts(one.framework, "", "not in this plan") for name, one in known.items()}
-        return {**outside, **inside}
+        planned = {
+            part.node: NodePlace(part.framework, str(part.device), str(part.device)) for part in plan.assignments
+        }
+        unplanned = {name: NodePlace(place.framework, "", "not in this plan") for name, place in known.items()}
+        return {**unplanned, **planned}
     return known
 
 
-def _placed(node: ModelNode, shapes: Shapes | None, found: Registry) -> Whereabouts:
-    framework = node.framework or (shapes.frameworks.get(node.label, "") if shapes else _framework(node.model, found))
-    now, asked = _device_of(node.model, framework, found), str(node.accelerator or "")
-    if not now:
-        return Whereabouts(framework, asked, asked or UNPLACED)
-    return Whereabouts(framework, now, now, asked if asked != now else "")
+def _current_place(node: ModelNode, shapes: Shapes | None, registry: Registry) -> NodePlace:
+    framework = node.framework or (
+        shapes.frameworks.get(node.label, "") if shapes else _framework(node.model, registry)
+    )
+    current, requested = _device_of(node.model, framework, registry), str(node.accelerator or "")
+    if not current:
+        return NodePlace(framework, requested, requested or UNPLACED)
+    return NodePlace(framework, current, current, requested if requested != current else "")
 
 
-def _framework(model: Any, found: Registry) -> str:
-    owners = found.owners(model)
+def _framework(model: Any, registry: Registry) -> str:
+    owners = registry.owners(model)
     return owners[0] if len(owners) == 1 else ""
 
 
-def _device_of(model: Any, framework: str, found: Registry) -> str:
-    """The device of a model, `""` for one that is nowhere, or of which its backend cannot tell."""
+def _device_of(model: Any, framework: str, registry: Registry) -> str:
+    """The device of a model, `""` if it has none or its backend cannot tell."""
     try:
-        return str(found.find(framework).device_of(model) or "") if framework else ""
-    except Exception:  # a model in the making, or on several devices; a picture does not fail for it
+        return str(registry.find(framework).device_of(model) or "") if framework else ""
+    except Exception:  # a model under construction, or on several devices, must not break the drawing
         return ""
 
 
-def _box(box_id: str, node: Node, nodes: Mapping[str, Node], shapes: Shapes | None, place: Whereabouts) -> Box:
+def _box(box_id: str, node: Node, nodes: Mapping[str, Node], shapes: Shapes | None, place: NodePlace) -> Box:
     flow = _flow(node.label, shapes)
     if isinstance(node, ConcatNode):
         kind, lines, frozen = "concat", (f"concat along axis {node.axis}", *flow), False
     else:
         kind, lines, frozen = "model", (text(model_name(node.model)), *flow, *_sharing(node, nodes)), node.frozen
-    return Box(box_id, kind, text(node.label), place.framework, place.device, place.where, place.asked, lines, frozen)
+    return Box(
+        box_id, kind, text(node.label), place.framework, place.device, place.where, place.requested, lines, frozen
+    )
 
 
 def _flow(label: str, shapes: Shapes | None) -> tuple[str, ...]:
     if shapes is None or label not in shapes.outputs:
         return ()
-    given = _counted([str(spec) for spec in shapes.wanted(label)])
-    made = _counted([str(shapes.specs[name]) for name in shapes.outputs[label]])
-    return (f"{given} \N{RIGHTWARDS ARROW} {made or 'nothing yet'}",)
+    inputs = _counted([str(spec) for spec in shapes.wanted(label)])
+    outputs = _counted([str(shapes.specs[name]) for name in shapes.outputs[label]])
+    return (f"{inputs} \N{RIGHTWARDS ARROW} {outputs or 'nothing yet'}",)
 
 
 def _counted(specs: list[str]) -> str:
-    """Specifications, with a number where several are equal."""
+    """Specs as text, equal ones with a count."""
     counts = {spec: specs.count(spec) for spec in specs}
     return listing([spec if n == 1 else f"{n} \N{MULTIPLICATION SIGN} {spec}" for spec, n in counts.items()], 2)
 
@@ -175,11 +185,11 @@ def _sharing(node: ModelNode, nodes: Mapping[str, Node]) -> tuple[str, ...]:
 
 
 def _data_box(boxes: dict[Any, Box], reference: Reference) -> Box:
-    """The box of these columns; made when they are first met."""
+    """The box of these columns, created on first use."""
     source, stream = reference.feature_set, getattr(reference, "stream", None)
     key = (source.label, reference.features, stream)
     if key not in boxes:
-        names = [f"{text(name, 24)} {source.spec(name)}" for name in reference.features[:_COLUMNS]]
+        names = [f"{text(name, 24)} {source.spec(name)}" for name in reference.features[:_MAX_COLUMNS]]
         rest = len(reference.features) - len(names)
         lines = [*names, *([f"and {rest:,} more"] if rest else []), *([f"stream {text(stream)}"] if stream else [])]
         boxes[key] = Box(f"d{len(boxes)}", "data", text(source.label), lines=tuple(lines))
@@ -187,7 +197,7 @@ def _data_box(boxes: dict[Any, Box], reference: Reference) -> Box:
 
 
 def _arrow(
-    upstream: str, target: str, ids: Mapping[str, str], places: Mapping[str, Whereabouts], plan: Plan | None
+    upstream: str, target: str, ids: Mapping[str, str], places: Mapping[str, NodePlace], plan: Plan | None
 ) -> Arrow:
     source, _, output = upstream.partition(".")
     crosses = _differ(places[source], places[target])
@@ -195,29 +205,26 @@ def _arrow(
     return Arrow(ids[source], ids[target], ", ".join(filter(None, [text(output), route])), crosses)
 
 
-def _differ(one: Whereabouts, other: Whereabouts) -> bool:
-    """Whether two nodes are known to be in different places."""
-    pairs = ((one.framework, other.framework), (one.device, other.device))
+def _differ(first: NodePlace, second: NodePlace) -> bool:
+    """Whether two nodes are known to differ in framework or device."""
+    pairs = ((first.framework, second.framework), (first.device, second.device))
     return any(a and b and a != b for a, b in pairs)
 
 
 def _route(source: str, target: str, plan: Plan | None) -> str:
-    """How the plan takes a value there, and whether a gradient comes back. Nodes of one place share a crossing."""
+    """The plan's route from source to target, and whether a gradient returns. Nodes of one place share a crossing."""
     if plan is None:
         return ""
-    here = plan[target]
-    there = {one.node for one in plan.assignments if _same_place(one, here)}
-    routes = [one.route for one in plan.crossings if one.source == source and one.target in there and not one.gradient]
-    back = any(one.gradient and one.target == source and one.source in there for one in plan.crossings)
+    place = (plan[target].framework, plan[target].device)
+    together = {part.node for part in plan.assignments if (part.framework, part.device) == place}
+    forward = [part for part in plan.crossings if part.source == source and part.target in together]
+    routes = [part.route for part in forward if not part.gradient]
+    back = any(part.gradient and part.target == source and part.source in together for part in plan.crossings)
     return ROUTES.get(routes[0], routes[0]) + (", gradient back" if back else "") if routes else ""
 
 
-def _same_place(one: Any, other: Any) -> bool:
-    return bool((one.framework, one.device) == (other.framework, other.device))
-
-
-def _both(before: Arrow | None, arrow: Arrow) -> Arrow:
-    """One arrow for all that goes from a box to another."""
+def _merged(before: Arrow | None, arrow: Arrow) -> Arrow:
+    """One arrow for all values that go from one box to another."""
     if before is None or not arrow.label or arrow.label == before.label:
         return before or arrow
     return Arrow(arrow.source, arrow.target, ", ".join(filter(None, [before.label, arrow.label])), arrow.crosses)

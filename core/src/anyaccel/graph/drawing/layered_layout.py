@@ -1,7 +1,7 @@
-"""Layout of a directed acyclic graph in layers: boxes do not overlap, and lines pass between them.
+"""Layered layout of a directed acyclic graph (Sugiyama): boxes do not overlap, edges pass between them.
 
-Sizes and places are pairs (along, across): along the arrows, and at a right angle to them. Whoever draws from left to
-right takes them as (x, y), whoever draws downwards as (y, x).
+Sizes and positions are pairs (along, across), along the arrows and perpendicular to them: (x, y) for drawings from left
+to right, (y, x) for drawings downwards.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ Size = tuple[float, float]
 Key = Hashable
 Edge = tuple[Key, Key]
 
-_LANE = 10.0  # what a line that passes a layer takes up there
+_LANE = 10.0  # space for an edge that passes a layer
 _SWEEPS = 12
-_PULLS = (8.0, 2.0, 1.0)  # how hard a link of no box, of one and of two draws straight: long lines most
-_IDLE = 0.1  # of what has no neighbour on that side, and stays where it is if it can
+_WEIGHTS = (8.0, 2.0, 1.0)  # weight of a link between 0, 1 or 2 boxes: long edges are straightened most
+_NO_NEIGHBOUR_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where a line passes a layer: straight from `start` to `end` (along), at `across`."""
+    """Where an edge passes a layer: straight from `start` to `end` (along), at `across`."""
 
     start: float
     end: float
@@ -32,10 +32,9 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Centres of boxes, the stops of each edge between its ends, and the size of the whole.
+    """Centres of boxes, stops of each edge between its ends, and the total size.
 
-    `bands` gives for each box where its layer begins and ends (along): a line goes straight from a box to the end of
-    its layer.
+    `bands` gives start and end (along) of each box's layer: an edge is straight from its box to the end of the layer.
     """
 
     centres: Mapping[Key, Size]
@@ -45,31 +44,31 @@ class Layout:
 
 
 def arrange(sizes: Mapping[Key, Size], edges: Sequence[Edge], *, gap: Size = (44.0, 18.0)) -> Layout:
-    """Lay a graph out.
+    """Lay out a graph.
 
     Args:
-        sizes: of each box.
-        edges: pairs of boxes, without a cycle, each pair once.
-        gap: between layers, and between boxes of a layer.
+        sizes: size of each box.
+        edges: pairs of boxes, acyclic, each pair once.
+        gap: distance between layers, and between boxes of a layer.
     """
     level = _levels(sizes, edges)
     paths = {edge: _path(edge, level) for edge in edges}
     links = [pair for path in paths.values() for pair in pairwise(path)]
-    extents = {**{one: (0.0, _LANE) for path in paths.values() for one in path[1:-1]}, **sizes}
+    extents = {**{passing: (0.0, _LANE) for path in paths.values() for passing in path[1:-1]}, **sizes}
     layers = _ordered(_layers(sizes, paths.values(), level), links)
     across = _across(layers, links, extents, sizes, gap[1])
     bands = _bands(layers, extents, gap[0], links)
-    at = {one: bands[i] for i, layer in enumerate(layers) for one in layer}
+    band_of = {name: bands[i] for i, layer in enumerate(layers) for name in layer}
     return Layout(
-        {one: ((at[one][0] + at[one][1]) / 2, across[one]) for one in sizes},
-        {one: at[one] for one in sizes},
-        {edge: tuple(Stop(*at[one], across[one]) for one in path[1:-1]) for edge, path in paths.items()},
-        (bands[-1][1], max((across[one] + extents[one][1] / 2 for one in across), default=0.0)),
+        {name: ((band_of[name][0] + band_of[name][1]) / 2, across[name]) for name in sizes},
+        {name: band_of[name] for name in sizes},
+        {edge: tuple(Stop(*band_of[key], across[key]) for key in path[1:-1]) for edge, path in paths.items()},
+        (bands[-1][1], max((across[name] + extents[name][1] / 2 for name in across), default=0.0)),
     )
 
 
 def _levels(names: Iterable[Key], edges: Sequence[Edge]) -> dict[Key, int]:
-    """The layer of each box: one behind the last of those before it; what has none before it stands near its first."""
+    """The layer of each box: one after its last predecessor; sources go directly before their first successor."""
     before: dict[Key, list[Key]] = {name: [] for name in names}
     after: dict[Key, list[Key]] = {name: [] for name in before}
     for source, target in edges:
@@ -82,12 +81,12 @@ def _levels(names: Iterable[Key], edges: Sequence[Edge]) -> dict[Key, int]:
             level[target] = max(level[target], level[name] + 1)
             waiting[target] -= 1
             ready += [target] * (not waiting[target])
-    heads = [name for name in before if not before[name] and after[name]]
-    return {**level, **{name: min(level[target] for target in after[name]) - 1 for name in heads}}
+    sources = [name for name in before if not before[name] and after[name]]
+    return {**level, **{name: min(level[target] for target in after[name]) - 1 for name in sources}}
 
 
 def _path(edge: Edge, level: Mapping[Key, int]) -> list[Key]:
-    """An edge as the boxes at its ends and a place in every layer that it passes."""
+    """An edge as its source, a placeholder in every layer that it passes, and its target."""
     source, target = edge
     return [source, *((edge, i) for i in range(level[source] + 1, level[target])), target]
 
@@ -111,11 +110,11 @@ def _neighbours(links: Iterable[Edge]) -> tuple[dict[Key, list[Key]], dict[Key, 
     return before, after
 
 
-# -- the order within layers -------------------------------------------------------------------------------------------
+# -- order within layers -----------------------------------------------------------------------------------------------
 
 
 def _ordered(layers: list[list[Key]], links: Sequence[Edge]) -> list[list[Key]]:
-    """The layers in an order of few crossings: each by the mean of its neighbours, up and down in turn."""
+    """The layers ordered for few crossings: by the mean position of neighbours, sweeping back and forth."""
     before, after = _neighbours(links)
     best, fewest = layers, _crossings(layers, after)
     current = [list(layer) for layer in layers]
@@ -135,7 +134,7 @@ def _sweep(layers: list[list[Key]], neighbours: Mapping[Key, list[Key]], down: b
     for i in steps:
         place = {name: float(rank) for rank, name in enumerate(layers[i - 1 if down else i + 1])}
         own = {name: float(rank) for rank, name in enumerate(layers[i])}
-        layers[i].sort(key=lambda name: _mean([place[one] for one in neighbours.get(name, ())], own[name]))
+        layers[i].sort(key=lambda name: _mean([place[key] for key in neighbours.get(name, ())], own[name]))
 
 
 def _mean(values: Sequence[float], otherwise: float) -> float:
@@ -143,7 +142,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _crossings(layers: Sequence[Sequence[Key]], after: Mapping[Key, list[Key]]) -> int:
-    """How many pairs of lines cross: pairs that are in one order at one end, and in the other at the other end."""
+    """Number of crossings: pairs of edges whose order differs at their two ends."""
     total = 0
     for upper, lower in pairwise(layers):
         rank = {name: i for i, name in enumerate(lower)}
@@ -166,44 +165,44 @@ def _across(
     boxes: Mapping[Key, Size],
     gap: float,
 ) -> dict[Key, float]:
-    """The middle of everything across: near its neighbours, in its order, without an overlap. Begins at 0."""
+    """Centres across: close to the neighbours, in order, without overlap; the smallest edge is at 0."""
     before, after = _neighbours(links)
     place: dict[Key, float] = {}
     for layer in layers:
         place.update(_packed(layer, dict.fromkeys(layer, (0.0, 1.0)), extents, boxes, gap))
-    for sweep in range(_SWEEPS):  # the last one goes down: what has one neighbour above stands straight below it
+    for sweep in range(_SWEEPS):  # the last sweep goes forth: a box with one predecessor ends up straight behind it
         down = sweep % 2 == 1
         for layer in layers if down else layers[::-1]:
-            wanted = {name: _wanted(name, before if down else after, place, boxes) for name in layer}
-            place.update(_packed(layer, wanted, extents, boxes, gap))
+            targets = {name: _target(name, before if down else after, place, boxes) for name in layer}
+            place.update(_packed(layer, targets, extents, boxes, gap))
     low = min((place[name] - extents[name][1] / 2 for name in place), default=0.0)
     return {name: middle - low for name, middle in place.items()}
 
 
-def _wanted(
+def _target(
     name: Key, near: Mapping[Key, list[Key]], place: Mapping[Key, float], boxes: Container[Key]
 ) -> tuple[float, float]:
-    """In the middle of the neighbours on one side, and how much it is wanted there."""
-    there = near.get(name, ())
-    weight = sum(_PULLS[(name in boxes) + (one in boxes)] for one in there)
-    return _mean([place[one] for one in there], place[name]), weight or _IDLE
+    """Mean position of the neighbours on one side, and its weight."""
+    neighbours = near.get(name, ())
+    weight = sum(_WEIGHTS[(name in boxes) + (neighbour in boxes)] for neighbour in neighbours)
+    return _mean([place[neighbour] for neighbour in neighbours], place[name]), weight or _NO_NEIGHBOUR_WEIGHT
 
 
 def _packed(
     layer: Sequence[Key],
-    wanted: Mapping[Key, tuple[float, float]],
+    targets: Mapping[Key, tuple[float, float]],
     extents: Mapping[Key, Size],
     boxes: Container[Key],
     gap: float,
 ) -> dict[Key, float]:
-    """Middles as near as can be to the wanted ones, by least squares: neighbours that collide move as one block."""
+    """Centres closest to the targets by weighted least squares; boxes that would overlap move as one block."""
     offsets, end = [], 0.0
     for name in layer:
         offsets.append(end + extents[name][1] / 2)
         end += extents[name][1] + (gap if name in boxes else gap / 2)
-    blocks: list[tuple[float, float, int]] = []  # where a block begins, its weight, how many are in it
+    blocks: list[tuple[float, float, int]] = []  # start, weight and number of boxes of each block
     for name, offset in zip(layer, offsets, strict=True):
-        block = (wanted[name][0] - offset, wanted[name][1], 1)
+        block = (targets[name][0] - offset, targets[name][1], 1)
         while blocks and blocks[-1][0] >= block[0]:
             start, weight, count = blocks.pop()
             total = weight + block[1]
@@ -216,7 +215,7 @@ def _packed(
 def _bands(
     layers: Sequence[Sequence[Key]], extents: Mapping[Key, Size], gap: float, links: Sequence[Edge]
 ) -> list[tuple[float, float]]:
-    """Where each layer begins and ends; the space before one grows with the lines that lead to it."""
+    """Start and end of each layer, along; the gap before a layer grows with the number of edges that enter it."""
     before, _ = _neighbours(links)
     bands: list[tuple[float, float]] = []
     for layer in layers:

@@ -1,4 +1,4 @@
-"""A graph for people: a table, and a drawing as Mermaid or SVG text."""
+"""Summary tables of graphs, and diagrams as Mermaid text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import GraphError
-from anyaccel.graph.drawing.diagram import Box, Picture, Whereabouts, picture, whereabouts
+from anyaccel.graph.drawing.diagram import Box, Diagram, NodePlace, build_diagram, node_places
 from anyaccel.graph.drawing.svg import svg
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, model_name
 from anyaccel.graph.plan import Plan, number_of, table
@@ -14,22 +14,22 @@ from anyaccel.graph.shape_inference import Shapes
 from anyaccel.html import Markup, colours, text
 from anyaccel.registry import Registry
 
-_SPECIAL = frozenset("#&<>\"'`[]{}")  # braces, because a directive may stand anywhere in the text
+_SPECIAL = frozenset("#&<>\"'`[]{}")  # braces, as a Mermaid directive may occur anywhere in the text
 FORMATS = ("mermaid", "svg")
 
 
-def summary(nodes: Mapping[str, Node], shapes: Shapes, found: Registry, label: str) -> str:
-    """A table of nodes, one a line, and the number of parameters in all (shared ones once)."""
+def summary(nodes: Mapping[str, Node], shapes: Shapes, registry: Registry, label: str) -> str:
+    """A table of nodes, and the total number of parameters (shared models count once)."""
     rows = [("node", "model", "framework", "device", "takes", "gives", "parameters")]
-    total, seen, places = 0, set(), whereabouts(nodes, shapes, None, found)
+    total, seen, places = 0, set(), node_places(nodes, shapes, None, registry)
     for name in shapes.order:
         node = nodes[name]
-        count = _parameters(node, shapes.frameworks[name], found) if shapes.outputs[name] else 0
+        count = _parameters(node, shapes.frameworks[name], registry) if shapes.outputs[name] else 0
         model = getattr(node, "model", None)
         total += 0 if id(model) in seen else count
         seen.add(id(model) if model is not None else None)
-        who = (name, _kind(node), shapes.frameworks[name], _where(places[name]))
-        rows.append((*who, *_shapes(name, shapes), _count(node, count)))
+        columns = (name, _kind(node), shapes.frameworks[name], _where(places[name]))
+        rows.append((*columns, *_shapes(name, shapes), _count(node, count)))
     return "\n".join([f"graph {label!r}", *table(rows), number_of(total, "parameter")])
 
 
@@ -37,8 +37,8 @@ def _kind(node: Node) -> str:
     return f"concat (axis {node.axis})" if isinstance(node, ConcatNode) else model_name(node.model)
 
 
-def _where(place: Whereabouts) -> str:
-    return f"{place.where} (asks for {place.asked})" if place.asked else place.where
+def _where(place: NodePlace) -> str:
+    return f"{place.where} (asks for {place.requested})" if place.requested else place.where
 
 
 def _shapes(name: str, shapes: Shapes) -> tuple[str, str]:
@@ -51,78 +51,78 @@ def _count(node: Node, count: int) -> str:
     return f"{count:,}" + (" (frozen)" if isinstance(node, ModelNode) and node.frozen else "")
 
 
-def _parameters(node: Node, framework: str, found: Registry) -> int:
+def _parameters(node: Node, framework: str, registry: Registry) -> int:
     if isinstance(node, ConcatNode):
         return 0
-    return sum(math.prod(spec.shape) for spec in found.computing(framework).parameters(node.model).values())
+    return sum(math.prod(spec.shape) for spec in registry.computing(framework).parameters(node.model).values())
 
 
-def drawing(
-    label: str, nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, found: Registry, form: str
+def draw(
+    label: str, nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, registry: Registry, format: str
 ) -> Markup | str:
-    """The graph in one of FORMATS; nothing is built or placed.
+    """The graph in one of FORMATS; builds and places nothing.
 
     Raises:
-        GraphError: another format, or the plan of another graph.
+        GraphError: unknown format, or the plan of another graph.
     """
-    if form not in FORMATS:
+    if format not in FORMATS:
         raise GraphError(
-            f"graph {label!r} cannot be drawn as {form!r}",
-            available=" and ".join(FORMATS),
-            hint="write graph.visualize('svg')",
+            f"graph {label!r} cannot be drawn as {format!r}",
+            available=", ".join(FORMATS),
+            hint="graph.visualize('svg')",
         )
     if plan is not None and not isinstance(plan, Plan):
         raise GraphError(
-            f"graph {label!r} was given a plan of type {type(plan).__name__}", hint="give experiment.plan(phase)"
+            f"graph {label!r}: plan must be a Plan, got {type(plan).__name__}", hint="pass experiment.plan(phase)"
         )
-    shown = picture(label, nodes, shapes, plan, found)
-    return svg(shown) if form == "svg" else mermaid(shown)
+    diagram = build_diagram(label, nodes, shapes, plan, registry)
+    return svg(diagram) if format == "svg" else mermaid(diagram)
 
 
 # -- Mermaid -----------------------------------------------------------------------------------------------------------
 
 
-def mermaid(shown: Picture) -> str:
-    """The picture as Mermaid text, coloured by device; feature sets are cylinders, labels are escaped."""
-    lines = ["flowchart LR", *(f"  {box.id}{_shape(box)}" for box in shown.boxes)]
-    for arrow in shown.arrows:
-        told = f'|"{_escaped(arrow.label)}"|' if arrow.label else ""
-        lines.append(f"  {arrow.source} {'-.->' if arrow.crosses else '-->'}{told} {arrow.target}")
-    return "\n".join([*lines, *_legend(shown), *_styles(shown)])
+def mermaid(diagram: Diagram) -> str:
+    """The diagram as Mermaid text, coloured by device; feature sets are cylinders, labels are escaped."""
+    lines = ["flowchart LR", *(f"  {box.id}{_shape(box)}" for box in diagram.boxes)]
+    for arrow in diagram.arrows:
+        label = f'|"{_escaped(arrow.label)}"|' if arrow.label else ""
+        lines.append(f"  {arrow.source} {'-.->' if arrow.crosses else '-->'}{label} {arrow.target}")
+    return "\n".join([*lines, *_legend(diagram), *_styles(diagram)])
 
 
 def _shape(box: Box) -> str:
     first = " \N{MIDDLE DOT} ".join(filter(None, [*box.lines[:1], box.framework])) if box.kind != "data" else ""
     rest = box.lines if box.kind == "data" else box.lines[1:]
-    asked = f"asks for {box.asked}" if box.asked else ""
-    parts = [box.title, first, *rest, box.where, asked, "frozen" if box.frozen else ""]
-    told = "<br/>".join(_escaped(part) for part in parts if part)
-    return f'[("{told}")]' if box.kind == "data" else f'["{told}"]'
+    requested = f"asks for {box.requested}" if box.requested else ""
+    parts = [box.title, first, *rest, box.where, requested, "frozen" if box.frozen else ""]
+    content = "<br/>".join(_escaped(part) for part in parts if part)
+    return f'[("{content}")]' if box.kind == "data" else f'["{content}"]'
 
 
-def _legend(shown: Picture) -> Iterator[str]:
-    if shown.devices:
+def _legend(diagram: Diagram) -> Iterator[str]:
+    if diagram.devices:
         yield '  subgraph legend["devices"]'
-        yield from (f'    k{i}["{_escaped(device)}"]' for i, device in enumerate(shown.devices))
+        yield from (f'    k{i}["{_escaped(device)}"]' for i, device in enumerate(diagram.devices))
         yield "  end"
 
 
-def _styles(shown: Picture) -> Iterator[str]:
-    """A class for each device, for what has none and for what is frozen, and who is of which."""
-    members: dict[str, list[str]] = {device: [f"k{i}"] for i, device in enumerate(shown.devices)}
-    for box in shown.boxes:
+def _styles(diagram: Diagram) -> Iterator[str]:
+    """A style class for each device, for nodes without one and for frozen nodes, and the members of each."""
+    members: dict[str, list[str]] = {device: [f"k{i}"] for i, device in enumerate(diagram.devices)}
+    for box in diagram.boxes:
         if box.kind != "data":
             members.setdefault(box.device, []).append(box.id)
     for device, ids in members.items():
         name, (fill, ink) = f"on_{device.replace(':', '_')}" if device else "nowhere", colours(device)
         yield f"  classDef {name} fill:{fill},color:{ink},stroke:#8B95A3"
         yield f"  class {','.join(ids)} {name}"
-    frozen = [box.id for box in shown.boxes if box.frozen]
+    frozen = [box.id for box in diagram.boxes if box.frozen]
     if frozen:
         yield "  classDef frozen stroke-dasharray:5 3,stroke-width:2px"
         yield f"  class {','.join(frozen)} frozen"
 
 
-def _escaped(shown: str) -> str:
-    """Text safe inside a quoted Mermaid label and in HTML around it: Mermaid's own codes, which HTML leaves alone."""
-    return "".join(f"#{ord(c)};" if c in _SPECIAL else c for c in text(shown, 400))
+def _escaped(label: str) -> str:
+    """A label safe in quoted Mermaid text and in HTML around it: Mermaid's codes, which HTML leaves alone."""
+    return "".join(f"#{ord(char)};" if char in _SPECIAL else char for char in text(label, 400))

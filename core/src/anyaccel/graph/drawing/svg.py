@@ -1,7 +1,7 @@
-"""A graph as SVG: a card for each node, its head in the colour of its device, and lines that pass between cards.
+"""A diagram as SVG: a card per node with a header in the colour of its device, and edges between the cards.
 
-The text stands alone: no script, no style sheet, no font and no id of its own, so that it can be put into any page.
-Cards bring their own background, lines and frames are of a middle grey: both are seen on light and on dark pages.
+The SVG is self-contained, without scripts, style sheets, fonts or ids, so that it can be embedded in any page. Cards
+have a background of their own, and edges and frames are medium grey: both are visible on light and dark pages.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from anyaccel.graph.drawing.diagram import Arrow, Box, Picture
-from anyaccel.graph.drawing.edge_paths import Drawing, curve, number, ports
+from anyaccel.graph.drawing.diagram import Arrow, Box, Diagram
+from anyaccel.graph.drawing.edge_paths import OrientedLayout, edge_path, number, ports
 from anyaccel.graph.drawing.layered_layout import Edge, Key, Size, arrange
 from anyaccel.graph.drawing.text_metrics import fitted, text_width
 from anyaccel.html import FONT, NOWHERE, Colours, Markup, colours, element, escaped
 
-_PAD = 11.0  # between a card's frame and its text
-_HEAD, _LINE, _FOOT = 28.0, 17.0, 10.0
-_NARROW, _WIDE = 136.0, 310.0  # the least and the greatest width of a card
+_PAD = 11.0  # between the frame of a card and its text
+_HEADER, _LINE, _FOOTER = 28.0, 17.0, 10.0
+_MIN_WIDTH, _MAX_WIDTH = 136.0, 310.0  # of a card
 _MARGIN = 14.0
-_TOO_WIDE = 1040.0  # a drawing from left to right that is wider goes downwards, if that is narrower
-_TITLE, _WORDS = 13.0, 11.5  # sizes of text
+_MAX_DIAGRAM_WIDTH = 1040.0  # a diagram that is wider from left to right is drawn downwards, if that is narrower
+_TITLE_SIZE, _TEXT_SIZE = 13.0, 11.5  # font sizes
 
 _PAPER, _INK, _SOFT, _FRAME, _EDGE, _CROSS = "#FFFFFF", "#1B232D", "#4A5563", "#8B95A3", "#7F8895", "#C2620F"
 _PILL = Colours("#FFF1E3", "#7A3B06")
@@ -29,7 +29,7 @@ _DATA = Colours("#E9EDF2", "#1B232D")
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """A box and the size at which it is drawn; `where` is the device as it is told in its head."""
+    """A box with its size; `where` is the device as shown in the header."""
 
     box: Box
     where: str
@@ -37,27 +37,27 @@ class _Card:
     height: float
 
 
-def svg(shown: Picture) -> Markup:
-    """The picture as a standalone SVG document."""
-    cards = {box.id: _card(box) for box in shown.boxes}
-    pills = {f"e{i}": arrow for i, arrow in enumerate(shown.arrows) if arrow.label}
+def svg(diagram: Diagram) -> Markup:
+    """The diagram as a self-contained SVG document."""
+    cards = {box.id: _card(box) for box in diagram.boxes}
+    pills = {f"e{i}": arrow for i, arrow in enumerate(diagram.arrows) if arrow.label}
     sizes: dict[Key, Size] = {name: (card.width, card.height) for name, card in cards.items()}
-    sizes |= {name: (text_width(arrow.label, _WORDS) + 14, 20.0) for name, arrow in pills.items()}
-    edges = {edge: arrow for i, arrow in enumerate(shown.arrows) for edge in _edges(i, arrow)}
-    drawing = _narrower(sizes, list(edges))
-    legend, below = _legend(shown, max(drawing.size[0], 380.0))
+    sizes |= {name: (text_width(arrow.label, _TEXT_SIZE) + 14, 20.0) for name, arrow in pills.items()}
+    edges = {edge: arrow for i, arrow in enumerate(diagram.arrows) for edge in _edges(i, arrow)}
+    drawing = _narrower_layout(sizes, list(edges))
+    legend, below = _legend(diagram, max(drawing.size[0], 380.0))
     body = [
-        *_lines(edges, drawing),
-        *(_drawn(card, *drawing.centre(name)) for name, card in cards.items()),
+        *_edge_elements(edges, drawing),
+        *(_card_element(card, *drawing.centre(name)) for name, card in cards.items()),
         *(_pill(arrow.label, *drawing.centre(name)) for name, arrow in pills.items()),
         element("g", *legend, transform=f"translate(0 {number(drawing.size[1] + 18)})"),
     ]
-    return _document(shown, body, max(drawing.size[0], below[0]), drawing.size[1] + below[1])
+    return _document(diagram, body, max(drawing.size[0], below[0]), drawing.size[1] + below[1])
 
 
-def _document(shown: Picture, body: Iterable[Markup], width: float, height: float) -> Markup:
-    nodes = [f"{box.title}: {box.where}" for box in shown.boxes if box.kind != "data"]
-    title = escaped(f"Graph {shown.label}. {'; '.join(nodes)}", 1000)
+def _document(diagram: Diagram, body: Iterable[Markup], width: float, height: float) -> Markup:
+    nodes = [f"{box.title}: {box.where}" for box in diagram.boxes if box.kind != "data"]
+    title = escaped(f"Graph {diagram.label}. {'; '.join(nodes)}", 1000)
     size = {"width": number(width + 2 * _MARGIN), "height": number(height + 2 * _MARGIN)}
     return element(
         "svg",
@@ -73,27 +73,27 @@ def _document(shown: Picture, body: Iterable[Markup], width: float, height: floa
 
 
 def _edges(i: int, arrow: Arrow) -> list[Edge]:
-    """What is laid out for an arrow; its label is a stop on its way, so that nothing is drawn over it."""
+    """Edges of the layout for an arrow; its label is a box on the way, so that nothing overlaps it."""
     return [(arrow.source, f"e{i}"), (f"e{i}", arrow.target)] if arrow.label else [(arrow.source, arrow.target)]
 
 
-def _narrower(sizes: dict[Key, Size], edges: list[Edge]) -> Drawing:
-    """From left to right where that is not too wide, else downwards, if that is narrower."""
-    right = Drawing(arrange(sizes, edges), sizes, False)
-    if right.size[0] <= _TOO_WIDE:
+def _narrower_layout(sizes: dict[Key, Size], edges: list[Edge]) -> OrientedLayout:
+    """From left to right if that fits, else the narrower of both directions."""
+    right = OrientedLayout(arrange(sizes, edges), sizes, False)
+    if right.size[0] <= _MAX_DIAGRAM_WIDTH:
         return right
     turned: dict[Key, Size] = {name: (height, width) for name, (width, height) in sizes.items()}
-    down = Drawing(arrange(turned, edges, gap=(40.0, 26.0)), turned, True)
-    return min(right, down, key=lambda one: one.size[0])
+    down = OrientedLayout(arrange(turned, edges, gap=(40.0, 26.0)), turned, True)
+    return min(right, down, key=lambda layout: layout.size[0])
 
 
-# -- lines -------------------------------------------------------------------------------------------------------------
+# -- edges -------------------------------------------------------------------------------------------------------------
 
 
-def _lines(edges: dict[Edge, Arrow], drawing: Drawing) -> Iterator[Markup]:
-    at = ports(drawing, edges)
+def _edge_elements(edges: dict[Edge, Arrow], drawing: OrientedLayout) -> Iterator[Markup]:
+    positions = ports(drawing, edges)
     for edge, arrow in edges.items():
-        line, head = curve(drawing, edge, at, head=edge[1] == arrow.target)
+        line, head = edge_path(drawing, edge, positions, head=edge[1] == arrow.target)
         yield _line(line, arrow.crosses)
         if head:
             yield element("path", d=head, fill=_CROSS if arrow.crosses else _EDGE)
@@ -105,9 +105,9 @@ def _line(path: str, crosses: bool) -> Markup:
 
 
 def _pill(label: str, x: float, y: float) -> Markup:
-    width = text_width(label, _WORDS) + 14
+    width = text_width(label, _TEXT_SIZE) + 14
     frame = _rectangle(x - width / 2, y - 10, width, 20, 10, fill=_PILL.fill, stroke=_CROSS)
-    return element("g", frame, _text(label, x, y + 4, _WORDS, _PILL.ink, anchor="middle"))
+    return element("g", frame, _text(label, x, y + 4, _TEXT_SIZE, _PILL.ink, anchor="middle"))
 
 
 # -- cards -------------------------------------------------------------------------------------------------------------
@@ -115,52 +115,52 @@ def _pill(label: str, x: float, y: float) -> Markup:
 
 def _card(box: Box) -> _Card:
     where = box.where if box.kind != "data" else "data"
-    head = text_width(box.title, _TITLE, bold=True) + text_width(where, _WORDS) + 14
-    lines = _told(box)
-    width = max([head, *(text_width(line, _WORDS) for line in lines)]) + 2 * _PAD
-    return _Card(box, where, min(max(width, _NARROW), _WIDE), _HEAD + _LINE * len(lines) + _FOOT)
+    head = text_width(box.title, _TITLE_SIZE, bold=True) + text_width(where, _TEXT_SIZE) + 14
+    lines = _body_lines(box)
+    width = max([head, *(text_width(line, _TEXT_SIZE) for line in lines)]) + 2 * _PAD
+    return _Card(box, where, min(max(width, _MIN_WIDTH), _MAX_WIDTH), _HEADER + _LINE * len(lines) + _FOOTER)
 
 
-def _told(box: Box) -> list[str]:
-    """The lines below the head."""
+def _body_lines(box: Box) -> list[str]:
+    """The lines below the header."""
     first = [" \N{MIDDLE DOT} ".join(filter(None, [box.lines[0], box.framework]))] if box.lines else []
-    asked = [f"asks for {box.asked}"] if box.asked else []
-    return [*first, *box.lines[1:], *asked, *(["frozen"] if box.frozen else [])]
+    requested = [f"asks for {box.requested}"] if box.requested else []
+    return [*first, *box.lines[1:], *requested, *(["frozen"] if box.frozen else [])]
 
 
-def _drawn(card: _Card, x: float, y: float) -> Markup:
-    """A card around (x, y), with all of its text in its title."""
+def _card_element(card: _Card, x: float, y: float) -> Markup:
+    """A card centred at (x, y); its title (tooltip) has the full text."""
     box, left, top = card.box, x - card.width / 2, y - card.height / 2
     fill, ink = _DATA if box.kind == "data" else colours(box.device)
-    told = _told(box)
+    lines = _body_lines(box)
     parts = [
-        element("title", escaped("; ".join([f"{box.title}: {card.where}", *told]), 1000)),
+        element("title", escaped("; ".join([f"{box.title}: {card.where}", *lines]), 1000)),
         _rectangle(left + 3, top + 3, card.width, card.height, 7, fill=_DATA.fill) if box.kind == "data" else None,
         _rectangle(left, top, card.width, card.height, 7, fill=_PAPER, stroke="none"),
-        element("path", d=_head(left, top, card.width), fill=fill),
+        element("path", d=_header_path(left, top, card.width), fill=fill),
         _rectangle(left, top, card.width, card.height, 7, fill="none", dash="5 3" if box.frozen else None),
-        *_heading(card, left, top + 18.5, ink),
+        *_header_texts(card, left, top + 18.5, ink),
     ]
-    for i, line in enumerate(told):
-        kept = fitted(line, _WORDS, card.width - 2 * _PAD)
-        parts.append(_text(kept, left + _PAD, top + _HEAD + 15 + _LINE * i, _WORDS, _SOFT if i else _INK))
+    for i, line in enumerate(lines):
+        shortened = fitted(line, _TEXT_SIZE, card.width - 2 * _PAD)
+        parts.append(_text(shortened, left + _PAD, top + _HEADER + 15 + _LINE * i, _TEXT_SIZE, _SOFT if i else _INK))
     return element("g", *parts, data_anyaccel_node=box.title, data_anyaccel_device=box.device or None)
 
 
-def _heading(card: _Card, left: float, base: float, ink: str) -> list[Markup]:
-    """The label, and at the right of it the device, which is there in full unless it takes half the room."""
+def _header_texts(card: _Card, left: float, base: float, ink: str) -> list[Markup]:
+    """The label, and right-aligned the device, which may take up to 60 % of the width."""
     room = card.width - 2 * _PAD - 10
-    where = fitted(card.where, _WORDS, room * 0.6)
-    title = fitted(card.box.title, _TITLE, room - text_width(where, _WORDS), bold=True)
+    where = fitted(card.where, _TEXT_SIZE, room * 0.6)
+    title = fitted(card.box.title, _TITLE_SIZE, room - text_width(where, _TEXT_SIZE), bold=True)
     return [
-        _text(title, left + _PAD, base, _TITLE, ink, weight="600"),
-        _text(where, left + card.width - _PAD, base, _WORDS, ink, anchor="end"),
+        _text(title, left + _PAD, base, _TITLE_SIZE, ink, weight="600"),
+        _text(where, left + card.width - _PAD, base, _TEXT_SIZE, ink, anchor="end"),
     ]
 
 
-def _head(left: float, top: float, width: float) -> str:
-    """The head of a card: round above, straight below."""
-    low, high, right = number(top + _HEAD), number(top + 7), number(left + width - 7)
+def _header_path(left: float, top: float, width: float) -> str:
+    """Outline of a header: round corners at the top, straight at the bottom."""
+    low, high, right = number(top + _HEADER), number(top + 7), number(left + width - 7)
     return f"M{number(left)} {low} V{high} q0 -7 7 -7 H{right} q7 0 7 7 V{low} Z"
 
 
@@ -189,11 +189,11 @@ def _rectangle(
 
 
 def _text(
-    shown: str, x: float, y: float, size: float, ink: str, *, anchor: str | None = None, weight: str | None = None
+    content: str, x: float, y: float, size: float, ink: str, *, anchor: str | None = None, weight: str | None = None
 ) -> Markup:
     return element(
         "text",
-        shown,
+        content,
         x=number(x),
         y=number(y),
         font_size=number(size),
@@ -208,7 +208,7 @@ def _text(
 
 @dataclass(frozen=True, slots=True)
 class _Chip:
-    """A word of the legend, as it looks."""
+    """An entry of the legend."""
 
     words: str
     colours: Colours
@@ -217,27 +217,27 @@ class _Chip:
     device: str | None = None
 
 
-def _chips(shown: Picture) -> Iterator[_Chip]:
-    for device in shown.devices:
+def _chips(diagram: Diagram) -> Iterator[_Chip]:
+    for device in diagram.devices:
         yield _Chip(device, colours(device), device=device)
-    if any(box.kind != "data" and not box.device for box in shown.boxes):
+    if any(box.kind != "data" and not box.device for box in diagram.boxes):
         yield _Chip("no device yet", NOWHERE)
-    if any(arrow.crosses for arrow in shown.arrows):
+    if any(arrow.crosses for arrow in diagram.arrows):
         yield _Chip("to another device or framework", _PILL, _CROSS, "6 4")
-    if any(box.frozen for box in shown.boxes):
+    if any(box.frozen for box in diagram.boxes):
         yield _Chip("frozen", Colours(_PAPER, _INK), dash="5 3")
 
 
-def _legend(shown: Picture, width: float) -> tuple[list[Markup], Size]:
-    """What colours and dashes mean, in rows of at most this width; and the room that it takes."""
+def _legend(diagram: Diagram, width: float) -> tuple[list[Markup], Size]:
+    """The legend in rows of at most `width`, and its size."""
     parts: list[Markup] = []
     x, y, widest = 0.0, 0.0, 0.0
-    for chip in _chips(shown):
-        needed = text_width(chip.words, _WORDS) + 16
+    for chip in _chips(diagram):
+        needed = text_width(chip.words, _TEXT_SIZE) + 16
         if x and x + needed > width:
             x, y = 0.0, y + 28
         frame = _rectangle(x, y, needed, 20, 5, fill=chip.colours.fill, stroke=chip.frame, dash=chip.dash)
-        words = _text(chip.words, x + needed / 2, y + 14, _WORDS, chip.colours.ink, anchor="middle")
+        words = _text(chip.words, x + needed / 2, y + 14, _TEXT_SIZE, chip.colours.ink, anchor="middle")
         parts.append(element("g", frame, words, data_anyaccel_legend=chip.device))
         x += needed + 8
         widest = max(widest, x - 8)

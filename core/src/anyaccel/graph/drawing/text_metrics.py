@@ -1,4 +1,4 @@
-"""How much room text takes, where nothing can be measured: not less than in any common font without serifs."""
+"""Widths of text without measuring fonts: upper bounds for common sans-serif fonts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import unicodedata
 
 _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
-# Widths of characters in units of the font size; those of capitals and of all the rest are below.
+# Groups of characters by width; widths in units of the font size are in `_advance`.
 _THIN = frozenset("ijlI|'.,:;!` ")
 _SLIM = frozenset('ftrJ()[]{}-/\\"*^')
 _BROAD = frozenset("mwMW@%#+<=>~\N{RIGHTWARDS ARROW}\N{HORIZONTAL ELLIPSIS}")
@@ -14,7 +14,7 @@ _BOLD = 1.12
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """The room that a text of a font size takes at most, in the unit of the size."""
+    """Upper bound of the width of a text, in the unit of `size` (the font size)."""
     return sum(map(_advance, text)) * size * (_BOLD if bold else 1.0)
 
 
@@ -33,10 +33,10 @@ def _advance(char: str) -> float:
 
 
 def fitted(text: str, size: float, room: float, *, bold: bool = False) -> str:
-    """The text, or as much of its beginning as there is room for, and an ellipsis."""
+    """The text, shortened with an ellipsis if it is wider than `room`."""
     if text_width(text, size, bold=bold) <= room:
         return text
-    kept = text.removesuffix(_ELLIPSIS)
-    while kept and text_width(f"{kept}{_ELLIPSIS}", size, bold=bold) > room:
-        kept = kept[:-1]
-    return f"{kept.rstrip()}{_ELLIPSIS}"
+    shortened = text.removesuffix(_ELLIPSIS)
+    while shortened and text_width(f"{shortened}{_ELLIPSIS}", size, bold=bold) > room:
+        shortened = shortened[:-1]
+    return f"{shortened.rstrip()}{_ELLIPSIS}"

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyaccel import ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode
-from anyaccel.graph.drawing.diagram import Arrow, Box, Picture
-from anyaccel.graph.drawing.edge_paths import Drawing
+from anyaccel.graph.drawing.diagram import Arrow, Box, Diagram
+from anyaccel.graph.drawing.edge_paths import OrientedLayout
 from anyaccel.graph.drawing.layered_layout import Layout, arrange
 from anyaccel.graph.drawing.svg import svg
 from anyaccel.graph.drawing.text_metrics import fitted, text_width
@@ -131,7 +131,7 @@ def test_any_text_anywhere_gives_a_drawing_of_nothing_but_ours(labels):
         for i, one in enumerate(labels)
     )
     arrows = tuple(Arrow("n0", f"n{i}", text(one), crosses=True) for i, one in enumerate(labels) if i)
-    root = parsed(svg(Picture(labels[0], boxes, arrows)))
+    root = parsed(svg(Diagram(labels[0], boxes, arrows)))
     assert len([one for one in root.iter(f"{NS}g") if "data-anyaccel-node" in one.attrib]) == len(labels)
 
 
@@ -154,7 +154,7 @@ def test_wide_characters_take_more_room():
 
 def test_a_long_label_fits_its_box_and_is_whole_in_the_title():
     long = "an encoder with a label that is much too long for any box"
-    card = cards(parsed(svg(Picture("g", (Box("n0", "model", long, where="cpu:0", device="cpu:0"),), ()))))[long]
+    card = cards(parsed(svg(Diagram("g", (Box("n0", "model", long, where="cpu:0", device="cpu:0"),), ()))))[long]
     assert words(card)[0].endswith("…") and words(card)[1] == "cpu:0"
     assert card.find(f"{NS}title").text == f"{long}: cpu:0"
     width = max(float(one.attrib["width"]) for one in card.iter(f"{NS}rect"))
@@ -231,7 +231,7 @@ def test_nothing_gives_an_empty_layout_and_one_box_stands_alone():
 def test_a_wide_graph_goes_downwards():
     def drawn(n):
         boxes = tuple(Box(f"n{i}", "model", f"node {i}", device="cpu:0", where="cpu:0") for i in range(n))
-        return parsed(svg(Picture("g", boxes, tuple(Arrow(f"n{i}", f"n{i + 1}") for i in range(n - 1)))))
+        return parsed(svg(Diagram("g", boxes, tuple(Arrow(f"n{i}", f"n{i + 1}") for i in range(n - 1)))))
 
     for n, down in ((2, False), (20, True)):
         root = drawn(n)
@@ -240,7 +240,7 @@ def test_a_wide_graph_goes_downwards():
 
 def test_a_long_legend_takes_several_rows():
     boxes = tuple(Box(f"n{i}", "model", f"n{i}", device=f"gpu:{i}", where=f"gpu:{i}") for i in range(12))
-    root = parsed(svg(Picture("g", boxes, ())))
+    root = parsed(svg(Diagram("g", boxes, ())))
     rows = {one.find(f"{NS}rect").attrib["y"] for one in root.iter(f"{NS}g") if "data-anyaccel-legend" in one.attrib}
     assert rows == {"0", "28"}
 
@@ -260,5 +260,5 @@ def test_every_line_leaves_and_arrives_at_its_boxes(mixed):
 
 def test_a_drawing_turns_with_its_layout():
     layout = arrange({"a": (10.0, 20.0)}, [])
-    assert Drawing(layout, {}, False).size == (10.0, 20.0)
-    assert Drawing(layout, {}, True).size == (20.0, 10.0)
+    assert OrientedLayout(layout, {}, False).size == (10.0, 20.0)
+    assert OrientedLayout(layout, {}, True).size == (20.0, 10.0)

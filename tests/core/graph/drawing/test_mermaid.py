@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from anyaccel import ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode
 from anyaccel.errors import GraphError
-from anyaccel.graph.drawing.diagram import Arrow, Box, Picture
+from anyaccel.graph.drawing.diagram import Arrow, Box, Diagram
 from anyaccel.graph.drawing.mermaid import mermaid
 from anyaccel.html import colours, text
 
@@ -132,7 +132,7 @@ def test_other_formats_are_refused(graph):
     with pytest.raises(GraphError) as caught:
         graph.visualize("png")
     assert str(caught.value) == (
-        "graph 'g' cannot be drawn as 'png'. Available: mermaid and svg. Hint: write graph.visualize('svg')."
+        "graph 'g' cannot be drawn as 'png'. Available: mermaid, svg. Hint: graph.visualize('svg')."
     )
 
 
@@ -142,10 +142,10 @@ def test_the_plan_of_another_graph_is_refused(graph, table, mlp):
     with pytest.raises(GraphError) as caught:
         graph.visualize(plan=plan)
     assert str(caught.value) == (
-        "the plan of 'eval' is of the graph 'other', not of 'g'. Available: a, c, d. "
-        "Hint: make it anew with experiment.plan(phase)."
+        "the plan of 'eval' belongs to the graph 'other', not to 'g'. Available: a, c, d. "
+        "Hint: make a new plan with experiment.plan(phase)."
     )
-    with pytest.raises(GraphError, match="was given a plan of type str"):
+    with pytest.raises(GraphError, match="plan must be a Plan, got str"):
         graph.visualize(plan="train")
 
 
@@ -181,7 +181,7 @@ def test_a_label_is_never_more_than_a_label(label, table, mlp):
 def test_any_label_comes_back_from_its_drawing(label):
     """What cannot be shown was replaced before."""
     boxes = (Box("n0", "concat", text(label)), Box("n1", "concat", "x"))
-    _, first, _, arrow, *_ = mermaid(Picture("g", boxes, (Arrow("n0", "n1", text(label)),))).split("\n")
+    _, first, _, arrow, *_ = mermaid(Diagram("g", boxes, (Arrow("n0", "n1", text(label)),))).split("\n")
     inside = first.removeprefix('  n0["').removesuffix('"]')
     assert shown(inside) == text(label)
     assert not set(inside) & set("\"<>'`[]{}\n")

@@ -158,6 +158,6 @@ def test_a_class_as_optimizer_is_refused(program):
     with pytest.raises(SpecError) as caught:
         program(Optimizer(Own))
     assert str(caught.value) == (
-        "the optimizer Own is no name, and this framework has the named ones only. "
+        "optimizer 'Own' is a framework's own, and this framework takes named optimizers only. "
         "Available: sgd, momentum, adam, adamw. Hint: use one of these names."
     )
