@@ -1,7 +1,8 @@
-"""Records the pictures of the front page: `python docs/_sphinx/pictures.py`, where all three frameworks are installed.
+"""Makes the pictures of the pages: `python docs/_sphinx/pictures.py`, where all three frameworks are installed.
 
-`docs/_static/terminal.svg` is a terminal with the demo and a plan; `docs/_static/three-frameworks.svg` is the graph of
-that plan. Both are committed, so that pages show them where the repository is read.
+In `docs/_static`, `terminal.svg` is a terminal with the demo and a plan, `three-frameworks.svg` the graph of that plan,
+`floors.svg` the floors of core. They are committed, so that pages show them where the repository is
+read.
 """
 
 from __future__ import annotations
@@ -61,8 +62,52 @@ def terminal(*parts: tuple[str, str]) -> str:
     return re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="anyaccel", unique_id="anyaccel"), flags=re.S)
 
 
+FLOORS = (
+    ("cli", "the command line"),
+    ("testing", "the conformance kit"),
+    ("experiment", "phases over one graph"),
+    ("results", "tables and predictions"),
+    ("phases", "train, evaluate, fit: load, run, recover"),
+    ("graph", "nodes, shapes, plans, segments"),
+    ("data", "feature sets, samplers, sources"),
+)
+KERNEL = (
+    ("placement", "place, move, scope, devices"),
+    ("accelerator", "what users ask for"),
+    ("registry, plugin_loader", "backends by framework and kind"),
+    ("hookspecs, backend, program, segment", "the contract of plugins"),
+    ("specs, device, errors", "values"),
+)
+BESIDE = (("numpy_backend", "built in"), ("adapter", "programs from few functions"), ("plugins", "torch, JAX, ..."))
+
+
+def floors() -> str:
+    """The floors of core: each imports only from those below it."""
+    boxes = [_box(20, 20 + 46 * i, 420, *floor, fill="#FFFFFF") for i, floor in enumerate(FLOORS)]
+    top = 20 + 46 * len(FLOORS) + 34
+    boxes += [_box(20, top + 46 * i, 420, *part, fill="#DCEBFA") for i, part in enumerate(KERNEL)]
+    boxes += [_box(480, top + 46 * (i + 1), 220, *part, fill="#FDEBD8") for i, part in enumerate(BESIDE)]
+    label = f'<text x="20" y="{top - 9}" font-size="12" fill="#33475B">kernel: needs only pluggy and NumPy</text>'
+    arrow = f'<path d="M476 {top + 157} h-28 l6 -5 m-6 5 l6 5" fill="none" stroke="#33475B" stroke-width="1.6"/>'
+    height = top + 46 * len(KERNEL) + 12
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" width="720" height="{height}" role="img" '
+        'aria-label="The floors of core" font-family="system-ui, sans-serif">'
+        f'<rect width="720" height="{height}" rx="8" fill="#F4F6F8"/>{label}{arrow}{"".join(boxes)}</svg>\n'
+    )
+
+
+def _box(x: int, y: int, width: int, name: str, text: str, fill: str) -> str:
+    return (
+        f'<rect x="{x}" y="{y}" width="{width}" height="40" rx="6" fill="{fill}" stroke="#8B95A3"/>'
+        f'<text x="{x + 12}" y="{y + 17}" font-size="13" font-weight="600" fill="#1B2733">{name}</text>'
+        f'<text x="{x + 12}" y="{y + 33}" font-size="12" fill="#33475B">{text}</text>'
+    )
+
+
 def main() -> None:
-    """Write both pictures."""
+    """Write all pictures."""
+    (STATIC / "floors.svg").write_text(floors(), encoding="utf-8")
     graph, plan = plan_of_three_frameworks()
     recorded = terminal((f"$ {DEMO}", run_demo()), (f">>> {PLAN}", str(plan)))
     (STATIC / "terminal.svg").write_text(recorded, encoding="utf-8")
