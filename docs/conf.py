@@ -49,7 +49,7 @@ toc_object_entries_show_parents = "hide"
 napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 90
 nitpicky = True
-INNER = ("Bench", "Cell", "Chain", "Compared", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T")
+INNER = ("Harness", "Cell", "Chain", "Compared", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T")
 nitpick_ignore_regex = [
     ("py:.*", r"(?!anyaccel\b).*"),
     ("py:obj", ".*"),  # code in docstrings is a link where it can be one

@@ -11,7 +11,7 @@ from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential, s
 from anyaccel.testing import Subject
 
 
-class Reference(Subject):
+class CpuSubject(Subject):
     """NumPy on the CPU."""
 
     cls = NumpyBackend
@@ -29,8 +29,8 @@ class Reference(Subject):
         return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
 
 
-class Simulated(Reference):
-    """The same on simulated devices."""
+class SimulatedSubject(CpuSubject):
+    """NumPy on two simulated devices."""
 
     float64 = True
 
@@ -44,5 +44,5 @@ class Simulated(Reference):
         return Device("sim", 0)
 
     @pytest.fixture
-    def second(self, backend) -> Device:
+    def second_device(self, backend) -> Device:
         return Device("sim", 1)

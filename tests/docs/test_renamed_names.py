@@ -169,8 +169,7 @@ def test_an_old_class_is_neither_defined_nor_imported(name: str) -> None:
     imported = [
         place
         for place, node in nodes(ast.ImportFrom)
-        if (node.module or "").startswith("anyaccel")
-        and name in [alias.name for alias in node.names]
+        if (node.module or "").startswith("anyaccel") and name in [alias.name for alias in node.names]
     ]
     assert defined + imported == []
 

@@ -23,11 +23,15 @@ def test_versions_agree() -> None:
     assert anyaccel.__version__ == version("anyaccel")
 
 
-def test_entry_points_load() -> None:
+def test_the_console_script_loads() -> None:
     command = entry_points(group="console_scripts", name="anyaccel")
-    kit = entry_points(group="pytest11", name="anyaccel")
     assert [callable(each.load()) for each in command] == [True]
-    assert [each.load().__name__ for each in kit] == ["anyaccel.testing.pytest_plugin"]
+
+
+def test_no_distribution_loads_itself_into_every_pytest_run(root: Path) -> None:
+    """The kit's pytest plugin is loaded where a project asks for it."""
+    for folder, project in projects(root).items():
+        assert "pytest11" not in project.get("entry-points", {}), folder
 
 
 def test_published_requirements_are_wide(root: Path) -> None:

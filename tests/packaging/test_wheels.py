@@ -59,7 +59,7 @@ def test_no_tests_and_no_caches_come_along(wheel: Path) -> None:
 
 def test_core_brings_the_kit_and_its_data() -> None:
     names = names_in(core_wheel())
-    assert "anyaccel/testing/plugin.py" in names
+    assert "anyaccel/testing/pytest_plugin.py" in names
     assert [each for each in names if each.startswith("anyaccel/data/") and not each.endswith(".py")]
 
 

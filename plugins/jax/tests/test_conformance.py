@@ -70,7 +70,7 @@ class OfEquinox(Jax):
         return lambda: eqx_net(eqx, lambda: eqx.nn.Lambda(jnp.tanh))
 
     @pytest.fixture
-    def exact_model(self, eqx):
+    def float64_model(self, eqx):
         return lambda: eqx_net(eqx, lambda: eqx.nn.Lambda(jnp.tanh), jnp.float64)
 
     @pytest.fixture

@@ -49,7 +49,7 @@ def test_the_facts() -> None:
     assert isinstance(backend, TorchBackend)
     assert capabilities(backend) == ("exchange", "compute", "memory")
     assert (backend.framework, backend.kinds, backend.import_roots) == ("torch", ("mps",), ("torch",))
-    assert (backend.pinning, backend.lacking) == (frozenset(), frozenset({"float64", "complex128"}))
+    assert (backend.pinned_kinds, backend.unsupported_dtypes) == (frozenset(), frozenset({"float64", "complex128"}))
     assert backend.device_string(MPS) == "mps:0"
 
 

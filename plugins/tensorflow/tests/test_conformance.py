@@ -44,7 +44,7 @@ class Keras(TensorFlowSubject):
         return lambda: keras.Sequential([keras.layers.Dense(5, "tanh"), keras.layers.Dense(3)])
 
     @pytest.fixture
-    def exact_model(self):
+    def float64_model(self):
         layers = keras.layers
         return lambda: keras.Sequential([layers.Dense(5, "tanh", dtype="float64"), layers.Dense(3, dtype="float64")])
 
@@ -70,7 +70,7 @@ class Module(Keras):
     def model(self):
         return Built
 
-    exact_model = Subject.exact_model
+    float64_model = Subject.float64_model
 
 
 globals().update(suite(Standard, "Standard") | suite(Keras, "Keras") | suite(Module, "Module"))

@@ -109,9 +109,7 @@ def test_casts_that_lose_nothing(values: np.ndarray, dtype: Any) -> None:
 )
 def test_casts_that_would_lose_a_value_are_refused(values: np.ndarray, dtype: str, row: int, value: str) -> None:
     whole = FeatureSet.from_dict("fs", {"x": values}, "x")
-    message = (
-        f"'x' cannot be cast from {values.dtype} to {dtype}: row {row} holds {value}.*1 values have no place in {dtype}"
-    )
+    message = f"from {values.dtype} to {dtype}: row {row} holds {value}.*1 values cannot be represented in {dtype}"
     with pytest.raises(ColumnError, match=message):
         whole.cast({"x": dtype})
 

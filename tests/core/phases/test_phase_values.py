@@ -42,7 +42,7 @@ def train(**settings):
             "sampler must be a Sampler or a batch size, got 'all'. Hint: write sampler=32",
         ),
         ({"sampler": None}, PhaseError, "sampler must be a Sampler or a batch size, got None"),
-        ({"sampler": 0}, SamplerError, "batch_size=0 holds no row"),
+        ({"sampler": 0}, SamplerError, "batch_size=0 is below 1"),
         ({"sampler": True}, SamplerError, "batch_size=True is not an integer"),
         ({"label": "a.b"}, GraphError, "'a.b' cannot be the label of a phase"),
         (
@@ -74,7 +74,7 @@ def test_a_training_that_cannot_be_is_refused(settings, error, words):
 
 
 def test_an_evaluation_that_cannot_be_is_refused():
-    with pytest.raises(SamplerError, match="batch_size=0 holds no row"):
+    with pytest.raises(SamplerError, match="batch_size=0 is below 1"):
         EvalPhase("e", data="val", batch_size=0)
     with pytest.raises(SpecError, match="no metric is called 'sharpness'"):
         EvalPhase("e", data="val", metrics="sharpness")

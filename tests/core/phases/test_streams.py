@@ -317,7 +317,7 @@ def test_a_validation_whose_sampler_lacks_a_stream(source: FeatureSet) -> None:
 @pytest.mark.parametrize("stream", ["", 3, "a@b"])
 def test_what_cannot_be_the_name_of_a_stream(stream: Any, source: FeatureSet) -> None:
     message = refused(SamplerError, lambda: source.reference(stream=stream))
-    assert f"reads the stream {stream!r}, which cannot be the name of one" in message
+    assert f"reads the stream {stream!r}, which is not a valid name" in message
 
 
 def test_targets_of_two_streams_are_ambiguous(source: FeatureSet) -> None:

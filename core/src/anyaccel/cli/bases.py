@@ -11,7 +11,7 @@ from anyaccel.backend import Backend
 from anyaccel.errors import PluginError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import BUILT_IN, registry
-from anyaccel.testing.subject_discovery import published
+from anyaccel.testing.subject_discovery import published_subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _described(cls: type[Backend], module: str) -> Base:
     for plugin in registry().plugins:
         own = next((one for one in plugin.backends if type(one) is cls), None)
         if own is not None:
-            return Base(cls, module, plugin.distribution, plugin.version, published(plugin, own))
+            return Base(cls, module, plugin.distribution, plugin.version, published_subject(plugin, own))
     return Base(cls, module, *_distribution_of(module.partition(".")[0]))
 
 

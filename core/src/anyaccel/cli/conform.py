@@ -1,61 +1,100 @@
-"""`anyaccel conform`: the conformance kit over an installed plugin, told as a score card."""
+"""`anyaccel conform`: run the conformance kit on an installed plugin and report the results by capability.
+
+The kit runs with pytest in a child process, as a framework may crash it; `anyaccel.testing.json_report` writes results
+to a file while it runs.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from anyaccel.backend import Backend
-from anyaccel.cli.console import console, print_json
+from anyaccel.cli.console import console, print_json, print_line, print_table
 from anyaccel.cli.plugins import hooks_of
-from anyaccel.cli.score import Score, show, told, tried
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, DeviceUnavailableError, PluginError
 from anyaccel.install_hints import install_line
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
-from anyaccel.testing.subject_discovery import canonical, published
+from anyaccel.testing.subject_discovery import canonical_name, published_subject
 
-NEEDED = ("pytest", "hypothesis")
+REQUIRED = ("pytest", "hypothesis")
+CAPABILITIES = ("backend", "exchange", "compute", "multi_step", "memory")
+_COUNTS = ("passed", "failed", "not_declared", "not_testable_here")
+_TEST_FILE = """\
+from hypothesis import settings
+
+settings.register_profile("conform", deadline=None, derandomize=True, database=None)
+settings.load_profile("conform")
+
+from anyaccel.testing import suite
+from anyaccel.testing.subject_discovery import select_subject
+
+globals().update(suite(select_subject({plugin!r}, {index}, {subject!r}, {device!r})))
+"""
+# A user's settings and plugins for other runs of pytest must not change the results.
+_UNSET = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 
 
 def run(name: str, device: str | None, timeout: float, as_json: bool) -> int:
-    """Test every backend of a plugin; 1 if a test failed, else 0."""
-    where = Device.parse(device) if device else None
-    plugin = find(name)
-    indices = [i for i, backend in enumerate(plugin.backends) if where is None or where.kind in backend.kinds]
+    """Test every backend of a plugin; returns 1 if a test failed, else 0.
+
+    Args:
+        name: name of the plugin or of its distribution.
+        device: device of the tests; None leaves the choice to the plugin's Subject.
+        timeout: seconds for each backend.
+        as_json: print JSON instead of tables.
+    """
+    target = Device.parse(device) if device else None
+    plugin = find_plugin(name)
+    indices = [i for i, backend in enumerate(plugin.backends) if target is None or target.kind in backend.kinds]
     if not indices:
-        raise _unserved(plugin, where)
-    _need()
-    scores = []
+        raise _not_served(plugin, target)
+    _check_requirements()
+    reports = []
     for i in indices:
         backend = plugin.backends[i]
         with console(stderr=True).status(f"testing {backend.framework} on {', '.join(backend.kinds)} …"):
-            scores.append(_checked(tried(plugin.name, i, published(plugin, backend), where, timeout), backend, where))
+            report = run_kit(plugin.name, i, published_subject(plugin, backend), target, timeout)
+        _check_report(report, backend, target)
+        reports.append(report)
     if as_json:
-        print_json(_described(plugin, scores))
+        print_json(_to_json(plugin, reports))
     else:
-        show(f"{plugin.distribution} {plugin.version}".strip(), scores)
-    return int(any(score.failures for score in scores))
+        _print_reports(f"{plugin.distribution} {plugin.version}".strip(), reports)
+    return int(any(report.failures for report in reports))
 
 
-def find(name: str) -> Plugin:
-    """An installed plugin that works, by its own name or that of its distribution.
+# -- the plugin --------------------------------------------------------------------------------------------------------
+
+
+def find_plugin(name: str) -> Plugin:
+    """The installed plugin of this name, or whose distribution has this name.
 
     Raises:
-        PluginError: it is not there, or broken.
-        CapabilityError: it offers no backend, so that there is nothing to test.
+        PluginError: it is not installed, or broken.
+        CapabilityError: it has no backend to test.
     """
-    there = registry().plugins
-    plugin = next((one for one in there if one.name == name), None)
-    plugin = plugin or next((one for one in there if canonical(one.distribution) == canonical(name)), None)
+    plugins = registry().plugins
+    plugin = next((each for each in plugins if each.name == name), None)
+    plugin = plugin or next((p for p in plugins if canonical_name(p.distribution) == canonical_name(name)), None)
     if plugin is None:
         raise PluginError(
-            f"no plugin called {name!r} is installed, and no distribution of that name has one",
-            available=", ".join(one.name for one in there),
-            hint="check the spelling, or install it; `anyaccel plugins` lists them",
+            f"no plugin or distribution called {name!r} is installed",
+            available=", ".join(each.name for each in plugins),
+            hint="check the spelling, or install the plugin; `anyaccel plugins` lists what is installed",
         )
     if plugin.error is not None:
         raise PluginError(f"plugin {plugin} is broken: {plugin.cause}", hint=plugin.remedy)
@@ -66,64 +105,175 @@ def find(name: str) -> Plugin:
 
 def _without_backend(plugin: Plugin) -> CapabilityError:
     hooks = hooks_of(plugin)
-    has = f"hooks only ({', '.join(hooks)})" if hooks else "nothing at all"
+    content = f", only hooks ({', '.join(hooks)})" if hooks else " and no hooks"
     return CapabilityError(
-        f"plugin {plugin} has no backend, and backends are what the kit tests; it has {has}",
-        available=f"plugins with a backend: {', '.join(one.name for one in registry().plugins if one.backends)}",
-        hint="name one of these; a plugin of hooks has tests of its own",
+        f"plugin {plugin} has no backend to test{content}",
+        available=f"plugins with a backend: {', '.join(each.name for each in registry().plugins if each.backends)}",
+        hint="name one of these; test a plugin of hooks with tests of its own",
     )
 
 
-def _unserved(plugin: Plugin, where: Device | None) -> DeviceUnavailableError:
-    serves = "; ".join(f"{one.framework} on {', '.join(one.kinds)}" for one in plugin.backends)
+def _not_served(plugin: Plugin, device: Device | None) -> DeviceUnavailableError:
+    served = "; ".join(f"{backend.framework} on {', '.join(backend.kinds)}" for backend in plugin.backends)
     return DeviceUnavailableError(
-        f"plugin {plugin} does not serve {where}", available=serves, hint="name one of these kinds"
+        f"plugin {plugin} does not support {device}", available=served, hint="give --device one of these kinds"
     )
 
 
-def _need() -> None:
-    missing = [name for name in NEEDED if find_spec(name) is None]
+def _check_requirements() -> None:
+    missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
         raise CapabilityError(
-            f"the conformance kit needs {' and '.join(NEEDED)}: {' and '.join(missing)} cannot be imported",
+            f"the conformance kit needs {' and '.join(REQUIRED)}, and {' and '.join(missing)} cannot be imported",
             hint=install_line(" ".join(missing)),
         )
 
 
-def _checked(score: Score, backend: Backend, where: Device | None) -> Score:
-    """The score, if it is one of the device that was asked for.
+# -- running the kit ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class KitReport:
+    """Results of the kit for one backend.
+
+    Attributes:
+        subject: the published Subject, `""` where one was derived from the backend.
+        facts: what the backend says of itself, and `device`, the device of the tests.
+        counts: passed, failed, not declared and not testable here, by capability.
+        failures: id, capability and first line of the message of each test that failed.
+        skip_reasons: why tests could not run on this machine, with their number.
+        broken: why nothing could be tested, `""` if something was.
+    """
+
+    subject: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in CAPABILITIES})
+    failures: list[dict[str, str]] = field(default_factory=list)
+    skip_reasons: Counter[str] = field(default_factory=Counter)
+    broken: str = ""
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add one line written by `anyaccel.testing.json_report`."""
+        if "test" in line:
+            self._add_result(line)
+        elif "broken" in line:
+            self.broken = line["broken"]
+        elif "backend" in line or "device" in line:
+            self.facts.update(line)
+
+    def _add_result(self, line: dict[str, str]) -> None:
+        counts = self.counts.setdefault(line["capability"], Counter())
+        if line["outcome"] != "skipped":
+            counts[line["outcome"]] += 1
+        elif line["message"].endswith("is not declared"):
+            counts["not_declared"] += 1
+        else:
+            counts["not_testable_here"] += 1
+            self.skip_reasons[line["message"]] += 1
+        if line["outcome"] == "failed":
+            self.failures.append({"id": line["test"], "capability": line["capability"], "message": line["message"]})
+
+    def row(self, capability: str) -> dict[str, int]:
+        """The counts of a capability by column."""
+        return {column: self.counts[capability][column] for column in _COUNTS}
+
+
+def run_kit(plugin: str, index: int, subject: str, device: Device | None, timeout: float) -> KitReport:
+    """Run the kit on one backend of a plugin, in a child process.
 
     Raises:
-        PluginError: nothing could be tested at all.
-        DeviceUnavailableError: the device is not on this machine.
+        PluginError: it took longer than `timeout` seconds.
     """
-    if score.broken:
+    with tempfile.TemporaryDirectory(prefix="anyaccel-conform-") as name:
+        folder = Path(name)
+        device_name = str(device) if device else ""
+        tests = _TEST_FILE.format(plugin=plugin, index=index, subject=subject, device=device_name)
+        folder.joinpath("test_conformance.py").write_text(tests, "utf-8")
+        folder.joinpath("pytest.ini").write_text("[pytest]\n", "utf-8")
+        child = _run_pytest(folder, plugin, timeout)
+        file = folder / "report"
+        lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    return _build_report(subject, [json.loads(line) for line in lines], child)
+
+
+def _run_pytest(folder: Path, plugin: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _UNSET}
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_STORAGE_DIRECTORY": str(folder)}
+    # -P: a file of the working directory must not stand in for a module.
+    command = [sys.executable, "-P", "-m", "pytest", str(folder / "test_conformance.py")]
+    command += ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", "--import-mode=importlib"]
+    command += ["-q", "-p", "no:cacheprovider", "-p", "anyaccel.testing.json_report"]
+    command += [f"--anyaccel-report={folder / 'report'}"]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env=environment, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
         raise PluginError(
-            f"the kit cannot be run on {backend.framework}: {score.broken}",
-            hint=f"mend {score.subject or 'the plugin'}; `python -m pytest` in its project shows more",
+            f"the kit did not finish on plugin {plugin} within {timeout:g} s", hint="allow more time with --timeout"
+        ) from None
+
+
+def _build_report(subject: str, lines: Sequence[dict[str, Any]], child: subprocess.CompletedProcess[str]) -> KitReport:
+    report = KitReport(subject)
+    for line in lines:
+        report.add(line)
+    if not any("end" in line for line in lines):
+        _add_crash(report, lines, child)
+    return report
+
+
+def _add_crash(report: KitReport, lines: Sequence[dict[str, Any]], child: subprocess.CompletedProcess[str]) -> None:
+    """Count the test that was running when the process crashed as failed."""
+    last = next((line for line in reversed(lines) if "start" in line or "test" in line), {})
+    if "start" in last:
+        message = f"the process ended with status {child.returncode} in this test, and no test after it ran"
+        report.add({"test": last["start"], "capability": last["capability"], "outcome": "failed", "message": message})
+    elif not report.broken:
+        output = (child.stderr.strip() or child.stdout.strip()).splitlines()
+        report.broken = output[-1] if output else f"its process ended with status {child.returncode}"
+
+
+def _check_report(report: KitReport, backend: Backend, device: Device | None) -> None:
+    """Raise PluginError if nothing could be tested, and DeviceUnavailableError if the device is not here."""
+    if report.broken:
+        raise PluginError(
+            f"the kit cannot run on {backend.framework}: {report.broken}",
+            hint=f"fix {report.subject or 'the plugin'}; run `python -m pytest` in its project for details",
         )
-    if where is not None and str(where) not in score.facts.get("devices", [str(where)]):
-        reason = backend.unavailable_reason(where)
+    if device is not None and str(device) not in report.facts.get("devices", [str(device)]):
+        reason = backend.unavailable_reason(device)
         raise DeviceUnavailableError(
-            f"{where} is not on this machine for {backend.framework}" + (f" ({reason})" if reason else ""),
-            available=", ".join(score.facts["devices"]) or "no device",
-            hint="leave --device out, or name one of these",
+            f"{backend.framework} has no device {device} on this machine" + (f" ({reason})" if reason else ""),
+            available=", ".join(report.facts["devices"]) or "no device",
+            hint="leave --device out, or name an available device",
         )
-    return score
 
 
-def _described(plugin: Plugin, scores: list[Score]) -> dict[str, Any]:
-    roots = [root for score in scores for root in score.facts.get("import_roots", ())]
-    names = dict.fromkeys(("anyaccel", plugin.distribution, *roots, *NEEDED))
-    versions = {name: found for name in names if (found := _version(name))}
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def _to_json(plugin: Plugin, reports: Sequence[KitReport]) -> dict[str, Any]:
+    roots = [root for report in reports for root in report.facts.get("import_roots", ())]
+    names = dict.fromkeys(("anyaccel", plugin.distribution, *roots, *REQUIRED))
+    versions = {name: text for name in names if (text := _version(name))}
     return {
         "plugin": plugin.name,
         "distribution": plugin.distribution,
         "version": plugin.version,
         "versions": {"python": platform.python_version(), **versions},
         "platform": platform.platform(),
-        "conforms": not any(score.failures for score in scores),
-        "backends": [told(score) for score in scores],
+        "conforms": not any(report.failures for report in reports),
+        "backends": [
+            {
+                **report.facts,
+                "subject": report.subject or "derived",
+                "capabilities": {capability: report.row(capability) for capability in report.counts},
+                "failures": report.failures,
+                "not_testable_here": dict(report.skip_reasons.most_common()),
+            }
+            for report in reports
+        ],
     }
 
 
@@ -132,3 +282,21 @@ def _version(distribution: str) -> str:
         return version(distribution) if distribution else ""
     except PackageNotFoundError:
         return ""
+
+
+def _print_reports(distribution: str, reports: Sequence[KitReport]) -> None:
+    for number, report in enumerate(reports):
+        if number:
+            print_line("")
+        facts = report.facts
+        print_line(
+            f"{facts.get('framework', '')} on {', '.join(facts.get('kinds', ()))}, from {distribution}; "
+            f"tested on {facts.get('device', 'no device')}",
+            style="bold",
+        )
+        rows = [(capability, *map(str, report.row(capability).values())) for capability in report.counts]
+        print_table(("capability", *(column.replace("_", " ") for column in _COUNTS)), rows)
+        for reason, count in report.skip_reasons.most_common():
+            print_line(f"not testable here: {count} ({reason})", style="dim")
+        for failure in report.failures:
+            print_line(f"failed: {failure['id']}: {failure['message']}", style="red")

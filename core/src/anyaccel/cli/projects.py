@@ -11,7 +11,7 @@ from anyaccel.backend import Compute, Exchange, Memory
 from anyaccel.cli.bases import Base
 from anyaccel.cli.rendering import imports, rendered
 from anyaccel.plugin_loader import own_distribution
-from anyaccel.testing.subject_discovery import canonical
+from anyaccel.testing.subject_discovery import canonical_name
 
 _COMMON = {
     ".github/workflows/ci.yml": "ci.yml",
@@ -62,7 +62,7 @@ class Wish:
     @property
     def distribution(self) -> str:
         """`anyaccel-my-chip` for `my_chip`."""
-        return canonical(f"anyaccel-{self.name}")
+        return canonical_name(f"anyaccel-{self.name}")
 
     @property
     def values(self) -> dict[str, str]:

@@ -1,11 +1,15 @@
-"""Data: feature sets on Arrow, their splits and references, samplers, and a data set to begin with."""
+"""Data: feature sets on Arrow with their splits, transforms and references; samplers; and sources that stream.
+
+`FeatureSet` holds named columns with roles; `Sampler`s order its rows; a `Source` gives rows that are not in memory;
+`joined_array` and `loadable_array` read several columns as one tensor. Stands on pyarrow, NumPy and the kernel
+(`errors`, `rng`, `segment`, `backend` and `registry`); knows nothing of graphs or phases.
+"""
 
 from __future__ import annotations
 
-from anyaccel.data.column_reference import Reference, joined_array, joined_changes, joined_spec, loadable_array
 from anyaccel.data.datasets import digits
-from anyaccel.data.feature_set import FeatureSet
-from anyaccel.data.feature_set_view import FeatureSetView
+from anyaccel.data.feature_set import FeatureSet, FeatureSetView, Reference
+from anyaccel.data.joined_columns import joined_array, joined_changes, joined_spec, loadable_array
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.pair_conditions import Beyond, Different, PairCondition, Same, Where, Within
 from anyaccel.data.sampling.pair_samplers import PairSampler, TripletSampler, sampler_from_config

@@ -1,4 +1,4 @@
-"""Columns: NumPy arrays as Arrow columns of any shape per sample, and Arrow columns as arrays without a copy."""
+"""Arrow columns of any shape per sample: from NumPy arrays, and back to arrays without a copy."""
 
 from __future__ import annotations
 
@@ -13,93 +13,104 @@ from anyaccel.segment import TensorSpec
 
 KINDS = "biuf"
 WIDEST = 8
-_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's words that are not NumPy's
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names that differ from NumPy's
 _TEXTS = ("text", "string", "large_string", "<U", "dictionary<values=string", "dictionary<values=large_string")
 _DTYPES = "bool, int8 to int64, uint8 to uint64, float16, float32, float64"
 
 
-def column_spec(name: str, kind: Any) -> TensorSpec:
-    """Shape per sample and dtype of a column of the Arrow type `kind`.
+def column_spec(name: str, arrow_type: Any) -> TensorSpec:
+    """Shape per sample and dtype of a column of an Arrow type.
 
     Raises:
-        ColumnError: the type holds no numbers, or its samples are of no size.
+        ColumnError: the type is not numeric, or its samples are empty.
     """
-    extents, axes, value = _layout(kind)
-    if not _is_number(value):
-        raise not_numbers(name, str(kind))
+    extents, axes, value_type = _layout(arrow_type)
+    if not _is_number(value_type):
+        raise not_numbers(name, str(arrow_type))
     if 0 in extents:
         raise empty_axis(name, extents)
-    return TensorSpec(tuple(extents[axis] for axis in axes), _FLOATS.get(str(value), str(value)))
+    return TensorSpec(tuple(extents[axis] for axis in axes), _FLOATS.get(str(value_type), str(value_type)))
 
 
-def is_numeric(kind: Any) -> bool:
-    """Whether columns of the Arrow type `kind` can be read as arrays."""
-    extents, _, value = _layout(kind)
-    return _is_number(value) and 0 not in extents
+def is_numeric(arrow_type: Any) -> bool:
+    """Whether columns of an Arrow type can be read as arrays."""
+    extents, _, value_type = _layout(arrow_type)
+    return _is_number(value_type) and 0 not in extents
 
 
-def type_name(name: str, kind: Any) -> str:
-    """The Arrow type `kind` of a column for people: numbers as dtype and shape, dictionaries as `category`."""
-    if is_numeric(kind):
-        return str(column_spec(name, kind))
-    return "category" if pa.types.is_dictionary(kind) else str(kind)
+def type_name(name: str, arrow_type: Any) -> str:
+    """The type of a column for people: numbers as dtype and shape, dictionaries as `category`."""
+    if is_numeric(arrow_type):
+        return str(column_spec(name, arrow_type))
+    return "category" if pa.types.is_dictionary(arrow_type) else str(arrow_type)
 
 
-def not_numbers(name: str, found: str) -> ColumnError:
-    """The error for a column that holds no numbers."""
+def is_list(arrow_type: Any) -> bool:
+    """Whether values of an Arrow type are lists of any length."""
+    return bool(pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type))
+
+
+def list_leaf(arrow_type: Any) -> Any:
+    """The type of the values in (nested) lists; any other type as it is."""
+    return list_leaf(arrow_type.value_type) if is_list(arrow_type) else arrow_type
+
+
+def not_numbers(name: str, found_type: str) -> ColumnError:
+    """The error for a column that is not numeric."""
     encode = f"then fit_transform(OneHotEncoder(), {name!r}, fit_on='train', role='feature')"
     return ColumnError(
-        f"column {name!r} cannot be read as numbers: it is of type {found}",
+        f"column {name!r} cannot be read as numbers: it is of type {found_type}",
         available=f"features and targets are of {_DTYPES}, of one shape in all rows",
         hint=f"name it in tag_cols/tag_keys, {encode}; column() reads a tag as it is"
-        if found.startswith(_TEXTS)
-        else "make numbers of it first, or pass it as a tag and read it with column()",
+        if found_type.startswith(_TEXTS)
+        else "convert it to numbers first, or pass it as a tag and read it with column()",
     )
 
 
 def empty_axis(name: str, shape: tuple[int, ...]) -> ColumnError:
     """The error for a column whose samples have an axis of length 0."""
-    return ColumnError(f"column {name!r} has samples of shape {list(shape)}, which hold no number")
+    return ColumnError(f"column {name!r} has samples of shape {list(shape)}, which are empty")
 
 
-def missing_values(name: str, rows: np.ndarray, what: str = "nulls") -> ColumnError:
-    """The error for a column with values missing; `rows` is bool [n], true where one is."""
+def missing_values(name: str, missing: np.ndarray, what: str = "nulls") -> ColumnError:
+    """The error for a column with missing values; `missing` is bool [n]."""
     return ColumnError(
-        f"column {name!r} has {what} in {int(rows.sum())} of {len(rows)} rows, the first in row {int(rows.argmax())}",
-        available="a column that is read as an array has a number in every place",
+        f"column {name!r} has {what} in {int(missing.sum())} of {len(missing)} rows, the first in row "
+        f"{int(missing.argmax())}",
+        available="a column that is read as an array needs a number in every place",
         hint="fill these places or leave the rows out; a float column may hold NaN",
     )
 
 
-def ragged(name: str, found: str = "") -> ColumnError:
+def ragged(name: str, lengths: str = "") -> ColumnError:
     """The error for a column whose samples differ in shape."""
     return ColumnError(
         f"column {name!r} is ragged: its samples differ in shape",
-        available=f"{found}{', but ' if found else ''}all samples of a column have one shape",
+        available=f"{lengths}{', but ' if lengths else ''}all samples of a column have one shape",
         hint="pad or cut the samples to one shape, or keep the column as a tag",
     )
 
 
 def is_readable(column: Any) -> bool:
-    """Whether an Arrow chunked column can be read as an array: numbers, and no null, not even inside a sample."""
+    """Whether an Arrow chunked column can be read as an array: numeric, and without nulls, also inside samples."""
     return is_numeric(column.type) and not any(map(_null_count, column.chunks))
 
 
 def check_complete(name: str, column: Any) -> None:
-    """Make sure that an Arrow chunked column has no null, neither a whole sample nor inside one.
+    """Check that an Arrow chunked column has no nulls, neither whole samples nor values inside one.
 
     Raises:
-        ColumnError: it has; the message names the column, how many rows and the first of them.
+        ColumnError: it has; the message gives the number of rows and the first of them.
     """
     if any(_null_count(chunk) for chunk in column.chunks):
         raise missing_values(name, np.concatenate([_null_rows(chunk) for chunk in column.chunks]))
 
 
 def check_numbers(name: str, column: Any) -> None:
-    """Make sure that an Arrow chunked column can be read as an array.
+    """Check that an Arrow chunked column can be read as an array.
 
     Raises:
-        ColumnError: it holds no numbers, which is told first, or has a null.
+        ColumnError: it is not numeric, or has nulls.
     """
     if not pa.types.is_null(column.type):
         column_spec(name, column.type)
@@ -108,7 +119,7 @@ def check_numbers(name: str, column: Any) -> None:
 
 
 def contiguous(column: Any) -> Any:
-    """One Arrow array for a chunked column: its only chunk as it is, or its chunks combined in a copy."""
+    """A chunked column as one Arrow array: its only chunk as it is, several combined in a copy."""
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     if len(chunks) == 1:
         return chunks[0]
@@ -116,10 +127,10 @@ def contiguous(column: Any) -> Any:
 
 
 def to_arrow(array: np.ndarray) -> Any:
-    """An Arrow array on the memory of a C-contiguous numeric `array` [n, *shape] with no empty axis.
+    """An Arrow array on the memory of a C-contiguous numeric `array` [n, *shape] without empty axes.
 
     Scalars per sample become a primitive column, other shapes a fixed-shape tensor column. Bool is packed into bits,
-    with a copy, and (Arrow has no tensors of bits) nested fixed-size lists where samples have a shape.
+    with a copy; with a shape it becomes nested fixed-size lists, as Arrow has no tensors of bits.
     """
     flat = pa.array(array.reshape(-1))
     shape = array.shape[1:]
@@ -134,12 +145,12 @@ def to_arrow(array: np.ndarray) -> Any:
 
 
 def to_numpy(name: str, column: Any) -> np.ndarray:
-    """The values of a contiguous Arrow array without nulls, [n, *shape], read-only for good.
+    """The values of a contiguous Arrow array without nulls, [n, *shape], permanently read-only.
 
-    The memory is Arrow's own, except that bool is unpacked into a copy.
+    The memory is Arrow's own, except for bool, which is unpacked into a copy.
 
     Raises:
-        ColumnError: the type holds no numbers.
+        ColumnError: the type is not numeric.
     """
     column_spec(name, column.type)
     extents, axes, _ = _layout(column.type)
@@ -159,26 +170,27 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return array.view()
 
 
-def by_row(marks: np.ndarray) -> np.ndarray:
-    """Which rows have a mark, bool [n], of marks [n, *shape]."""
-    return np.asarray(marks.reshape(len(marks), -1).any(axis=1))
+def any_by_row(mask: np.ndarray) -> np.ndarray:
+    """Which rows of a mask [n, *shape] have a true value, bool [n]."""
+    return np.asarray(mask.reshape(len(mask), -1).any(axis=1))
 
 
-def _layout(kind: Any) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
-    """Extents of one sample as they lie in memory, the order in which they are read, and the type of a value."""
+def _layout(arrow_type: Any) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
+    """Extents of one sample in memory order, the order in which its axes are read, and the type of a value."""
     extents: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
-    while isinstance(kind, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(kind):
-        inner = tuple(kind.shape) if isinstance(kind, pa.FixedShapeTensorType) else (kind.list_size,)
-        order = getattr(kind, "permutation", None) or range(len(inner))
+    while isinstance(arrow_type, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(arrow_type):
+        is_tensor = isinstance(arrow_type, pa.FixedShapeTensorType)
+        inner = tuple(arrow_type.shape) if is_tensor else (arrow_type.list_size,)
+        order = getattr(arrow_type, "permutation", None) or range(len(inner))
         axes += tuple(len(extents) + axis for axis in order)
         extents += inner
-        kind = kind.value_type
-    return extents, axes, kind
+        arrow_type = arrow_type.value_type
+    return extents, axes, arrow_type
 
 
-def _is_number(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+def _is_number(arrow_type: Any) -> bool:
+    return bool(pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type) or pa.types.is_boolean(arrow_type))
 
 
 def _storage(array: Any) -> Any:
@@ -192,9 +204,9 @@ def _null_count(array: Any) -> int:
 
 
 def _null_rows(array: Any) -> np.ndarray:
-    """Rows that are null, bool [n]; where no row is, those with a null inside (`flatten` leaves null rows out)."""
+    """Rows that are null, bool [n]; if none is, those with a null inside (`flatten` leaves null rows out)."""
     array = _storage(array)
     missing: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
     if missing.any() or not pa.types.is_fixed_size_list(array.type) or not len(array):
         return missing
-    return by_row(_null_rows(array.flatten()).reshape(len(array), -1))
+    return any_by_row(_null_rows(array.flatten()).reshape(len(array), -1))

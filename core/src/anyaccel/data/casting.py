@@ -1,4 +1,4 @@
-"""Casting: another dtype for a column, refused where a value would not survive it."""
+"""Casts of columns to another dtype, refused where a value would not survive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.data.arrow_columns import KINDS, WIDEST, by_row, not_numbers
+from anyaccel.data.arrow_columns import KINDS, WIDEST, any_by_row, not_numbers
 from anyaccel.errors import ColumnError
 
 
@@ -16,49 +16,49 @@ def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
     Floats may be rounded to a narrower float; everything else keeps its value.
 
     Raises:
-        ColumnError: `dtype` is no dtype of numbers, or a value has no place in it (300 in uint8, 0.5 in int64,
-            2**24 + 1 in float32, 1e39 in float32).
+        ColumnError: `dtype` is not numeric, or cannot represent a value (300 in uint8, 0.5 in int64, 2**24 + 1 in
+            float32, 1e39 in float32).
     """
-    wanted = _dtype(name, dtype)
-    fits = _fitting(array, wanted)
+    target = _checked_dtype(name, dtype)
+    fits = _representable(array, target)
     if not fits.all():
-        first, value = _first_without(array, fits)
+        row, value = _first_false(array, fits)
         raise ColumnError(
-            f"column {name!r} cannot be cast from {array.dtype} to {wanted}: row {first} holds {value}",
-            available=f"{int((~fits).sum())} values have no place in {wanted}",
+            f"column {name!r} cannot be cast from {array.dtype} to {target}: row {row} holds {value}",
+            available=f"{int((~fits).sum())} values cannot be represented in {target}",
             hint="choose a wider dtype, or round or clip the values yourself first",
         )
-    return array.astype(wanted, order="C", copy=True)
+    return array.astype(target, order="C", copy=True)
 
 
-def first_unrepresentable(array: np.ndarray, wanted: np.dtype[Any]) -> tuple[int, Any] | None:
-    """Row and value of the first number of `array` [n, *shape] that has no place in `wanted`; None where all have."""
-    fits = _fitting(array, wanted)
-    return None if fits.all() else _first_without(array, fits)
+def first_unrepresentable(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[int, Any] | None:
+    """Row and value of the first number of `array` [n, *shape] that `dtype` cannot represent; None if it can all."""
+    fits = _representable(array, dtype)
+    return None if fits.all() else _first_false(array, fits)
 
 
-def _first_without(array: np.ndarray, fits: np.ndarray) -> tuple[int, Any]:
-    first = int(by_row(~fits).argmax())
-    return first, array[first][~fits[first]].flat[0]
+def _first_false(array: np.ndarray, fits: np.ndarray) -> tuple[int, Any]:
+    row = int(any_by_row(~fits).argmax())
+    return row, array[row][~fits[row]].flat[0]
 
 
-def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
+def _checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
     try:
-        wanted: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
+        target: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError as error:
         raise not_numbers(name, repr(dtype)) from error
-    if dtype is None or wanted.kind not in KINDS or wanted.itemsize > WIDEST:
-        raise not_numbers(name, repr(dtype) if dtype is None else str(wanted))
-    return wanted
+    if dtype is None or target.kind not in KINDS or target.itemsize > WIDEST:
+        raise not_numbers(name, repr(dtype) if dtype is None else str(target))
+    return target
 
 
-def _fitting(array: np.ndarray, wanted: np.dtype[Any]) -> np.ndarray:
-    """Which values keep their meaning in `wanted`, bool of the shape of `array`."""
-    if wanted == array.dtype or array.dtype.kind == "b":
+def _representable(array: np.ndarray, target: np.dtype[Any]) -> np.ndarray:
+    """Which values keep their meaning in `target`, bool of the shape of `array`."""
+    if target == array.dtype or array.dtype.kind == "b":
         return np.ones(array.shape, dtype=bool)
-    if wanted.kind == "f":
-        return _fitting_float(array, wanted)
-    low, high = (0, 1) if wanted.kind == "b" else (np.iinfo(wanted).min, np.iinfo(wanted).max)
+    if target.kind == "f":
+        return _representable_as_float(array, target)
+    low, high = (0, 1) if target.kind == "b" else (np.iinfo(target).min, np.iinfo(target).max)
     if array.dtype.kind == "f":
         wide = array.astype(np.float64)
         # high + 1 is a power of two and thus exact in float64, which high itself need not be.
@@ -67,9 +67,9 @@ def _fitting(array: np.ndarray, wanted: np.dtype[Any]) -> np.ndarray:
     return np.asarray((array >= max(low, own.min)) & (array <= min(high, own.max)))
 
 
-def _fitting_float(array: np.ndarray, wanted: np.dtype[Any]) -> np.ndarray:
+def _representable_as_float(array: np.ndarray, target: np.dtype[Any]) -> np.ndarray:
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            return np.asarray(np.isfinite(array.astype(wanted)) | ~np.isfinite(array))
-    own, exact = np.iinfo(array.dtype), 2 ** (np.finfo(wanted).nmant + 1)
+            return np.asarray(np.isfinite(array.astype(target)) | ~np.isfinite(array))
+    own, exact = np.iinfo(array.dtype), 2 ** (np.finfo(target).nmant + 1)
     return np.asarray((array >= max(-exact, own.min)) & (array <= min(exact, own.max)))

@@ -1,7 +1,7 @@
-"""Filling: columns into one array of another layout or dtype, in one pass over the memory that they lie in.
+"""Copy columns side by side into one array, in one pass over the memory that they lie in.
 
-Numbers of a column may lie in several pieces of Arrow memory (row groups of a file), and only some rows may be wanted.
-Whatever has to be done to them is done block by block in memory that stays in the processor's cache, on the way.
+A column may lie in several chunks of Arrow memory (row groups of a file), and only some of its rows may be needed.
+Casts and changes of layout are done on the way, block by block in memory that stays in the processor's cache.
 """
 
 from __future__ import annotations
@@ -18,223 +18,223 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data.arrow_columns import to_numpy
-from anyaccel.data.feature_set_view import FeatureSetView
 from anyaccel.data.rows import Rows
 
-_BLOCK = 2 * 2**20  # bytes of columns side by side that the caches hold: measured from 0.4 to 13 MB
-_THREADS = 4  # at most: memory is no faster for more
+_BLOCK = 2 * 2**20  # bytes of a block of rows; measured to be best from 0.4 to 13 MB
+_THREADS = 4  # at most: memory is not faster with more
 _SHARE = 16 * 2**20  # bytes that are worth a thread
-_TILE = 64  # columns that are turned into rows together
-_FEW = 4  # so many columns of bare numbers are cheaper written one by one
-_LEAST = 512  # rows of a block, for the calls that each costs
-_LINE = 64  # bytes; without so many between two rows of a block, all would meet in the same places of a cache
+_TILE = 64  # scalar columns that are transposed together
+_FEW = 4  # so many scalar columns are cheaper to write one by one
+_LEAST = 512  # rows of a block, to pay for the calls that each costs
+_LINE = 64  # bytes between two rows of a block, so that they do not share places of a cache
 
 
 @dataclass(frozen=True)
-class Source:
-    """A column as it lies in memory.
+class ChunkedColumn:
+    """A column where it lies in memory.
 
     Attributes:
-        pieces: arrays [m, *shape] in the order of the rows, at least one.
-        chosen: which rows of all pieces together, int64 [n], in any order; None for all.
+        chunks: arrays [m, *shape] in the order of the rows, at least one.
+        rows: which rows of all chunks together, int64 [n], in any order; None for all.
     """
 
-    pieces: tuple[np.ndarray, ...]
-    chosen: np.ndarray | None = None
+    chunks: tuple[np.ndarray, ...]
+    rows: np.ndarray | None = None
 
     @property
-    def as_it_is(self) -> np.ndarray | None:
-        """The column where it needs nothing done: one piece, all rows of it."""
-        return self.pieces[0] if len(self.pieces) == 1 and self.chosen is None else None
+    def whole(self) -> np.ndarray | None:
+        """The column itself if it is one chunk, of which all rows are needed."""
+        return self.chunks[0] if len(self.chunks) == 1 and self.rows is None else None
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether a sample is a single number without axes."""
+        return self.chunks[0].ndim == 1
 
     @property
     def width(self) -> int:
-        """How many numbers of the last axis it has; a bare number counts as one."""
-        return int(self.pieces[0].shape[-1]) if self.pieces[0].ndim > 1 else 1
+        """Extent of the last axis; 1 for scalars."""
+        return 1 if self.is_scalar else int(self.chunks[0].shape[-1])
 
     def read(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Rows of the column into `out` [stop - start, *shape], with a cast where its dtype is another.
+        """Copy rows into `out` [stop - start, *shape], cast to its dtype.
 
-        From several pieces they are to be wanted in ascending order.
+        From several chunks, `rows` must be ascending.
         """
-        if len(self.pieces) == 1 and self.chosen is not None:
-            gather(self.pieces[0], self.chosen[start:stop], out)
-        elif len(self.pieces) == 1:
-            np.copyto(out, self.pieces[0][start:stop], casting="unsafe")
-        elif self.chosen is None:
-            for piece, first in self._between(start, stop):
-                low, high = max(first, start), min(first + len(piece), stop)
-                out[low - start : high - start] = piece[low - first : high - first]
+        if len(self.chunks) == 1 and self.rows is not None:
+            gather(self.chunks[0], self.rows[start:stop], out)
+        elif len(self.chunks) == 1:
+            np.copyto(out, self.chunks[0][start:stop], casting="unsafe")
+        elif self.rows is None:
+            for chunk, first in self._between(start, stop):
+                low, high = max(first, start), min(first + len(chunk), stop)
+                out[low - start : high - start] = chunk[low - first : high - first]
         else:
-            self._pick(self.chosen[start:stop], out)
+            self._gather_ascending(self.rows[start:stop], out)
 
-    def _pick(self, chosen: np.ndarray, out: np.ndarray) -> None:
-        """Ascending rows from several pieces."""
-        for piece, first in self._between(int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else ():
-            low, high = np.searchsorted(chosen, (first, first + len(piece)))
+    def _gather_ascending(self, rows: np.ndarray, out: np.ndarray) -> None:
+        for chunk, first in self._between(int(rows[0]), int(rows[-1]) + 1) if len(rows) else ():
+            low, high = np.searchsorted(rows, (first, first + len(chunk)))
             if low < high:
-                gather(piece, chosen[low:high] - first, out[low:high])
+                gather(chunk, rows[low:high] - first, out[low:high])
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, int]]:
-        """The pieces with rows from `start` to `stop`, and the number of the first row of each."""
+        """The chunks with rows from `start` to `stop`, and the number of the first row of each."""
         number = bisect_right(self._ends, start)
-        while number < len(self.pieces) and self._ends[number] - len(self.pieces[number]) < stop:
-            yield self.pieces[number], self._ends[number] - len(self.pieces[number])
+        while number < len(self.chunks) and self._ends[number] - len(self.chunks[number]) < stop:
+            yield self.chunks[number], self._ends[number] - len(self.chunks[number])
             number += 1
 
     @cached_property
     def _ends(self) -> list[int]:
-        return list(accumulate(map(len, self.pieces)))
+        return list(accumulate(map(len, self.chunks)))
 
 
-def sources_of(rows: Rows, names: Sequence[str]) -> list[Source]:
-    """Columns of rows where they lie, without a copy; but bools, which Arrow packs, are unpacked."""
-    chosen = _chosen(rows.rows, len(rows.feature_set)) if isinstance(rows, FeatureSetView) else None
-    return [_source(rows, name, chosen) for name in names]
+def chunked_columns(rows: Rows, names: Sequence[str]) -> list[ChunkedColumn]:
+    """Columns of rows where they lie, without a copy; only bool columns, which Arrow packs, are unpacked."""
+    chosen = None if rows.indices is None else _chosen(rows.indices, len(rows.base))
+    return [_chunked_column(rows, name, chosen) for name in names]
 
 
-def _source(rows: Rows, name: str, chosen: np.ndarray | slice | None) -> Source:
-    whole: Rows = rows.feature_set if isinstance(rows, FeatureSetView) else rows
+def _chunked_column(rows: Rows, name: str, chosen: np.ndarray | slice | None) -> ChunkedColumn:
     if rows.role(name) == "tag" or rows.spec(name).dtype == "bool":
-        return Source((rows.array(name),))
-    if sum(len(chunk) > 0 for chunk in whole.column(name).chunks) > 1:
-        chunks = (rows if isinstance(chosen, slice) else whole).column(name).chunks
-        pieces = tuple(to_numpy(name, chunk) for chunk in chunks if len(chunk))
-        return Source(pieces, chosen if isinstance(chosen, np.ndarray) else None)
-    return Source((whole.array(name),), chosen) if isinstance(chosen, np.ndarray) else Source((rows.array(name),))
+        return ChunkedColumn((rows.array(name),))
+    indices = chosen if isinstance(chosen, np.ndarray) else None
+    if sum(len(chunk) > 0 for chunk in rows.base.column(name).chunks) > 1:
+        chunks = (rows if isinstance(chosen, slice) else rows.base).column(name).chunks
+        return ChunkedColumn(tuple(to_numpy(name, chunk) for chunk in chunks if len(chunk)), indices)
+    return ChunkedColumn((rows.array(name),)) if indices is None else ChunkedColumn((rows.base.array(name),), indices)
 
 
-def filled(sources: Sequence[Source], out: np.ndarray) -> np.ndarray:
-    """`out` with columns side by side along its last axis, [n, *shape]; bare numbers take one place of it.
+def copy_joined(columns: Sequence[ChunkedColumn], out: np.ndarray) -> np.ndarray:
+    """Copy columns side by side along the last axis of `out` [n, *shape], and return it; scalars take one place.
 
-    One column alone is of the shape of `out`. Of much, a few threads do a share each.
+    A single column has the shape of `out`. Large copies are shared between a few threads.
     """
-    places = _places(sources)
-    sources = sources if places is None else _in_order(sources, places)
+    places = _places(columns)
+    columns = columns if places is None else _ascending(columns, places)
     shares = _shares(out)
     if len(shares) == 1:
-        _fill(sources, places, out, *shares[0])
+        _copy(columns, places, out, *shares[0])
         return out
-    with ThreadPoolExecutor(len(shares), "anyaccel-filling") as threads:
-        told = np.geterr()  # a thread has its own, and what the caller set would not hold there
-        done = [threads.submit(_told, told, _fill, sources, places, out, start, stop) for start, stop in shares]
-        for one in done:
-            one.result()
+    with ThreadPoolExecutor(len(shares), "anyaccel-copy") as pool:
+        errstate = np.geterr()  # a thread has its own, which would not be what the caller set
+        futures = [pool.submit(_with_errstate, errstate, _copy, columns, places, out, *share) for share in shares]
+        for future in futures:
+            future.result()
     return out
 
 
-def _told(errors: Any, fill: Callable[..., None], *given: Any) -> None:
-    with np.errstate(**errors):
-        fill(*given)
+def _with_errstate(errstate: Any, function: Callable[..., None], *arguments: Any) -> None:
+    with np.errstate(**errstate):
+        function(*arguments)
 
 
 def _shares(out: np.ndarray) -> list[tuple[int, int]]:
-    """Which rows each thread does."""
-    count = max(1, min(_THREADS, _processors(), out.nbytes // _SHARE))
+    """The first row of each thread, and the row after its last."""
+    count = max(1, min(_THREADS, _usable_processors(), out.nbytes // _SHARE))
     step = max(1, -(-len(out) // count))
     return [(start, min(start + step, len(out))) for start in range(0, max(len(out), 1), step)]
 
 
-def _processors() -> int:
-    """Of those that this process may use, where the system tells."""
+def _usable_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _fill(sources: Sequence[Source], places: np.ndarray | None, out: np.ndarray, start: int, stop: int) -> None:
-    """Rows from `start` to `stop`, in blocks: in place, or where `places` has them."""
+def _copy(columns: Sequence[ChunkedColumn], places: np.ndarray | None, out: np.ndarray, start: int, stop: int) -> None:
+    """Copy rows from `start` to `stop` in blocks, to the same rows of `out` or to those in `places`."""
     block = _rows_of_block(out)
-    scratch = np.empty((min(_TILE, len(sources)), block + max(_LINE // out.itemsize, 1)), out.dtype)
+    scratch = np.empty((min(_TILE, len(columns)), block + max(_LINE // out.itemsize, 1)), out.dtype)
     rows = None if places is None else np.empty((block, *out.shape[1:]), out.dtype)
-    if len(sources) == 1 and rows is None and not _makes_more(sources[0], out):
+    if len(columns) == 1 and rows is None and not _needs_scratch(columns[0], out):
         block = max(stop - start, 1)
     for begin in range(start, stop, block):
         end = min(begin + block, stop)
         if rows is None or places is None:
-            _write(sources, begin, end, out[begin:end], scratch)
+            _write(columns, begin, end, out[begin:end], scratch)
         else:
-            _write(sources, begin, end, rows[: end - begin], scratch)
+            _write(columns, begin, end, rows[: end - begin], scratch)
             _scatter(rows[: end - begin], places[begin:end], out)
 
 
-def _places(sources: Sequence[Source]) -> np.ndarray | None:
-    """Where rows belong that are read in ascending order, int64 [n]; None where they are read in their own order.
+def _places(columns: Sequence[ChunkedColumn]) -> np.ndarray | None:
+    """Where rows go that are read in ascending order, int64 [n]; None if they are read in their own order.
 
-    Of bare numbers in many columns, or in many pieces, a row is collected from many places: that is cheap only where
-    the next one is beside them.
+    With many scalar columns, or many chunks, a row is collected from many places: that is cheap only in memory order.
     """
-    spread = len(sources) > 1 and any(one.pieces[0].ndim == 1 for one in sources)
-    chosen = next((one.chosen for one in sources if one.chosen is not None), None)
-    if chosen is None or _ascends(chosen) or not (spread or any(len(one.pieces) > 1 for one in sources)):
+    is_spread = len(columns) > 1 and any(column.is_scalar for column in columns)
+    rows = next((column.rows for column in columns if column.rows is not None), None)
+    if rows is None or _ascends(rows) or not (is_spread or any(len(column.chunks) > 1 for column in columns)):
         return None
-    return np.argsort(chosen)
+    return np.argsort(rows)
 
 
-def _in_order(sources: Sequence[Source], places: np.ndarray) -> list[Source]:
-    """The sources with the row that belongs at `places[i]` as their row i; all that choose rows choose the same."""
-    one = next(one for one in sources if one.chosen is not None)
-    chosen: np.ndarray | None = None if one.chosen is None else one.chosen[places]
-    if chosen is not None and len(chosen) == sum(map(len, one.pieces)) and _ascends(chosen):
-        chosen = None  # these are all rows
-    return [Source(one.pieces, places if one.chosen is None else chosen) for one in sources]
+def _ascending(columns: Sequence[ChunkedColumn], places: np.ndarray) -> list[ChunkedColumn]:
+    """The columns with the row that goes to `places[i]` as their row i; all that choose rows choose the same."""
+    first = next(column for column in columns if column.rows is not None)
+    rows: np.ndarray | None = None if first.rows is None else first.rows[places]
+    if rows is not None and len(rows) == sum(map(len, first.chunks)) and _ascends(rows):
+        rows = None  # these are all rows
+    return [ChunkedColumn(column.chunks, places if column.rows is None else rows) for column in columns]
 
 
 def _scatter(rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
     """`out[places] = rows`, whole rows at a time."""
-    whole = f"V{out.itemsize * (out.size // len(out))}"
-    np.put(out.reshape(len(out), -1).view(whole), places, rows.reshape(len(rows), -1).view(whole), mode="clip")
+    whole_row = f"V{out.itemsize * (out.size // len(out))}"
+    np.put(out.reshape(len(out), -1).view(whole_row), places, rows.reshape(len(rows), -1).view(whole_row), mode="clip")
 
 
-def _write(sources: Sequence[Source], start: int, stop: int, out: np.ndarray, scratch: np.ndarray) -> None:
+def _write(columns: Sequence[ChunkedColumn], start: int, stop: int, out: np.ndarray, scratch: np.ndarray) -> None:
     """Rows of columns side by side into `out` [stop - start, *shape]."""
-    if len(sources) == 1:
-        sources[0].read(start, stop, out)
+    if len(columns) == 1:
+        columns[0].read(start, stop, out)
         return
-    for run, place in _runs(sources):
+    for run, place in _runs(columns):
         if len(run) > 1:
-            _turn(run, start, stop, out[:, place : place + len(run)], scratch[: len(run), : stop - start])
+            _transpose(run, start, stop, out[:, place : place + len(run)], scratch[: len(run), : stop - start])
         else:
             part = out[..., place : place + run[0].width]
-            run[0].read(start, stop, part[:, 0] if run[0].pieces[0].ndim == 1 else part)
+            run[0].read(start, stop, part[:, 0] if run[0].is_scalar else part)
 
 
-def _turn(run: Sequence[Source], start: int, stop: int, out: np.ndarray, scratch: np.ndarray) -> None:
-    """Columns of bare numbers into rows [k, len(run)]: one under the other first, and then all at once."""
-    for source, line in zip(run, scratch, strict=True):
-        source.read(start, stop, line)
+def _transpose(run: Sequence[ChunkedColumn], start: int, stop: int, out: np.ndarray, scratch: np.ndarray) -> None:
+    """Scalar columns into rows [k, len(run)]: first one below the other, then all at once."""
+    for column, line in zip(run, scratch, strict=True):
+        column.read(start, stop, line)
     out[...] = scratch.T
 
 
-def _runs(sources: Sequence[Source]) -> Iterator[tuple[Sequence[Source], int]]:
-    """Columns that are written together, and where in the last axis they begin: bare numbers in tiles, others alone."""
+def _runs(columns: Sequence[ChunkedColumn]) -> Iterator[tuple[Sequence[ChunkedColumn], int]]:
+    """Columns that are written together (scalar ones in tiles, others alone), and where in the last axis they begin."""
     number = place = 0
-    while number < len(sources):
+    while number < len(columns):
         stop = number
-        while stop < min(number + _TILE, len(sources)) and sources[stop].pieces[0].ndim == 1:
+        while stop < min(number + _TILE, len(columns)) and columns[stop].is_scalar:
             stop += 1
         stop = stop if stop - number >= _FEW else number + 1
-        yield sources[number:stop], place
-        place += sum(source.width for source in sources[number:stop])
+        yield columns[number:stop], place
+        place += sum(column.width for column in columns[number:stop])
         number = stop
 
 
 def _rows_of_block(out: np.ndarray) -> int:
-    row = out.itemsize * (out.size // max(len(out), 1))
-    return max(1, min(max(_BLOCK // max(row, 1), _LEAST), len(out)))
+    row_bytes = out.itemsize * (out.size // max(len(out), 1))
+    return max(1, min(max(_BLOCK // max(row_bytes, 1), _LEAST), len(out)))
 
 
-def _makes_more(source: Source, out: np.ndarray) -> bool:
-    """Whether reading takes memory besides `out`, so that it is to be done in blocks."""
-    return source.chosen is not None and any(
-        piece.dtype != out.dtype or not piece.flags.c_contiguous for piece in source.pieces
+def _needs_scratch(column: ChunkedColumn, out: np.ndarray) -> bool:
+    """Whether reading allocates memory besides `out`, so that it has to be done in blocks."""
+    return column.rows is not None and any(
+        chunk.dtype != out.dtype or not chunk.flags.c_contiguous for chunk in column.chunks
     )
 
 
-def _chosen(rows: np.ndarray, count: int) -> np.ndarray | slice | None:
-    """Rows of a view: None where they are all in order, a slice where they are neighbours in order."""
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 != len(rows) or not _ascends(rows):
-        return rows
-    return None if len(rows) == count else slice(first, last + 1)
+def _chosen(indices: np.ndarray, count: int) -> np.ndarray | slice | None:
+    """Rows of a view: None for all in order, a slice for neighbours in order."""
+    first, last = int(indices[0]), int(indices[-1])
+    if last - first + 1 != len(indices) or not _ascends(indices):
+        return indices
+    return None if len(indices) == count else slice(first, last + 1)
 
 
 def _ascends(rows: np.ndarray) -> bool:
@@ -242,14 +242,14 @@ def _ascends(rows: np.ndarray) -> bool:
 
 
 def gather(array: np.ndarray, indices: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """`out[...] = array[indices]` along the first axis, and `out`; other threads run meanwhile.
+    """`out[...] = array[indices]` along the first axis, and return `out`; the interpreter lock is released meanwhile.
 
-    Into C-contiguous memory of the same dtype without any memory besides.
+    Allocates nothing if both are C-contiguous and of one dtype.
 
     Args:
         array: [n, *shape].
-        indices: integers [k] of 0 to n - 1, which is not looked at: another number gives the first or the last row.
-        out: [k, *shape], writable; of another dtype, the numbers are cast.
+        indices: integers [k] from 0 to n - 1, unchecked: others give the first or the last row.
+        out: [k, *shape], writable; numbers are cast to its dtype.
     """
     if array.dtype == out.dtype and array.flags.c_contiguous and out.flags.c_contiguous and len(array):
         return np.take(array, indices, axis=0, out=out, mode="clip")  # checking them would gather twice

@@ -1,4 +1,4 @@
-"""Digits: a small data set of handwritten digits that comes with the package."""
+"""The small data set of handwritten digits that comes with the package."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from anyaccel.data.feature_set import FeatureSet
 from anyaccel.data.readers.parquet import read_parquet
 
 _FILE = "digits.parquet"
-# Each pixel counts the dark ones of a block of 4 x 4 in a bitmap.
-_DARKEST = 16
+_DARKEST = 16  # each pixel counts the dark dots of 4 x 4
 
 
 def digits() -> FeatureSet:

@@ -1,20 +1,24 @@
-"""Frames: rows as a pandas DataFrame."""
+"""How rows are shown: as text, as HTML in notebooks, and as a pandas DataFrame."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.arrow_columns import contiguous, is_readable, to_numpy, type_name
+from anyaccel.data.rows import Rows
 from anyaccel.display import cut, guarded, line, listing, page, row, size, table
 from anyaccel.errors import DataError
 from anyaccel.html import Markup, escaped, faint, text
 from anyaccel.install_hints import install_line
 
-if TYPE_CHECKING:
-    from anyaccel.data.rows import Rows
+_ONE_BY_ONE = 6  # columns of a role that a text lists with their types
+_NAMED = 4  # columns of one type that a text names where a role has more
+_FIRST_ROWS = 3
+_FIRST_VALUES = 3  # of a sample with several
 
 
 def data_frame(rows: Rows, index: np.ndarray) -> Any:
@@ -42,70 +46,94 @@ def _cells(rows: Rows, name: str) -> Any:
     return list(array) if array.ndim > 1 else array
 
 
-_FIRST = 3  # rows
-_VALUES = 3  # of a sample that has several
+def summary(rows: Rows) -> str:
+    """Rows in one line: how many there are, and the columns of each role with their types."""
+    parts = []
+    for role, names in (("features", rows.features), ("targets", rows.targets), ("tags", rows.tags)):
+        if len(names) > _ONE_BY_ONE:
+            parts += _by_type(rows, role, names)
+        elif names:
+            parts.append(f"{role}: {', '.join(f'{name} {_type_of(rows, name)}' for name in names)}")
+    return "; ".join([f"{len(rows)} rows", *parts])
+
+
+def _by_type(rows: Rows, role: str, names: Sequence[str]) -> list[str]:
+    """How many columns there are of each type, with the first of their names."""
+    by_type: dict[str, list[str]] = {}
+    for name in names:
+        by_type.setdefault(_type_of(rows, name), []).append(name)
+    return [
+        f"{len(same)} {role if len(same) > 1 else role.removesuffix('s')} {kind}: {', '.join(same[:_NAMED])}"
+        + (f", ... and {len(same) - _NAMED} more" if len(same) > _NAMED else "")
+        for kind, same in by_type.items()
+    ]
+
+
+def _type_of(rows: Rows, name: str) -> str:
+    return type_name(name, rows.schema.field(name).type)
 
 
 def rows_html(rows: Rows) -> str:
-    """How many rows, and a table of the columns with their roles, types and first values. Never raises."""
+    """The number of rows, and a table of the columns with their roles, types and first values. Never raises."""
     return guarded(rows, lambda: _page(rows))
 
 
 def _page(rows: Rows) -> Markup:
-    whole = getattr(rows, "feature_set", None)
-    name = rows.label if whole is None else f"{rows.label}[{getattr(rows, 'name', '')}]"
-    said = _whole(rows) if whole is None else [f"of {len(whole):,}"]
-    told = "; ".join([f"{len(rows):,} rows", *said])
+    is_whole = rows.base is rows
+    title = rows.label if is_whole else f"{rows.label}[{getattr(rows, 'name', '')}]"
+    facts = "; ".join([f"{len(rows):,} rows", *(_facts(rows) if is_whole else [f"of {len(rows.base):,}"])])
     head = ("column", "role", "type", "first values")
     columns = _columns(rows)
-    return page(type(rows).__name__, name, line(faint(told)), table(head, columns, lambda one: one, most=len(columns)))
+    body = table(head, columns, lambda column: column, most=len(columns))
+    return page(type(rows).__name__, title, line(faint(facts)), body)
 
 
 def _columns(rows: Rows) -> list[Markup]:
-    """A row for each column; of a role with many the first, and how many more there are, so that none hides another."""
-    made: list[Markup] = []
+    """A row for each column; of a role with many the first, and how many more there are, so that no role is hidden."""
+    lines: list[Markup] = []
     for role, names in (("features", rows.features), ("targets", rows.targets), ("tags", rows.tags)):
         first, hidden, _ = cut(names)
-        made += [_column(rows, name) for name in first]
-        made += [row([faint(f"and {hidden:,} more {role}")])] if hidden else []
-    return made
+        lines += [_column(rows, name) for name in first]
+        lines += [row([faint(f"and {hidden:,} more {role}")])] if hidden else []
+    return lines
 
 
-def _whole(rows: Any) -> list[str]:
-    """What is told of a feature set and not of a view: its size, splits and transforms."""
-    splits = listing([f"{name} {len(view):,}" for name, view in rows.splits.items()])
-    transforms = listing([f"{type(one.transform).__name__} of {listing(one.columns)}" for one in rows.transforms])
+def _facts(feature_set: Any) -> list[str]:
+    """Size, splits and transforms of a feature set."""
+    splits = listing([f"{name} {len(view):,}" for name, view in feature_set.splits.items()])
+    transforms = listing(
+        [f"{type(fitted.transform).__name__} of {listing(fitted.columns)}" for fitted in feature_set.transforms]
+    )
     named = {"splits": splits, "transforms": transforms}
-    return [size(rows.nbytes), *(f"{what}: {names}" for what, names in named.items() if names)]
+    return [size(feature_set.nbytes), *(f"{what}: {names}" for what, names in named.items() if names)]
 
 
 def _column(rows: Rows, name: str) -> Markup:
-    kind = type_name(name, rows.schema.field(name).type)
-    return row([name, rows.role(name), kind, escaped(", ".join(first_values(rows, name, _FIRST)), 120)])
+    values = escaped(", ".join(first_values(rows, name, _FIRST_ROWS)), 120)
+    return row([name, rows.role(name), _type_of(rows, name), values])
 
 
 def first_values(rows: Rows, name: str, count: int) -> list[str]:
-    """The values of a column in the first rows, as text; each is read for itself."""
-    source = getattr(rows, "feature_set", rows)
-    chosen = getattr(rows, "rows", range(len(rows)))[:count]
-    column = source.column(name)
-    return [_value(name, column.slice(int(i), 1)) for i in chosen]
+    """The values of a column in the first rows, as text; only these rows are read."""
+    indices = range(len(rows)) if rows.indices is None else rows.indices
+    column = rows.base.column(name)
+    return [_value(name, column.slice(int(index), 1)) for index in indices[:count]]
 
 
 def _value(name: str, part: Any) -> str:
-    """The one value of a column of one row."""
+    """The value of a column of a single row."""
     if is_readable(part):
         return sample(to_numpy(name, contiguous(part)))
     inner = getattr(part[0], "values", None)
     if isinstance(inner, pa.Array):
-        return _several([number(one) for one in inner.slice(0, _VALUES).to_pylist()], len(inner))
+        return _several([number(value) for value in inner.slice(0, _FIRST_VALUES).to_pylist()], len(inner))
     return text(number(part[0].as_py()), 40)
 
 
 def sample(values: np.ndarray) -> str:
-    """One sample as text: a number, or the first of its numbers."""
+    """The first sample of `values` as text: a number, or the first of its numbers."""
     flat = values[:1].reshape(-1)
-    shown = [number(one) for one in flat[:_VALUES].tolist()]
+    shown = [number(value) for value in flat[:_FIRST_VALUES].tolist()]
     return shown[0] if len(flat) == 1 and shown else _several(shown, len(flat))
 
 

@@ -1,62 +1,503 @@
-"""Feature sets: named columns with roles on Arrow, and their splits."""
+"""Feature sets, the views of their rows, and references to their columns.
+
+The three classes know each other and therefore share this module; what they do is in `anyaccel.data.readers`,
+`row_filters`, `splitting`, `transforms` and `display`.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.arrow_columns import check_complete, check_numbers, contiguous, to_arrow, to_numpy
+from anyaccel.data.arrow_columns import check_complete, check_numbers, contiguous, is_readable, read_only, to_numpy
+from anyaccel.data.arrow_columns import to_arrow as arrow_column
 from anyaccel.data.casting import cast_array
-from anyaccel.data.column_reference import Reference
-from anyaccel.data.feature_set_view import FeatureSetView
-from anyaccel.data.readers.constructors import Sources, check_label, check_table
-from anyaccel.data.roles import Names, listed, selected
-from anyaccel.data.splitting.group_keys import keys_of
+from anyaccel.data.column_reference import CONFIG_KEYS, check_config, checked_stream, columns_of_role
+from anyaccel.data.display import data_frame, rows_html, summary
+from anyaccel.data.readers import dataframes, parquet
+from anyaccel.data.readers.file_discovery import Paths
+from anyaccel.data.roles import Names, NamesOrRest, brief, check_label, listed, selected
+from anyaccel.data.row_filters import checked_indices, described, positions_where
+from anyaccel.data.rows import Rows
+from anyaccel.data.splitting.group_keys import group_keys
 from anyaccel.data.splitting.group_split import check_together
-from anyaccel.data.transforms.feature_set_transforms import Transforming
-from anyaccel.data.transforms.transform_log import Step
-from anyaccel.errors import ColumnError, DataError, SplitError
+from anyaccel.data.splitting.random_split import check_distinct, conditional_positions, random_positions
+from anyaccel.data.transforms import feature_set_transforms as transforming
+from anyaccel.data.transforms import sklearn_calls
+from anyaccel.data.transforms.fitted_transform import FittedTransform
+from anyaccel.data.transforms.transform_log import FitRequest, Log
+from anyaccel.errors import ColumnError, DataError, SplitError, TransformError
 from anyaccel.suggestions import did_you_mean
 
 ALL = "all"
 
 
-class FeatureSet(Sources, Transforming):
-    """Named columns of equal length, each a feature, a target or a tag, in Arrow memory that nobody writes.
+class _SplitRows(Rows):
+    """Rows that can be filtered, split and shown: those of a feature set, or of a view of it."""
+
+    @abstractmethod
+    def view(self) -> FeatureSetView:
+        """These rows as a view of their feature set."""
+
+    @abstractmethod
+    def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
+        """Some of these rows as a view; see `Rows.take`."""
+
+    def filter(self, conditions: Mapping[str, Any], *, name: str | None = None) -> FeatureSetView:
+        """The rows that meet all conditions, in their order, as a view; nothing is copied.
+
+        Args:
+            conditions: by column, of any role: a value that the column equals; a collection of values (list, tuple,
+                set, array), one of which it equals; or a function of the column's array [n, *shape] (an object array
+                [n] if the column is not numeric or has nulls, which are None) that returns a bool mask [n].
+            name: of the view; by default derived from the conditions.
+
+        Raises:
+            SplitError: no row meets them.
+            DataError: no conditions, a value of a kind that the column does not have, or a mask of another shape or
+                dtype.
+            ColumnError: there is no such column.
+        """
+        positions = positions_where(self, "the filter", conditions)
+        return self.take(positions, name=name or f"{self.view().name}.filter({described(conditions)})")
+
+    def split_random(
+        self, ratios: Mapping[str, float], seed: int = 0, *, stratify_by: Names = None, group_by: Names = None
+    ) -> dict[str, FeatureSetView]:
+        """Cut these rows at random into named splits, register them in the feature set and return them.
+
+        Args:
+            ratios: share of each split by name, positive, adding up to 1 within 1e-6; counts are rounded by largest
+                remainder.
+            seed: the same seed gives the same splits on every machine.
+            stratify_by: a column or several, of any role, with scalars: rows with the same values are a stratum, and
+                each stratum is cut by the ratios, every count rounded up or down.
+            group_by: likewise; rows with the same values stay in one split. The sizes come near the ratios by
+                exchanging groups, and every split gets a group. With `stratify_by` a group must be in one stratum.
+
+        Raises:
+            SplitError: wrong ratios or seed, a row that `take` chose twice, an empty split, a name that is taken or
+                `"all"`, a stratum with fewer rows (or groups) than splits, fewer groups than splits, or a group in two
+                strata.
+            ColumnError: a column that is not there, has nulls or NaN, or is not scalar.
+        """
+        strata = None if stratify_by is None else group_keys(self, stratify_by, "stratify_by")
+        groups = None if group_by is None else group_keys(self, group_by, "group_by")
+        view = self.view()
+        check_distinct(self._label, view.name, view.rows)
+        positions = random_positions(self._label, view.name, len(self), ratios, seed, strata, groups)
+        return _registered(view, positions)
+
+    def split_by_condition(
+        self, conditions: Mapping[str, Mapping[str, Any]], group_by: Names = None
+    ) -> dict[str, FeatureSetView]:
+        """Make splits of the rows that meet conditions, register and return them; other rows are in none.
+
+        Args:
+            conditions: for each split, by name, conditions as `filter` takes them.
+            group_by: a column or several; a group with rows in two splits is an error.
+
+        Raises:
+            SplitError: an empty split, two that overlap, a group that crosses splits, or a name that is taken.
+            DataError, ColumnError: as `filter`, and as `split_random` for `group_by`.
+        """
+        positions = conditional_positions(self, conditions)
+        if group_by is not None:
+            check_together(self._label, group_keys(self, group_by, "group_by"), positions)
+        return _registered(self.view(), positions)
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with these rows; its index holds their row numbers in the feature set.
+
+        Numbers keep their dtype; a column with a shape per sample holds an array in each cell.
+
+        Raises:
+            DataError: pandas is not installed.
+        """
+        return data_frame(self, self.view().rows)
+
+    def _repr_html_(self) -> str:
+        return rows_html(self)
+
+
+class FeatureSetView(_SplitRows):
+    """Some rows of a feature set, such as a split, without a copy of any column.
+
+    A view of a view counts its rows in the same feature set, and splits of it are registered there.
+
+    Args:
+        feature_set: whose rows they are.
+        name: of the view; that of the split, if it is registered as one.
+        rows: integers [k], k > 0, in any order; they are copied.
+        columns: the columns that the view has; None for all. Splits of it have all.
+
+    Raises:
+        SplitError: rows that are empty, not integers, or out of range.
+    """
+
+    def __init__(
+        self,
+        feature_set: FeatureSet,
+        name: str,
+        rows: Sequence[int] | np.ndarray,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        schema = feature_set.schema
+        if columns is not None:
+            schema = pa.schema([schema.field(column) for column in columns], schema.metadata)
+        super().__init__(feature_set.label, schema)
+        self._feature_set = feature_set
+        self._name = name
+        self._rows = checked_indices(f"split {name!r} of {feature_set.label!r}", len(feature_set), rows)
+        start, stop = int(self._rows[0]), int(self._rows[0]) + len(self._rows)
+        self._slice = slice(start, stop) if np.array_equal(self._rows, np.arange(start, stop)) else None
+
+    def __repr__(self) -> str:
+        return f"FeatureSetView({self._label!r}[{self._name!r}], {len(self):,} rows)"
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def feature_set(self) -> FeatureSet:
+        """The feature set whose rows these are."""
+        return self._feature_set
+
+    @property
+    def name(self) -> str:
+        """Name of the view, or of the split."""
+        return self._name
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Row numbers in the feature set, int64 [k], read-only."""
+        return self._rows
+
+    @property
+    def base(self) -> FeatureSet:
+        """The same as `feature_set`."""
+        return self._feature_set
+
+    @property
+    def indices(self) -> np.ndarray:
+        """The same as `rows`."""
+        return self._rows
+
+    def array(self, name: str) -> np.ndarray:
+        """Values of a column in these rows, [k, *shape] in its own dtype, read-only.
+
+        A slice of the feature set's memory if the rows are contiguous, else gathered anew by every call.
+
+        Raises:
+            ColumnError: there is no such column, or it is a tag that is not numeric or has nulls in these rows.
+        """
+        if self.role(name) == "tag" and not is_readable(self._feature_set.column(name)):
+            self.spec(name)  # nulls may all be in other rows
+            column = self.column(name)
+            check_complete(name, column)
+            return to_numpy(name, contiguous(column))
+        whole = self._feature_set.array(name)
+        return whole[self._slice] if self._slice else read_only(np.take(whole, self._rows, axis=0))
+
+    def column(self, name: str) -> Any:
+        """A column in these rows as an Arrow chunked array; a slice if the rows are contiguous.
+
+        Raises:
+            ColumnError: there is no such column.
+        """
+        self.role(name)
+        return self._of_these_rows(self._feature_set.column(name))
+
+    def to_arrow(self) -> Any:
+        """An Arrow table of these rows, with roles in the field metadata."""
+        return self._of_these_rows(self._feature_set.to_arrow().select(list(self.columns)))
+
+    def view(self) -> FeatureSetView:
+        """The view itself."""
+        return self
+
+    def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> FeatureSetView:
+        """The same rows with fewer columns, as a view of the same feature set and name; see `Rows.select`.
+
+        Raises:
+            ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
+        """
+        columns = selected(self._label, self._roles, features, targets, tags)
+        return FeatureSetView(self._feature_set, self._name, self._rows, columns)
+
+    def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
+        """Some of these rows as a view of the same feature set; see `Rows.take`.
+
+        Raises:
+            SplitError: positions that are empty, not integers, or out of range.
+        """
+        chosen = self._rows[checked_indices(f"take() from {self._name!r} of {self._label!r}", len(self), positions)]
+        return self._with_rows(name or f"{self._name}.take({len(chosen)} rows)", chosen)
+
+    def intersection(self, other: FeatureSetView) -> FeatureSetView:
+        """The rows that are in `other` too, in their order here.
+
+        Raises:
+            SplitError: `other` is not a view of the same feature set, or no row is in both.
+        """
+        return self._with_mask(np.isin(self._rows, self._rows_of(other)), f"{self._name} & {other.name}")
+
+    def difference(self, other: FeatureSetView) -> FeatureSetView:
+        """The rows that are not in `other`, in their order here.
+
+        Raises:
+            SplitError: `other` is not a view of the same feature set, or all rows are in it.
+        """
+        return self._with_mask(~np.isin(self._rows, self._rows_of(other)), f"{self._name} - {other.name}")
+
+    def _rows_of(self, other: FeatureSetView) -> np.ndarray:
+        if not isinstance(other, FeatureSetView) or other.feature_set is not self._feature_set:
+            raise SplitError(
+                f"{self!r} cannot be compared with {other!r}",
+                available="both must be views of the same feature set, whose rows they count",
+                hint="make both from one FeatureSet object; cast(), select() and the like give another one",
+            )
+        return other.rows
+
+    def _with_mask(self, mask: np.ndarray, name: str) -> FeatureSetView:
+        if not mask.any():
+            raise SplitError(
+                f"{name!r} of {self._label!r} has no rows", available=f"{len(self)} rows in {self._name!r}"
+            )
+        return self._with_rows(name, self._rows[mask])
+
+    def _with_rows(self, name: str, rows: np.ndarray) -> FeatureSetView:
+        return FeatureSetView(self._feature_set, name, rows, self.columns)
+
+    def _of_these_rows(self, data: Any) -> Any:
+        return data.slice(self._slice.start, len(self)) if self._slice else data.take(pa.array(self._rows))
+
+
+def _registered(view: FeatureSetView, positions: Mapping[str, np.ndarray]) -> dict[str, FeatureSetView]:
+    """Register splits, given by positions within a view, in its feature set."""
+    return view.feature_set.add_splits({name: view.rows[own] for name, own in positions.items()})
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Reference:
+    """Columns of a feature set, chosen by role; what a node of a graph takes as its upstream.
+
+    Args:
+        feature_set: whose columns they are.
+        features, targets, tags: names of columns of that role; None takes all of them, in their order.
+        stream: the stream of a phase's sampler that the rows come from, such as `"pair"`; None is its first.
+
+    Raises:
+        ColumnError: a name that is not a column of that role, or given twice.
+        SamplerError: an invalid name of a stream.
+    """
+
+    feature_set: FeatureSet
+    features: tuple[str, ...]
+    targets: tuple[str, ...]
+    tags: tuple[str, ...]
+    stream: str | None
+
+    def __init__(
+        self,
+        feature_set: FeatureSet,
+        features: Names = None,
+        targets: Names = None,
+        tags: Names = None,
+        stream: str | None = None,
+    ) -> None:
+        object.__setattr__(self, "feature_set", feature_set)
+        object.__setattr__(self, "features", columns_of_role(feature_set, "feature", feature_set.features, features))
+        object.__setattr__(self, "targets", columns_of_role(feature_set, "target", feature_set.targets, targets))
+        object.__setattr__(self, "tags", columns_of_role(feature_set, "tag", feature_set.tags, tags))
+        object.__setattr__(self, "stream", checked_stream(feature_set.label, stream))
+
+    def __repr__(self) -> str:
+        roles = {"features": self.features, "targets": self.targets, "tags": self.tags}
+        parts = [f"{role}: {brief(names)}" for role, names in roles.items() if names]
+        parts += [] if self.stream is None else [f"stream: {self.stream}"]
+        return f"Reference({self.feature_set.label!r}, {'; '.join(parts)})"
+
+    def get_config(self) -> dict[str, Any]:
+        """A plain dict that `from_config` reads back; the feature set is given by its label."""
+        return {
+            "feature_set": self.feature_set.label,
+            "features": list(self.features),
+            "targets": list(self.targets),
+            "tags": list(self.tags),
+            **({} if self.stream is None else {"stream": self.stream}),
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], feature_sets: Mapping[str, FeatureSet]) -> Reference:
+        """Read what `get_config` wrote; `feature_sets` holds feature sets by label.
+
+        Raises:
+            ConfigError: not such a configuration, or its feature set is not among `feature_sets`.
+            ColumnError: its columns are not there.
+            SamplerError: an invalid name of a stream.
+        """
+        check_config(config, feature_sets)
+        return cls(feature_sets[config["feature_set"]], *(config.get(key) for key in CONFIG_KEYS[1:]))
+
+
+class FeatureSet(_SplitRows):
+    """Named columns of equal length, each a feature, a target or a tag, in read-only Arrow memory.
 
     Args:
         label: name of the feature set, without a dot (`"LABEL.COLUMN"` names a column).
         table: Arrow table whose columns carry their roles in their field metadata as `anyaccel.role`; columns
-            without one are left out. The `from_` constructors make it.
+            without a role are left out. The `from_` constructors make it.
 
     Features and targets are of bool, int, uint or float of one shape per sample and have no nulls (floats may be NaN);
     tags may be anything that Arrow holds.
 
+    In the constructors, one of the roles may be `...` (Python's Ellipsis) in place of names: all columns that the
+    others do not name, in their order. `from_pandas("wine", df, ..., "quality", "id")` makes every column but two a
+    feature.
+
     Raises:
-        DataError: a label that is not text or has a dot, no Arrow table, or no rows.
-        ColumnError: no roles, or a feature or target with nulls, of another type or of an empty shape.
+        DataError: a label that is not text or has a dot, not an Arrow table, or no rows.
+        ColumnError: no roles, or a feature or target with nulls, of another type or with empty samples.
     """
 
     def __init__(self, label: str, table: Any) -> None:
         check_label(label)
-        check_table(label, table)
+        dataframes.check_table(label, table)
         super().__init__(label, table.schema)
         self._schema = pa.schema([table.schema.field(name) for name in self.columns], table.schema.metadata)
         self._columns = {name: table.column(name) for name in self.columns}
         self._arrays: dict[str, np.ndarray] = {}
         self._splits: dict[str, FeatureSetView] = {}
+        self._log: Log = ()
         if len(table) == 0:
             raise DataError(f"{label!r} has no rows", available=f"columns: {listed(self.columns)}", hint="give it data")
         for name in self.features + self.targets:
             check_numbers(name, self._columns[name])
 
+    @classmethod
+    def from_dict(
+        cls,
+        label: str,
+        data: Mapping[str, Any],
+        feature_keys: NamesOrRest,
+        target_keys: NamesOrRest = (),
+        tag_keys: NamesOrRest = (),
+    ) -> Self:
+        """Make a feature set of array-likes of shape [n, *shape] by name.
+
+        Every chosen column is copied once and keeps its dtype, so that later writes to `data` do not show here
+        (Arrow tags are not copied). Columns that no role names are left out.
+
+        Raises:
+            DataError: `data` is not a mapping, or there are no rows.
+            ColumnError: unknown names or names in two roles, two `...`, unequal lengths, ragged samples, nulls (also
+                NaN among integers), or a feature or target that is not numeric.
+        """
+        check_label(label)
+        return cls(label, dataframes.table_from_dict(label, data, feature_keys, target_keys, tag_keys))
+
+    @classmethod
+    def from_arrow(
+        cls,
+        label: str,
+        table: Any,
+        feature_keys: NamesOrRest = None,
+        target_keys: NamesOrRest = None,
+        tag_keys: NamesOrRest = None,
+    ) -> Self:
+        """Make a feature set on the memory of an Arrow table, without a copy.
+
+        Takes a `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, any object with `__arrow_c_stream__` or
+        `__arrow_c_array__`, and the capsule of a stream. Without any names the roles are those that `to_arrow` wrote
+        into the schema. Columns without a role are left out. `fixed_shape_tensor` and fixed-size list columns have a
+        shape per sample, and so have features and targets of lists of one length. Text laid out as views
+        (`string_view`) and run-end encoded columns are rewritten in the plain layout.
+
+        Raises:
+            DataError: not an Arrow table, one whose buffers do not fit, or one without rows.
+            ColumnError: as `from_dict`, or no names and no roles in the schema.
+        """
+        check_label(label)
+        return cls(label, dataframes.table_from_arrow(label, table, feature_keys, target_keys, tag_keys))
+
+    @classmethod
+    def from_pandas(
+        cls,
+        label: str,
+        df: Any,
+        feature_cols: NamesOrRest = None,
+        target_cols: NamesOrRest = None,
+        tag_cols: NamesOrRest = None,
+        *,
+        feature_keys: NamesOrRest = None,
+        target_keys: NamesOrRest = None,
+        tag_keys: NamesOrRest = None,
+    ) -> Self:
+        """Make a feature set of a data frame, of pandas or of another library.
+
+        - pandas: each chosen column is copied once and keeps its dtype, nullable and Arrow dtypes too; the index is
+          left out.
+        - Polars data frames, DuckDB relations and all else with `__arrow_c_stream__`: as `from_arrow`, without a copy.
+        - Objects that have only `__dataframe__`, the dataframe interchange protocol: copied.
+
+        The names of the other constructors, `feature_keys`, `target_keys` and `tag_keys`, mean the same.
+
+        Raises:
+            DataError: `df` is not a data frame, or has no rows.
+            ColumnError: as `from_dict`, or both names for one role. A float column of pandas may hold NaN; nulls of
+                nullable and Arrow dtypes, of Polars and of DuckDB are refused in features and targets.
+        """
+        check_label(label)
+        features = dataframes.one_spelling(label, "feature", feature_cols, feature_keys)
+        targets = dataframes.one_spelling(label, "target", target_cols, target_keys)
+        tags = dataframes.one_spelling(label, "tag", tag_cols, tag_keys)
+        return cls(label, dataframes.table_from_frame(label, df, features, targets, tags))
+
+    @classmethod
+    def from_parquet(
+        cls,
+        label: str,
+        path: Paths,
+        feature_keys: NamesOrRest = None,
+        target_keys: NamesOrRest = None,
+        tag_keys: NamesOrRest = None,
+        *,
+        row_groups: int | Sequence[int] | None = None,
+    ) -> Self:
+        """Make a feature set of Parquet files; only the chosen columns are read, into its own memory.
+
+        Nothing is memory-mapped: the files may change or go afterwards. Every row group is fully validated.
+
+        Args:
+            label: of the feature set.
+            path: a file; a folder, of which all files ending in `.parquet`, `.parq` or `.pq` are read in the order of
+                their paths, including those in folders below it, except for names that start with a dot or an
+                underscore; or a list of files, read in its order.
+            feature_keys, target_keys, tag_keys: names of columns, or `...` for one role; without any the roles that
+                `to_arrow` wrote into the schema (of the first file, if they differ). Below a folder, a folder named
+                `key=value` gives a column `key`: int64 if all values are integers, else text, null for
+                `__HIVE_DEFAULT_PARTITION__`; if the files themselves have a column of that name, theirs is read.
+            row_groups: number or numbers of the row groups to read, of a single file.
+
+        Raises:
+            OSError: a file cannot be opened.
+            DataError: no file in a folder or list, an invalid Parquet file, a row group that is not there, or no rows.
+            ColumnError: as `from_arrow`, or a column that a file lacks or holds in another type than the first.
+        """
+        check_label(label)
+        table = parquet.table_from_parquet(label, path, feature_keys, target_keys, tag_keys, row_groups)
+        return cls(label, table)
+
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {len(view)}" for name, view in self._splits.items())
-        return f"FeatureSet({self._label!r}, {self._described()}{'; splits: ' if splits else ''}{splits})"
+        return f"FeatureSet({self._label!r}, {summary(self)}{'; splits: ' if splits else ''}{splits})"
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
@@ -79,14 +520,19 @@ class FeatureSet(Sources, Transforming):
         """The registered splits by name, as a read-only mapping."""
         return MappingProxyType(self._splits)
 
+    @property
+    def transforms(self) -> tuple[FittedTransform, ...]:
+        """The transforms applied to these columns, the oldest first; those of columns left out since are kept."""
+        return transforming.fitted_transforms(self._log)
+
     def array(self, name: str) -> np.ndarray:
         """Values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
 
-        On Arrow's memory without a copy. A column of several chunks is combined once and kept so; bool is unpacked
+        On Arrow's memory without a copy, except that a column of several chunks is combined once, and bool is unpacked
         once.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that holds no numbers or has nulls.
+            ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
         """
         if name not in self._arrays:
             self.spec(name)
@@ -113,6 +559,14 @@ class FeatureSet(Sources, Transforming):
         """All rows as a view, named `"all"`."""
         return FeatureSetView(self, ALL, np.arange(len(self)))
 
+    def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
+        """Some rows as a view, without a copy of any column; see `Rows.take`.
+
+        Raises:
+            SplitError: positions that are empty, not integers, or out of range.
+        """
+        return self.view().take(positions, name=name)
+
     def split(self, name: str) -> FeatureSetView:
         """The split of this name, or the view of all rows for `"all"`.
 
@@ -122,20 +576,20 @@ class FeatureSet(Sources, Transforming):
         if name == ALL:
             return self.view()
         if name not in self._splits:
-            make = "make splits with split_random({'train': 0.8, ...})"
-            remedy = did_you_mean(name, self._splits) if self._splits else make
+            hint = "make splits with split_random({'train': 0.8, ...})"
+            hint = did_you_mean(name, self._splits) if self._splits else hint
             raise SplitError(
                 f"{self._label!r} has no split {name!r}",
                 available=listed([*self._splits, ALL]),
-                hint=f"it is a column: data.array({name!r})" if name in self.columns else remedy,
+                hint=f"it is a column: data.array({name!r})" if name in self.columns else hint,
             )
         return self._splits[name]
 
     def add_split(self, name: str, rows: Sequence[int] | np.ndarray) -> FeatureSetView:
-        """Register rows of one's own choice (integers [k], in any order) as a split, and return it.
+        """Register rows of your own choice (integers [k], in any order) as a split, and return it.
 
         Raises:
-            SplitError: the name is that of other rows, `"all"` or not text, or the rows are none, no integers or out
+            SplitError: the name is `"all"`, not text or that of other rows, or the rows are empty, not integers or out
                 of range.
         """
         return self.add_splits({name: rows})[name]
@@ -143,22 +597,22 @@ class FeatureSet(Sources, Transforming):
     def add_splits(
         self, rows: Mapping[str, Sequence[int] | np.ndarray], *, group_by: Names = None
     ) -> dict[str, FeatureSetView]:
-        """Register several splits, all or none; see `add_split`. A name with the very rows that it has stays as it is.
+        """Register several splits, all or none; see `add_split`. A name that has the same rows already stays as it is.
 
         Args:
             rows: of each split, by name.
-            group_by: a column or several, of any role, with scalars: make sure that rows with the same values are not
-                in two of these splits.
+            group_by: a column or several, of any role, with scalars: check that rows with the same values are not in
+                two of these splits.
 
         Raises:
             SplitError: as `add_split`, or a group that crosses splits.
-            ColumnError: a column of `group_by` that is not there, has nulls or NaN, or holds no scalars.
+            ColumnError: a column of `group_by` that is not there, has nulls or NaN, or is not scalar.
         """
         for name in rows:
             self._check_name(name)
         views = {name: self._new_or_same(FeatureSetView(self, name, chosen)) for name, chosen in rows.items()}
         if group_by is not None and views:
-            groups = keys_of(self, group_by, "group_by")
+            groups = group_keys(self, group_by, "group_by")
             check_together(self._label, groups, {name: view.rows for name, view in views.items()})
         self._splits.update(views)
         return views
@@ -173,8 +627,9 @@ class FeatureSet(Sources, Transforming):
             keep_splits: whether the new one has the same splits, of the same rows.
 
         Raises:
-            ColumnError: `dtypes` is no mapping, an unknown column, a tag without numbers, no dtype of numbers, or a
-                value that the dtype cannot hold (floats are rounded to narrower floats, nothing else changes).
+            ColumnError: `dtypes` is not a mapping, an unknown column, a tag that is not numeric, a dtype that is not
+                numeric, or one that cannot represent a value (floats are rounded to narrower floats, nothing else
+                changes).
         """
         if not isinstance(dtypes, Mapping):
             raise ColumnError(
@@ -184,10 +639,10 @@ class FeatureSet(Sources, Transforming):
             )
         table = self.to_arrow()
         for name, dtype in dtypes.items():
-            column = to_arrow(cast_array(name, self.array(name), dtype))
+            column = arrow_column(cast_array(name, self.array(name), dtype))
             index = table.schema.get_field_index(name)
             table = table.set_column(index, self._schema.field(name).with_type(column.type), column)
-        return self._remade(table, self._steps, keep_splits)
+        return self._copy(table, self._log, keep_splits)
 
     def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> FeatureSet:
         """A new feature set of the same label, rows, splits and transforms with fewer columns, on the same memory.
@@ -198,7 +653,7 @@ class FeatureSet(Sources, Transforming):
             ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
         """
         names = selected(self._label, self._roles, features, targets, tags)
-        return self._remade(self.to_arrow().select(names), self._steps)
+        return self._copy(self.to_arrow().select(names), self._log)
 
     def reference(
         self, features: Names = None, targets: Names = None, tags: Names = None, stream: str | None = None
@@ -207,35 +662,141 @@ class FeatureSet(Sources, Transforming):
 
         Args:
             features, targets, tags: names of columns of that role.
-            stream: which stream of a phase's sampler the rows come from, such as `"pair"`; None is its first.
+            stream: the stream of a phase's sampler that the rows come from, such as `"pair"`; None is its first.
 
         Raises:
             ColumnError: a name that is not a column of that role, or given twice.
-            SamplerError: a stream that cannot be one's name.
+            SamplerError: an invalid name of a stream.
         """
         return Reference(self, features, targets, tags, stream)
 
-    def _remade(self, table: Any, steps: tuple[Step, ...], keep_splits: bool = True) -> FeatureSet:
-        made = FeatureSet(self._label, table)
-        made._steps = steps
+    def fit_transform(
+        self,
+        transform: Any,
+        columns: Names,
+        *,
+        fit_on: str | FeatureSetView | None = None,
+        role: str | None = None,
+        into: str | None = None,
+    ) -> FeatureSet:
+        """A new feature set in which columns are transformed: fitted to the rows of one split, applied to all rows.
+
+        Rows, label and splits stay.
+
+        Args:
+            transform: an object with `fit(X)` and `transform(X)` in the style of scikit-learn; a copy of it is fitted.
+                `X` is [n, numbers]: each column flat, side by side; an object array if one of them is not numeric.
+            columns: name of a column, or several, of any role. They keep their shape if the transform gives as many
+                numbers as it takes; a single column gets shape (k,) if not. Floats stay as narrow as they were.
+            fit_on: a split's name, or a view of this feature set. `"all"` includes the rows that you evaluate on.
+            role: `"feature"`, `"target"` or `"tag"`, for the result; by default that of its column. Required if
+                numbers are made of a tag that is not numeric.
+            into: name of a new column for the result, beside the others, of any width; without it the result replaces
+                the columns.
+
+        Raises:
+            TransformError: `fit_on` is missing, the transform does not fit these columns, gives other rows or NaN of
+                finite numbers, meets unseen categories, or a tag becomes numbers and `role` is missing.
+            SplitError: there is no such split.
+            ColumnError: there is no such column, or it has nulls.
+        """
+        sklearn_calls.check_transform(transform)
+        names = transforming.transform_columns(self, columns)
+        what = sklearn_calls.described(transform, names, self._label)
+        view = self._fit_rows(fit_on, what)
+        name = fit_on if isinstance(fit_on, str) else view.name
+        request = FitRequest(
+            transform=transform, columns=names, fit_on=name, fit_rows=view.rows, role=role, into=into, what=what
+        )
+        return self._copy(*transforming.fit_transform(self, self._log, request))
+
+    def transform_like(self, other: FeatureSet | FeatureSetView) -> FeatureSet:
+        """A new feature set to which the transforms of another are applied as they were fitted there, in order.
+
+        Transforms of targets and tags that are missing here are skipped; `inverse` knows them all the same.
+
+        Raises:
+            TransformError: the other has none, they are here already, a feature is missing or of another shape, or a
+                transform fails (for unseen categories, for example).
+        """
+        return self._copy(*transforming.transform_like(self, self._log, other))
+
+    def undo_transform(self) -> FeatureSet:
+        """A new feature set without the last transform: its columns are, bit by bit, what they were before it.
+
+        Changes of these columns since (a cast) are undone with it. Columns left out since stay out; if the result of
+        `into=` is there and its source is not, the source comes back.
+
+        Raises:
+            TransformError: there is no transform (left).
+        """
+        return self._copy(*transforming.undo_transforms(self, self._log, 1))
+
+    def undo_transforms(self) -> FeatureSet:
+        """A new feature set without any transform; see `undo_transform`.
+
+        Raises:
+            TransformError: there is no transform (left).
+        """
+        return self._copy(*transforming.undo_transforms(self, self._log))
+
+    def inverse(self, values: Any, columns: Names) -> np.ndarray:
+        """Values of transformed columns, such as predictions, in the units before all transforms.
+
+        The last transform is undone first. Do not give values that were brought back already: nothing marks them. The
+        result is NaN where a transform gives NaN for values that it cannot have made.
+
+        Args:
+            values: [n, *shape] of any n; several columns joined along the last axis; axes of length 1 do not count.
+            columns: which column these values stand for, or several, by their names as they are now.
+
+        Returns:
+            the shape given, or that of the column before its transforms if these changed it (text: an object
+            array [n]); `values` themselves if no transform concerns the columns.
+
+        Raises:
+            TransformError: a transform has no inverse, fails, or needs further columns (PCA for one of three).
+            ColumnError: there is no such column.
+        """
+        return transforming.inverse(self, self._log, values, columns)
+
+    def _fit_rows(self, fit_on: Any, what: str) -> FeatureSetView:
+        if isinstance(fit_on, FeatureSetView) and fit_on.feature_set is self:
+            return fit_on
+        if isinstance(fit_on, str):
+            return self.split(fit_on)
+        problem = "a view of another feature set" if isinstance(fit_on, FeatureSetView) else repr(fit_on)
+        raise TransformError(
+            f"{what} needs fit_on=, the rows that it is fitted to"
+            if fit_on is None
+            else f"{what} cannot be fitted on {problem}",
+            available=f"splits: {listed([*self._splits, ALL])}",
+            hint=f"write fit_on={next(iter(self._splits), ALL)!r}; 'all' also takes the rows that you evaluate on",
+        )
+
+    def _copy(self, table: Any, log: Log, keep_splits: bool = True) -> FeatureSet:
+        """A feature set of the same label and splits with these columns and transforms."""
+        copy = FeatureSet(self._label, table)
+        copy._log = log
         if keep_splits:
-            made.add_splits({name: view.rows for name, view in self._splits.items()})
-        return made
+            copy.add_splits({name: view.rows for name, view in self._splits.items()})
+        return copy
 
     def _check_name(self, name: Any) -> None:
         if not isinstance(name, str) or not name:
             raise SplitError(f"a split of {self._label!r} is called {name!r}", available="names of splits are text")
         if name == ALL:
-            raise self._taken(name, "choose another name")
+            raise self._name_taken(name, "choose another name")
 
     def _new_or_same(self, view: FeatureSetView) -> FeatureSetView:
         """The view, or the registered one of the same name and rows: a cell of a notebook may run again."""
         known = self._splits.get(view.name)
         if known is None or np.array_equal(known.rows, view.rows):
             return known or view
-        remedy = "make the feature set anew in the same cell, or choose another name"
-        raise self._taken(view.name, remedy, " of other rows")
+        hint = "make the feature set anew in the same cell, or choose another name"
+        raise self._name_taken(view.name, hint, " of other rows")
 
-    def _taken(self, name: str, remedy: str, of: str = "") -> SplitError:
-        there = listed([*self._splits, ALL])
-        return SplitError(f"{self._label!r} already has a split {name!r}{of}", available=there, hint=remedy)
+    def _name_taken(self, name: str, hint: str, of: str = "") -> SplitError:
+        return SplitError(
+            f"{self._label!r} already has a split {name!r}{of}", available=listed([*self._splits, ALL]), hint=hint
+        )

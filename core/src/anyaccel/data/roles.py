@@ -1,4 +1,4 @@
-"""Roles: which columns are features, targets and tags, chosen by name or read from an Arrow schema's metadata."""
+"""Roles of columns: features, targets and tags, chosen by name or read from the metadata of an Arrow schema."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from anyaccel.data.arrow_columns import is_numeric, not_numbers
-from anyaccel.data.readers.list_columns import leaf
-from anyaccel.errors import ColumnError
+from anyaccel.data.arrow_columns import is_numeric, list_leaf, not_numbers
+from anyaccel.errors import ColumnError, DataError
 from anyaccel.suggestions import did_you_mean
 
 ROLES = ("feature", "target", "tag")
 Names = str | Iterable[str] | None
 NamesOrRest = Names | EllipsisType
-"""Names of columns, or `...` for all that are not named otherwise."""
+"""Names of columns, or `...` for all that no other role names."""
 _KEY = b"anyaccel.role"
 _SHOWN = 20
 _REASONS = 5
@@ -25,7 +24,7 @@ _JOINED = 4
 
 
 class WithRoles:
-    """What has a label and columns with roles: rows in memory, or a source of them.
+    """Base of everything with a label and columns with roles: rows in memory, and sources of rows.
 
     Args:
         label: of the feature set that it is, belongs to or stands for.
@@ -48,12 +47,12 @@ class WithRoles:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the columns that go into models."""
+        """Names of the columns that are inputs of models."""
         return of_role(self._roles, "feature")
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Names of the columns that losses compare with."""
+        """Names of the columns that losses compare outputs with."""
         return of_role(self._roles, "target")
 
     @property
@@ -62,19 +61,33 @@ class WithRoles:
         return of_role(self._roles, "tag")
 
 
+def check_label(label: str) -> None:
+    """Check the label of a feature set or source.
+
+    Raises:
+        DataError: it is not text, is empty, or has a dot.
+    """
+    if not isinstance(label, str) or not label or "." in label:
+        raise DataError(
+            f"{label!r} is not a label of a feature set",
+            available="labels are text without a dot, because 'LABEL.COLUMN' names a column",
+            hint="choose another label",
+        )
+
+
 def of_role(roles: Mapping[str, str], role: str) -> tuple[str, ...]:
     """Names of the columns of a role, in their order."""
-    return tuple(name for name, its in roles.items() if its == role)
+    return tuple(name for name, column_role in roles.items() if column_role == role)
 
 
 def names_of(given: Names) -> tuple[str, ...]:
-    """Column names as a tuple; a plain text is one name and None is none.
+    """Column names as a tuple; a single text is one name, None is no name.
 
     Raises:
         ColumnError: a name is not text.
     """
-    alone = isinstance(given, str) or not isinstance(given, Iterable)
-    names: tuple[Any, ...] = () if given is None else (given,) if alone else tuple(given)
+    is_single = isinstance(given, str) or not isinstance(given, Iterable)
+    names: tuple[Any, ...] = () if given is None else (given,) if is_single else tuple(given)
     for name in names:
         if not isinstance(name, str):
             raise ColumnError(
@@ -86,109 +99,113 @@ def names_of(given: Names) -> tuple[str, ...]:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names for a message: the first twenty, and how many more there are; `nothing` where there is none."""
-    shown = [str(name) for name in names]
-    more = f", and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return (", ".join(shown[:_SHOWN]) or "nothing") + more
+    """Names for a message: the first twenty, and how many more there are; `nothing` for an empty list."""
+    texts = [str(name) for name in names]
+    more = f", and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return (", ".join(texts[:_SHOWN]) or "nothing") + more
 
 
 def brief(names: Sequence[str]) -> str:
-    """Columns joined to one value, for people: all of a few, else the first three, and how many more there are."""
+    """Joined columns for people: up to four names, else the first three and how many more there are."""
     more = f" and {len(names) - _JOINED + 1} more" if len(names) > _JOINED else ""
     return "+".join(names[: _JOINED - 1] if more else names) + more
 
 
-def no_column(label: str, name: object, there: Iterable[object]) -> ColumnError:
+def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnError:
     """The error for a column that a feature set does not have."""
-    there = list(there)
-    return ColumnError(f"{label!r} has no column {name!r}", available=listed(there), hint=did_you_mean(name, there))
+    columns = list(columns)
+    return ColumnError(f"{label!r} has no column {name!r}", available=listed(columns), hint=did_you_mean(name, columns))
 
 
 def assign_roles(
-    label: str, there: Sequence[str], features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
+    label: str, columns: Sequence[str], features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
 ) -> dict[str, str]:
     """The role of each chosen column, by name, in the order features, targets, tags.
 
     Raises:
-        ColumnError: a name is unknown, stands in two roles, is the name of two columns, no feature is named, or two
-            roles are to have all that are not named otherwise.
+        ColumnError: an unknown name, a name in two roles or of two columns, no feature, or `...` for two roles.
     """
     roles: dict[str, str] = {}
-    for role, names in zip(ROLES, _without_rest(label, there, (features, targets, tags)), strict=True):
+    for role, names in zip(ROLES, _without_rest(label, columns, (features, targets, tags)), strict=True):
         for name in names:
-            if name not in there:
-                raise no_column(label, name, there)
+            if name not in columns:
+                raise no_column(label, name, columns)
             if name in roles:
-                raise _twice(label, name, roles[name], role)
+                raise ColumnError(
+                    f"column {name!r} of {label!r} cannot be a {role}",
+                    available=f"it is already a {roles[name]}, and a column has one role",
+                    hint="name it once, or give a copy of it under another name",
+                )
             roles[name] = role
-    _check(label, there, roles)
+    _check(label, columns, roles)
     return roles
 
 
-def _without_rest(label: str, there: Sequence[str], given: Sequence[NamesOrRest]) -> list[tuple[str, ...]]:
-    """Names of the columns of each role, with those that are not named otherwise where `...` stands."""
+def _without_rest(label: str, columns: Sequence[str], given: Sequence[NamesOrRest]) -> list[tuple[str, ...]]:
+    """Names of the columns of each role; `...` becomes the columns that no role names."""
     open_ = [role for role, names in zip(ROLES, given, strict=True) if names is ...]
     if len(open_) > 1:
         raise ColumnError(
-            f"the {open_[0]}s and the {open_[1]}s of {label!r} are both to be all columns that are not named otherwise",
-            available=listed(there),
+            f"both the {open_[0]}s and the {open_[1]}s of {label!r} are given as '...'",
+            available=listed(columns),
             hint="write ... once, and name the columns of the other roles",
         )
     named = [() if names is ... else names_of(names) for names in given]
     taken = {name for names in named for name in names}
-    rest = names_of(dict.fromkeys(name for name in there if name not in taken)) if open_ else ()
+    rest = names_of(dict.fromkeys(name for name in columns if name not in taken)) if open_ else ()
     return [rest if names is ... else own for names, own in zip(given, named, strict=True)]
 
 
 def chosen_roles(
     label: str, schema: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
 ) -> dict[str, str]:
-    """The role of each chosen column of an Arrow schema: as named, or as its metadata says where no name is given.
+    """The role of each chosen column of an Arrow schema: as named, or as in its metadata if all three are None.
 
     Raises:
-        ColumnError: as `assign_roles`, or as `read_roles`, or `...` means columns that hold no numbers.
+        ColumnError: as `assign_roles` or `read_roles`, or `...` covers a column that is not numeric.
     """
     if features is None and targets is None and tags is None:
         return read_roles(label, schema)
     roles = assign_roles(label, schema.names, features, targets, tags)
     open_ = open_roles(features, targets)
-    kinds = {name: schema.field(name).type for name, role in roles.items() if role in open_}
-    check_rest(label, roles, {name: not_numbers(name, str(kind)) for name, kind in kinds.items() if not _fits(kind)})
+    types = {name: schema.field(name).type for name, role in roles.items() if role in open_}
+    check_rest(label, roles, {name: not_numbers(name, str(kind)) for name, kind in types.items() if not _fits(kind)})
     return roles
 
 
-def _fits(kind: Any) -> bool:
-    return is_numeric(kind) or is_numeric(leaf(kind))
+def _fits(arrow_type: Any) -> bool:
+    return is_numeric(arrow_type) or is_numeric(list_leaf(arrow_type))
 
 
 def open_roles(features: NamesOrRest, targets: NamesOrRest) -> list[str]:
-    """The role, of features and targets, that `...` stands for."""
+    """The role, of features and targets, that was given as `...`."""
     return [role for role, names in zip(ROLES, (features, targets), strict=False) if names is ...]
 
 
-def check_rest(label: str, roles: Mapping[str, str], wrong: Mapping[str, ColumnError]) -> None:
-    """Make sure that the columns for which `...` stands can be of its role; `wrong` has what is in the way, by name.
+def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, ColumnError]) -> None:
+    """Check that the columns covered by `...` can have its role; `errors` says by name why they cannot.
 
     Raises:
-        ColumnError: something is.
+        ColumnError: `errors` is not empty; one message for all of them.
     """
-    if not wrong:
+    if not errors:
         return
-    role = roles[next(iter(wrong))]
+    role = roles[next(iter(errors))]
     raise ColumnError(
-        f"{len(wrong)} of the columns of {label!r} for which ... stands cannot be {role}s: {listed(wrong)}",
-        available="; ".join(error.problem for error in list(wrong.values())[:_REASONS]),
+        f"{len(errors)} of the columns of {label!r} that ... covers cannot be {role}s: {listed(errors)}",
+        available="; ".join(error.problem for error in list(errors.values())[:_REASONS]),
         hint=f"name them as tags, leave them out of the data, or name the {role}s one by one",
     )
 
 
 def selected(label: str, roles: Mapping[str, str], features: Names, targets: Names, tags: Names) -> list[str]:
-    """Names of the columns that are kept, by role; None keeps all of the role, in their order.
+    """Names of the columns that a selection keeps; None keeps all of the role, in their order.
 
     Raises:
         ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
     """
-    for role, names in zip(ROLES, (features, targets, tags), strict=True):
+    given = dict(zip(ROLES, (features, targets, tags), strict=True))
+    for role, names in given.items():
         for name in names_of(names):
             if name not in roles:
                 raise no_column(label, name, roles)
@@ -198,18 +215,15 @@ def selected(label: str, roles: Mapping[str, str], features: Names, targets: Nam
                     available=f"{role}s: {listed(of_role(roles, role))}",
                     hint=f"name it in {roles[name]}s=",
                 )
-    given = [
-        of_role(roles, role) if names is None else names_of(names)
-        for role, names in zip(ROLES, (features, targets, tags), strict=True)
-    ]
-    return list(assign_roles(label, list(roles), *given))
+    kept = [of_role(roles, role) if names is None else names_of(names) for role, names in given.items()]
+    return list(assign_roles(label, list(roles), *kept))
 
 
 def read_roles(label: str, schema: Any) -> dict[str, str]:
     """The role of each column of an Arrow schema that has one in its field metadata, by name, in schema order.
 
     Raises:
-        ColumnError: no column has a role, a role is not one of `ROLES`, or a name is that of two columns.
+        ColumnError: no column has a role, a role is unknown, or two columns have one name.
     """
     stamped = [(field.name, (field.metadata or {}).get(_KEY)) for field in schema]
     roles = {name: role.decode(errors="replace") for name, role in stamped if role is not None}
@@ -228,29 +242,22 @@ def read_roles(label: str, schema: Any) -> dict[str, str]:
     return roles
 
 
-def stamp(table: Any, roles: dict[str, str]) -> Any:
-    """The columns of an Arrow table that have a role, in the order of `roles`, with it written to their metadata."""
-    fields = [table.schema.field(name) for name in roles]
-    stamped = [
+def stamp(table: Any, roles: Mapping[str, str]) -> Any:
+    """The columns of an Arrow table that have a role, in the order of `roles`, with the role in their metadata."""
+    fields = [
         field.with_metadata({**(field.metadata or {}), _KEY: role.encode()})
-        for field, role in zip(fields, roles.values(), strict=True)
+        for field, role in ((table.schema.field(name), role) for name, role in roles.items())
     ]
-    return pa.table([table.column(name) for name in roles], schema=pa.schema(stamped, table.schema.metadata))
+    return pa.table([table.column(name) for name in roles], schema=pa.schema(fields, table.schema.metadata))
 
 
-def _check(label: str, there: Iterable[str], roles: dict[str, str]) -> None:
-    for name, count in Counter(there).items():
+def _check(label: str, columns: Iterable[str], roles: Mapping[str, str]) -> None:
+    for name, count in Counter(columns).items():
         if name in roles and count > 1:
             raise ColumnError(f"{label!r} has {count} columns called {name!r}", hint="rename all but one of them")
     if "feature" not in roles.values():
         raise ColumnError(
-            f"{label!r} has no feature", available=f"columns: {listed(there)}", hint="name at least one in feature_keys"
+            f"{label!r} has no feature",
+            available=f"columns: {listed(columns)}",
+            hint="name at least one in feature_keys",
         )
-
-
-def _twice(label: str, name: str, first: str, second: str) -> ColumnError:
-    return ColumnError(
-        f"column {name!r} of {label!r} cannot be a {second}",
-        available=f"it is already a {first}, and a column has one role",
-        hint="name it once, or give a copy of it under another name",
-    )

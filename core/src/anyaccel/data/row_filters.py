@@ -1,52 +1,72 @@
-"""Conditions: which rows meet what is asked of their columns."""
+"""Choosing rows: by their numbers, or by conditions on their columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.arrow_columns import is_readable
+from anyaccel.data.arrow_columns import is_readable, read_only
+from anyaccel.data.rows import Rows
 from anyaccel.errors import DataError, SplitError
 
-if TYPE_CHECKING:
-    from anyaccel.data.rows import Rows
-
 _EXAMPLES = 5
-_HOW = "a condition is a value, a collection of values, or a function of the column's array that gives a bool mask"
+_CONDITIONS = "a condition is a value, a collection of values, or a function of the column's array that gives a mask"
 
 
-def positions_where(rows: Rows, asked: str, conditions: Mapping[str, Any]) -> np.ndarray:
+def checked_indices(what: str, n: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Row numbers below `n` as a read-only copy, int64 [k], k > 0; `what` begins messages.
+
+    Raises:
+        SplitError: they are empty, not integers, or out of range.
+    """
+    try:
+        array = np.asarray(indices)
+    except ValueError:  # ragged lists
+        array = np.array(None)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise SplitError(
+            f"{what} has rows of shape {list(array.shape)} and dtype {array.dtype}",
+            available="rows are integers [k], at least one",
+            hint="give row numbers; np.flatnonzero(mask) makes them of a mask",
+        )
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= n:
+        raise SplitError(f"{what} asks for row {low if low < 0 else high}", available=f"rows 0 to {n - 1}")
+    return read_only(array.astype(np.int64, copy=True))
+
+
+def positions_where(rows: Rows, purpose: str, conditions: Mapping[str, Any]) -> np.ndarray:
     """Positions of the rows that meet all conditions, int64 [k], k > 0, ascending.
 
     Args:
-        rows: whose columns they are about.
-        asked: what the rows are for, for messages: `"the filter"`, `"split 'hot'"`.
-        conditions: by column, of any role: a value, which the column equals; a collection of values, one of which it
-            equals; or a function, which takes the column as `column_values` gives it and returns a bool mask [n].
+        rows: whose columns are compared.
+        purpose: what the rows are for, in messages: `"the filter"`, `"split 'hot'"`.
+        conditions: by column, of any role: a value that the column equals; a collection of values, one of which it
+            equals; or a function of the column as `column_values` gives it that returns a bool mask [n].
 
     Raises:
         SplitError: no row meets them.
-        DataError: no mapping, a value of a kind that the column has not, or a mask of another shape or dtype.
+        DataError: not a mapping, a value of a kind that the column does not have, or a mask of another shape or dtype.
         ColumnError: there is no such column.
     """
     if not isinstance(conditions, Mapping) or not conditions:
         raise DataError(
-            f"the conditions of {asked} of {rows.label!r} are {conditions!r}",
-            available=_HOW,
+            f"the conditions of {purpose} of {rows.label!r} are {conditions!r}",
+            available=_CONDITIONS,
             hint="write {'column': value, ...}",
         )
     masks = {name: _mask(rows, name, condition) for name, condition in conditions.items()}
     together: np.ndarray = np.logical_and.reduce(list(masks.values()))
     if not together.any():
-        raise _nothing_left(rows, asked, conditions, masks)
+        raise _no_rows_left(rows, purpose, conditions, masks)
     return np.flatnonzero(together).astype(np.int64)
 
 
 def column_values(rows: Rows, name: str) -> np.ndarray:
-    """A column as conditions see it: `rows.array(name)` where it holds numbers and no nulls, else an object array [n].
+    """A column as conditions see it: `rows.array(name)` if it is numeric without nulls, else an object array [n].
 
     Raises:
         ColumnError: there is no such column.
@@ -62,7 +82,7 @@ def column_values(rows: Rows, name: str) -> np.ndarray:
 
 def described(conditions: Mapping[str, Any]) -> str:
     """Conditions as text that is the same in every process: `label=3, who in 2 values, voltage by <lambda>`."""
-    return ", ".join(_described(name, its) for name, its in conditions.items())
+    return ", ".join(_described(name, condition) for name, condition in conditions.items())
 
 
 def _described(name: str, condition: Any) -> str:
@@ -74,75 +94,73 @@ def _described(name: str, condition: Any) -> str:
 
 def _mask(rows: Rows, name: str, condition: Any) -> np.ndarray:
     values = column_values(rows, name)
+    subject = f"the condition on {name!r} of {rows.label!r}"
     if callable(condition):
-        return _called(rows.label, name, condition, values)
+        return _called(subject, condition, values)
     if isinstance(condition, (Mapping, Iterator)):
         kind = "a mapping" if isinstance(condition, Mapping) else "an iterator, which can be read only once"
+        raise DataError(f"{subject} is {kind}", available=_CONDITIONS, hint="give a list of values")
+    if isinstance(condition, np.ndarray) and condition.dtype == np.bool_ and values.dtype != np.bool_:
         raise DataError(
-            f"the condition on {name!r} of {rows.label!r} is {kind}", available=_HOW, hint="give a list of values"
+            f"{subject} is a bool array, and the column is of {values.dtype}",
+            available=_CONDITIONS,
+            hint="take(np.flatnonzero(mask)) chooses rows by a mask",
         )
-    _check_no_mask(rows.label, name, condition, values)
-    wanted = [_plain(one) for one in condition] if _is_collection(condition) else [_plain(condition)]
+    wanted = [_plain(value) for value in condition] if _is_collection(condition) else [_plain(condition)]
     return _among_objects(values, wanted) if values.dtype == object else _among(rows.label, name, values, wanted)
 
 
-def _called(label: str, name: str, condition: Callable[[Any], Any], values: np.ndarray) -> np.ndarray:
+def _called(subject: str, condition: Callable[[Any], Any], values: np.ndarray) -> np.ndarray:
     try:
         mask = np.asarray(condition(values))
     except Exception as error:
         error.add_note(
-            f"Raised by the condition on {name!r} of {label!r}, which was given an array of dtype {values.dtype} and "
-            f"shape {list(values.shape)}."
+            f"Raised by {subject}, which was given an array of dtype {values.dtype} and shape {list(values.shape)}."
         )
         raise
     if mask.dtype != np.bool_ or mask.shape != values.shape[:1]:
         raise DataError(
-            f"the condition on {name!r} of {label!r} gave dtype {mask.dtype} and shape {list(mask.shape)}",
+            f"{subject} gave dtype {mask.dtype} and shape {list(mask.shape)}",
             available=f"a mask is of dtype bool and shape [{len(values)}]; the function was given {list(values.shape)}",
             hint="compare, and reduce the axes of a sample: lambda x: (x > 0).all(axis=1)",
         )
     return mask
 
 
-def _check_no_mask(label: str, name: str, condition: Any, values: np.ndarray) -> None:
-    if isinstance(condition, np.ndarray) and condition.dtype == np.bool_ and values.dtype != np.bool_:
-        raise DataError(
-            f"the condition on {name!r} of {label!r} is a bool array, and the column is of {values.dtype}",
-            available=_HOW,
-            hint="take(np.flatnonzero(mask)) chooses rows by a mask of one's own",
-        )
-
-
 def _among(label: str, name: str, values: np.ndarray, wanted: list[Any]) -> np.ndarray:
     if values.ndim > 1:
         raise DataError(
-            f"column {name!r} of {label!r} has samples of shape {list(values.shape[1:])}, which equal no one value",
+            f"column {name!r} of {label!r} has samples of shape {list(values.shape[1:])}, which equal no single value",
             hint="give a function that makes a mask: lambda x: (x > 0).all(axis=1)",
         )
-    for one in wanted:
-        if not isinstance(one, (bool, int, float)):
+    for value in wanted:
+        if not isinstance(value, (bool, int, float)):
             raise DataError(
-                f"column {name!r} of {label!r} is of {values.dtype} and cannot equal {one!r}",
-                available=_HOW,
+                f"column {name!r} of {label!r} is of {values.dtype} and cannot equal {value!r}",
+                available=_CONDITIONS,
                 hint="give numbers",
             )
-    return np.isin(values, np.array(_held(wanted, values.dtype), dtype=values.dtype))
+    return np.isin(values, np.array(_representable(wanted, values.dtype), dtype=values.dtype))
 
 
-def _held(wanted: list[Any], dtype: np.dtype[Any]) -> list[Any]:
-    """Those of the numbers that a column of `dtype` can equal; floats are rounded to it, as NumPy compares them."""
+def _representable(wanted: list[Any], dtype: np.dtype[Any]) -> list[Any]:
+    """The numbers that a column of `dtype` can equal; floats are rounded to it, as NumPy compares them."""
     if dtype.kind == "f":
         largest = float(np.finfo(dtype).max)
-        return [one for one in wanted if abs(one) <= largest or (isinstance(one, float) and not np.isfinite(one))]
+        return [value for value in wanted if abs(value) <= largest or _is_not_finite(value)]
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return [int(one) for one in wanted if low <= one <= high and one == int(one)]
+    return [int(value) for value in wanted if low <= value <= high and value == int(value)]
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not np.isfinite(value)
 
 
 def _among_objects(values: np.ndarray, wanted: list[Any]) -> np.ndarray:
     try:
-        there = frozenset(wanted)
-        return np.fromiter((value in there for value in values), dtype=bool, count=len(values))
-    except TypeError:  # lists and the like, which have no hash
+        hashed = frozenset(wanted)
+        return np.fromiter((value in hashed for value in values), dtype=bool, count=len(values))
+    except TypeError:  # lists and others without a hash
         return np.fromiter((value in wanted for value in values), dtype=bool, count=len(values))
 
 
@@ -153,7 +171,7 @@ def _is_collection(condition: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Python's own value for a scalar of NumPy or Arrow."""
+    """Python's own value of a NumPy or Arrow scalar."""
     if isinstance(value, pa.Scalar):
         return value.as_py()
     if isinstance(value, np.datetime64):
@@ -161,14 +179,16 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) or getattr(value, "ndim", 1) == 0 else value
 
 
-def _nothing_left(rows: Rows, asked: str, conditions: Mapping[str, Any], masks: Mapping[str, np.ndarray]) -> SplitError:
+def _no_rows_left(
+    rows: Rows, purpose: str, conditions: Mapping[str, Any], masks: Mapping[str, np.ndarray]
+) -> SplitError:
     counts = [
         f"{_described(name, condition)} is met by {int(masks[name].sum())} of {len(rows)} rows"
-        + ("" if masks[name].any() or callable(condition) else f" (there is {_examples(column_values(rows, name))})")
+        + ("" if masks[name].any() or callable(condition) else f" (values: {_examples(column_values(rows, name))})")
         for name, condition in conditions.items()
     ]
     return SplitError(
-        f"{asked} of {rows.label!r} leaves no row: none meets {described(conditions)}",
+        f"{purpose} of {rows.label!r} leaves no row: none meets {described(conditions)}",
         available="; ".join(counts),
         hint="widen the conditions",
     )

@@ -1,15 +1,16 @@
-"""The conformance kit: tests that a third party runs over its own backend, and what tests of core are made of.
+"""The conformance kit: tests that a plugin author runs over a backend, and fakes for tests of plugins and registries.
 
-A plugin's whole test file is a Subject and one line:
+A plugin's test file is a Subject and one line:
 
     from anyaccel.testing import Subject, suite
 
-    class Torch(Subject): ...            # its fixtures: see Subject
+    class TorchSubject(Subject): ...  # its fixtures: see Subject
 
-    globals().update(suite(Torch))
+    globals().update(suite(TorchSubject))
 
-Names are loaded when they are first used: pytest imports this package at every start, wherever anyaccel is installed.
-What feeds a Registry (`plugin_module`, `entry`, `write_distribution`, `TinyBackend`) needs no pytest.
+`pytest_plugins = ["anyaccel.testing.pytest_plugin"]` in a conftest.py adds markers, a header and expected failures.
+Names are imported on first use. The fakes (`plugin_module`, `entry`, `write_distribution`, `TinyBackend`) need no
+pytest. Stands on the kernel (contract, segments, registry), `numpy_backend` and `adapter.model_specs`.
 """
 
 from __future__ import annotations
@@ -26,47 +27,49 @@ if TYPE_CHECKING:
     from anyaccel.testing.fake_plugins import plugin_module as plugin_module
     from anyaccel.testing.fake_plugins import write_distribution as write_distribution
     from anyaccel.testing.memory_tests import MemoryTests as MemoryTests
-    from anyaccel.testing.multi_step_tests import SteppingTests as SteppingTests
+    from anyaccel.testing.multi_step_tests import MultiStepTests as MultiStepTests
     from anyaccel.testing.subject import Subject as Subject
     from anyaccel.testing.suites import suite as suite
     from anyaccel.testing.tiny import TinyBackend as TinyBackend
 
-_HOMES = {
+_MODULES = {
     "BackendTests": "backend_tests",
     "ComputeTests": "compute_tests",
     "ExchangeTests": "exchange_tests",
     "MemoryTests": "memory_tests",
-    "SteppingTests": "stepping_tests",
+    "MultiStepTests": "multi_step_tests",
     "Subject": "subject",
     "TinyBackend": "tiny",
-    "entry": "faulty",
-    "plugin_module": "faulty",
+    "entry": "fake_plugins",
+    "plugin_module": "fake_plugins",
     "suite": "suites",
-    "write_distribution": "faulty",
+    "write_distribution": "fake_plugins",
 }
-# Modules whose asserts shall explain themselves, as those of a test file do.
-_ASSERTING = ("backend", "exchange", "memory", "model", "partial", "program", "segment", "stepping", "training")
+_WITHOUT_PYTEST = ("fake_plugins", "tiny")
+# pytest rewrites the asserts of these modules, so that they explain a failure as those of a test file do.
+_WITH_ASSERTS = (
+    *("backend_tests", "compile_tests", "exchange_tests", "harness", "memory_tests", "missing_input_tests"),
+    *("model_tests", "multi_step_tests", "ownership_tests", "program_tests", "segment_tests", "training_tests"),
+)
 
-_PLAIN = ("faulty", "tiny")  # modules that work where pytest is not installed
-
-__all__ = list(_HOMES)
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'anyaccel.testing' has no attribute {name!r}")
-    if _HOMES[name] not in _PLAIN:
+    if _MODULES[name] not in _WITHOUT_PYTEST:
         rewrite_asserts()
-    value = getattr(import_module(f"anyaccel.testing.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"anyaccel.testing.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 
 
 def rewrite_asserts() -> None:
-    """Let pytest rewrite the asserts of the kit's modules that are not imported yet."""
+    """Let pytest rewrite the asserts of those kit modules that are not imported yet."""
     import pytest
 
-    modules = [f"anyaccel.testing.{name}_tests" for name in _ASSERTING] + ["anyaccel.testing.harness"]
+    modules = [f"anyaccel.testing.{name}" for name in _WITH_ASSERTS]
     pytest.register_assert_rewrite(*(name for name in modules if name not in sys.modules))
 
 

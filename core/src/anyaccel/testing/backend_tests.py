@@ -1,4 +1,4 @@
-"""BackendTests: the promises that every backend makes."""
+"""Tests of the contract of `Backend`: facts, devices, tensors, scopes."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ import pytest
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel.testing.harness import Array, Bench
+from anyaccel.testing.harness import Array, Harness
 from anyaccel.testing.subject import Subject
 
 VALUES = np.arange(6, dtype="float32").reshape(2, 3) - 2.5
 COUNTS = np.arange(6).reshape(2, 3)
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool", "complex64")
-UNSEEN = 77
+NOT_IMPORTABLE = 77
 
-MAKE = """
+CONSTRUCT = """
 import importlib, sys
 import anyaccel.backend
 before = {name.partition(".")[0] for name in sys.modules}
-module, names, unseen = sys.argv[1:]
+module, names, not_importable = sys.argv[1:]
 try:
-    found = importlib.import_module(module)
+    cls = importlib.import_module(module)
     for name in names.split("."):
-        found = getattr(found, name)
+        cls = getattr(cls, name)
 except (ImportError, AttributeError):
-    sys.exit(int(unseen))
-found()
+    sys.exit(int(not_importable))
+cls()
 print(*{name.partition(".")[0] for name in sys.modules} - before)
 """
 
 
-def imported_by_making(cls: type[Backend]) -> set[str]:
-    """The top-level modules that a fresh process has imported after making a backend of this class."""
-    arguments = [sys.executable, "-c", MAKE, cls.__module__, cls.__qualname__, str(UNSEEN)]
+def modules_imported_by_constructing(cls: type[Backend]) -> set[str]:
+    """The top-level modules that a fresh process imports while it constructs a backend of this class."""
+    arguments = [sys.executable, "-c", CONSTRUCT, cls.__module__, cls.__qualname__, str(NOT_IMPORTABLE)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode == UNSEEN:
+    child = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+    if child.returncode == NOT_IMPORTABLE:
         pytest.skip(f"{cls.__qualname__} cannot be imported by name")
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    assert child.returncode == 0, child.stderr
+    return set(child.stdout.split())
 
 
 class FactTests(Subject):
-    """What a backend says of itself and of its devices."""
+    """Facts about a backend and its devices."""
 
     def test_making_it_imports_no_framework(self, backend: Backend) -> None:
-        """Making a backend imports none of its roots: whoever lists backends must not wait for frameworks."""
+        """Constructing a backend imports none of its `import_roots`: listing backends must stay cheap."""
         own = type(backend).__module__.partition(".")[0]  # a plugin may own models of its own package
-        assert not imported_by_making(type(backend)) & (set(backend.import_roots) - {own})
+        assert not modules_imported_by_constructing(type(backend)) & (set(backend.import_roots) - {own})
 
     def test_facts_are_well_formed(self, backend: Backend) -> None:
-        """The framework is a lower-case identifier, kinds are canonical words, roots are top-level modules."""
+        """`framework` is a lower-case identifier, `kinds` are canonical, `import_roots` are top-level modules."""
         assert backend.framework.isidentifier() and backend.framework == backend.framework.lower()
         assert isinstance(backend.kinds, tuple) and backend.kinds
         assert [Device(kind).kind for kind in backend.kinds] == list(backend.kinds)
@@ -68,26 +68,26 @@ class FactTests(Subject):
         assert all(isinstance(name, str) and name.isidentifier() for name in backend.environment)
 
     def test_devices_are_of_its_kinds(self, backend: Backend) -> None:
-        """Every device listed is a Device of a kind that the backend serves."""
+        """`devices()` lists Devices of the backend's kinds."""
         assert all(isinstance(device, Device) and device.kind in backend.kinds for device in backend.devices())
 
     def test_devices_are_listed_once(self, backend: Backend) -> None:
         """No device is listed twice."""
-        there = list(backend.devices())
-        assert len(set(there)) == len(there)
+        devices = list(backend.devices())
+        assert len(set(devices)) == len(devices)
 
     def test_devices_are_stable(self, backend: Backend) -> None:
-        """Asked again, it lists the same devices in the same order."""
+        """A second call lists the same devices in the same order."""
         assert list(backend.devices()) == list(backend.devices())
 
     def test_device_strings_are_distinct_texts(self, backend: Backend) -> None:
-        """The framework's own name of a device is text, and no two devices share one."""
-        named = [backend.device_string(device) for device in backend.devices()]
-        assert all(isinstance(text, str) and text for text in named)
-        assert len(set(named)) == len(named)
+        """`device_string` gives each device a non-empty name of its own."""
+        names = [backend.device_string(device) for device in backend.devices()]
+        assert all(isinstance(name, str) and name for name in names)
+        assert len(set(names)) == len(names)
 
     def test_device_info_is_well_formed(self, backend: Backend) -> None:
-        """A device has a name; its vendor is lower case, its memory a number of bytes."""
+        """A device has a name, a lower-case vendor and its memory in bytes."""
         for device in backend.devices():
             info = backend.device_info(device)
             assert isinstance(info, DeviceInfo)
@@ -96,100 +96,105 @@ class FactTests(Subject):
             assert isinstance(info.total_memory, int) and info.total_memory >= 0
 
     def test_identities_are_distinct(self, backend: Backend) -> None:
-        """No two devices have one identity, unless it is unknown."""
+        """No two devices share a known identity."""
         known = [info for d in backend.devices() if (info := backend.device_info(d).identity)]
         assert len(set(known)) == len(known)
 
-    def test_why_not_answers_for_an_absent_device(self, backend: Backend) -> None:
-        """Asked why a device is not there, it answers with text and does not raise."""
+    def test_unavailable_reason_is_text_for_an_absent_device(self, backend: Backend) -> None:
+        """`unavailable_reason` returns text and does not raise."""
         for kind in backend.kinds:
             assert isinstance(backend.unavailable_reason(Device(kind, 9999)), str)
 
-    def test_it_is_one_object_among_others(self, backend: Backend) -> None:
-        """A backend can be looked up: it is hashable and equal to itself."""
-        assert backend in {backend: 1} and backend == backend  # a broken __eq__ is what is looked for
+    def test_it_is_hashable_and_equal_to_itself(self, backend: Backend) -> None:
+        """A backend can be the key of a dictionary."""
+        assert backend in {backend: 1} and backend == backend  # detects a broken __eq__
 
 
 class TensorTests(Subject):
-    """What a backend does with single tensors."""
+    """Moving and placing tensors."""
 
-    def test_device_of_a_tensor(self, bench: Bench) -> None:
-        """A tensor that was moved to a device is there."""
-        assert bench.backend.device_of(bench.put(VALUES)) == bench.device
+    def test_device_of_a_tensor(self, harness: Harness) -> None:
+        """`device_of` gives the device that a tensor was moved to."""
+        assert harness.backend.device_of(harness.put(VALUES)) == harness.device
 
-    def test_device_of_what_holds_no_tensor(self, bench: Bench) -> None:
-        """An object that holds no tensor is nowhere."""
-        assert bench.backend.device_of([]) is None
+    def test_device_of_an_object_without_tensors_is_none(self, harness: Harness) -> None:
+        """`device_of` of an empty container is None."""
+        assert harness.backend.device_of([]) is None
 
-    def test_move_lands(self, bench: Bench, second: Device) -> None:
-        """A moved tensor is on the device it was moved to, and the one it came from stays where it was."""
-        before = bench.put(VALUES)
-        assert bench.backend.device_of(bench.backend.move(before, second)) == second
-        assert bench.backend.device_of(before) == bench.device
+    def test_move_puts_the_tensor_on_the_device(self, harness: Harness, second_device: Device) -> None:
+        """The result is on the device, and the original stays where it was."""
+        before = harness.put(VALUES)
+        assert harness.backend.device_of(harness.backend.move(before, second_device)) == second_device
+        assert harness.backend.device_of(before) == harness.device
 
-    def test_move_keeps_values(self, bench: Bench, second: Device) -> None:
-        """There and back, no value changes."""
-        there = bench.backend.move(bench.put(VALUES), second)
-        back = bench.backend.move(there, bench.device)
-        np.testing.assert_array_equal(bench.read(there), VALUES)
-        np.testing.assert_array_equal(bench.read(back), VALUES)
+    def test_move_keeps_values(self, harness: Harness, second_device: Device) -> None:
+        """Moving to another device and back changes no value."""
+        moved = harness.backend.move(harness.put(VALUES), second_device)
+        back = harness.backend.move(moved, harness.device)
+        np.testing.assert_array_equal(harness.to_numpy(moved), VALUES)
+        np.testing.assert_array_equal(harness.to_numpy(back), VALUES)
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_move_keeps_the_dtype(self, bench: Bench, second: Device, dtype: str) -> None:
-        """A moved tensor has the dtype it had; a device that lacks it raises MoveError."""
-        before = made(bench, COUNTS.astype(dtype))
+    def test_move_keeps_the_dtype(self, harness: Harness, second_device: Device, dtype: str) -> None:
+        """The dtype is kept; a device that does not support it raises MoveError."""
+        before = put_or_skip(harness, COUNTS.astype(dtype))
         try:
-            after = bench.backend.move(before, second)
+            after = harness.backend.move(before, second_device)
         except MoveError:
             return
-        assert bench.read(after).dtype == bench.read(before).dtype
+        assert harness.to_numpy(after).dtype == harness.to_numpy(before).dtype
 
-    def test_move_to_where_it_is_gives_the_same_object(self, bench: Bench) -> None:
-        """Nothing is copied that is there already."""
-        there = bench.put(VALUES)
-        assert bench.backend.move(there, bench.device) is there
+    def test_move_to_the_same_device_returns_the_same_object(self, harness: Harness) -> None:
+        """A tensor that is on the device already is not copied."""
+        tensor = harness.put(VALUES)
+        assert harness.backend.move(tensor, harness.device) is tensor
 
-    def test_pinned_is_only_a_wish(self, bench: Bench) -> None:
-        """`pinned` has no effect on what comes out, also where memory cannot be pinned: towards the CPU, say."""
-        for device in bench.backend.devices():
-            moved = bench.backend.move(bench.put(VALUES), device, pinned=True)
-            assert bench.backend.device_of(moved) == device
-            np.testing.assert_array_equal(bench.read(moved), VALUES)
+    def test_pinned_does_not_change_the_result(self, harness: Harness) -> None:
+        """`pinned=True` changes no result, also where memory cannot be pinned, as on the CPU."""
+        for device in harness.backend.devices():
+            moved = harness.backend.move(harness.put(VALUES), device, pinned=True)
+            assert harness.backend.device_of(moved) == device
+            np.testing.assert_array_equal(harness.to_numpy(moved), VALUES)
 
-    def test_place_returns_what_to_use(self, bench: Bench) -> None:
-        """`place` gives back the object, on the device."""
-        assert bench.backend.device_of(bench.backend.place(bench.tensor(VALUES), bench.device)) == bench.device
+    def test_place_returns_what_to_use(self, harness: Harness) -> None:
+        """`place` returns the object on the device."""
+        assert (
+            harness.backend.device_of(harness.backend.place(harness.from_numpy(VALUES), harness.device))
+            == harness.device
+        )
 
-    def test_place_goes_through_a_tree(self, bench: Bench) -> None:
-        """A dict and list of tensors is placed whole, with its values and structure."""
-        tree = bench.backend.place({"a": [bench.tensor(VALUES)], "b": bench.tensor(-VALUES)}, bench.device)
-        assert bench.backend.device_of(tree["a"][0]) == bench.backend.device_of(tree["b"]) == bench.device
-        np.testing.assert_array_equal(bench.read(tree["a"][0]), VALUES)
-        np.testing.assert_array_equal(bench.read(tree["b"]), -VALUES)
+    def test_place_places_nested_containers(self, harness: Harness) -> None:
+        """Dicts and lists of tensors are placed with their structure and values."""
+        tree = harness.backend.place(
+            {"a": [harness.from_numpy(VALUES)], "b": harness.from_numpy(-VALUES)}, harness.device
+        )
+        assert harness.backend.device_of(tree["a"][0]) == harness.backend.device_of(tree["b"]) == harness.device
+        np.testing.assert_array_equal(harness.to_numpy(tree["a"][0]), VALUES)
+        np.testing.assert_array_equal(harness.to_numpy(tree["b"]), -VALUES)
 
-    def test_place_twice_changes_nothing(self, bench: Bench) -> None:
-        """Placing what is placed keeps values and device."""
-        placed = bench.backend.place(bench.tensor(VALUES), bench.device)
-        again = bench.backend.place(placed, bench.device)
-        assert bench.backend.device_of(again) == bench.device
-        np.testing.assert_array_equal(bench.read(again), VALUES)
+    def test_place_twice_changes_nothing(self, harness: Harness) -> None:
+        """Placing a placed object keeps device and values."""
+        placed = harness.backend.place(harness.from_numpy(VALUES), harness.device)
+        again = harness.backend.place(placed, harness.device)
+        assert harness.backend.device_of(again) == harness.device
+        np.testing.assert_array_equal(harness.to_numpy(again), VALUES)
 
-    def test_place_moves_between_devices(self, bench: Bench, second: Device) -> None:
-        """A placed object can be placed elsewhere, and keeps its values."""
-        placed = bench.backend.place(bench.put(VALUES), second)
-        assert bench.backend.device_of(placed) == second
-        np.testing.assert_array_equal(bench.read(placed), VALUES)
+    def test_place_moves_between_devices(self, harness: Harness, second_device: Device) -> None:
+        """A placed object can be placed on another device and keeps its values."""
+        placed = harness.backend.place(harness.put(VALUES), second_device)
+        assert harness.backend.device_of(placed) == second_device
+        np.testing.assert_array_equal(harness.to_numpy(placed), VALUES)
 
-    def test_synchronize_returns(self, bench: Bench) -> None:
-        """It can wait for every device, and what was asked of it is then real."""
-        for device in bench.backend.devices():
-            moved = bench.backend.move(bench.put(VALUES), device)
-            bench.backend.synchronize(device)
-            np.testing.assert_array_equal(bench.read(moved), VALUES)
+    def test_synchronize_waits_for_every_device(self, harness: Harness) -> None:
+        """`synchronize` works for every device, and results are then available."""
+        for device in harness.backend.devices():
+            moved = harness.backend.move(harness.put(VALUES), device)
+            harness.backend.synchronize(device)
+            np.testing.assert_array_equal(harness.to_numpy(moved), VALUES)
 
-    def test_it_owns_its_tensors(self, bench: Bench) -> None:
-        """A tensor of the framework is its own."""
-        assert bench.backend.owns(bench.put(VALUES))
+    def test_it_owns_its_tensors(self, harness: Harness) -> None:
+        """A tensor of the framework belongs to the backend."""
+        assert harness.backend.owns(harness.put(VALUES))
 
     @pytest.mark.parametrize(
         "foreign", [object(), 3, 2.5, "text", None, [1], {"a": 1}, Device("cpu")], ids=lambda it: type(it).__name__
@@ -200,54 +205,57 @@ class TensorTests(Subject):
 
 
 class ScopeTests(Subject):
-    """Where new tensors land."""
+    """`scope`: the device of new tensors."""
 
-    def test_scope_decides_where_new_tensors_land(
+    def test_scope_sets_the_device_of_new_tensors(
         self, backend: Backend, new_tensor: Callable[[], Any], device: Device
     ) -> None:
-        """Inside the scope of a device, a tensor made without naming one is there."""
+        """Inside a scope, a tensor made without naming a device is on the scope's device."""
         with backend.scope(device):
             assert backend.device_of(new_tensor()) == device
 
-    def test_scope_decides_for_every_device(
-        self, backend: Backend, new_tensor: Callable[[], Any], second: Device
+    def test_scope_works_on_a_second_device(
+        self, backend: Backend, new_tensor: Callable[[], Any], second_device: Device
     ) -> None:
-        """The scope of another device holds as well."""
-        with backend.scope(second):
-            assert backend.device_of(new_tensor()) == second
+        """The scope of another device works as well."""
+        with backend.scope(second_device):
+            assert backend.device_of(new_tensor()) == second_device
 
-    def test_scope_ends(self, backend: Backend, new_tensor: Callable[[], Any]) -> None:
-        """After a scope, new tensors land where they did before."""
+    def test_scope_restores_the_default_device(self, backend: Backend, new_tensor: Callable[[], Any]) -> None:
+        """After a scope, new tensors are made where they were before it."""
         before = backend.device_of(new_tensor())
         for device in backend.devices():
             with backend.scope(device):
                 new_tensor()
             assert backend.device_of(new_tensor()) == before
 
-    def test_scope_ends_after_an_error(self, backend: Backend, new_tensor: Callable[[], Any]) -> None:
-        """An exception inside passes through, and what was before is restored."""
+    def test_scope_restores_the_default_device_after_an_error(
+        self, backend: Backend, new_tensor: Callable[[], Any]
+    ) -> None:
+        """An exception passes through a scope, and the default device is restored."""
         before = backend.device_of(new_tensor())
         for device in backend.devices():
             with pytest.raises(ZeroDivisionError), backend.scope(device):
                 _ = 1 // 0
             assert backend.device_of(new_tensor()) == before
 
-    def test_scopes_nest(self, backend: Backend, new_tensor: Callable[[], Any], device: Device, second: Device) -> None:
-        """The inner scope holds, and after it the outer one again."""
+    def test_scopes_nest(
+        self, backend: Backend, new_tensor: Callable[[], Any], device: Device, second_device: Device
+    ) -> None:
+        """The inner scope wins, and after it the outer one applies again."""
         with backend.scope(device):
-            with backend.scope(second):
+            with backend.scope(second_device):
                 inner = backend.device_of(new_tensor())
-            assert (inner, backend.device_of(new_tensor())) == (second, device)
+            assert (inner, backend.device_of(new_tensor())) == (second_device, device)
 
 
-@pytest.mark.anyaccel_capability("backend")
 class BackendTests(FactTests, TensorTests, ScopeTests):
-    """Every promise of `Backend`."""
+    """Everything that `Backend` promises."""
 
 
-def made(bench: Bench, array: Array) -> Any:
-    """A tensor on the device, or a skip where the framework or the device lacks the dtype."""
+def put_or_skip(harness: Harness, array: Array) -> Any:
+    """A tensor on the device, or a skip where its dtype is not supported."""
     try:
-        return bench.put(array)
+        return harness.put(array)
     except (MoveError, TypeError):
-        pytest.skip(f"no {array.dtype} here")
+        pytest.skip(f"{array.dtype} is not supported on {harness.device}")

@@ -1,4 +1,4 @@
-"""What a test feeds a Registry: plugin modules and entry points made by hand, and distributions written to a folder."""
+"""Fake plugins for tests of a Registry: plugin modules, entry points, and distributions written to a folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyaccel.hookspecs import hookimpl
 
 @dataclass(frozen=True, slots=True)
 class FakeDistribution:
-    """The two facts of an installed distribution that messages name."""
+    """Name and version of a distribution, as messages show them."""
 
     name: str
     version: str = "0.1"
@@ -21,7 +21,11 @@ class FakeDistribution:
 
 @dataclass(frozen=True, slots=True)
 class FakeEntryPoint:
-    """An entry point that was never installed: `target` is what `load` gives, is raised by it, or is called for it."""
+    """An entry point that is not installed.
+
+    Attributes:
+        target: what `load` returns; an exception is raised, and a function is called for the result.
+    """
 
     name: str
     target: Any
@@ -29,18 +33,18 @@ class FakeEntryPoint:
 
     @property
     def value(self) -> str:
-        """The text behind the equals sign in a real `entry_points.txt`."""
+        """The text after the equals sign in `entry_points.txt`."""
         return f"fake_{self.name}"
 
     def load(self) -> Any:
-        """The plugin module, or the exception that its import ends in."""
+        """Return the plugin module, or raise the exception of its import."""
         if isinstance(self.target, BaseException):
             raise self.target
         return self.target() if callable(self.target) else self.target
 
 
 def plugin_module(name: str, **hooks: Callable[..., Any]) -> ModuleType:
-    """A plugin module with these functions as hooks: `plugin_module("tiny", backends=lambda: [TinyBackend()])`."""
+    """A plugin module with functions as its hooks: `plugin_module("tiny", backends=lambda: [TinyBackend()])`."""
     module = ModuleType(name)
     for hook, function in hooks.items():
         setattr(module, hook, hookimpl(function))
@@ -48,9 +52,13 @@ def plugin_module(name: str, **hooks: Callable[..., Any]) -> ModuleType:
 
 
 def entry(name: str, target: Any, distribution: str = "", version: str = "0.1") -> FakeEntryPoint:
-    """An entry point of that name: `target` is a plugin module, a function that makes one, or an exception.
+    """A fake entry point, to be given to a Registry.
 
-    Without a distribution it has none, as one that was registered by hand.
+    Args:
+        name: name of the plugin.
+        target: a plugin module, a function that returns one, or an exception that loading raises.
+        distribution: name of its distribution; `""` for none, like a plugin registered by hand.
+        version: version of the distribution.
     """
     return FakeEntryPoint(name, target, FakeDistribution(distribution, version) if distribution else None)
 
@@ -58,13 +66,13 @@ def entry(name: str, target: Any, distribution: str = "", version: str = "0.1") 
 def write_distribution(
     folder: Path, name: str, *, entry_points: Mapping[str, str], modules: Mapping[str, str], version: str = "0.1"
 ) -> None:
-    """Write what an installer would leave behind, so that `importlib.metadata` finds it once `folder` is on the path.
+    """Write a distribution that `importlib.metadata` finds once `folder` is in `sys.path`, as an installer would.
 
     Args:
         folder: a folder that is, or will be, in `sys.path`.
         name: name of the distribution.
-        entry_points: name to value, in the group `anyaccel`.
-        modules: module name to source.
+        entry_points: values by name, in the group `anyaccel`.
+        modules: sources by module name.
         version: version of the distribution.
     """
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"

@@ -1,4 +1,4 @@
-"""Bench: a backend, a device and a way to read tensors, and what many tests do with them."""
+"""Harness: a backend on a device, and what many tests do with it: make tensors, models and programs, and train."""
 
 from __future__ import annotations
 
@@ -22,35 +22,34 @@ NODE = "node"
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows to train with: inputs [n, 4], and targets for each named loss of outputs [n, 3]."""
+    """Training data: inputs [n, 4], and for each named loss targets that suit outputs [n, 3]."""
 
     x: Array
     targets: Mapping[str, Array]
 
     @classmethod
     def of(cls, n: int, dtype: str = "float32", seed: int = 0) -> Batch:
-        """`n` rows, the same for a seed."""
-        drawn = np.random.default_rng(seed)
-        numbers, chances = drawn.normal(size=(n, 3)).astype(dtype), drawn.uniform(size=(n, 3)).astype(dtype)
+        """`n` random rows, the same for a seed."""
+        random = np.random.default_rng(seed)
+        values, probabilities = random.normal(size=(n, 3)).astype(dtype), random.uniform(size=(n, 3)).astype(dtype)
         targets = {
-            "mse": numbers,
-            "mae": numbers
-            + np.copysign(np.array(8, dtype), numbers),  # off its kink, over which no difference is a slope
-            "cross_entropy": drawn.integers(0, 3, n),
-            "binary_cross_entropy": chances,
+            "mse": values,
+            # far from its kink, where finite differences do not approximate the gradient
+            "mae": values + np.copysign(np.array(8, dtype), values),
+            "cross_entropy": random.integers(0, 3, n),
+            "binary_cross_entropy": probabilities,
         }
-        return cls(drawn.normal(size=(n, 4)).astype(dtype), targets)
+        return cls(random.normal(size=(n, 4)).astype(dtype), targets)
 
-    def rows(self, which: Any) -> Batch:
-        """Some of its rows."""
-        return Batch(self.x[which], {name: target[which] for name, target in self.targets.items()})
+    def rows(self, index: Any) -> Batch:
+        """The batch of some of its rows."""
+        return Batch(self.x[index], {name: target[index] for name, target in self.targets.items()})
 
 
-@dataclass(frozen=True)
-class Wiring:
-    """A segment of one model with one loss, as the arguments that tests vary."""
+@dataclass(frozen=True, kw_only=True)
+class SegmentOptions:
+    """What tests vary of a segment of one model and one loss."""
 
-    model: Any
     loss: str = "mse"
     optimizer: Optimizer | None = field(default_factory=lambda: Optimizer("sgd", lr=0.1))
     needs_pullback: tuple[str, ...] = ()
@@ -59,89 +58,100 @@ class Wiring:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """`put` and `read` tensors, make models `ready`, and `build` and step programs on one device."""
+class Harness:
+    """A backend on one device.
+
+    Attributes:
+        from_numpy: makes a tensor on the framework's default device.
+        to_numpy: reads the values of a tensor.
+    """
 
     backend: Backend
     device: Device
-    tensor: Callable[[Array], Any]
-    read: Callable[[Any], Array]
+    from_numpy: Callable[[Array], Any]
+    to_numpy: Callable[[Any], Array]
 
     @property
     def compute(self) -> Compute:
-        """The backend as one that computes; tests of other capabilities do not ask."""
+        """The backend, typed as one that computes; only tests of that capability use it."""
         return cast("Compute", self.backend)
 
     @property
     def index_dtype(self) -> str:
-        """Dtype of orders and class indices."""
+        """Dtype of row orders and class indices."""
         return self.backend.index_dtype if isinstance(self.backend, Exchange) else "int64"
+
+    def on_device(self, device: Device) -> Harness:
+        """The same harness on another device."""
+        return replace(self, device=device)
 
     def put(self, array: Array) -> Any:
         """A tensor on the device."""
-        return self.backend.move(self.tensor(array), self.device)
+        return self.backend.move(self.from_numpy(array), self.device)
 
-    def lent(self, array: Array) -> Any:
-        """A tensor on the device that is the array's own memory where the backend can adopt it."""
+    def put_aliased(self, array: Array) -> Any:
+        """A tensor on the device, in the array's own memory where the backend can do that."""
         if not isinstance(self.backend, Exchange):
             return self.put(array)
         return self.backend.move(self.backend.from_dlpack(array, self.device), self.device)
 
-    def order(self, rows: Array) -> Any:
-        """Numbers of rows as a tensor on the device, as the backend takes them."""
-        return self.put(rows.astype(self.index_dtype))
-
-    def on(self, device: Device) -> Bench:
-        """The same, on another device."""
-        return replace(self, device=device)
+    def put_indices(self, indices: Array) -> Any:
+        """Row numbers on the device, in the backend's index dtype."""
+        return self.put(indices.astype(self.index_dtype))
 
     # -- models ----------------------------------------------------------------------------------------------------
 
-    def ready(self, make: Callable[[], Any], seed: int = 7) -> Any:
-        """A model as a node holds it, built for inputs [4] and placed."""
+    def prepare_model(self, make: Callable[[], Any], seed: int = 7) -> Any:
+        """A model wrapped as a node holds it, built for inputs [4], and placed."""
         model = self.compute.wrap(make())
         self.compute.infer(model, [TensorSpec((4,), self.compute.dtype_of(model) or "float32")], seed)
         return self.backend.place(model, self.device)
 
-    def finest(self, exact: Callable[[], Any], usual: Callable[[], Any]) -> Any:
-        """The exact model, or the usual one where the framework or the device lacks its dtype."""
+    def prepare_most_precise(self, precise: Callable[[], Any], fallback: Callable[[], Any]) -> Any:
+        """The precise model, or the fallback where the framework or the device lacks its dtype."""
         try:
-            return self.ready(exact)
+            return self.prepare_model(precise)
         except (MoveError, SpecError, ShapeError):
-            return self.ready(usual)
+            return self.prepare_model(fallback)
 
-    def twin(self, make: Callable[[], Any], model: Any) -> Any:
-        """Another model with the same values, placed."""
-        other = self.ready(make)
-        self.compute.load_state(other, self.compute.state(model))
-        return other
+    def clone_model(self, make: Callable[[], Any], model: Any) -> Any:
+        """Another placed model with the same values."""
+        clone = self.prepare_model(make)
+        self.compute.load_state(clone, self.compute.state(model))
+        return clone
 
-    def values(self, model: Any) -> dict[str, Array]:
+    def parameter_values(self, model: Any) -> dict[str, Array]:
         """Copies of the model's parameters, by name."""
         state = self.compute.state(model)
         return {name.partition("/")[2]: np.array(v) for name, v in state.items() if name.startswith("parameters/")}
 
-    def dtype(self, model: Any) -> str:
+    def input_dtype(self, model: Any) -> str:
         """Dtype of the model's inputs."""
         return self.compute.dtype_of(model) or "float32"
 
     # -- programs --------------------------------------------------------------------------------------------------
 
-    def segment(self, wiring: Wiring) -> Segment:
-        """Model `node` from x to y, judged against t by the loss `loss`, trained as the group `all`."""
-        x = TensorSpec((4,), self.dtype(wiring.model))
-        target = self.target(Batch.of(1, x.dtype), wiring.loss)
+    def segment(self, model: Any, **options: Any) -> Segment:
+        """One operation `node` from x to y with a loss against t, trained as the group `all`.
+
+        Args:
+            model: a placed model.
+            options: those of `SegmentOptions`.
+        """
+        chosen = SegmentOptions(**options)
+        x = TensorSpec((4,), self.input_dtype(model))
+        target = self.target(Batch.of(1, x.dtype), chosen.loss)
         t = TensorSpec(target.shape[1:], target.dtype.name)
-        optimizer = wiring.optimizer
+        trainable = chosen.optimizer is not None
         return Segment(
             label="segment",
-            operations=(self.operation(NODE, wiring.model, ("x",), ("y",), trainable=optimizer is not None),),
+            operations=(self.operation(NODE, model, ("x",), ("y",), trainable=trainable),),
             inputs={"x": (x, self.device), "t": (t, self.device)},
             outputs=("y",),
-            losses=(self.term(("y", "t"), wiring.loss, weight=wiring.weight),),
-            groups=(ParameterGroup(GROUP, optimizer, (NODE,)),) if optimizer is not None else (),
-            needs_pullback=wiring.needs_pullback,
-            states=wiring.states,
+            losses=(self.loss_term(("y", "t"), chosen.loss, weight=chosen.weight),),
+            groups=(ParameterGroup(GROUP, chosen.optimizer, (NODE,)),) if chosen.optimizer is not None else (),
+            needs_pullback=chosen.needs_pullback,
+            states=chosen.states,
         )
 
     def operation(
@@ -150,91 +160,92 @@ class Bench:
         """An operation on the device."""
         return Operation(label, model, inputs, outputs, self.device, **settings)
 
-    def term(self, inputs: tuple[str, ...], loss: str = "mse", label: str = LOSS, weight: float = 1.0) -> LossTerm:
-        """A loss on the device."""
+    def loss_term(self, inputs: tuple[str, ...], loss: str = "mse", label: str = LOSS, weight: float = 1.0) -> LossTerm:
+        """A loss of `node` on the device."""
         return LossTerm(label, NODE, Loss(loss), inputs, self.device, weight)
 
-    def build(self, model: Any, **settings: Any) -> Program:
-        """A program of `Wiring(model, ...)`."""
-        return self.compute.build(self.segment(Wiring(model, **settings)))
+    def build(self, model: Any, **options: Any) -> Program:
+        """A program of `segment(model, **options)`."""
+        return self.compute.build(self.segment(model, **options))
 
     def inputs(self, batch: Batch, loss: str = "mse") -> tuple[Any, Any]:
-        """What a program of `segment` takes."""
+        """The inputs x and t of a program of `segment`, on the device."""
         return self.put(batch.x), self.put(self.target(batch, loss))
 
     def target(self, batch: Batch, loss: str) -> Array:
-        """What a loss takes beside outputs; class indices as the backend takes them."""
+        """The targets of a loss, class indices in the backend's index dtype."""
         target = batch.targets[loss]
         return target.astype(self.index_dtype) if target.dtype.kind == "i" else target
 
-    def loss(self, pair: tuple[Any, Any]) -> float:
-        """The mean that (sum, weight) make."""
-        return float(self.read(pair[0])) / float(self.read(pair[1]))
+    def mean_loss(self, loss: tuple[Any, Any]) -> float:
+        """The mean of a loss given as (sum, weight)."""
+        return float(self.to_numpy(loss[0])) / float(self.to_numpy(loss[1]))
 
-    def evaluated(self, program: Program, batch: Batch, loss: str = "mse") -> float:
+    def eval_loss(self, program: Program, batch: Batch, loss: str = "mse") -> float:
         """The mean loss in evaluation mode."""
-        return self.loss(program.forward(self.inputs(batch, loss))[1][LOSS])
+        return self.mean_loss(program.forward(self.inputs(batch, loss))[1][LOSS])
 
     # -- training --------------------------------------------------------------------------------------------------
 
-    def pull(self, program: Program, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None) -> Any:
-        """Forward and back in training mode; gives the losses."""
+    def forward_backward(
+        self, program: Program, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
+    ) -> Mapping[str, tuple[Any, Any]]:
+        """Run forward and backward in training mode; returns the losses."""
         outputs, losses, pullback = program.forward_pullback(inputs, scale)
         pullback([None] * len(outputs))
         return losses
 
     def gradients(self, program: Program) -> list[Array]:
         """Copies of the gradients that the program holds, in its order."""
-        found: list[Array] = []
+        gradients: list[Array] = []
 
-        def look(gradient: Any) -> Any:
-            found.append(np.array(self.read(gradient)))
+        def record(gradient: Any) -> Any:
+            gradients.append(np.array(self.to_numpy(gradient)))
             return gradient
 
-        program.map_gradients(look)
-        return found
+        program.map_gradients(record)
+        return gradients
 
     def train(
         self, program: Program, batch: Batch, steps: int, loss: str = "mse", scale: Mapping[str, Any] | None = None
     ) -> list[list[Array]]:
-        """Some steps on one batch; gives the gradients of each."""
-        inputs, found = self.inputs(batch, loss), []
+        """Train some steps on one batch; returns the gradients of each step."""
+        inputs, gradients = self.inputs(batch, loss), []
         for _ in range(steps):
-            self.pull(program, inputs)
-            found.append(self.gradients(program))
+            self.forward_backward(program, inputs)
+            gradients.append(self.gradients(program))
             program.optimizer_step(scale)
-        return found
+        return gradients
 
-    def gradient_of(self, model: Any, batch: Batch, **settings: Any) -> dict[str, Array]:
+    def gradient_of(self, model: Any, batch: Batch, **options: Any) -> dict[str, Array]:
         """The gradient of the mean loss on a batch, by parameter, from a program of its own."""
-        program = self.build(model, **settings)
-        self.pull(program, self.inputs(batch, settings.get("loss", "mse")))
-        found = dict(zip(self.compute.parameters(model), self.gradients(program), strict=True))
+        program = self.build(model, **options)
+        self.forward_backward(program, self.inputs(batch, options.get("loss", "mse")))
+        gradients = dict(zip(self.compute.parameters(model), self.gradients(program), strict=True))
         program.close()
-        return found
+        return gradients
+
+    def as_float(self, value: Any) -> float:
+        """The value of a float, or of a scalar tensor, which must be on the device."""
+        if isinstance(value, float):
+            return value
+        assert self.backend.device_of(value) == self.device
+        return float(self.to_numpy(value))
 
 
-def close(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
-    """Assert that two arrays, or two mappings of them, have equal names and shapes and nearly equal values."""
+def assert_close(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Assert that two arrays, or two mappings of arrays, have equal names and shapes and nearly equal values."""
     if isinstance(expected, Mapping):
         assert set(actual) == set(expected)
         for name in expected:
-            close(actual[name], expected[name], rtol, atol)
+            assert_close(actual[name], expected[name], rtol, atol)
         return
     assert np.shape(actual) == np.shape(expected)
     np.testing.assert_allclose(np.asarray(actual, np.float64), np.asarray(expected, np.float64), rtol, atol)
 
 
-def scalar(bench: Bench, value: Any) -> float:
-    """A number that is a float, or a tensor without axes on the bench's device."""
-    if isinstance(value, float):
-        return value
-    assert bench.backend.device_of(value) == bench.device
-    return float(bench.read(value))
-
-
-def same(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    """Assert that two mappings of arrays are equal to the bit."""
+def assert_equal(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    """Assert that two mappings of arrays have equal names, dtypes and values, bit for bit."""
     assert set(actual) == set(expected)
     for name, value in expected.items():
         assert actual[name].dtype == value.dtype, name

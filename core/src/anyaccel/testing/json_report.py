@@ -1,13 +1,13 @@
-"""A pytest plugin that writes down what became of each test of the kit, one JSON object a line.
+"""A pytest plugin that writes the result of each test of the kit to a file, one JSON object a line.
 
-Loaded by `anyaccel conform` with `-p`; what is written survives a process that a framework takes down. The lines:
+`anyaccel conform` loads it with `-p`. What was written survives a crash of the process. The lines:
 
     {"backend": ..., "framework": ..., "kinds": [...], "devices": [...], "import_roots": [...]}    once
-    {"device": "gpu:0"}                                                                     where the tests are done
+    {"device": "gpu:0"}                                                                     the device of the tests
     {"start": ID, "capability": ...}                                                        before each test
     {"test": ID, "capability": ..., "outcome": "passed" | "failed" | "skipped", "message": ...}
-    {"broken": MESSAGE}                                                                     nothing could be collected
-    {"end": true}                                                                           all tests were run
+    {"broken": MESSAGE}                                                                     collection failed
+    {"end": true}                                                                           all tests have run
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ import pytest
 
 from anyaccel.backend import Backend
 from anyaccel.device import Device
+from anyaccel.testing.pytest_plugin import capability_of
 
-OPTION = "--anyaccel-card"
-CAPABILITY_MARK = "anyaccel_capability"
-_ORDER = ("passed", "skipped", "failed")
+OPTION = "--anyaccel-report"
+_SEVERITY = ("passed", "skipped", "failed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The file to write to."""
-    parser.addoption(OPTION, default="", help="file for what became of each test, as lines of JSON")
+    """Add the option that names the file."""
+    parser.addoption(OPTION, default="", help="file for the result of each test, as lines of JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to write."""
+    """Start the report if a file was named."""
     if file := config.getoption(OPTION):
-        config.pluginmanager.register(Card(Path(file)), "anyaccel_card")
+        config.pluginmanager.register(JsonReport(Path(file)), "anyaccel_json_report")
 
 
-class Card:
-    """Writes the lines, each as soon as it is known."""
+class JsonReport:
+    """Writes each line as soon as it is known."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._capabilities: dict[str, str] = {}
-        self._seen: set[str] = set()
+        self._written: set[str] = set()
         self._worst: tuple[str, str] = ("passed", "")
 
     def _write(self, **line: Any) -> None:
@@ -54,52 +54,51 @@ class Card:
     # -- what is tested --------------------------------------------------------------------------------------------
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Something could not be collected: the Subject, or the backend."""
+        """Write why collection failed: an error in the Subject or in the backend."""
         if report.failed:
             lines = [line for line in str(report.longrepr).splitlines() if line.strip()]
-            said = [line.removeprefix("E").strip() for line in lines if line.startswith("E ")]
-            self._write(broken=(said or lines or ["no reason was given"])[-1])
+            errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E ")]
+            self._write(broken=(errors or lines or ["no reason was given"])[-1])
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Which capability each test belongs to."""
-        for item in session.items:
-            mark = item.get_closest_marker(CAPABILITY_MARK)
-            self._capabilities[item.nodeid] = mark.args[0] if mark is not None else "backend"
+        """Remember the capability of each test."""
+        self._capabilities = {item.nodeid: capability_of(item) or "backend" for item in session.items}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, Any, Any]:
-        """The first backend and the first device that the tests are given."""
+        """Write the first backend and the first device that tests get."""
         value = yield
-        if fixturedef.argname == "backend" and isinstance(value, Backend) and "backend" not in self._seen:
-            self._seen.add("backend")
-            self._write(**_facts(value))
-        if fixturedef.argname == "device" and isinstance(value, Device) and "device" not in self._seen:
-            self._seen.add("device")
-            self._write(device=str(value))
+        name = fixturedef.argname
+        if name not in self._written:
+            if name == "backend" and isinstance(value, Backend):
+                self._written.add(name)
+                self._write(**_description(value))
+            elif name == "device" and isinstance(value, Device):
+                self._written.add(name)
+                self._write(device=str(value))
         return value
 
-    # -- what became of it -----------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------------
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins, and may be the last."""
+        """Write that a test starts: if the process crashes, it is the one to blame."""
         self._worst = ("passed", "")
-        self._write(start=_short(nodeid), capability=self._capabilities[nodeid])
+        self._write(start=_short_id(nodeid), capability=self._capabilities[nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Setup, call and teardown: the worst of them counts."""
-        found = _outcome(report)
-        self._worst = max(self._worst, found, key=lambda each: _ORDER.index(each[0]))
+        """Write the worst outcome of setup, call and teardown."""
+        self._worst = max(self._worst, _outcome(report), key=lambda result: _SEVERITY.index(result[0]))
         if report.when == "teardown":
             outcome, message = self._worst
             capability = self._capabilities[report.nodeid]
-            self._write(test=_short(report.nodeid), capability=capability, outcome=outcome, message=message)
+            self._write(test=_short_id(report.nodeid), capability=capability, outcome=outcome, message=message)
 
     def pytest_sessionfinish(self) -> None:
-        """Nothing is missing."""
+        """Write that the report is complete."""
         self._write(end=True)
 
 
-def _facts(backend: Backend) -> dict[str, Any]:
+def _description(backend: Backend) -> dict[str, Any]:
     return {
         "backend": f"{type(backend).__module__}:{type(backend).__qualname__}",
         "framework": backend.framework,
@@ -109,12 +108,12 @@ def _facts(backend: Backend) -> dict[str, Any]:
     }
 
 
-def _short(nodeid: str) -> str:
-    return nodeid.partition("::")[2]
+def _short_id(node_id: str) -> str:
+    return node_id.partition("::")[2]
 
 
 def _outcome(report: pytest.TestReport) -> tuple[str, str]:
-    """An expected failure is a failure here: the card says what is, not what was expected."""
+    """Outcome and message; an expected failure counts as a failure, as a report says what is."""
     if report.passed:
         return "passed", ""
     if report.failed or hasattr(report, "wasxfail"):

@@ -1,4 +1,4 @@
-"""ProgramTests: what a program computes, forward and back."""
+"""Tests of what a program computes: outputs, losses, gradients and cotangents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyaccel.errors import ShapeError
 from anyaccel.segment import Segment, TensorSpec
 from anyaccel.specs import LOSSES
 from anyaccel.testing import reference_formulas
-from anyaccel.testing.harness import LOSS, Array, Batch, Bench, Wiring, close, same
+from anyaccel.testing.harness import LOSS, Array, Batch, Harness, assert_close, assert_equal
 from anyaccel.testing.subject import Subject
 
 Make = Callable[[], Any]
@@ -22,257 +22,265 @@ BATCH = Batch.of(6)
 
 
 class ForwardTests(Subject):
-    """Evaluation, and losses."""
+    """Evaluation and losses."""
 
-    def test_forward_gives_the_same_again(self, bench: Bench, model: Make) -> None:
-        """Evaluation has no randomness and no memory: outputs and losses are equal to the bit."""
-        program = bench.build(bench.ready(model))
-        (one,), first = program.forward(bench.inputs(BATCH))
-        (two,), second = program.forward(bench.inputs(BATCH))
-        np.testing.assert_array_equal(bench.read(one), bench.read(two))
-        assert bench.loss(first[LOSS]) == bench.loss(second[LOSS])
+    def test_forward_is_deterministic(self, harness: Harness, model: Make) -> None:
+        """Two evaluations give the same outputs and losses, bit for bit."""
+        program = harness.build(harness.prepare_model(model))
+        (first_output,), first = program.forward(harness.inputs(BATCH))
+        (second_output,), second = program.forward(harness.inputs(BATCH))
+        np.testing.assert_array_equal(harness.to_numpy(first_output), harness.to_numpy(second_output))
+        assert harness.mean_loss(first[LOSS]) == harness.mean_loss(second[LOSS])
 
-    def test_forward_is_per_sample(self, bench: Bench, model: Make) -> None:
-        """A batch gives what its halves give."""
-        program = bench.build(bench.ready(model))
+    def test_forward_is_per_sample(self, harness: Harness, model: Make) -> None:
+        """The outputs of a batch are those of its parts."""
+        program = harness.build(harness.prepare_model(model))
         whole, head, tail = (
-            bench.read(program.forward(bench.inputs(BATCH.rows(which)))[0][0])
-            for which in (slice(None), slice(0, 4), slice(4, 6))
+            harness.to_numpy(program.forward(harness.inputs(BATCH.rows(rows)))[0][0])
+            for rows in (slice(None), slice(0, 4), slice(4, 6))
         )
-        close(whole, np.concatenate([head, tail]))
+        assert_close(whole, np.concatenate([head, tail]))
 
-    def test_outputs_and_losses_stay_on_the_device(self, bench: Bench, model: Make) -> None:
-        """Nothing is brought to the host unasked."""
-        outputs, losses = bench.build(bench.ready(model)).forward(bench.inputs(BATCH))
-        where = [bench.backend.device_of(value) for value in (*outputs, *losses[LOSS])]
-        assert where == [bench.device] * 3
+    def test_outputs_and_losses_stay_on_the_device(self, harness: Harness, model: Make) -> None:
+        """Nothing is copied to the host."""
+        outputs, losses = harness.build(harness.prepare_model(model)).forward(harness.inputs(BATCH))
+        devices = [harness.backend.device_of(value) for value in (*outputs, *losses[LOSS])]
+        assert devices == [harness.device] * 3
 
     @pytest.mark.parametrize("name", ["model", "buffered_model", "random_model"])
-    def test_evaluation_changes_nothing(self, bench: Bench, request: pytest.FixtureRequest, name: str) -> None:
-        """After `forward`, the model has the parameters and buffers it had."""
-        ready = bench.ready(request.getfixturevalue(name))
-        before = bench.compute.state(ready)
-        program = bench.build(ready)
-        program.forward(bench.inputs(BATCH))
+    def test_evaluation_changes_nothing(self, harness: Harness, request: pytest.FixtureRequest, name: str) -> None:
+        """`forward` changes neither parameters nor buffers."""
+        prepared = harness.prepare_model(request.getfixturevalue(name))
+        before = harness.compute.state(prepared)
+        program = harness.build(prepared)
+        program.forward(harness.inputs(BATCH))
         program.close()
-        same(bench.compute.state(ready), before)
+        assert_equal(harness.compute.state(prepared), before)
 
-    def test_evaluation_is_not_random(self, bench: Bench, random_model: Make) -> None:
-        """Dropout is for training."""
-        program = bench.build(bench.ready(random_model))
-        (one,), _ = program.forward(bench.inputs(BATCH))
-        (two,), _ = program.forward(bench.inputs(BATCH))
-        np.testing.assert_array_equal(bench.read(one), bench.read(two))
+    def test_evaluation_is_not_random(self, harness: Harness, random_model: Make) -> None:
+        """Dropout is inactive in evaluation."""
+        program = harness.build(harness.prepare_model(random_model))
+        (first,), _ = program.forward(harness.inputs(BATCH))
+        (second,), _ = program.forward(harness.inputs(BATCH))
+        np.testing.assert_array_equal(harness.to_numpy(first), harness.to_numpy(second))
 
     @pytest.mark.parametrize("name", ["random_model", "buffered_model"])
-    def test_a_program_that_trained_evaluates_as_a_new_one(
-        self, bench: Bench, request: pytest.FixtureRequest, name: str
+    def test_a_trained_program_evaluates_like_a_new_one(
+        self, harness: Harness, request: pytest.FixtureRequest, name: str
     ) -> None:
-        """Nothing of training is left in evaluation: no dropout, no statistics of the batch."""
-        ready = bench.ready(request.getfixturevalue(name))
-        program = bench.build(ready)
-        bench.train(program, BATCH, 2)
-        (one,), _ = program.forward(bench.inputs(BATCH))
+        """Evaluation after training uses no dropout and no batch statistics."""
+        prepared = harness.prepare_model(request.getfixturevalue(name))
+        program = harness.build(prepared)
+        harness.train(program, BATCH, 2)
+        (trained,), _ = program.forward(harness.inputs(BATCH))
         program.close()
-        (two,), _ = bench.build(ready, optimizer=None).forward(bench.inputs(BATCH))
-        close(bench.read(one), bench.read(two))
+        (rebuilt,), _ = harness.build(prepared, optimizer=None).forward(harness.inputs(BATCH))
+        assert_close(harness.to_numpy(trained), harness.to_numpy(rebuilt))
 
-    def test_training_is_random_and_follows_the_seed(self, bench: Bench, random_model: Make) -> None:
-        """One key gives one sequence of outputs, another key another, and each step draws anew."""
-        program = bench.build(bench.ready(random_model))
+    def test_training_randomness_follows_the_seed(self, harness: Harness, random_model: Make) -> None:
+        """A seed determines the outputs of all steps, and every step draws new numbers."""
+        program = harness.build(harness.prepare_model(random_model))
 
-        def outputs(key: int) -> Array:
-            program.seed(key)
-            steps = [program.forward_pullback(bench.inputs(BATCH))[0][0] for _ in range(2)]
-            return np.stack([bench.read(step) for step in steps])
+        def outputs(seed: int) -> Array:
+            program.seed(seed)
+            steps = [program.forward_pullback(harness.inputs(BATCH))[0][0] for _ in range(2)]
+            return np.stack([harness.to_numpy(step) for step in steps])
 
-        one = outputs(2**63 + 1)
-        np.testing.assert_array_equal(one, outputs(2**63 + 1))
-        assert (one != outputs(2)).any()
-        assert (one[0] != one[1]).any()
+        first = outputs(2**63 + 1)
+        np.testing.assert_array_equal(first, outputs(2**63 + 1))
+        assert (first != outputs(2)).any()
+        assert (first[0] != first[1]).any()
 
     @pytest.mark.parametrize("train", [False, True])
     @pytest.mark.parametrize("name", LOSSES)
-    def test_a_named_loss_is_its_formula(self, bench: Bench, model: Make, name: str, train: bool) -> None:
-        """A loss comes as the sum and the weight of docs/reference/formulas.md, in both modes."""
-        ready = bench.ready(model)
-        program = bench.build(ready, loss=name)
-        inputs = bench.inputs(BATCH, name)
+    def test_a_named_loss_follows_its_formula(self, harness: Harness, model: Make, name: str, train: bool) -> None:
+        """A loss is (sum, weight) as in docs/reference/formulas.md, in evaluation and training."""
+        prepared = harness.prepare_model(model)
+        program = harness.build(prepared, loss=name)
+        inputs = harness.inputs(BATCH, name)
         outputs, losses = program.forward_pullback(inputs)[:2] if train else program.forward(inputs)
-        expected = reference_formulas.loss(name, bench.read(outputs[0]), BATCH.targets[name])
-        close([float(bench.read(part)) for part in losses[LOSS]], expected)
+        expected = reference_formulas.loss(name, harness.to_numpy(outputs[0]), BATCH.targets[name])
+        assert_close([float(harness.to_numpy(part)) for part in losses[LOSS]], expected)
 
-    def test_cross_entropy_takes_probabilities_too(self, bench: Bench, model: Make) -> None:
-        """Floating targets of the logits' shape are probabilities."""
-        chances = BATCH.targets["binary_cross_entropy"]
-        chances = chances / chances.sum(-1, keepdims=True)
-        wired = bench.segment(Wiring(bench.ready(model)))
-        wired = replace(wired, losses=(bench.term(("y", "t"), "cross_entropy"),))
-        (y,), losses = bench.compute.build(wired).forward((bench.put(BATCH.x), bench.put(chances)))
-        close(
-            [float(bench.read(v)) for v in losses[LOSS]],
-            reference_formulas.loss("cross_entropy", bench.read(y), chances),
+    def test_cross_entropy_takes_probabilities_too(self, harness: Harness, model: Make) -> None:
+        """Floating-point targets of the logits' shape are probabilities."""
+        probabilities = BATCH.targets["binary_cross_entropy"]
+        probabilities = probabilities / probabilities.sum(-1, keepdims=True)
+        segment = harness.segment(harness.prepare_model(model))
+        segment = replace(segment, losses=(harness.loss_term(("y", "t"), "cross_entropy"),))
+        (y,), losses = harness.compute.build(segment).forward((harness.put(BATCH.x), harness.put(probabilities)))
+        assert_close(
+            [float(harness.to_numpy(v)) for v in losses[LOSS]],
+            reference_formulas.loss("cross_entropy", harness.to_numpy(y), probabilities),
         )
 
     @pytest.mark.parametrize("name", LOSSES)
-    def test_losses_never_broadcast(self, bench: Bench, model: Make, name: str) -> None:
-        """Targets [n, 1] for outputs [n, 3] raise ShapeError, when the program is built or when it first runs."""
-        whole = bench.target(BATCH, name)
+    def test_losses_never_broadcast(self, harness: Harness, model: Make, name: str) -> None:
+        """Targets [n, 1] for outputs [n, 3] raise ShapeError at `build` or at the first `forward`."""
+        whole = harness.target(BATCH, name)
         narrow = whole[:, None] if whole.ndim == 1 else whole[:, :1]
         with pytest.raises(ShapeError):
-            bench.compute.build(narrowed(bench, bench.ready(model), name)).forward(
-                (bench.put(BATCH.x), bench.put(narrow.copy()))
+            harness.compute.build(narrow_target_segment(harness, harness.prepare_model(model), name)).forward(
+                (harness.put(BATCH.x), harness.put(narrow.copy()))
             )
 
-    def test_a_weight_is_not_in_the_loss(self, bench: Bench, model: Make) -> None:
-        """The weight of a term is for the total; the loss is told without it."""
-        ready = bench.ready(model)
-        found = [bench.evaluated(bench.build(ready, weight=weight), BATCH) for weight in (1.0, 5.0)]
-        assert found[0] == found[1]
+    def test_a_weight_is_not_in_the_loss(self, harness: Harness, model: Make) -> None:
+        """The weight of a term scales its gradients, not the loss that is returned."""
+        prepared = harness.prepare_model(model)
+        plain, weighted = (harness.eval_loss(harness.build(prepared, weight=weight), BATCH) for weight in (1.0, 5.0))
+        assert plain == weighted
 
-    def test_several_losses_are_told_by_label(self, bench: Bench, model: Make) -> None:
-        """Each loss of a segment comes under its own label."""
-        wired = bench.segment(Wiring(bench.ready(model)))
-        terms = (bench.term(("y", "t"), "mse", "square"), bench.term(("y", "t"), "mae", "absolute"))
-        (y,), losses = bench.compute.build(replace(wired, losses=terms)).forward(bench.inputs(BATCH))
+    def test_several_losses_are_returned_by_label(self, harness: Harness, model: Make) -> None:
+        """Losses are keyed by the label of their term."""
+        segment = harness.segment(harness.prepare_model(model))
+        terms = (harness.loss_term(("y", "t"), "mse", "square"), harness.loss_term(("y", "t"), "mae", "absolute"))
+        (y,), losses = harness.compute.build(replace(segment, losses=terms)).forward(harness.inputs(BATCH))
         assert set(losses) == {"square", "absolute"}
         for label, name in (("square", "mse"), ("absolute", "mae")):
-            total, weight = reference_formulas.loss(name, bench.read(y), BATCH.targets["mse"])
-            close(bench.loss(losses[label]), total / weight)
+            total, weight = reference_formulas.loss(name, harness.to_numpy(y), BATCH.targets["mse"])
+            assert_close(harness.mean_loss(losses[label]), total / weight)
 
 
-class BackTests(Subject):
-    """Gradients and cotangents, against differences of what goes forward."""
+class BackwardTests(Subject):
+    """Gradients and cotangents, compared with finite differences."""
 
     @pytest.mark.parametrize("name", LOSSES)
-    def test_gradients_are_those_of_the_loss(self, bench: Bench, model: Make, exact_model: Make, name: str) -> None:
-        """Along a direction in the space of parameters, the mean loss changes as the gradients say."""
-        ready = bench.finest(exact_model, model)
-        batch, step, tolerance = fine(bench, ready)
-        start = bench.compute.state(ready)
-        gradient = bench.gradient_of(ready, batch, loss=name)
-        drawn = np.random.default_rng(3)
-        direction = {key: drawn.normal(size=value.shape) for key, value in gradient.items()}
+    def test_gradients_are_those_of_the_loss(
+        self, harness: Harness, model: Make, float64_model: Make, name: str
+    ) -> None:
+        """The mean loss changes along a random direction as the gradients predict."""
+        prepared = harness.prepare_most_precise(float64_model, model)
+        batch, step, tolerance = difference_settings(harness, prepared)
+        start = harness.compute.state(prepared)
+        gradient = harness.gradient_of(prepared, batch, loss=name)
+        random = np.random.default_rng(3)
+        direction = {key: random.normal(size=value.shape) for key, value in gradient.items()}
         losses = []
         for sign in (1, -1):
             shifted = {f"parameters/{key}": sign * step * value for key, value in direction.items()}
             moved = {key: (value + shifted.get(key, 0)).astype(value.dtype) for key, value in start.items()}
-            bench.compute.load_state(ready, moved)
-            losses.append(bench.evaluated(bench.build(ready, loss=name), batch, name))
+            harness.compute.load_state(prepared, moved)
+            losses.append(harness.eval_loss(harness.build(prepared, loss=name), batch, name))
         expected = sum(float((gradient[key] * direction[key]).sum()) for key in gradient)
-        close((losses[0] - losses[1]) / (2 * step), expected, tolerance, tolerance)
+        assert_close((losses[0] - losses[1]) / (2 * step), expected, tolerance, tolerance)
 
-    def test_the_way_back_draws_what_the_way_there_drew(self, bench: Bench, random_model: Make) -> None:
-        """With one key, the loss of training changes along a direction as the gradients of that key say."""
-        ready = bench.ready(random_model)
-        batch, step, tolerance = fine(bench, ready)
-        start = bench.compute.state(ready)
+    def test_backward_uses_the_random_numbers_of_forward(self, harness: Harness, random_model: Make) -> None:
+        """For a seed, the training loss changes along a direction as the gradients of that seed predict."""
+        prepared = harness.prepare_model(random_model)
+        batch, step, tolerance = difference_settings(harness, prepared)
+        start = harness.compute.state(prepared)
 
         def trained(shift: Mapping[str, Array]) -> tuple[float, list[Array]]:
             moved = {key: (value + shift.get(key, 0)).astype(value.dtype) for key, value in start.items()}
-            bench.compute.load_state(ready, moved)
-            program = bench.build(ready)
+            harness.compute.load_state(prepared, moved)
+            program = harness.build(prepared)
             program.seed(11)
-            loss = bench.loss(bench.pull(program, bench.inputs(batch))[LOSS])
-            found = bench.gradients(program)
+            loss = harness.mean_loss(harness.forward_backward(program, harness.inputs(batch))[LOSS])
+            actual = harness.gradients(program)
             program.zero_grad()
             program.close()
-            return loss, found
+            return loss, actual
 
-        gradient = dict(zip(bench.compute.parameters(ready), trained({})[1], strict=True))
-        drawn = np.random.default_rng(3)
-        direction = {key: np.asarray(drawn.normal(size=value.shape)) for key, value in gradient.items()}
-        ahead, behind = (
+        gradient = dict(zip(harness.compute.parameters(prepared), trained({})[1], strict=True))
+        random = np.random.default_rng(3)
+        direction = {key: np.asarray(random.normal(size=value.shape)) for key, value in gradient.items()}
+        upper, lower = (
             trained({f"parameters/{key}": np.asarray(sign * step * value) for key, value in direction.items()})[0]
             for sign in (1, -1)
         )
         expected = sum(float((gradient[key] * direction[key]).sum()) for key in gradient)
-        close((ahead - behind) / (2 * step), expected, tolerance, tolerance)
+        assert_close((upper - lower) / (2 * step), expected, tolerance, tolerance)
 
-    def test_cotangents_are_pulled_back_to_the_inputs(self, bench: Bench, model: Make, exact_model: Make) -> None:
-        """Given a cotangent of an output, the pullback gives that of an input that another segment trains."""
-        ready = bench.finest(exact_model, model)
-        batch, step, tolerance = fine(bench, ready)
-        wired = replace(bench.segment(Wiring(ready, needs_pullback=("x",))), losses=())
-        program = bench.compute.build(wired)
-        t = bench.put(batch.targets["mse"])
+    def test_cotangents_are_pulled_back_to_the_inputs(self, harness: Harness, model: Make, float64_model: Make) -> None:
+        """The pullback turns the cotangent of an output into that of an input listed in `needs_pullback`."""
+        prepared = harness.prepare_most_precise(float64_model, model)
+        batch, step, tolerance = difference_settings(harness, prepared)
+        segment = replace(harness.segment(prepared, needs_pullback=("x",)), losses=())
+        program = harness.compute.build(segment)
+        t = harness.put(batch.targets["mse"])
         cotangent = np.random.default_rng(4).normal(size=(len(batch.x), 3)).astype(batch.x.dtype)
-        (found,) = program.forward_pullback((bench.put(batch.x), t))[2]([bench.put(cotangent)])
+        (actual,) = program.forward_pullback((harness.put(batch.x), t))[2]([harness.put(cotangent)])
         direction = np.random.default_rng(5).normal(size=batch.x.shape)
-        ahead, behind = (
-            bench.read(program.forward((bench.put((batch.x + s * step * direction).astype(batch.x.dtype)), t))[0][0])
+        upper, lower = (
+            harness.to_numpy(
+                program.forward((harness.put((batch.x + s * step * direction).astype(batch.x.dtype)), t))[0][0]
+            )
             for s in (1, -1)
         )
-        expected = float(((ahead - behind) / (2 * step) * cotangent).sum())
-        close(float((bench.read(found) * direction).sum()), expected, tolerance, tolerance)
-        assert bench.backend.device_of(found) == bench.device
+        expected = float(((upper - lower) / (2 * step) * cotangent).sum())
+        assert_close(float((harness.to_numpy(actual) * direction).sum()), expected, tolerance, tolerance)
+        assert harness.backend.device_of(actual) == harness.device
 
-    def test_losses_and_cotangents_add_up(self, bench: Bench, model: Make) -> None:
-        """A pullback gives the sum of what the losses and the cotangents of outputs cause."""
-        ready = bench.ready(model)
-        wired = bench.segment(Wiring(ready, needs_pullback=("x",)))
+    def test_losses_and_cotangents_add_up(self, harness: Harness, model: Make) -> None:
+        """A pullback adds the contributions of losses and of output cotangents."""
+        prepared = harness.prepare_model(model)
+        segment = harness.segment(prepared, needs_pullback=("x",))
         c = np.ones((6, 3), "float32")
-        found = {}
-        for losses, given in ((True, None), (False, c), (True, c)):
-            program = bench.compute.build(wired if losses else replace(wired, losses=()))
-            pullback = program.forward_pullback(bench.inputs(BATCH))[2]
-            (back,) = pullback([None if given is None else bench.put(given)])
-            found[losses, given is not None] = bench.read(back), bench.gradients(program)
-        for one, two, both in zip(found[True, False][1], found[False, True][1], found[True, True][1], strict=True):
-            close(both, one + two)
-        close(found[True, True][0], found[True, False][0] + found[False, True][0])
+        actual = {}
+        for losses, cotangent in ((True, None), (False, c), (True, c)):
+            program = harness.compute.build(segment if losses else replace(segment, losses=()))
+            pullback = program.forward_pullback(harness.inputs(BATCH))[2]
+            (back,) = pullback([None if cotangent is None else harness.put(cotangent)])
+            actual[losses, cotangent is not None] = harness.to_numpy(back), harness.gradients(program)
+        for of_loss, of_cotangent, both in zip(
+            actual[True, False][1], actual[False, True][1], actual[True, True][1], strict=True
+        ):
+            assert_close(both, of_loss + of_cotangent)
+        assert_close(actual[True, True][0], actual[True, False][0] + actual[False, True][0])
 
-    def test_a_weight_scales_the_gradients(self, bench: Bench, model: Make) -> None:
-        """A term of weight 5 counts five times in the total."""
-        ready = bench.ready(model)
-        one, five = (bench.gradient_of(ready, BATCH, weight=weight) for weight in (1.0, 5.0))
-        close(five, {name: 5 * value for name, value in one.items()})
+    def test_a_weight_scales_the_gradients(self, harness: Harness, model: Make) -> None:
+        """A loss of weight 5 has five times the gradient."""
+        prepared = harness.prepare_model(model)
+        one, five = (harness.gradient_of(prepared, BATCH, weight=weight) for weight in (1.0, 5.0))
+        assert_close(five, {name: 5 * value for name, value in one.items()})
 
-    def test_two_half_batches_are_one_batch(self, bench: Bench, model: Make) -> None:
-        """With `scale` for the sum of the whole batch, gradients of its parts add up to its own."""
-        ready = bench.ready(model)
-        whole = bench.gradient_of(ready, BATCH)
-        program = bench.build(ready)
-        for which in (slice(0, 4), slice(4, 6)):
-            bench.pull(program, bench.inputs(BATCH.rows(which)), {LOSS: 1 / BATCH.targets["mse"].size})
-        close(dict(zip(whole, bench.gradients(program), strict=True)), whole)
+    def test_two_half_batches_are_one_batch(self, harness: Harness, model: Make) -> None:
+        """With `scale` set for the whole batch, the gradients of its parts add up to those of the batch."""
+        prepared = harness.prepare_model(model)
+        whole = harness.gradient_of(prepared, BATCH)
+        program = harness.build(prepared)
+        for rows in (slice(0, 4), slice(4, 6)):
+            harness.forward_backward(program, harness.inputs(BATCH.rows(rows)), {LOSS: 1 / BATCH.targets["mse"].size})
+        assert_close(dict(zip(whole, harness.gradients(program), strict=True)), whole)
 
-    def test_operations_on_two_devices_of_one_segment(self, bench: Bench, model: Make, second: Device) -> None:
-        """Values and cotangents cross between devices inside a segment; outputs come where they are made."""
-        ready = bench.ready(model)
-        expected = bench.gradient_of(ready, BATCH)
-        wired = bench.segment(Wiring(ready))
-        (term,) = wired.losses
+    def test_operations_on_two_devices_of_one_segment(
+        self, harness: Harness, model: Make, second_device: Device
+    ) -> None:
+        """Values and cotangents cross devices inside a segment; outputs stay where they are computed."""
+        prepared = harness.prepare_model(model)
+        expected = harness.gradient_of(prepared, BATCH)
+        segment = harness.segment(prepared)
+        (term,) = segment.losses
         split = replace(
-            wired,
-            operations=(replace(wired.operations[0], device=second),),
-            losses=(replace(term, device=second),),
+            segment,
+            operations=(replace(segment.operations[0], device=second_device),),
+            losses=(replace(term, device=second_device),),
         )
-        twin = bench.on(second).twin(model, ready)
-        split = replace(split, operations=(replace(split.operations[0], model=twin),))
-        program = bench.compute.build(split)
-        outputs, _, pullback = program.forward_pullback(bench.inputs(BATCH))
+        clone = harness.on_device(second_device).clone_model(model, prepared)
+        split = replace(split, operations=(replace(split.operations[0], model=clone),))
+        program = harness.compute.build(split)
+        outputs, _, pullback = program.forward_pullback(harness.inputs(BATCH))
         pullback([None])
-        assert bench.backend.device_of(outputs[0]) == second
-        close(dict(zip(expected, bench.gradients(program), strict=True)), expected)
+        assert harness.backend.device_of(outputs[0]) == second_device
+        assert_close(dict(zip(expected, harness.gradients(program), strict=True)), expected)
 
 
-class CustodyTests(Subject):
-    """What a program is given belongs to others."""
+class InputProtectionTests(Subject):
+    """Programs do not own their inputs."""
 
-    @pytest.mark.parametrize("name", ["model", "buffered_model", "random_model", "writing_model"])
-    def test_what_is_given_is_never_written_to(self, bench: Bench, request: pytest.FixtureRequest, name: str) -> None:
-        """Inputs and cotangents may be memory of another framework: after each act they are as before."""
-        ready = bench.ready(request.getfixturevalue(name))
-        program = bench.compute.build(bench.segment(Wiring(ready, needs_pullback=("x",))))
-        kept = [BATCH.x, BATCH.targets["mse"], np.ones((6, 3), "float32")]
-        arrays = [array.copy() for array in kept]
-        x, t, c = given = [bench.lent(array) for array in arrays]
+    @pytest.mark.parametrize("name", ["model", "buffered_model", "random_model", "mutating_model"])
+    def test_inputs_are_never_written_to(self, harness: Harness, request: pytest.FixtureRequest, name: str) -> None:
+        """Inputs and cotangents may be memory of another framework: no call changes them."""
+        prepared = harness.prepare_model(request.getfixturevalue(name))
+        program = harness.compute.build(harness.segment(prepared, needs_pullback=("x",)))
+        originals = [BATCH.x, BATCH.targets["mse"], np.ones((6, 3), "float32")]
+        arrays = [array.copy() for array in originals]
+        x, t, c = tensors = [harness.put_aliased(array) for array in arrays]
 
-        def check(act: str) -> None:
-            for array, tensor, before in zip(arrays, given, kept, strict=True):
-                np.testing.assert_array_equal(array, before, err_msg=act)
-                np.testing.assert_array_equal(bench.read(tensor), before, err_msg=act)
+        def check(call: str) -> None:
+            for array, tensor, before in zip(arrays, tensors, originals, strict=True):
+                np.testing.assert_array_equal(array, before, err_msg=call)
+                np.testing.assert_array_equal(harness.to_numpy(tensor), before, err_msg=call)
 
         for _ in range(2):
             program.forward((x, t))
@@ -282,21 +290,21 @@ class CustodyTests(Subject):
             pullback([c])
             check("pullback")
             program.optimizer_step()
-            check("apply")
+            check("optimizer_step")
 
 
-class ProgramTests(ForwardTests, BackTests, CustodyTests):
-    """Every promise of `Program.forward` and `Program.forward_pullback`."""
+class ProgramTests(ForwardTests, BackwardTests, InputProtectionTests):
+    """Everything that `Program.forward` and `Program.forward_pullback` promise."""
 
 
-def narrowed(bench: Bench, model: Any, name: str) -> Segment:
-    """A segment whose targets have one column."""
-    wired = bench.segment(Wiring(model, loss=name))
-    spec, device = wired.inputs["t"]
-    return replace(wired, inputs={**wired.inputs, "t": (TensorSpec((1,), spec.dtype), device)})
+def narrow_target_segment(harness: Harness, model: Any, name: str) -> Segment:
+    """A segment whose targets have a single column."""
+    segment = harness.segment(model, loss=name)
+    spec, device = segment.inputs["t"]
+    return replace(segment, inputs={**segment.inputs, "t": (TensorSpec((1,), spec.dtype), device)})
 
 
-def fine(bench: Bench, model: Any) -> tuple[Batch, float, float]:
-    """A batch of the model's dtype, and the step and tolerance with which differences are taken in it."""
-    dtype = bench.dtype(model)
+def difference_settings(harness: Harness, model: Any) -> tuple[Batch, float, float]:
+    """A batch of the model's dtype, and step and tolerance of finite differences in it."""
+    dtype = harness.input_dtype(model)
     return (Batch.of(6, dtype), 1e-5, 1e-6) if dtype == "float64" else (Batch.of(6, dtype), 1e-2, 2e-2)

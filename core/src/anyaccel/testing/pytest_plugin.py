@@ -1,7 +1,7 @@
-"""The pytest plugin: markers, a line that says what is tested, and a file of failures that are expected.
+"""The kit's pytest plugin: markers, a header that says what is tested, and a file of tests that are expected to fail.
 
-It is loaded at every start of pytest where anyaccel is installed, so it imports nothing until a test of the kit is
-found.
+Load it where the kit is used: `pytest_plugins = ["anyaccel.testing.pytest_plugin"]` in tests/conftest.py, or
+`-p anyaccel.testing.pytest_plugin`. The kit's tests run without it, too.
 """
 
 from __future__ import annotations
@@ -13,38 +13,50 @@ from pathlib import Path
 import pytest
 
 XFAIL = "anyaccel_xfail"
-SWITCHES = ("ANYACCEL_PLUGINS", "ANYACCEL_SIMULATE")
+CAPABILITY_MARKER = "anyaccel_capability"
+ENVIRONMENT = ("ANYACCEL_PLUGINS", "ANYACCEL_SIMULATE")
 MARKERS = (
     "gpu: needs a device of the kind gpu",
     "slow: takes long",
-    "anyaccel_capability(name): a test of the conformance kit for backends that declare this capability",
+    f"{CAPABILITY_MARKER}(name): a test of the conformance kit for backends that declare this capability",
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """An option of pytest's configuration file."""
+    """Add `anyaccel_xfail` to pytest's configuration file."""
     parser.addini(XFAIL, "file of ids of conformance tests that must fail, one a line; # begins a comment", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make markers known, for those who run with --strict-markers."""
+    """Register the markers, for `--strict-markers`."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark each test of the kit with its capability: `-m "anyaccel_capability(name='exchange')"` selects by it."""
+    if capability := capability_of(item):
+        item.add_marker(getattr(pytest.mark, CAPABILITY_MARKER)(name=capability))
+
+
+def capability_of(item: pytest.Item) -> str:
+    """The capability that a test of the kit checks, `""` for other tests."""
+    cls = getattr(item, "cls", None)
+    return str(getattr(cls, "capability", "")) if hasattr(cls, "skip_undeclared_capability") else ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that the file names: they are run, must fail, and are no failure of the run."""
+    """Mark the tests listed in the `anyaccel_xfail` file as strictly expected failures."""
     name = config.getini(XFAIL)
     if not name:
         return
-    file = config.rootpath / name
-    expected = set(_lines(file))
+    expected = set(_test_ids(config.rootpath / name))
     for item in items:
-        if any(_named(item.nodeid, line) for line in expected):
-            item.add_marker(pytest.mark.xfail(reason=f"stands in {name}", strict=True))
+        if any(_matches(item.nodeid, test_id) for test_id in expected):
+            item.add_marker(pytest.mark.xfail(reason=f"listed in {name}", strict=True))
 
 
-def _lines(file: Path) -> Iterator[str]:
+def _test_ids(file: Path) -> Iterator[str]:
     try:
         text = file.read_text("utf-8")
     except OSError as error:
@@ -53,33 +65,33 @@ def _lines(file: Path) -> Iterator[str]:
     return (line for line in stripped if line)
 
 
-def _named(nodeid: str, line: str) -> bool:
-    """A line is a whole id, or its end from a class or a function on; without `[...]` it names every parameter."""
-    ids = {nodeid, nodeid.partition("[")[0]}
-    return any(each == line or each.endswith(f"::{line}") for each in ids)
+def _matches(node_id: str, test_id: str) -> bool:
+    """Whether a test id is a whole node id or its end from a class or function on; without `[...]` it means all."""
+    candidates = {node_id, node_id.partition("[")[0]}
+    return any(each == test_id or each.endswith(f"::{test_id}") for each in candidates)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    """What is tested, and with which settings; nothing where no test of the kit was found."""
-    if not any(item.get_closest_marker("anyaccel_capability") for item in items):
+    """Lines about plugins, backends and settings; nothing where no test of the kit was collected."""
+    if not any(map(capability_of, items)):
         return []
     from anyaccel.registry import registry
 
-    plugins = [f"{p} is broken: {p.cause}" if p.error else str(p) for p in registry().plugins]
-    frameworks = [f"{b.framework}{_versions(b.import_roots)} on {', '.join(b.kinds)}" for b in registry().backends]
-    switches = [f"{switch}={os.environ[switch]}" for switch in SWITCHES if switch in os.environ]
+    plugins = [f"{plugin} is broken: {plugin.cause}" if plugin.error else str(plugin) for plugin in registry().plugins]
+    backends = [f"{b.framework}{_version(b.import_roots)} on {', '.join(b.kinds)}" for b in registry().backends]
+    settings = [f"{name}={os.environ[name]}" for name in ENVIRONMENT if name in os.environ]
     return [
         f"anyaccel plugins: {'; '.join(plugins)}",
-        f"anyaccel backends: {'; '.join(frameworks)}",
-        *([f"anyaccel settings: {', '.join(switches)}"] if switches else []),
+        f"anyaccel backends: {'; '.join(backends)}",
+        *([f"anyaccel settings: {', '.join(settings)}"] if settings else []),
     ]
 
 
-def _versions(roots: Sequence[str]) -> str:
-    """The version of the first root that is a distribution of the same name, without importing it."""
+def _version(import_roots: Sequence[str]) -> str:
+    """The version of the first root that is a distribution of the same name, found without importing it."""
     from importlib.metadata import PackageNotFoundError, version
 
-    for root in roots:
+    for root in import_roots:
         try:
             return f" {version(root)}"
         except PackageNotFoundError:

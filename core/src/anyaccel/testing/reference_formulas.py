@@ -1,4 +1,4 @@
-"""The formulas of docs/reference/formulas.md once more, in NumPy and float64, apart from core's own code."""
+"""The formulas of docs/reference/formulas.md in NumPy and float64, written independently of core's own code."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def mean_squared_error(y: Array, t: Array) -> tuple[float, float]:
-    """Sum of squared differences, and their number."""
+    """Sum of squared differences, and their count."""
     return float(np.square(y - t).sum()), float(y.size)
 
 
 def mean_absolute_error(y: Array, t: Array) -> tuple[float, float]:
-    """Sum of absolute differences, and their number."""
+    """Sum of absolute differences, and their count."""
     return float(np.abs(y - t).sum()), float(y.size)
 
 
 def cross_entropy(y: Array, t: Array) -> tuple[float, float]:
     """Sum of negative log-probabilities of the targets (indices, or probabilities), and the number of samples."""
-    logs = np.log(np.exp(y) / np.exp(y).sum(-1, keepdims=True))
-    chances = np.eye(y.shape[-1])[t] if t.ndim < y.ndim else t
-    return float(-(chances * logs).sum()), float(len(y))
+    log_probabilities = np.log(np.exp(y) / np.exp(y).sum(-1, keepdims=True))
+    probabilities = np.eye(y.shape[-1])[t] if t.ndim < y.ndim else t
+    return float(-(probabilities * log_probabilities).sum()), float(len(y))
 
 
 def binary_cross_entropy(y: Array, t: Array) -> tuple[float, float]:
-    """Sum of negative log-probabilities of the bits, and their number."""
-    chance = 1.0 / (1.0 + np.exp(-y))
-    return float(-(t * np.log(chance) + (1 - t) * np.log(1 - chance)).sum()), float(y.size)
+    """Sum of negative log-probabilities of binary targets, and their count."""
+    p = 1.0 / (1.0 + np.exp(-y))
+    return float(-(t * np.log(p) + (1 - t) * np.log(1 - p)).sum()), float(y.size)
 
 
 LOSSES: Mapping[str, Callable[[Array, Array], tuple[float, float]]] = {
@@ -46,44 +46,43 @@ LOSSES: Mapping[str, Callable[[Array, Array], tuple[float, float]]] = {
 
 def loss(name: str, outputs: Array, targets: Array) -> tuple[float, float]:
     """A named loss as (sum, weight)."""
-    whole = targets if targets.dtype.kind in "iu" else targets.astype(np.float64)
-    return LOSSES[name](outputs.astype(np.float64), whole)
+    converted = targets if targets.dtype.kind in "iu" else targets.astype(np.float64)
+    return LOSSES[name](outputs.astype(np.float64), converted)
 
 
 def clip_scale(gradients: Sequence[Array], limit: float) -> float:
-    """The factor by which all gradients of one optimizer are multiplied."""
+    """The factor that clips the gradients of one optimizer to a global norm."""
     norm = math.sqrt(sum(float(np.square(g.astype(np.float64)).sum()) for g in gradients))
     return min(1.0, limit / (norm + 1e-6))
 
 
-def trained(
-    recipe: Optimizer, values: Mapping[str, Array], gradients: Sequence[Sequence[Array]], scale: float = 1.0
+def train(
+    optimizer: Optimizer, values: Mapping[str, Array], gradients: Sequence[Sequence[Array]], scale: float = 1.0
 ) -> dict[str, Array]:
-    """The parameters after one step for each list of gradients (one gradient for each parameter, in order)."""
-    one = {"sgd": _descend, "momentum": _descend, "adam": _adam, "adamw": _adam}[recipe.name]
-    found = {}
-    for i, (name, value) in enumerate(values.items()):
-        mine = [scale * step[i].astype(np.float64) for step in gradients]
-        found[name] = one(recipe, value.astype(np.float64), mine)
-    return found
+    """The parameters after one optimizer step for each list of gradients (one for each parameter, in order)."""
+    rule = {"sgd": _sgd, "momentum": _sgd, "adam": _adam, "adamw": _adam}[optimizer.name]
+    return {
+        name: rule(optimizer, value.astype(np.float64), [scale * step[i].astype(np.float64) for step in gradients])
+        for i, (name, value) in enumerate(values.items())
+    }
 
 
-def _descend(recipe: Optimizer, w: Array, gradients: Sequence[Array]) -> Array:
-    u, decay = recipe.settings["momentum"], recipe.settings["weight_decay"]
+def _sgd(optimizer: Optimizer, w: Array, gradients: Sequence[Array]) -> Array:
+    u, decay = optimizer.settings["momentum"], optimizer.settings["weight_decay"]
     velocity = np.zeros_like(w)
     for t, gradient in enumerate(gradients, 1):
         g = gradient + decay * w
         velocity = u * velocity + g
-        w = w - recipe.rate(t - 1) * (g + u * velocity if recipe.settings["nesterov"] else velocity)
+        w = w - optimizer.rate(t - 1) * (g + u * velocity if optimizer.settings["nesterov"] else velocity)
     return w
 
 
-def _adam(recipe: Optimizer, w: Array, gradients: Sequence[Array]) -> Array:
-    (b1, b2), eps, decay = recipe.settings["betas"], recipe.settings["eps"], recipe.settings["weight_decay"]
+def _adam(optimizer: Optimizer, w: Array, gradients: Sequence[Array]) -> Array:
+    (b1, b2), eps, decay = optimizer.settings["betas"], optimizer.settings["eps"], optimizer.settings["weight_decay"]
     m = v = np.zeros_like(w)
     for t, g in enumerate(gradients, 1):
-        lr = recipe.rate(t - 1)
-        if recipe.name == "adamw":
+        lr = optimizer.rate(t - 1)
+        if optimizer.name == "adamw":
             w = w * (1 - lr * decay)
         else:
             g = g + decay * w

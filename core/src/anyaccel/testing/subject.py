@@ -1,26 +1,26 @@
-"""Subject: the handful of fixtures by which an author tells the kit about a backend."""
+"""Subject: the fixtures by which a plugin author describes a backend to the kit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
 
 from anyaccel.backend import CAPABILITIES, Backend, Compute, Exchange
 from anyaccel.device import Device
-from anyaccel.testing.harness import Bench
+from anyaccel.testing.harness import Harness
 
-CAPABILITY_MARK = "anyaccel_capability"
 STANDARD_MODEL = "SequentialMLP"
+# Whether steps are run in one call is declared by the program, so that those tests start at Compute.
+_CLASSES: dict[str, type] = {**CAPABILITIES, "backend": Backend, "multi_step": Compute}
 
 
 class Subject:
-    """What the kit knows of a backend. Derive from it, fill in what does not follow from the backend, and derive one
-    test class from it and each class of tests; or let `suite` do that:
+    """What the kit needs to know of a backend. Derive from it and fill in what does not follow from the backend:
 
-        class Torch(Subject):
+        class TorchSubject(Subject):
             @pytest.fixture
             def backend(self):
                 return TorchBackend()
@@ -29,111 +29,109 @@ class Subject:
             def new_tensor(self):
                 return lambda: torch.zeros(3)
 
-        globals().update(suite(Torch))
+        globals().update(suite(TorchSubject))
 
-    `backend` and `new_tensor` are needed always, `tensor` and `read` where the backend is no `Exchange`, `model` where
-    it computes and does not offer SequentialMLP in `models()`. The others let the kit look closer.
+    `backend` and `new_tensor` are always needed, `from_numpy` and `to_numpy` where the backend is no `Exchange`, and
+    `model` where it computes and does not offer SequentialMLP in `models()`. The other fixtures enable further tests.
+
+    Attributes:
+        capability: what a test class checks: `backend`, `exchange`, `compute`, `multi_step` or `memory`. Tests of a
+            capability that the backend does not declare are skipped.
     """
+
+    capability: ClassVar[str] = "backend"
 
     @pytest.fixture
     def backend(self) -> Backend:
         """A fresh backend."""
-        _fill_in("backend")
+        self.missing_fixture("backend")
 
     @pytest.fixture
     def new_tensor(self) -> Callable[[], Any]:
         """Makes a tensor as users do who name no device: `lambda: torch.zeros(3)`."""
-        _fill_in("new_tensor")
+        self.missing_fixture("new_tensor")
 
     @pytest.fixture
-    def tensor(self, backend: Backend) -> Callable[[np.ndarray], Any]:
+    def from_numpy(self, backend: Backend, request: pytest.FixtureRequest) -> Callable[[np.ndarray], Any]:
         """Makes a tensor on the framework's default device from an array that nobody changes."""
         if not isinstance(backend, Exchange):
-            _fill_in("tensor")
-        exchange, where = backend, _default(backend)
-        return lambda array: exchange.from_host(array, where)
+            self.missing_fixture("from_numpy")
+        cpu = Device("cpu")
+        default = cpu if cpu in backend.devices() else request.getfixturevalue("device")
+        return lambda array: backend.from_host(array, default)
 
     @pytest.fixture
-    def read(self, backend: Backend) -> Callable[[Any], np.ndarray]:
-        """The values of a tensor that may be on any device."""
+    def to_numpy(self, backend: Backend) -> Callable[[Any], np.ndarray]:
+        """Reads the values of a tensor on any device."""
         if not isinstance(backend, Exchange):
-            _fill_in("read")
+            self.missing_fixture("to_numpy")
         return backend.to_host
 
     @pytest.fixture
     def model(self, backend: Backend) -> Callable[[], Any]:
-        """Makes a small trainable model that is not random: one float32 input [4], one output [3], per sample."""
-        return _standard(backend, activation="tanh") or _fill_in("model")
+        """Makes a small trainable, deterministic model: one float32 input [4], one output [3], per sample."""
+        return _standard_model(backend, activation="tanh") or self.missing_fixture("model")
 
     @pytest.fixture
-    def exact_model(self, backend: Backend, model: Callable[[], Any]) -> Callable[[], Any]:
+    def float64_model(self, backend: Backend, model: Callable[[], Any]) -> Callable[[], Any]:
         """As `model`, in float64 where the framework has it: gradients are then compared to more digits."""
-        return _standard(backend, activation="tanh", dtype="float64") or model
+        return _standard_model(backend, activation="tanh", dtype="float64") or model
 
     @pytest.fixture
     def random_model(self, backend: Backend) -> Callable[[], Any]:
         """As `model`, with dropout."""
-        return _standard(backend, activation="tanh", dropout=0.5) or _skip("no random_model was given")
+        return _standard_model(backend, activation="tanh", dropout=0.5) or _skip("no random_model was given")
 
     @pytest.fixture
     def buffered_model(self) -> Callable[[], Any]:
-        """As `model`, with values that change while training but not by gradients: batch normalisation."""
+        """As `model`, with buffers that change in training: batch normalization."""
         _skip("no buffered_model was given")
 
     @pytest.fixture
-    def writing_model(self) -> Callable[[], Any]:
-        """As `model`, and writes to its input: an activation in place, say."""
-        _skip("no writing_model was given")
+    def mutating_model(self) -> Callable[[], Any]:
+        """As `model`, and writes to its input: an in-place activation, for instance."""
+        _skip("no mutating_model was given")
 
-    # -- derived ---------------------------------------------------------------------------------------------------
+    # -- derived from the backend ----------------------------------------------------------------------------------
 
     @pytest.fixture
     def device(self, backend: Backend) -> Device:
-        """Where the tests are done: the backend's best device."""
+        """The device of the tests: the backend's best."""
         return next(iter(backend.devices()), None) or _skip("no device")
 
     @pytest.fixture
-    def second(self, backend: Backend, device: Device) -> Device:
-        """Another device."""
+    def second_device(self, backend: Backend, device: Device) -> Device:
+        """Another device; tests that need one are skipped where there is none."""
         return next((other for other in backend.devices() if other != device), None) or _skip("one device only")
 
     @pytest.fixture
-    def bench(
+    def harness(
         self,
         backend: Backend,
         device: Device,
-        tensor: Callable[[np.ndarray], Any],
-        read: Callable[[Any], np.ndarray],
-    ) -> Bench:
-        """The backend with everything at hand."""
-        return Bench(backend, device, tensor, read)
+        from_numpy: Callable[[np.ndarray], Any],
+        to_numpy: Callable[[Any], np.ndarray],
+    ) -> Harness:
+        """The backend on the device, with helpers to move tensors and to build and train programs."""
+        return Harness(backend, device, from_numpy, to_numpy)
 
     @pytest.fixture(autouse=True)
-    def only_what_is_declared(self, request: pytest.FixtureRequest, backend: Backend) -> Iterator[None]:
+    def skip_undeclared_capability(self, backend: Backend) -> None:
         """Skip tests of a capability that the backend does not declare."""
-        mark = request.node.get_closest_marker(CAPABILITY_MARK)
-        name = mark.args[0] if mark is not None else "backend"
-        if not isinstance(backend, {**CAPABILITIES, "backend": Backend, "stepping": Compute}[name]):
-            _skip(f"{name} is not declared")
-        yield
+        if not isinstance(backend, _CLASSES[self.capability]):
+            _skip(f"{self.capability} is not declared")
+
+    def missing_fixture(self, name: str) -> NoReturn:
+        """Fail because a needed fixture is not defined."""
+        pytest.fail(f"the kit needs the fixture {name!r}. Hint: see anyaccel.testing.Subject", pytrace=False)
 
 
-def _default(backend: Backend) -> Device:
-    """The CPU where it is served, as frameworks make tensors there unless they are told otherwise."""
-    there = list(backend.devices())
-    return Device("cpu") if Device("cpu") in there else there[0]
-
-
-def _standard(backend: Backend, **settings: Any) -> Callable[[], Any] | None:
-    offered = backend.models() if isinstance(backend, Compute) else {}
-    if STANDARD_MODEL not in offered:
+def _standard_model(backend: Backend, **settings: Any) -> Callable[[], Any] | None:
+    models = backend.models() if isinstance(backend, Compute) else {}
+    if STANDARD_MODEL not in models:
         return None
-    made: Callable[..., Any] = offered[STANDARD_MODEL]
-    return lambda: made(**{"output_shape": (3,), "n_layers": 2, "hidden_dim": 5, **settings})
-
-
-def _fill_in(name: str) -> NoReturn:
-    pytest.fail(f"the kit needs the fixture {name!r}: see anyaccel.testing.Subject", pytrace=False)
+    cls: Callable[..., Any] = models[STANDARD_MODEL]
+    return lambda: cls(**{"output_shape": (3,), "n_layers": 2, "hidden_dim": 5, **settings})
 
 
 def _skip(reason: str) -> NoReturn:

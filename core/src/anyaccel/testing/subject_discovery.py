@@ -1,4 +1,4 @@
-"""Which Subject the kit is run with: a published one, or one that follows from the backend as far as it can."""
+"""Which Subject the kit tests a plugin with: the one its distribution publishes, or one derived from the backend."""
 
 from __future__ import annotations
 
@@ -7,130 +7,100 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 
-from anyaccel.backend import Backend, Compute, Exchange
+from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import PluginError
 from anyaccel.numpy_backend import BatchNorm, Dense, Sequential, zeros
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import BUILT_IN, registry
-from anyaccel.testing.subject import STANDARD_MODEL, Subject
+from anyaccel.testing.subject import Subject
+
+GROUP = "anyaccel.conformance"  # entry-point group in which plugins publish their Subjects
 
 
 class NumpySubject(Subject):
-    """Core's own backend."""
+    """Core's own NumPy backend."""
 
     @pytest.fixture
     def new_tensor(self) -> Callable[[], Any]:
-        """As users make it who name no device."""
+        """An array made without naming a device."""
         return lambda: zeros((3,))
 
     @pytest.fixture
     def buffered_model(self) -> Callable[[], Any]:
-        """With batch normalisation."""
+        """A model with batch normalization."""
         return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
 
 
 class DerivedSubject(Subject):
-    """What follows from a backend alone. What does not is skipped, with the remedy: publish a Subject."""
+    """What follows from a backend alone; tests that need more are skipped until the plugin publishes a Subject."""
 
-    @pytest.fixture
-    def new_tensor(self) -> Callable[[], Any]:
-        """Nothing says how users make a tensor."""
-        _unpublished("new_tensor")
-
-    @pytest.fixture
-    def tensor(self, backend: Backend, request: pytest.FixtureRequest) -> Callable[[np.ndarray], Any]:
-        """By `from_host`."""
-        if not isinstance(backend, Exchange):
-            _unpublished("tensor")
-        there = list(backend.devices())
-        where = Device("cpu") if Device("cpu") in there else request.getfixturevalue("device")
-        return lambda array: backend.from_host(array, where)
-
-    @pytest.fixture
-    def read(self, backend: Backend) -> Callable[[Any], np.ndarray]:
-        """By `to_host`."""
-        if not isinstance(backend, Exchange):
-            _unpublished("read")
-        return backend.to_host
-
-    @pytest.fixture
-    def model(self, backend: Backend) -> Callable[[], Any]:
-        """The SequentialMLP that the backend offers."""
-        offered = backend.models() if isinstance(backend, Compute) else {}
-        if STANDARD_MODEL not in offered:
-            _unpublished("model")
-        made: Callable[..., Any] = offered[STANDARD_MODEL]
-        return lambda: made(output_shape=(3,), n_layers=2, hidden_dim=5, activation="tanh")
+    def missing_fixture(self, name: str) -> NoReturn:
+        """Skip: nobody has defined the fixture."""
+        pytest.skip(f"the plugin publishes no Subject with the fixture {name!r}")
 
 
-def _unpublished(name: str) -> NoReturn:
-    pytest.skip(f"no Subject is published that gives {name}")
-
-
-def chosen(plugin: str, index: int, subject: str, device: str) -> type[Subject]:
-    """The class for `suite`.
+def select_subject(plugin: str, index: int, subject: str, device: str) -> type[Subject]:
+    """The Subject class to give to `suite`.
 
     Args:
         plugin: name of an installed plugin.
         index: which of its backends.
         subject: a published Subject as `module:Class`; `""` derives one from the backend.
-        device: where the tests are done; `""` leaves that to the Subject.
+        device: device to run the tests on; `""` leaves the choice to the Subject.
 
     Raises:
         PluginError: what is published is no Subject.
     """
     backend = next(each for each in registry().plugins if each.name == plugin).backends[index]
-    body: dict[str, Any] = {"__module__": __name__, "__doc__": f"{plugin}, chosen by name."}
+    body: dict[str, Any] = {"__module__": __name__, "__doc__": f"The plugin {plugin}, selected by name."}
     if subject:
-        base = _resolved(subject)
+        base = _resolve(subject)
     else:
         base = NumpySubject if plugin == BUILT_IN else DerivedSubject
         body["backend"] = pytest.fixture(lambda self: backend)
     if device:
-        body["device"] = pytest.fixture(lambda self, backend: _there(backend, Device.parse(device)))
-    return type("Chosen", (base,), body)
+        body["device"] = pytest.fixture(lambda self, backend: _require_device(backend, Device.parse(device)))
+    return type("SelectedSubject", (base,), body)
 
 
-def _there(backend: Backend, device: Device) -> Device:
+def _require_device(backend: Backend, device: Device) -> Device:
     if device not in backend.devices():
-        pytest.skip(f"{device} is not here")
+        pytest.skip(f"{device} is not on this machine")
     return device
 
 
-def _resolved(subject: str) -> type[Subject]:
-    found = resolve_name(subject)
-    if not (isinstance(found, type) and issubclass(found, Subject)):
+def _resolve(subject: str) -> type[Subject]:
+    cls = resolve_name(subject)
+    if not (isinstance(cls, type) and issubclass(cls, Subject)):
         raise PluginError(
-            f"{subject} is no Subject", available="a class derived from anyaccel.testing.Subject is published"
+            f"the published {subject} is not a Subject", hint="derive the class from anyaccel.testing.Subject"
         )
-    return found
+    return cls
 
 
-GROUP = "anyaccel.conformance"
-
-
-def canonical(distribution: str) -> str:
-    """The name of a distribution as indexes compare it: `My_Chip` is `my-chip`."""
+def canonical_name(distribution: str) -> str:
+    """A distribution's name as package indexes compare it: `My_Chip` is `my-chip`."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def published(plugin: Plugin, backend: Backend) -> str:
-    """The Subject that a plugin's own distribution publishes for one of its backends: `module:Class`, `""` if none."""
+def published_subject(plugin: Plugin, backend: Backend) -> str:
+    """The Subject that a plugin's own distribution publishes for a backend, as `module:Class`; `""` if none."""
     from importlib.metadata import entry_points
 
-    own = canonical(plugin.distribution)
-    there = {
-        each.name: each.value for each in entry_points(group=GROUP) if each.dist and canonical(each.dist.name) == own
+    own = canonical_name(plugin.distribution)
+    subjects = {
+        entry.name: entry.value
+        for entry in entry_points(group=GROUP)
+        if entry.dist and canonical_name(entry.dist.name) == own
     }
-    return next((there[name] for name in _names(plugin, backend) if name in there), "")
+    return next((subjects[name] for name in _entry_names(plugin, backend) if name in subjects), "")
 
 
-def _names(plugin: Plugin, backend: Backend) -> list[str]:
-    """By which name a backend's Subject may be published, the most exact first."""
+def _entry_names(plugin: Plugin, backend: Backend) -> list[str]:
+    """Names under which a backend's Subject may be published, the most specific first."""
     framework = f"{plugin.name}.{backend.framework}"
     names = [*(f"{framework}.{kind}" for kind in backend.kinds), framework]
     return [*names, plugin.name] if len(plugin.backends) == 1 else names

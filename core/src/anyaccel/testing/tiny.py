@@ -1,4 +1,4 @@
-"""TinyBackend: the smallest complete backend, over a framework that is one class, for tests of what stands above."""
+"""TinyBackend: the smallest complete backend, over a fake framework of one class, for tests of core and plugins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyaccel.errors import MoveError
 
 
 class Cell:
-    """A tensor of the tiny framework: one value, and the device it is on."""
+    """A tensor of the fake framework: one value on a device."""
 
     __slots__ = ("device", "value")
 
@@ -28,14 +28,14 @@ class Cell:
 
 
 class TinyBackend(Backend):
-    """A backend whose facts are arguments, so that a test can have as many frameworks and devices as it likes.
+    """A backend whose facts are arguments, so that a test can have any frameworks and devices.
 
     Args:
-        framework: identifier of the pretended framework; its classes come from a module `tiny_FRAMEWORK`.
-        devices: what is on the pretended machine; the first is where new cells land.
-        kinds: kinds it serves; by default those of `devices`.
-        vendor: what `device_info` says of every device.
-        absent: what `why_not` says of every other device.
+        framework: identifier of the fake framework; its tensor class comes from a module `tiny_FRAMEWORK`.
+        devices: devices of the fake machine; new cells are made on the first.
+        kinds: kinds that it serves; by default those of `devices`.
+        vendor: vendor in the `device_info` of every device.
+        absent: what `unavailable_reason` returns for every other device.
     """
 
     def __init__(
@@ -51,39 +51,41 @@ class TinyBackend(Backend):
         self._current = self._devices[:1]
         self._vendor = vendor
         self._absent = absent
-        self.framework = framework  # type: ignore[misc]  # a class fact everywhere else; here each object is its own
+        self.framework = framework  # type: ignore[misc]  # a class attribute elsewhere; set per object here
         self.kinds = kinds or tuple(dict.fromkeys(device.kind for device in self._devices))  # type: ignore[misc]
         self.import_roots = (f"tiny_{framework}",)  # type: ignore[misc]
 
     @cached_property
     def cell(self) -> type[Cell]:
-        """The framework's tensor class. Whoever has it has imported the framework, which is pretended here."""
+        """The framework's tensor class. First access puts the fake framework into `sys.modules`, as an import would."""
         sys.modules.setdefault(self.import_roots[0], ModuleType(self.import_roots[0]))
         return type("TinyCell", (Cell,), {"__slots__": (), "__module__": self.import_roots[0]})
 
     def devices(self) -> Sequence[Device]:
-        """The devices it was made with."""
+        """The devices that were given."""
         return list(self._devices)
 
     def device_of(self, obj: Any) -> Device | None:
-        """Where a cell is."""
+        """The device of a cell, None for other objects."""
         return obj.device if isinstance(obj, Cell) else None
 
     def place(self, obj: Any, device: Device) -> Any:
-        """A cell, or a dict or list of them."""
+        """Move a cell, or a dict or list of cells."""
         if isinstance(obj, dict):
             return {key: self.place(value, device) for key, value in obj.items()}
         return [self.place(value, device) for value in obj] if isinstance(obj, list) else self.move(obj, device)
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """A cell of the same value elsewhere."""
+        """A cell of the same value on the device."""
         if not isinstance(tensor, self.cell):
-            raise MoveError(f"{tensor!r} is not a tensor of {self.framework}")
+            raise MoveError(
+                f"{tensor!r} is not a tensor of {self.framework}", hint="give a cell made by TinyBackend.new()"
+            )
         return tensor if tensor.device == device else self.cell(tensor.value, device)
 
     @contextmanager
     def scope(self, device: Device) -> Iterator[None]:
-        """`new` makes cells there."""
+        """`new` makes cells on the device."""
         before, self._current = self._current, [device]
         try:
             yield
@@ -91,17 +93,17 @@ class TinyBackend(Backend):
             self._current = before
 
     def new(self, value: Any = 0) -> Cell:
-        """A cell where the scope says."""
+        """A cell on the device of the current scope."""
         return self.cell(value, self._current[0])
 
     def device_string(self, device: Device) -> str:
-        """The framework calls `gpu:1` "tiny gpu 1"."""
+        """The fake framework's name of a device: `gpu:1` is "tiny gpu 1"."""
         return f"{self.framework} {device.kind} {device.index}"
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Of the vendor it was made with."""
+        """Its name and the vendor that was given."""
         return DeviceInfo(str(device), vendor=self._vendor)
 
     def unavailable_reason(self, device: Device) -> str:
-        """What it was made with, for a device it does not have."""
+        """The text given as `absent`, for a device it does not have."""
         return "" if device in self._devices else self._absent

@@ -27,11 +27,11 @@ class TestPlacement(BackendTests):
         return lambda: abacus.Tensor([0.0])
 
     @pytest.fixture
-    def tensor(self) -> Callable[[np.ndarray], Any]:
+    def from_numpy(self) -> Callable[[np.ndarray], Any]:
         return abacus.Tensor
 
     @pytest.fixture
-    def read(self) -> Callable[[Any], np.ndarray]:
+    def to_numpy(self) -> Callable[[Any], np.ndarray]:
         return lambda tensor: tensor.values
 
 
@@ -51,7 +51,7 @@ class Abacus(Subject):
         return lambda: abacus.Linear(4, 3)
 
     @pytest.fixture
-    def exact_model(self) -> Callable[[], Any]:
+    def float64_model(self) -> Callable[[], Any]:
         return lambda: abacus.Linear(4, 3, "float64")
 
 

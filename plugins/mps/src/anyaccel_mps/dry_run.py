@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyaccel.segment import Segment
-from anyaccel_torch.forward_call import as_written
+from anyaccel_torch.forward_call import force_eager
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.tree_utils import tensors_in
 
@@ -77,7 +77,7 @@ def _rehearse(segment: Segment, recorder: Recorder) -> None:
         for spec, _ in segment.inputs.values()
     ]
     try:
-        with recorder, as_written():
+        with recorder, force_eager():
             recorder.stage = "losses"
             program.forward(inputs)
             if segment.groups or segment.needs_pullback:

@@ -18,7 +18,7 @@ class MpsExchange(MpsPlacement, TorchExchange):
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
         """As `Exchange.from_host`; waits for the copy, and refuses a dtype that MPS lacks before there is any."""
-        check_array(array.dtype, device, self.lacking)
+        check_array(array.dtype, device, self.unsupported_dtypes)
         return super().from_host(array, device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:

@@ -19,8 +19,8 @@ class MpsPlacement(TorchPlacement):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("mps",)
-    pinning: ClassVar[frozenset[str]] = frozenset()
-    lacking: ClassVar[frozenset[str]] = frozenset({"float64", "complex128"})
+    pinned_kinds: ClassVar[frozenset[str]] = frozenset()
+    unsupported_dtypes: ClassVar[frozenset[str]] = frozenset({"float64", "complex128"})
 
     def unavailable_reason(self, device: Device) -> str:
         """As `Backend.why_not`: the system, how this torch was built, or that there is one device only."""
@@ -32,12 +32,12 @@ class MpsPlacement(TorchPlacement):
 
     def place(self, obj: Any, device: Device) -> Any:
         """As `Backend.place`; nothing is moved if a single tensor in `obj` has a dtype that MPS lacks."""
-        check(obj, device, self.lacking)
+        check(obj, device, self.unsupported_dtypes)
         return super().place(obj, device)
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
         """As `Backend.move`; waits for the copy, pinned or not."""
-        check(tensor, device, self.lacking)
+        check(tensor, device, self.unsupported_dtypes)
         return super().move(tensor, device)
 
     def synchronize(self, device: Device) -> None:

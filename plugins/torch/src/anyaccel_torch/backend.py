@@ -10,10 +10,10 @@ from anyaccel_torch.memory import TorchMemory
 
 
 class TorchBackend(TorchExchange, TorchCompute, TorchMemory):
-    """torch on the kinds of device that torch itself serves. Making one does not import torch.
+    """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
-    A chip that torch knows under a name of its own is served by a subclass that says `kinds`, and where needed
-    `types`, `pinning` and `lacking` (see `TorchPlacement`).
+    A chip that torch has a device type for is supported by a subclass that sets `kinds`, and where needed
+    `torch_types`, `pinned_kinds` and `unsupported_dtypes` (see `TorchPlacement`).
     """
 
     environment: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "KERAS_BACKEND")

@@ -1,9 +1,9 @@
-"""SequentialMLP and SequentialCNN for torch, and how the outputs of any module are read."""
+"""SequentialMLP and SequentialCNN for torch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,20 +11,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape, check_input_shapes
-from anyaccel.errors import ShapeError
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
 
 
-class FromRecipe(nn.Module, ABC):
-    """A module that a recipe of `anyaccel.adapter.model_specs` describes, with the same initial weights as in other frameworks.
+class BuiltinModel(nn.Module, ABC):
+    """A model with the same initial weights as in every other framework.
 
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
 
-    def __init__(self, recipe: MLPSpec | CNNSpec) -> None:
+    def __init__(self, spec: MLPSpec | CNNSpec) -> None:
         super().__init__()
-        self.recipe = recipe
+        self.spec = spec
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
 
     @property
@@ -33,53 +32,53 @@ class FromRecipe(nn.Module, ABC):
         return self.input_shapes is not None
 
     def build(self, input_shapes: Sequence[Sequence[int]], seed: int, device: Any = "cpu") -> None:
-        """Make the layers for inputs of these shapes per sample; a second call with the same shapes changes nothing.
+        """Create the layers for inputs of these shapes per sample; a second call with the same shapes changes nothing.
 
         Raises:
-            ShapeError: it was built for other shapes, or the recipe does not take them.
+            ShapeError: it was built for other shapes, or the spec does not take them.
         """
         shapes = tuple(tuple(shape) for shape in input_shapes)
         if self.input_shapes is not None:
-            check_input_shapes(type(self).__name__, self.recipe, self.input_shapes, shapes)
+            check_input_shapes(type(self).__name__, self.spec, self.input_shapes, shapes)
             return
-        weights = self.recipe.weights(shapes, seed)
-        for name, shape in self.recipe.weight_shapes(shapes).items():
+        weights = self.spec.weights(shapes, seed)
+        for name, shape in self.spec.weight_shapes(shapes).items():
             layer = self._layer(shape).train(self.training)
             for part in ("weight", "bias"):
                 values = torch.from_numpy(weights[f"{name}.{part}"]).to(device, copy=True)
                 setattr(layer, part, nn.Parameter(values))
-            where, _, last = name.rpartition(".")
-            self.get_submodule(where).add_module(last, layer)
+            parent, _, last = name.rpartition(".")
+            self.get_submodule(parent).add_module(last, layer)
         self.input_shapes = shapes
 
     @abstractmethod
     def _layer(self, shape: tuple[int, ...]) -> nn.Module:
-        """A layer whose weight has this shape: on `meta`, where it has no values and draws no random number."""
+        """A layer for a weight of this shape, on `meta`, where it draws no random numbers."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """[batch, *output_shape] for inputs [batch, ...] of the recipe's dtype."""
+        """[batch, *output_shape] for inputs [batch, ...] of the model's dtype."""
         if self.input_shapes is None:
             self.build([x.shape[1:] for x in inputs], seed=0, device=inputs[0].device)
-        x = self._through(*inputs)
-        return x if len(self.recipe.output_shape) == 1 else x.reshape(x.shape[0], *self.recipe.output_shape)
+        x = self._features(*inputs)
+        return x if len(self.spec.output_shape) == 1 else x.reshape(x.shape[0], *self.spec.output_shape)
 
     @abstractmethod
-    def _through(self, *inputs: Tensor) -> Tensor:
-        """[batch, features] for the inputs, once the layers are there."""
+    def _features(self, *inputs: Tensor) -> Tensor:
+        """[batch, features]; called when the layers exist."""
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.recipe.dropout, self.training) if self.recipe.dropout else x
+    def _dropout(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.spec.dropout, self.training) if self.spec.dropout else x
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict; its entries are the keywords that make an equal model."""
-        return self.recipe.get_config()
+        """A plain dict; its entries are the keywords that create an equal model."""
+        return self.spec.get_config()
 
 
-class SequentialMLP(FromRecipe):
+class SequentialMLP(BuiltinModel):
     """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPSpec`.
 
-    Takes one or more tensors [batch, ...] of `dtype`, flattens and joins them, and gives [batch, *output_shape]. It is
-    built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
+    Takes one or more tensors [batch, ...] of `dtype`, flattens and concatenates them, and gives [batch, *output_shape].
+    It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
 
     Raises:
         SpecError: a setting out of range.
@@ -100,18 +99,18 @@ class SequentialMLP(FromRecipe):
     def _layer(self, shape: tuple[int, ...]) -> nn.Module:
         return nn.Linear(shape[1], shape[0], device="meta")
 
-    def _through(self, *inputs: Tensor) -> Tensor:
+    def _features(self, *inputs: Tensor) -> Tensor:
         x: Tensor = _flat(inputs[0]) if len(inputs) == 1 else torch.cat([_flat(x) for x in inputs], 1)
-        activate = _ACTIVATIONS.get(self.recipe.activation)
+        activation = _ACTIVATIONS.get(self.spec.activation)
         *hidden, last = self.layers
         for layer in hidden:
-            x = layer(x) if activate is None else activate(layer(x))
-            x = self._drop(x)
+            x = layer(x) if activation is None else activation(layer(x))
+            x = self._dropout(x)
         y: Tensor = last(x)
         return y
 
 
-class SequentialCNN(FromRecipe):
+class SequentialCNN(BuiltinModel):
     """A convolutional network with the same initial weights as in every other framework; see `CNNSpec`.
 
     Takes one tensor [batch, channels, height, width] of `dtype`, and gives [batch, *output_shape]. It is built when
@@ -121,7 +120,7 @@ class SequentialCNN(FromRecipe):
         SpecError: a setting out of range.
     """
 
-    recipe: CNNSpec
+    spec: CNNSpec
     head: nn.Linear
 
     def __init__(
@@ -141,35 +140,16 @@ class SequentialCNN(FromRecipe):
     def _layer(self, shape: tuple[int, ...]) -> nn.Module:
         if len(shape) == 2:
             return nn.Linear(shape[1], shape[0], device="meta")
-        return nn.Conv2d(shape[1], shape[0], shape[2], padding=self.recipe.padding, device="meta")
+        return nn.Conv2d(shape[1], shape[0], shape[2], padding=self.spec.padding, device="meta")
 
-    def _through(self, *inputs: Tensor) -> Tensor:
+    def _features(self, *inputs: Tensor) -> Tensor:
         (x,) = inputs
-        activate, pool = _ACTIVATIONS.get(self.recipe.activation), self.recipe.pool
+        activation, pool = _ACTIVATIONS.get(self.spec.activation), self.spec.pool
         for conv in self.convs:
-            x = conv(x) if activate is None else activate(conv(x))
+            x = conv(x) if activation is None else activation(conv(x))
             x = F.max_pool2d(x, pool) if pool > 1 else x
-        y: Tensor = self.head(self._drop(x.flatten(1)))
+        y: Tensor = self.head(self._dropout(x.flatten(1)))
         return y
-
-
-def outputs_of(result: Any) -> tuple[Tensor, ...]:
-    """The tensors that a module gave: one, or those of a tuple, a list or a dict in its order.
-
-    Raises:
-        ShapeError: it gave something else.
-    """
-    if isinstance(result, Tensor):
-        return (result,)
-    items = tuple(result.values()) if isinstance(result, Mapping) else result
-    if isinstance(items, (tuple, list)) and items and all(isinstance(item, Tensor) for item in items):
-        return tuple(items)
-    kinds = ", ".join(type(item).__name__ for item in items) if isinstance(items, (tuple, list)) else "no tensor"
-    raise ShapeError(
-        f"the model gives a {type(result).__name__} of {kinds or 'nothing'}, which is no output of a node",
-        available="a tensor, or a tuple, list or dict of tensors, can be one",
-        hint="wrap it in a module that gives only the tensors wanted",
-    )
 
 
 def _flat(x: Tensor) -> Tensor:

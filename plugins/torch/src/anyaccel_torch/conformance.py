@@ -1,4 +1,4 @@
-"""What the conformance kit is told about torch; imported by tests and by `anyaccel conform torch`."""
+"""The conformance subject of torch; imported by tests and by `anyaccel conform torch`."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Make = Callable[[], Any]
 
 
 class TorchSubject(Subject):
-    """torch on the best device of this machine, with modules as its users write them."""
+    """torch on the best device of this machine, with ordinary modules."""
 
     @pytest.fixture
     def backend(self) -> Backend:
-        """Serves gpu, xpu and cpu."""
+        """On gpu, xpu and cpu."""
         return TorchBackend()
 
     @pytest.fixture
     def new_tensor(self) -> Make:
-        """Where torch's own default says."""
+        """On torch's default device."""
         return lambda: torch.zeros(3)
 
     @pytest.fixture
-    def tensor(self) -> Callable[[np.ndarray], Any]:
-        """By torch's own means."""
+    def from_numpy(self) -> Callable[[np.ndarray], Any]:
+        """Through torch itself."""
         return lambda array: torch.from_numpy(array.copy())
 
     @pytest.fixture
-    def read(self) -> Callable[[Any], np.ndarray]:
-        """By torch's own means."""
+    def to_numpy(self) -> Callable[[Any], np.ndarray]:
+        """Through torch itself."""
         return lambda tensor: np.asarray(tensor.detach().cpu().numpy())
 
     @pytest.fixture
@@ -52,10 +52,10 @@ class TorchSubject(Subject):
 
     @pytest.fixture
     def buffered_model(self) -> Make:
-        """With batch normalisation."""
+        """With batch normalization."""
         return lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
     @pytest.fixture
-    def writing_model(self) -> Make:
+    def mutating_model(self) -> Make:
         """With an activation that writes to its input."""
         return lambda: nn.Sequential(nn.ELU(inplace=True), nn.Linear(4, 3))

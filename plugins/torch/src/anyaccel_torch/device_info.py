@@ -1,38 +1,37 @@
-"""What a device is, and why one is not there."""
+"""Description of a device, and the reason why one is unavailable."""
 
 from __future__ import annotations
 
-import platform
 from typing import TYPE_CHECKING
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.host_memory import host_memory
 from anyaccel_torch.error_translation import first_line
 
 if TYPE_CHECKING:
     import torch
 
-# For kinds that torch serves only if it was built for them: the versions that say so, and their names.
+# Kinds that torch must be built for: the attributes of torch.version that are set then, and their names.
 _BUILDS = {"gpu": (("cuda", "hip"), "CUDA and ROCm"), "xpu": (("xpu",), "XPU")}
 
 
 def describe(device: torch.device) -> DeviceInfo:
-    """Name, vendor, identity and memory of a device; asks an accelerator, which initialises it."""
+    """Name, vendor, identity and memory of a device; initializes an accelerator."""
     import torch
 
     if device.type == "cpu":
-        name = platform.processor() or platform.machine() or "cpu"
-        return DeviceInfo(name, memory_space="host", total_memory=host_memory().total)
-    found = torch.get_device_module(device).get_device_properties(device.index)
+        from anyaccel.adapter.device_description import cpu_info
+
+        return cpu_info()
+    properties = torch.get_device_module(device).get_device_properties(device.index)
     vendor = {"cuda": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}.get(device.type, "")
-    uuid = str(getattr(found, "uuid", "")).lower()
+    uuid = str(getattr(properties, "uuid", "")).lower()
     identity = f"GPU-{uuid}" if uuid and vendor == "nvidia" else uuid  # as nvidia-smi and NVML write it
-    return DeviceInfo(str(found.name), vendor, identity, identity, int(found.total_memory))
+    return DeviceInfo(str(properties.name), vendor, identity, identity, int(properties.total_memory))
 
 
-def why_not(device: Device, count: int) -> str:
-    """Why torch, which sees `count` devices of this kind, has not this one; initialises nothing."""
+def unavailable_reason(device: Device, count: int) -> str:
+    """Why a device is not among the `count` devices of its kind that torch sees; initializes nothing."""
     if count:
         return "" if device.index < count else f"torch sees {count} of this kind"
     try:

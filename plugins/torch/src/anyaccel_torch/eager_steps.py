@@ -1,4 +1,4 @@
-"""Plain training steps, one after the other, as a loop by hand does them."""
+"""Training steps without compilation, one after the other, as a loop written by hand does them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from anyaccel_torch.forward_plan import Run
 from anyaccel_torch.losses import BoundLoss
 
 
-def blocks(
-    columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, stop: int, batch: int, most: int
+def gathered_blocks(
+    columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, stop: int, batch: int, max_bytes: int
 ) -> Iterator[list[Tensor]]:
-    """Rows `order[start:stop]` of each column, gathered for many steps at once, but for at most `most` bytes."""
-    row = sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
-    held = batch * max(1, most // max(1, row * batch))
-    for begin in range(start, stop, held):
-        end = min(begin + held, stop)
+    """Rows `order[start:stop]` of each column, gathered for several batches at once, in at most `max_bytes`."""
+    row_bytes = sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
+    n_rows = batch * max(1, max_bytes // max(1, row_bytes * batch))
+    for begin in range(start, stop, n_rows):
+        end = min(begin + n_rows, stop)
         yield [column.index_select(0, order[begin:end]) for column, order in zip(columns, orders, strict=True)]
 
 
-class PlainSteps:
-    """Steps over lists of values: forward, one backward pass over all losses, the optimizers.
+class EagerSteps:
+    """Training steps over lists of values: forward, one backward pass over all losses, the optimizers.
 
     Args:
         label: of the segment.
-        runs: the operations.
-        losses: what is judged.
-        steppers: the optimizers.
-        trained: parameters whose gradients are forgotten after each step.
+        runs: its operations.
+        losses: its losses.
+        steppers: one function per parameter group that does an optimizer step.
+        trained: parameters whose gradients are cleared after each step.
     """
 
     def __init__(
@@ -47,75 +47,75 @@ class PlainSteps:
         self._label, self._runs, self._losses = label, runs, losses
         self._steppers, self._trained = steppers, trained
 
-    def whole(self, batches: Iterable[list[Any]]) -> list[Tensor]:
-        """One step for each batch; the mean losses of all steps, one after the other."""
+    def run(self, batches: Iterable[list[Any]]) -> list[Tensor]:
+        """One step per batch; the mean losses of all steps, flat."""
         runs, steppers, trained = self._runs, self._steppers, self._trained
         means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
-        kept: list[Tensor] = []
+        history: list[Tensor] = []
         roots: list[int] | None = None
         for values in batches:
             for run in runs:
                 run(values)
-            found: list[Tensor] = []
-            for mean in means:  # a comprehension would be kept by an error, and with it all values
-                found.append(mean(values))
+            losses: list[Tensor] = []
+            for mean in means:  # an error's traceback would keep a comprehension's frame, and with it all values
+                losses.append(mean(values))
             if roots is None:
-                roots, weights = self._roots(found)
-            backward([found[i] for i in roots], weights)
+                roots, weights = self._roots(losses)
+            backward([losses[i] for i in roots], weights)
             for step in steppers:
                 step()
             for parameter in trained:
                 parameter.grad = None
-            kept += [value.detach() for value in found]
-        return kept
+            history += [loss.detach() for loss in losses]
+        return history
 
-    def in_parts(self, batches: Iterable[list[Any]], parts: int) -> list[Tensor]:
-        """As `whole`, each batch in so many parts, as equal as can be; gradients and losses are weighted by rows."""
-        means, kept = [loss.mean for loss in self._losses], list[Tensor]()
+    def run_microbatched(self, batches: Iterable[list[Any]], n_microbatches: int) -> list[Tensor]:
+        """As `run`, each batch in micro-batches of nearly equal size; gradients and losses are weighted by rows."""
+        means, history = [loss.mean for loss in self._losses], list[Tensor]()
         weights: dict[float, tuple[list[int], list[Tensor]]] = {}
         for values in batches:
             rows = next(len(value) for value in values if value is not None)
-            sums: list[Tensor] = []
-            for part in _cut(values, min(parts, rows)):
-                share = next(len(value) for value in part if value is not None) / rows
+            totals: list[Tensor] = []
+            for microbatch in _split(values, min(n_microbatches, rows)):
+                share = next(len(value) for value in microbatch if value is not None) / rows
                 for run in self._runs:
-                    run(part)
-                found: list[Tensor] = []
+                    run(microbatch)
+                losses: list[Tensor] = []
                 for mean in means:
-                    found.append(mean(part))
+                    losses.append(mean(microbatch))
                 if share not in weights:
-                    roots, full = self._roots(found)
-                    weights[share] = roots, [one * share for one in full]
+                    roots, full = self._roots(losses)
+                    weights[share] = roots, [weight * share for weight in full]
                 roots, scaled = weights[share]
-                torch.autograd.backward([found[i] for i in roots], scaled)
-                sums = _added(sums, found, share)
+                torch.autograd.backward([losses[i] for i in roots], scaled)
+                totals = _accumulated(totals, losses, share)
             for step in self._steppers:
                 step()
             for parameter in self._trained:
                 parameter.grad = None
-            kept += sums
-        return kept
+            history += totals
+        return history
 
-    def _roots(self, found: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """Which losses reach a parameter, and the weight of each as the gradient that its pullback starts from."""
-        roots = [i for i, value in enumerate(found) if value.requires_grad]
+    def _roots(self, losses: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        """Indices of the losses that reach a parameter, and their weights as gradients to start backward with."""
+        roots = [i for i, loss in enumerate(losses) if loss.requires_grad]
         if not roots or not self._trained:
+            labels = ", ".join(loss.label for loss in self._losses) or "none"
             raise PhaseError(
-                f"no loss of segment {self._label!r} reaches a parameter that is to be trained",
-                available=f"losses: {', '.join(loss.label for loss in self._losses) or 'none'}; "
-                f"parameters to train: {len(self._trained)}",
+                f"no loss of segment {self._label!r} reaches a trained parameter "
+                f"(losses: {labels}; trained parameters: {len(self._trained)})",
                 hint="unfreeze a node before the loss, set requires_grad on its parameters, or add a loss after it",
             )
-        return roots, [torch.full_like(found[i], self._losses[i].weight, requires_grad=False) for i in roots]
+        return roots, [torch.full_like(losses[i], self._losses[i].weight, requires_grad=False) for i in roots]
 
 
-def _cut(values: list[Any], parts: int) -> Iterator[list[Any]]:
-    """The same rows of each value; what is None stays so."""
-    cut = [[None] * parts if value is None else torch.tensor_split(value, parts) for value in values]
-    for part in zip(*cut, strict=True):
+def _split(values: list[Any], n_parts: int) -> Iterator[list[Any]]:
+    """The same rows of each value, part by part; None stays None."""
+    parts = [[None] * n_parts if value is None else torch.tensor_split(value, n_parts) for value in values]
+    for part in zip(*parts, strict=True):
         yield list(part)
 
 
-def _added(sums: list[Tensor], found: Sequence[Tensor], share: float) -> list[Tensor]:
-    scaled = [value.detach() * share for value in found]
-    return [a + b for a, b in zip(sums, scaled, strict=True)] if sums else scaled
+def _accumulated(totals: list[Tensor], losses: Sequence[Tensor], share: float) -> list[Tensor]:
+    scaled = [loss.detach() * share for loss in losses]
+    return [total + loss for total, loss in zip(totals, scaled, strict=True)] if totals else scaled

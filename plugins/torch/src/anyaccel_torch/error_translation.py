@@ -1,4 +1,4 @@
-"""What goes wrong in torch, told as anyaccel tells it."""
+"""torch's errors as anyaccel's: out of memory, tensors on several devices, and tensors without data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from anyaccel.errors import AnyaccelError, DeviceMismatchError, MoveError, OutOf
 
 _KERAS_FRAME = re.compile(r"^Exception encountered when calling [^\n]*\n+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-_NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory")
-# torch has many words for it: those of most operators, of indices and recurrent layers, and of convolutions.
-_ELSEWHERE = (
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+# torch words it differently in most operators, in indexing, in recurrent layers and in convolutions.
+_DEVICE_MISMATCH = (
     *("on the same device", "at the same device", "on a different device"),
     *("but expected on ", "but expected it to be on ", "has not been allocated on MPS"),
 )
@@ -21,65 +21,74 @@ _TYPES = re.compile(r"\((torch\.(?:\w+\.)?)\w+Tensor\) and \w+ type \((torch\.(?
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
-    """Inside, a lack of memory becomes `OutOfMemoryError`, an operation over several devices `DeviceMismatchError`,
-    and a tensor without data `MoveError`; others pass.
+def translate_errors(what: str) -> Iterator[None]:
+    """Inside, torch's `RuntimeError`s become anyaccel's errors where the cause is known; others pass.
 
     Args:
-        what: what takes the room, such as `"a tensor of 8 bytes on gpu:0"`.
+        what: what is being made or done, such as `"a tensor of 8 bytes on gpu:0"`.
+
+    Raises:
+        OutOfMemoryError: torch ran out of memory.
+        DeviceMismatchError: an operation was given tensors on several devices.
+        MoveError: a tensor on torch's `meta` device has no data.
     """
     try:
         yield
     except RuntimeError as error:
-        told = _told(error, what)
-        if told is None:
+        translated = _translated(error, what)
+        if translated is None:
             raise
-        raise told from error
+        raise translated from error
 
 
-def refuse_mixing(error: RuntimeError, who: str, inputs: Mapping[str, Any]) -> None:
-    """Tell an operation over several devices with the name of who did it; do nothing if that is not what went wrong.
+def raise_if_device_mismatch(error: RuntimeError, who: str, inputs: Mapping[str, Any]) -> None:
+    """Raise an error that names a node or loss and its inputs if torch refused tensors on several devices.
 
     Args:
-        error: what torch said.
-        who: a node or loss, and its device.
+        error: what torch raised.
+        who: the node or loss, and its device.
         inputs: what it was given, by name.
 
     Raises:
-        DeviceMismatchError: it is.
+        DeviceMismatchError: that is the cause.
     """
-    if not _is_elsewhere(str(error)):
+    if not _is_device_mismatch(str(error)):
         return
     given = ", ".join(f"{name} on {getattr(tensor, 'device', 'no device')}" for name, tensor in inputs.items())
     raise DeviceMismatchError(
-        f"{who} computes with tensors of several devices",
-        available=f"its inputs are {given or 'none'}; torch says: {first_line(error)}",
-        hint="make tensors inside it where its inputs are, as in torch.zeros(3, device=x.device), and keep those "
-        "that stay with register_buffer",
+        f"{who} computes with tensors on several devices: its inputs are {given or 'none'}; "
+        f"torch says: {first_line(error)}",
+        hint="create tensors on the device of the inputs, as in torch.zeros(3, device=x.device), and register "
+        "constant tensors with register_buffer",
     ) from error
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the trace that torch appends to some, and the frame that Keras puts around it."""
-    words = _ESCAPES.sub("", _KERAS_FRAME.sub("", str(error)))
-    return words.strip().partition("\n")[0]
+    """The first line of an error's message, without the frame that Keras puts around it."""
+    text = _ESCAPES.sub("", _KERAS_FRAME.sub("", str(error)))
+    return text.strip().partition("\n")[0]
 
 
-def _told(error: RuntimeError, what: str) -> AnyaccelError | None:
-    words = str(error)
-    if any(mark in words for mark in _NO_ROOM):
-        remedy = "use smaller batches, free memory on the device, or choose a device with more"
-        return OutOfMemoryError(f"no room for {what}", available=first_line(error), hint=remedy)
-    if _is_elsewhere(words):
-        asked = f"{what}: tensors of several devices meet in one operation"
-        remedy = "bring them to one device; what functions of your own make belongs where their inputs are"
-        return DeviceMismatchError(asked, available=first_line(error), hint=remedy)
-    if "meta tensor" in words:
-        remedy = "give its parameters values first: model.to_empty(device='cpu'), then load or initialise them"
-        return MoveError(f"{what}: there are no values to move, it is on torch's meta device", hint=remedy)
+def _translated(error: RuntimeError, what: str) -> AnyaccelError | None:
+    text = str(error)
+    if any(mark in text for mark in _OUT_OF_MEMORY):
+        return OutOfMemoryError(
+            f"not enough memory for {what}: {first_line(error)}",
+            hint="use smaller batches, free memory on the device, or choose a device with more",
+        )
+    if _is_device_mismatch(text):
+        return DeviceMismatchError(
+            f"{what}: an operation was given tensors on several devices: {first_line(error)}",
+            hint="move them to one device; create tensors on the device of the inputs",
+        )
+    if "meta tensor" in text:
+        return MoveError(
+            f"{what}: a tensor on torch's meta device has no values to move",
+            hint="give its parameters values first: model.to_empty(device='cpu'), then load or initialize them",
+        )
     return None
 
 
-def _is_elsewhere(words: str) -> bool:
-    types = _TYPES.search(words)
-    return any(mark in words for mark in _ELSEWHERE) or (types is not None and types[1] != types[2])
+def _is_device_mismatch(text: str) -> bool:
+    types = _TYPES.search(text)
+    return any(mark in text for mark in _DEVICE_MISMATCH) or (types is not None and types[1] != types[2])

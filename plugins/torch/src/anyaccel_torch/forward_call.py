@@ -1,8 +1,7 @@
-"""How a program calls a module: as it is, or, where Keras layers are in it, as Keras wants to be called."""
+"""Calling a module: as it is, or, where Keras layers are in it, with what Keras wants to be told."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,78 +11,63 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyaccel.adapter.model_outputs import output_tuple
+from anyaccel.specs import Loss
 from anyaccel_torch import keras
-from anyaccel_torch.builtin_models import outputs_of
 
 Call = Callable[..., Any]
 
 
-def as_written() -> AbstractContextManager[Any]:
-    """Inside, what somebody has compiled runs as it was written.
+def force_eager() -> AbstractContextManager[Any]:
+    """Inside, modules that the user has compiled run as they are written.
 
-    Nobody has where torch's compiler is not there yet: importing it, which takes a second, is left to those who do.
+    Does nothing before torch's compiler is imported, as that takes a second, and nothing can be compiled without it.
     """
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def calling(model: Any, device: torch.device, count: int) -> Call:
-    """What to call with `count` inputs: the model itself, if no Keras layer is in it.
+def output_tensors(result: Any) -> tuple[Tensor, ...]:
+    """The tensors that a module returned: one, or those of a tuple, a list or a dict in its order.
 
-    Keras layers do not ask whether they are in training mode: they are told, where the call begins, and make what they
-    make (random numbers, constants) on a device that is said beforehand. Losses that they add by themselves
-    (regularizers) are not among the outputs, but in training their gradient is.
+    Raises:
+        ShapeError: it returned something else.
     """
-    tops = keras.outermost(model) if isinstance(model, nn.Module) else []
-    if not tops:
+    return output_tuple(result, Tensor)
+
+
+def bind_call(model: Any, device: torch.device, n_inputs: int) -> Call:
+    """What to call with `n_inputs` tensors: the model itself, if no Keras layer is in it.
+
+    Keras layers do not read `module.training` but take an argument, and create what they create (random numbers,
+    constants) on the device of a scope. Losses that they add by themselves (regularizers) are not among the outputs,
+    but in training their gradient is.
+    """
+    layers = keras.outermost(model) if isinstance(model, nn.Module) else []
+    if not layers:
         return model  # type: ignore[no-any-return]
-    layer, packed = (model, _packing(model, count)) if keras.is_layer(model) else (_frame(model, tops), _as_they_are)
-    keras_device, where = keras.loaded().device, str(device)
+    library = keras.library()
+    layer = model if library.is_layer(model) else _frame(model, layers)
+    pack = library.packing(layer, n_inputs)
+    keras_device, device_name = library.module.device, str(device)
 
     def call(*inputs: Tensor) -> Any:
         training = model.training
-        with keras_device(where):
-            found = layer(*packed(inputs), training=training)
+        with keras_device(device_name):
+            result = layer(*pack(inputs), training=training)
             added = layer.losses if training else ()
-        return _carrying(outputs_of(found), added) if added else found
+        return _with_losses(output_tensors(result), added) if added else result
 
     return call
 
 
-# -- inputs ----------------------------------------------------------------------------------------------------------
-
-
-def _as_they_are(inputs: Sequence[Tensor]) -> Sequence[Any]:
-    return inputs
-
-
-def _in_a_list(inputs: Sequence[Tensor]) -> Sequence[Any]:
-    return [list(inputs)]
-
-
-def _packing(layer: Any, count: int) -> Callable[[Sequence[Tensor]], Sequence[Any]]:
-    """How `count` inputs become the positional arguments of a Keras layer; those of a model go by its `inputs`."""
-    if keras.is_functional(layer):
-        tree, structure = keras.loaded().tree, layer.input
-        return lambda inputs: [tree.pack_sequence_as(structure, list(inputs))]
-    known = inspect.signature(layer.call).parameters.values()
-    if count == 1 or any(one.kind is one.VAR_POSITIONAL for one in known):
-        return _as_they_are
-    positional = [one.name for one in known if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    wanted = [name for name in positional if name not in ("training", "mask")]
-    return _as_they_are if len(wanted) >= count else _in_a_list
-
-
-# -- a module that holds Keras layers --------------------------------------------------------------------------------
-
-
 def _frame(module: nn.Module, layers: list[Any]) -> Any:
-    """A Keras layer that calls a module: what is said to it holds for every Keras layer that is called inside.
+    """A Keras layer that calls a module, so that `training` holds for every Keras layer called inside.
 
-    What is said to such a layer where the module calls it goes first, as in Keras.
+    An argument that the module itself passes to a layer goes first, as in Keras.
     """
-    frame = _frame_class(keras.loaded().Layer)(name=type(module).__name__, dtype="float32", autocast=False)
+    frame = _frame_class(keras.library().module.Layer)(name=type(module).__name__, dtype="float32", autocast=False)
     frame.run = lambda *inputs: module(*inputs)  # a function hides the module, which Keras would wrap
-    frame.layers_inside = layers  # so that the losses that they add are found, and forgotten at the next call
+    frame.layers_inside = layers  # so that the losses that they add are collected, and reset at the next call
     frame.built = True
     return frame
 
@@ -96,11 +80,8 @@ def _frame_class(base: type) -> Any:
     return type("Frame", (base,), {"call": call, "__doc__": "Runs a module inside a call of Keras's."})
 
 
-# -- losses ----------------------------------------------------------------------------------------------------------
-
-
-class _Carrying(torch.autograd.Function):
-    """The outputs; on the way back, the gradient of an added loss is 1, whichever output it begins from."""
+class _AddLoss(torch.autograd.Function):
+    """The outputs; in the backward pass, an added loss gets the gradient 1, whichever output the pass starts from."""
 
     @staticmethod
     def forward(ctx: Any, added: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
@@ -114,24 +95,29 @@ class _Carrying(torch.autograd.Function):
         return torch.ones_like(added), *grads
 
 
-def _carrying(outputs: tuple[Tensor, ...], added: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    places = [i for i, output in enumerate(outputs) if output.is_floating_point()]
-    if not places:
+def _with_losses(outputs: tuple[Tensor, ...], added: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    floating = [i for i, output in enumerate(outputs) if output.is_floating_point()]
+    if not floating:
         return outputs
-    whole = torch.stack([one.sum() for one in added]).sum()
-    apply: Call = _Carrying.apply
-    carried = apply(whole, *(outputs[i] for i in places))
-    found = dict(zip(places, carried, strict=True))
-    return tuple(found.get(i, output) for i, output in enumerate(outputs))
+    total = torch.stack([loss.sum() for loss in added]).sum()
+    apply: Call = _AddLoss.apply
+    carrying = dict(zip(floating, apply(total, *(outputs[i] for i in floating)), strict=True))
+    return tuple(carrying.get(i, output) for i, output in enumerate(outputs))
 
 
-def comparing(own: Any, device: torch.device) -> Call:
-    """A loss of Keras as a function of outputs and targets that gives one number."""
-    keras_device, where = keras.loaded().device, str(device)
+def keras_loss(loss: Loss, device: torch.device) -> Call:
+    """A Keras loss as a function of outputs and targets that returns a scalar, and never broadcasts.
 
-    def mean(outputs: Tensor, targets: Tensor) -> Tensor:
-        with keras_device(where):
-            found: Tensor = own(targets, outputs)  # Keras takes targets first, and may give one number a sample
-        return found.mean() if found.ndim else found
+    Raises:
+        SpecError: a class that does not take its keywords.
+    """
+    library = keras.library()
+    mean = library.loss_function(loss, lambda result: result.mean() if result.ndim else result)
+    keras_device, device_name = library.module.device, str(device)
 
-    return mean
+    def compute(outputs: Tensor, targets: Tensor) -> Tensor:
+        with keras_device(device_name):
+            result: Tensor = mean(outputs, targets)
+        return result
+
+    return compute

@@ -1,4 +1,4 @@
-"""Tensors in host memory, page-locked where that helps a copy."""
+"""Tensors in host memory, and their asynchronous copies to a device from page-locked memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from anyaccel.host_memory import aligned_empty
 if TYPE_CHECKING:
     import torch
 
-
-# Bytes from which NumPy asks Linux for large pages, and torch does not: a first copy there takes a quarter of the time.
-_LARGE = 4 * 2**20
+# From this size on, NumPy asks Linux for huge pages, and torch does not: the first copy takes a quarter of the time.
+_HUGE_PAGES_FROM = 4 * 2**20
 
 
 def copied(array: np.ndarray, *, pinned: bool = False) -> torch.Tensor:
@@ -27,15 +26,15 @@ def copied(array: np.ndarray, *, pinned: bool = False) -> torch.Tensor:
     """
     import torch
 
-    dtype = _dtype_for(array.dtype)
-    if not pinned and array.nbytes >= _LARGE and (room := _room_for(array)) is not None:
-        return torch.from_numpy(room)
-    tensor = _buffer(torch.empty(array.shape, dtype=dtype, device="meta"), pinned=pinned)
+    dtype = _torch_dtype(array.dtype)
+    if not pinned and array.nbytes >= _HUGE_PAGES_FROM and (copy := _aligned_copy(array)) is not None:
+        return torch.from_numpy(copy)
+    tensor = _empty_like(torch.empty(array.shape, dtype=dtype, device="meta"), pinned=pinned)
     np.copyto(tensor.numpy(), array)
     return tensor
 
 
-def lent(array: np.ndarray) -> torch.Tensor:
+def shared(array: np.ndarray) -> torch.Tensor:
     """A tensor on the memory of a writable NumPy array, which it keeps alive.
 
     Raises:
@@ -43,55 +42,55 @@ def lent(array: np.ndarray) -> torch.Tensor:
     """
     import torch
 
-    _dtype_for(array.dtype)
+    _torch_dtype(array.dtype)
     return torch.from_numpy(array)
 
 
-def page_locked(shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
-    """An array of any content in page-locked memory; None where there is none.
+def pinned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
+    """An uninitialized array in page-locked memory; None if none is available.
 
     Raises:
         MoveError: torch lacks the dtype.
     """
     import torch
 
-    made = _buffer(torch.empty(shape, dtype=_dtype_for(np.dtype(dtype)), device="meta"), pinned=True)
-    return made.numpy() if made.is_pinned() else None
+    tensor = _empty_like(torch.empty(shape, dtype=_torch_dtype(np.dtype(dtype)), device="meta"), pinned=True)
+    return tensor.numpy() if tensor.is_pinned() else None
 
 
-def sent(tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
-    """A tensor of the host on `target`, by an asynchronous copy from page-locked memory where that can be had.
+def copied_async(tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
+    """A tensor of the host on `target`, by an asynchronous copy if page-locked memory is available.
 
-    Safe though nobody waits: what is copied from is a buffer of our own, so that the caller's tensor may change at
-    once, and torch's host allocator hands that buffer out again only after the event of the copy.
+    Safe without waiting: the copy's source is a buffer of our own, so the caller may change `tensor` at once, and
+    torch's host allocator reuses that buffer only after the copy's event.
     """
     if tensor.requires_grad:
         return tensor.to(target)
-    buffer = _buffer(tensor, pinned=True)
+    buffer = _empty_like(tensor, pinned=True)
     return buffer.copy_(tensor).to(target, non_blocking=buffer.is_pinned())
 
 
-def _room_for(array: np.ndarray) -> np.ndarray | None:
+def _aligned_copy(array: np.ndarray) -> np.ndarray | None:
     try:
-        room = aligned_empty(array.shape, array.dtype.newbyteorder("="))
-    except MemoryError:  # torch has words for it
+        copy = aligned_empty(array.shape, array.dtype.newbyteorder("="))
+    except MemoryError:  # torch's own error says how much was asked for
         return None
-    np.copyto(room, array)
-    return room
+    np.copyto(copy, array)
+    return copy
 
 
-def _buffer(like: torch.Tensor, *, pinned: bool) -> torch.Tensor:
+def _empty_like(like: torch.Tensor, *, pinned: bool) -> torch.Tensor:
     import torch
 
     if pinned:
         try:
             return torch.empty_like(like, device="cpu", pin_memory=True)
-        except RuntimeError:  # no page-locked memory is left, or none for this layout: then the wish has no effect
+        except RuntimeError:  # no page-locked memory is left, or none for this layout: pinning is only a wish
             pass
     return torch.empty_like(like, device="cpu")
 
 
-def _dtype_for(dtype: np.dtype[Any]) -> torch.dtype:
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     import torch
 
     try:
@@ -104,38 +103,38 @@ def _dtype_for(dtype: np.dtype[Any]) -> torch.dtype:
         ) from None
 
 
-def can_send_aside(host: torch.Tensor, target: torch.device) -> bool:
-    """Whether a tensor lies in page-locked memory, and the device has streams."""
+def can_copy_aside(host: torch.Tensor, target: torch.device) -> bool:
+    """Whether `copied_aside` works: the tensor is in page-locked memory, and the device has streams."""
     import torch
 
     return host.is_pinned() and hasattr(torch.get_device_module(target), "Stream")
 
 
-def sent_aside(host: torch.Tensor, target: torch.device) -> AsyncCopy:
-    """A tensor of page-locked memory on its way to `target`.
+def copied_aside(host: torch.Tensor, target: torch.device) -> AsyncCopy:
+    """A copy of a page-locked tensor to `target`, made by a stream beside the one that computes.
 
-    The memory of the copy belongs to the stream that copies. So the stream that computes is noted with it: torch lets
-    nobody have that memory before it has done with it, though the tensor may be gone by then.
+    The copy's memory belongs to the copying stream; `record_stream` keeps torch from reusing it before the computing
+    stream is done, even if the tensor is freed earlier.
     """
     import torch
 
     module = torch.get_device_module(target)
-    aside = _stream(target)
-    with module.stream(aside):
+    copy_stream = _copy_stream(target)
+    with module.stream(copy_stream):
         tensor = host.to(target, non_blocking=True)
-        copied = aside.record_event()
+        copied = copy_stream.record_event()
 
-    def arrive() -> None:
+    def wait() -> None:
         computing = module.current_stream(target)
         computing.wait_event(copied)
         tensor.record_stream(computing)
 
-    return AsyncCopy(tensor, arrive, copied.synchronize)
+    return AsyncCopy(tensor, wait, copied.synchronize)
 
 
 @cache
-def _stream(target: torch.device) -> Any:
-    """The stream that copies to a device; one is enough, as its copies go over one wire."""
+def _copy_stream(target: torch.device) -> Any:
+    """The stream for copies to a device; one is enough, as they share one bus."""
     import torch
 
     return torch.get_device_module(target).Stream(target)

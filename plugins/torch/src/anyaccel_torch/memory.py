@@ -1,4 +1,4 @@
-"""How full a device is, from torch's own figures."""
+"""Memory figures of a device, from torch's allocator."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from anyaccel_torch.placement import TorchPlacement
 
 
 class TorchMemory(TorchPlacement, Memory):
-    """Figures of an accelerator are those of this process's caching allocator; the CPU has only its size."""
+    """For an accelerator, the figures of this process's caching allocator; for the CPU, its total and free memory."""
 
     def memory(self, device: Device) -> MemoryInfo:
-        """As `Memory.memory`; what torch only caches counts as not free."""
-        if device.kind == "cpu":
-            return _of_host()
+        """As `Memory.memory`; memory that torch only caches counts as not free."""
+        target = None if device.kind == "cpu" else self.native_device(device)
+        if target is None or target.type == "cpu":  # a derived backend may compute a kind of its own on the CPU
+            total, free = host_memory()
+            return MemoryInfo(total, free, used=0, peak=0)
         import torch
 
-        target = self.torch_device(device)
-        if target.type == "cpu":  # a kind of a derived backend's own
-            return _of_host()
         module = torch.get_device_module(target)
         if not hasattr(module, "mem_get_info"):
             return MemoryInfo(0, 0, 0, 0)
@@ -31,9 +30,4 @@ class TorchMemory(TorchPlacement, Memory):
         if device.kind != "cpu":
             import torch
 
-            torch.get_device_module(self.torch_device(device)).empty_cache()
-
-
-def _of_host() -> MemoryInfo:
-    total, free = host_memory()
-    return MemoryInfo(total, free, used=0, peak=0)
+            torch.get_device_module(self.native_device(device)).empty_cache()

@@ -1,4 +1,4 @@
-"""What a module holds, by name: torch's own view of it, or, where Keras layers are in it, what these hold beside."""
+"""The parameters, buffers and submodules of a module by name, including what Keras layers in it hold."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from torch import Tensor, nn
 
 from anyaccel.errors import MoveError
 from anyaccel_torch import keras
-from anyaccel_torch.error_translation import first_line, telling
+from anyaccel_torch.error_translation import first_line, translate_errors
 
 
-def parts(module: nn.Module) -> list[nn.Module]:
-    """The module and every module in it, once."""
-    found = dict.fromkeys(module.modules())
-    return [*found, *(part for _, part in keras.contents(module).parts if part not in found)]
+def submodules(module: nn.Module) -> list[nn.Module]:
+    """The module and every module in it, each once."""
+    known = dict.fromkeys(module.modules())
+    return [*known, *(part for _, part in keras.contents(module).modules if part not in known)]
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by name, those that are shared under their first; not what is a parameter for Keras's sake only."""
+    """Trainable and frozen parameters by name, shared ones under their first name; without Keras's states."""
     if not keras.outermost(module):
         return dict(module.named_parameters())
     return keras.contents(module).parameters
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor]:
-    """What the module keeps beside its parameters: persistent buffers, and what Keras calls not trainable."""
+    """Persistent buffers by name, and the variables that Keras calls not trainable."""
     if not keras.outermost(module):
         return _persistent("", module, recurse=True)
-    found = keras.contents(module)
-    kept = [_persistent(f"{path}." if path else "", part, recurse=False) for path, part in found.parts]
-    return {name: buffer for named in kept for name, buffer in named.items()} | found.states
+    contents = keras.contents(module)
+    named: dict[str, Tensor] = {}
+    for path, part in contents.modules:
+        named |= _persistent(f"{path}." if path else "", part, recurse=False)
+    return named | contents.states
 
 
 def _persistent(prefix: str, module: nn.Module, *, recurse: bool) -> dict[str, Tensor]:
@@ -41,42 +43,41 @@ def _persistent(prefix: str, module: nn.Module, *, recurse: bool) -> dict[str, T
 
 
 def states(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters that no gradient changes, but a forward pass may: Keras keeps its buffers so."""
+    """Keras's states: parameters that no gradient changes, but a forward pass may."""
     return list(keras.contents(module).states.values())
 
 
-def seeds(module: nn.Module) -> list[nn.Parameter]:
+def seed_states(module: nn.Module) -> list[nn.Parameter]:
     """Those of the `states` that Keras draws its random numbers from."""
     return keras.contents(module).seeds
 
 
-def bring(module: nn.Module, device: torch.device) -> None:
-    """Let what torch's `to` may miss in Keras layers hold its values on a device; the objects stay the same.
+def move_keras_variables(module: nn.Module, device: torch.device) -> None:
+    """Move in place the variables of Keras layers that `Module.to` may miss.
 
     Raises:
-        MoveError: values cannot change places in this way, as with torch's `meta`.
+        MoveError: values cannot be moved in place, as to torch's `meta`.
     """
-    for tensor in _hidden(module):
+    for tensor in _keras_tensors(module):
         if tensor.device != device:
-            _carry(tensor, device, type(module).__name__)
+            _move_in_place(tensor, device, type(module).__name__)
 
 
-def _carry(tensor: Tensor, device: torch.device, name: str) -> None:
-    with telling(f"{name} on {device}"):
+def _move_in_place(tensor: Tensor, device: torch.device, name: str) -> None:
+    with translate_errors(f"{name} on {device}"):
         value = tensor.detach().to(device)
     try:
         tensor.data = value
     except RuntimeError as error:
-        asked = f"{name} cannot be moved to {device}: {first_line(error)}"
-        there = "Keras's variables hold on to the tensors that they have, and these cannot become ones of that device"
         raise MoveError(
-            asked, available=there, hint="make the model inside keras.device(...) of that device"
+            f"{name} cannot be moved to {device} in place, as Keras's variables must be: {first_line(error)}",
+            hint="create the model inside keras.device(...) of that device",
         ) from error
 
 
-def _hidden(module: nn.Module) -> Iterator[Tensor]:
-    found = keras.contents(module)
-    yield from found.parameters.values()
-    yield from found.states.values()
-    for _, part in found.parts:
+def _keras_tensors(module: nn.Module) -> Iterator[Tensor]:
+    contents = keras.contents(module)
+    yield from contents.parameters.values()
+    yield from contents.states.values()
+    for _, part in contents.modules:
         yield from part.buffers(recurse=False)

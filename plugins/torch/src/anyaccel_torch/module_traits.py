@@ -1,4 +1,4 @@
-"""What a module does with its inputs beside computing: whether it writes to them, and how it reads an image."""
+"""What a module does beside computing: whether it writes to its inputs, its image layout, its coupling of samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from anyaccel.segment import TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import SequentialCNN
-from anyaccel_torch.module_state import parts
+from anyaccel_torch.module_state import submodules
 from anyaccel_torch.shape_inference import infer
 from anyaccel_torch.tree_utils import tensors_in
 
@@ -22,34 +22,35 @@ _SPATIAL = (
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-def writes(model: nn.Module, inputs: Sequence[TensorSpec]) -> bool:
-    """Whether a module writes to its inputs: by torch's own count of writes, when it is run on zeros.
+def mutates_inputs(model: nn.Module, inputs: Sequence[TensorSpec]) -> bool:
+    """Whether a module writes to its inputs, by the version counters of the zeros that it is run on.
 
-    In-place dropout writes in training only, and counts wherever it stands in the module.
+    In-place dropout writes in training only; it counts wherever it is in the module.
     """
-    if any(isinstance(part, _DROPOUT) and part.inplace for part in parts(model)):
+    if any(isinstance(part, _DROPOUT) and part.inplace for part in submodules(model)):
         return True
-    given: list[torch.Tensor] = []
-    hook = model.register_forward_pre_hook(lambda _, args: given.extend(tensors_in(args)))
+    received: list[torch.Tensor] = []
+    hook = model.register_forward_pre_hook(lambda _, args: received.extend(tensors_in(args)))
     try:
         infer(model, inputs, seed=0)
     finally:
         hook.remove()
-    return any(tensor._version for tensor in given)  # noqa: SLF001
+    return any(tensor._version for tensor in received)  # noqa: SLF001
 
 
-def layout(model: nn.Module) -> tuple[str, str]:
-    """As `Compute.layout`: of a layer for images, or a `Sequential` that begins or ends with one.
+def data_format(model: nn.Module) -> tuple[str, str]:
+    """As `Compute.data_format`: known of image layers, and of a `Sequential` that begins or ends with one.
 
-    Of other modules nothing is said: their forward may move the axes.
+    Other modules give `""`: their forward may move the axes.
     """
     if isinstance(model, SequentialCNN):
         return "channels_first", ""
-    if keras.is_layer(model):
-        return keras.layout(model)
+    if keras.library().is_layer(model):
+        return keras.library().data_format(model)
     layers = [layer for layer in _flat(model) if not _is_elementwise(layer)]
-    ends = (layers[:1], layers[-1:])
-    first, last = ("channels_first" if end and isinstance(end[0], _SPATIAL) else "" for end in ends)
+    first, last = (
+        "channels_first" if end and isinstance(end[0], _SPATIAL) else "" for end in (layers[:1], layers[-1:])
+    )
     return first, last
 
 
@@ -61,11 +62,11 @@ def _is_elementwise(layer: nn.Module) -> bool:
     return layer.__class__.__module__ in ("torch.nn.modules.activation", "torch.nn.modules.dropout")
 
 
-def mixes(model: nn.Module) -> str:
-    """The name of the first part that normalizes over the batch while it trains, or `""`; functions are not seen."""
-    for part in parts(model):
-        known = isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - torch has no other name for all
-        like_keras = any(base.__name__ == "BatchNormalization" for base in type(part).__mro__)
-        if known or (like_keras and getattr(part, "trainable", True)):
+def batch_coupling(model: nn.Module) -> str:
+    """Name of the first layer that normalizes over the batch in training, or `""`; functions are not seen."""
+    for part in submodules(model):
+        is_torch = isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - the base of all of torch's
+        is_keras = any(base.__name__ == "BatchNormalization" for base in type(part).__mro__)
+        if is_torch or (is_keras and getattr(part, "trainable", True)):
             return type(part).__name__
     return ""

@@ -1,8 +1,8 @@
-"""Parameter groups at work: torch's optimizers, and their state by node and slot."""
+"""Optimizer specs as torch optimizers, and parameter groups that step with them."""
 
 from __future__ import annotations
 
-import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,89 +10,165 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyaccel.errors import SpecError
 from anyaccel.segment import NodeState, ParameterGroup
-from anyaccel_torch.optimizer_making import make as make
-from anyaccel_torch.optimizer_making import slots_of as slots_of
-from anyaccel_torch.optimizer_state import place_state as place_state
-from anyaccel_torch.optimizer_state import where
+from anyaccel.specs import Optimizer
+from anyaccel_torch.error_translation import first_line
+from anyaccel_torch.optimizer_state import (
+    TORCH_SLOTS,
+    OptimizerSnapshot,
+    load_slots,
+    matching_state,
+    read_slots,
+    set_step,
+)
 
-SLOTS = {"velocity": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}
-"""torch's names for the slots of named optimizers."""
+_FUSED_ON = frozenset({"cpu", "cuda", "xpu"})
+_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 
 Members = Mapping[str, Mapping[str, nn.Parameter]]
 """Parameters of a group: by node, by name."""
 
 
-def _resumed(given: NodeState, named: Mapping[str, nn.Parameter], slots: set[str]) -> NodeState:
-    if not named:  # a node whose parameters all are in another's model, too
-        return NodeState(given.step)
-    kept = {name: values for name, values in given.slots.items() if values}
-    fits = kept.keys() <= named.keys() and all(
-        set(values) == slots and all(value.shape in ((), named[name].shape) for value in values.values())
-        for name, values in kept.items()
-    )
-    return NodeState(given.step, kept) if fits and (kept or not slots) else NodeState()
+def create_optimizer(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: bool = False) -> torch.optim.Optimizer:
+    """The spec as a torch optimizer over `parameters`, fused where torch supports it and gradients are not `sparse`.
+
+    Raises:
+        SpecError: a class that is no optimizer of torch, needs a closure, or does not take the settings.
+    """
+    if spec.own is not None:
+        return _create_own(spec.own, spec, parameters)
+    settings = dict(spec.settings)
+    if "nesterov" in settings:
+        settings["nesterov"] = settings["nesterov"] and settings["momentum"] > 0  # torch refuses it without momentum
+    create: Callable[..., torch.optim.Optimizer] = _CLASSES[spec.name]
+    return create(parameters, lr=spec.lr, **settings, **_implementation(spec, parameters, sparse=sparse))
+
+
+def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
+    # torch's fused SGD leaves most 16-bit parameters on the CPU unchanged (pytorch#191763).
+    if spec.name in ("sgd", "momentum") and any(p.itemsize < 4 and p.device.type == "cpu" for p in parameters):
+        return {"foreach": True}
+    types = {parameter.device.type for parameter in parameters}
+    alike = len(types) == 1 and all(parameter.is_floating_point() for parameter in parameters)
+    return {"fused": True} if alike and types <= _FUSED_ON and not sparse else {"foreach": True}
+
+
+def _create_own(cls: type, spec: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    available = f"{', '.join(_CLASSES)}; or a class of torch.optim, or one derived from torch.optim.Optimizer"
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        raise SpecError(
+            f"{spec.name} is not an optimizer of torch", available=available, hint="use one of the available optimizers"
+        )
+    closure = inspect.signature(cls.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise SpecError(
+            f"{spec.name} needs a closure that computes the loss several times per step, which phases do not give",
+            available=available,
+            hint="use another optimizer, or write your own loop for it",
+        )
+    create: Callable[..., torch.optim.Optimizer] = cls
+    try:
+        return create(parameters, lr=spec.lr, **spec.settings)
+    except (TypeError, ValueError) as error:
+        settings = ", ".join(("lr", *spec.settings))
+        raise SpecError(
+            f"{spec.name} cannot be created with settings {settings}: {first_line(error)}",
+            hint="correct the settings of Optimizer(...)",
+        ) from error
+
+
+def slot_names(spec: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
+    """Names of the tensors that an optimizer keeps per parameter, beside the step; a class is asked by a trial step."""
+    if spec.own is None:
+        momentum = spec.settings.get("momentum")
+        return {"m", "v"} if momentum is None else {"velocity"} if momentum > 0 else set()
+    tiny = nn.Parameter(parameters[0].new_zeros([1] * parameters[0].ndim))
+    tiny.grad = torch.zeros_like(tiny)
+    optimizer = create_optimizer(spec, [tiny])
+    try:
+        optimizer.step()
+    except Exception:  # unknown then: no earlier state matches, and the optimizer starts afresh
+        return set()
+    return set(read_slots(optimizer, tiny, {}))
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A copy of what an optimizer changes: steps done, state by parameter, its groups."""
+class GroupSnapshot:
+    """Steps done by each node, and a copy of the optimizer, None if there is none."""
 
-    ran: dict[str, int]
-    state: dict[Tensor, dict[str, Any]]
-    groups: list[dict[str, Any]]
+    steps: dict[str, int]
+    optimizer: OptimizerSnapshot | None
 
 
 class GroupOptimizer:
-    """A parameter group at work.
+    """The parameters of a group and the torch optimizer that steps them.
 
-    The state of an earlier phase is gone on with where it is one of this recipe and these parameters; else a node
-    starts afresh.
+    The state of an earlier phase is continued if it is one of this spec and these parameters; else a node starts
+    afresh.
 
     Args:
-        group: its name, recipe and nodes.
+        group: its name, optimizer spec and nodes.
         members: its parameters by node and name, each parameter once.
-        states: optimizer state of earlier phases by node; it is copied.
+        states: optimizer states of earlier phases by node; they are copied.
         sparse: whether some gradients will be sparse.
 
-    `recipe` is its optimizer's; `acts` counts what may have parted the step counts of its parameters: single steps, and
-    going back to a copy.
+    Attributes:
+        spec: the optimizer spec.
+        revision: changes when the step counts of parameters may have diverged: by single steps, and by `restore`.
 
     Raises:
-        SpecError: see `make`.
+        SpecError: see `create_optimizer`.
     """
 
     def __init__(
         self, group: ParameterGroup, members: Members, states: Mapping[str, NodeState], *, sparse: bool = False
     ) -> None:
-        self.name, self.recipe = group.name, group.optimizer
-        self.acts = 0
+        self.name, self.spec = group.name, group.optimizer
+        self.revision = 0
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
-        self._names = SLOTS if self.recipe.own is None else {}
-        scheduled = self.recipe.schedule.name != "constant" or self.recipe.schedule.warmup
-        self._rate = self.recipe.rate if scheduled else None
-        self._optimizer = make(self.recipe, self.parameters, sparse=sparse) if self.parameters else None
-        given = {node: states[node] for node in members if node in states}
-        slots = slots_of(self.recipe, self.parameters) if given and self.parameters else set()
-        resumed = {node: _resumed(state, members[node], slots) for node, state in given.items()}
-        self._before = {node: resumed.get(node, NodeState()).step for node in members}
-        self._ran = dict.fromkeys(members, 0)
-        self._counting = [(node, tuple(named.values())) for node, named in members.items() if named]
-        self._node = {each: node for node, named in members.items() for each in named.values()}
-        self._parted = True
-        if self._optimizer is not None:
-            self._install(self._optimizer, resumed)
+        self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
+        scheduled = self.spec.schedule.name != "constant" or self.spec.schedule.warmup
+        self._rate = self.spec.rate if scheduled else None
+        self._optimizer = create_optimizer(self.spec, self.parameters, sparse=sparse) if self.parameters else None
+        self._steps = dict.fromkeys(members, 0)
+        self._counted = [(node, tuple(named.values())) for node, named in members.items() if named]
+        self._node = {parameter: node for node, named in members.items() for parameter in named.values()}
+        self._diverged = True
+        resumed = self._load({node: states[node] for node in members if node in states})
+        self._steps_before = {node: resumed.get(node, NodeState()).step for node in members}
         self._step = self.stepper(clip=False)
+
+    def _load(self, states: Mapping[str, NodeState]) -> dict[str, NodeState]:
+        """Continue the states that match; returns what each node starts with."""
+        slots = slot_names(self.spec, self.parameters) if states and self.parameters else set()
+        resumed = {node: matching_state(state, self.members[node], slots) for node, state in states.items()}
+        if self._optimizer is None:
+            return resumed
+        for node, state in resumed.items():
+            for name, values in state.slots.items():
+                load_slots(self._optimizer, self.members[node][name], state.step, values, self._torch_slots)
+        if self.spec.own is None and self.spec.settings.get("momentum", 0) > 0:
+            # torch's fused SGD needs all velocities or none, and a parameter may get its first gradient later
+            for parameter in self.parameters:
+                zeros = torch.zeros_like(parameter, requires_grad=False)
+                self._optimizer.state[parameter].setdefault("momentum_buffer", zeros)
+        return resumed
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def stepper(self, *, clip: bool) -> Callable[[], None]:
-        """A function that does one step with the gradients there are, clipped first if `clip` and the recipe say so."""
+        """A function that does one step with the current gradients, clipped first if `clip` and the spec say so."""
         optimizer = self._optimizer
         if optimizer is None:
             return lambda: None
-        parameters, step, norm = self.parameters, optimizer.step, self.recipe.clip_norm if clip else None
+        parameters, step, norm = self.parameters, optimizer.step, self.spec.clip_norm if clip else None
 
         def run() -> None:
             if norm is not None:
@@ -105,62 +181,74 @@ class GroupOptimizer:
         return run
 
     def _set_rates(self, rate: Callable[[int], float], groups: list[dict[str, Any]]) -> None:
-        """Nodes count their steps apart: those that have done as many go together in a group of torch's."""
-        if self._parted:
-            groups[:] = [part for group in groups for part in self._parts(group)]
-            self._parted = False
+        """Set learning rates; parameters whose nodes have done the same number of steps share a torch group."""
+        if self._diverged:
+            groups[:] = [part for group in groups for part in self._by_steps(group)]
+            self._diverged = False
         for group in groups:
-            group["lr"] = rate(self.done(group["params"][0]))
+            group["lr"] = rate(self.steps(group["params"][0]))
 
-    def _parts(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+    def _by_steps(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         by_steps: dict[int, list[nn.Parameter]] = {}
         for parameter in group["params"]:
-            by_steps.setdefault(self.done(parameter), []).append(parameter)
+            by_steps.setdefault(self.steps(parameter), []).append(parameter)
         return [{**group, "params": parameters} for parameters in by_steps.values()]
 
-    def done(self, parameter: nn.Parameter) -> int:
+    def steps(self, parameter: nn.Parameter) -> int:
         """How many steps a parameter's node has done over its whole life."""
-        return self._before[node := self._node[parameter]] + self._ran[node]
+        return self._steps_before[node := self._node[parameter]] + self._steps[node]
 
     def _count(self) -> None:
-        """A node that no gradient reached does not count the step."""
-        for node, parameters in self._counting:
+        """Count the step for each node that a gradient reached."""
+        for node, parameters in self._counted:
             for parameter in parameters:
                 if parameter.grad is not None:
-                    self._ran[node] += 1
+                    self._steps[node] += 1
                     break
             else:
-                self._parted = True
+                self._diverged = True
 
-    def apply(self, scale: Any = None) -> None:
+    def step_scaled(self, scale: Any = None) -> None:
         """One step with the gradients, times `scale` (a number, or a scalar tensor on any device) if it is given."""
-        self.acts += 1
+        self.revision += 1
         if scale is not None:
             for parameter in self.parameters:
-                if parameter.grad is not None:  # anew: it may be a view of what another framework handed over
+                if parameter.grad is not None:  # a new tensor: it may be a view of another framework's memory
                     factor = scale.to(parameter.grad.device) if isinstance(scale, Tensor) else scale
                     parameter.grad = (parameter.grad * factor).to(parameter.grad.dtype)
         self._step()
 
-    # -- steps that are done elsewhere -----------------------------------------------------------------------------
+    @torch.no_grad()
+    def grad_stats(self) -> tuple[Tensor, Tensor]:
+        """Squared L2 norm of the gradients, and whether all are finite; scalars on the first parameter's device."""
+        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        if not grads:
+            return torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
+        grads = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+        norms = [torch.linalg.vector_norm(grad.float() if grad.itemsize < 4 else grad).to(device) for grad in grads]
+        finite = [grad.isfinite().all().to(device) for grad in grads]
+        return torch.stack(norms).square().sum(), torch.stack(finite).all()
+
+    # -- compiled steps --------------------------------------------------------------------------------------------
 
     def rates(self, parameter: nn.Parameter, count: int) -> list[float]:
-        """Learning rates of the next `count` steps of a parameter; a single one where it does not change."""
+        """Learning rates of the next `count` steps of a parameter; a single one if it is constant."""
         if self._rate is None:
-            return [self.recipe.lr]
-        first = self.done(parameter)
+            return [self.spec.lr]
+        first = self.steps(parameter)
         return [self._rate(step) for step in range(first, first + count)]
 
     def own_steps(self, parameter: nn.Parameter) -> int:
-        """Steps that the parameter itself has done, which may be fewer than its node's; waits for the device."""
+        """Steps of the parameter itself, which may be fewer than its node's; waits for the device."""
         step = self._state_of(parameter).get("step")
-        return self.done(parameter) if step is None else int(step)
+        return self.steps(parameter) if step is None else int(step)
 
     def slot_tensors(self, parameter: nn.Parameter, names: Sequence[str]) -> list[Tensor]:
-        """What torch keeps for a parameter under `names`: the very tensors, zeros where there was nothing yet."""
+        """The tensors that torch keeps for a parameter under `names`, created as zeros before the first step."""
         state = self._state_of(parameter)
-        if names and names[0] not in state and "betas" in self.recipe.settings:
-            self._begin(parameter, 0)
+        if names and names[0] not in state and "betas" in self.spec.settings and self._optimizer is not None:
+            set_step(self._optimizer, parameter, 0)
         for name in names:
             if name not in state:
                 state[name] = torch.zeros_like(parameter, requires_grad=False)
@@ -170,98 +258,42 @@ class GroupOptimizer:
         state: dict[str, Any] = {} if self._optimizer is None else self._optimizer.state[parameter]
         return state
 
-    def _begin(self, parameter: nn.Parameter, step: int) -> None:
-        if self._optimizer is not None:
-            device = where("step", self._optimizer.param_groups[0], parameter)
-            self._optimizer.state[parameter]["step"] = torch.full((), float(step), dtype=torch.float32, device=device)
-
     @torch.no_grad()
-    def advance(self, parameters: Sequence[nn.Parameter], count: int) -> None:
-        """Count `count` steps that were done to parameters and slots elsewhere."""
+    def count_steps(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+        """Count `count` steps that compiled code did to parameters and slots."""
         for node in dict.fromkeys(self._node[parameter] for parameter in parameters):
-            self._ran[node] += count
-        steps = [state["step"] for each in parameters if "step" in (state := self._state_of(each))]
-        if steps:
-            torch._foreach_add_(steps, count)
-
-    @torch.no_grad()
-    def stats(self) -> tuple[Tensor, Tensor]:
-        """Squared L2 norm of the gradients, and whether all are finite; scalars on the first parameter's device."""
-        grads, home = self._grads(), self.parameters[0].device if self.parameters else torch.device("cpu")
-        if not grads:
-            return torch.zeros((), device=home), torch.ones((), dtype=torch.bool, device=home)
-        grads = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
-        norms = [torch.linalg.vector_norm(grad.float() if grad.itemsize < 4 else grad).to(home) for grad in grads]
-        finite = [grad.isfinite().all().to(home) for grad in grads]
-        return torch.stack(norms).square().sum(), torch.stack(finite).all()
-
-    def _grads(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            self._steps[node] += count
+        own = [state["step"] for parameter in parameters if "step" in (state := self._state_of(parameter))]
+        if own:
+            torch._foreach_add_(own, count)
 
     # -- state -----------------------------------------------------------------------------------------------------
-
-    def _install(self, optimizer: torch.optim.Optimizer, resumed: Mapping[str, NodeState]) -> None:
-        for node, state in resumed.items():
-            for name, slots in state.slots.items():
-                self._fill(optimizer, self.members[node][name], state.step, slots)
-        if self.recipe.own is None and self.recipe.settings.get("momentum", 0) > 0:
-            # torch's fused SGD wants all velocities or none, and a parameter may get its first gradient later
-            for parameter in self.parameters:
-                zeros = torch.zeros_like(parameter, requires_grad=False)
-                optimizer.state[parameter].setdefault("momentum_buffer", zeros)
-
-    def _fill(
-        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, step: int, slots: Mapping[str, Any]
-    ) -> None:
-        state = optimizer.state[parameter]
-        for slot, value in slots.items():
-            state[self._names.get(slot, slot)] = value.detach().to(parameter.device, copy=True)
-        if "velocity" not in slots:
-            device = where("step", optimizer.param_groups[0], parameter)
-            state["step"] = torch.full((), float(step), dtype=torch.float32, device=device)
 
     def states(self, *, copies: bool) -> dict[str, NodeState]:
         """State by node: steps over its whole life, and slots by parameter; copies, or the very tensors."""
         return {
-            node: NodeState(
-                self._before[node] + self._ran[node],
-                {name: slots for name, parameter in named.items() if (slots := self._slots(parameter, copies=copies))},
-            )
+            node: NodeState(self._steps_before[node] + self._steps[node], self._slots(named, copies=copies))
             for node, named in self.members.items()
         }
 
-    def _slots(self, parameter: nn.Parameter, *, copies: bool) -> dict[str, Tensor]:
+    def _slots(self, named: Mapping[str, nn.Parameter], *, copies: bool) -> dict[str, dict[str, Tensor]]:
+        result: dict[str, dict[str, Tensor]] = {}
         if self._optimizer is None:
-            return {}
-        ours = {theirs: name for name, theirs in self._names.items()}
-        found = self._optimizer.state.get(parameter, {}).items()
-        kept = {ours.get(key, key): value for key, value in found if key != "step" and isinstance(value, Tensor)}
-        return {name: value.clone() for name, value in kept.items()} if copies else kept
+            return result
+        for name, parameter in named.items():
+            if slots := read_slots(self._optimizer, parameter, self._torch_slots):
+                result[name] = {slot: value.clone() for slot, value in slots.items()} if copies else slots
+        return result
 
-    def snapshot(self) -> Kept:
-        """A copy of steps, state and settings."""
-        if self._optimizer is None:
-            return Kept(dict(self._ran), {}, [])
-        state = {parameter: _copied(inner) for parameter, inner in self._optimizer.state.items()}
-        groups = [_copied_group(group) for group in self._optimizer.param_groups]
-        return Kept(dict(self._ran), state, groups)
+    def snapshot(self) -> GroupSnapshot:
+        """A copy of step counts, state and settings."""
+        optimizer = None if self._optimizer is None else OptimizerSnapshot.of(self._optimizer)
+        return GroupSnapshot(dict(self._steps), optimizer)
 
-    def restore(self, kept: Kept) -> None:
-        """Go back to a copy, which stays as it is."""
-        self.acts += 1
-        self._ran = dict(kept.ran)
-        if self._optimizer is None:
-            return
-        self._optimizer.state.clear()
-        for parameter, inner in kept.state.items():
-            self._optimizer.state[parameter] = _copied(inner)
-        self._optimizer.param_groups[:] = [_copied_group(group) for group in kept.groups]
-        self._parted = True
-
-
-def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in state.items()}
-
-
-def _copied_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if key == "params" else copy.deepcopy(value) for key, value in group.items()}
+    def restore(self, snapshot: GroupSnapshot) -> None:
+        """Go back to a snapshot, which stays usable."""
+        self.revision += 1
+        self._steps = dict(snapshot.steps)
+        if self._optimizer is not None and snapshot.optimizer is not None:
+            snapshot.optimizer.restore(self._optimizer)
+            self._diverged = True

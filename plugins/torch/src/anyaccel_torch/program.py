@@ -1,34 +1,36 @@
-"""A segment at work in torch: whole training steps in one call, or forward, pullback and apply one by one."""
+"""A segment's program in torch: whole training steps in one call, or forward, pullback and update one by one."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from anyaccel.backend import CompileEstimate
+from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
-from anyaccel.errors import CompileError
-from anyaccel.segment import LossTerm, NodeState, Segment
-from anyaccel_torch.eager_steps import PlainSteps, blocks
-from anyaccel_torch.error_translation import telling
-from anyaccel_torch.forward_plan import Wiring, for_all, members_of, modules_of, states_of
-from anyaccel_torch.losses import BoundLoss, bind
-from anyaccel_torch.module_state import parameters, parts, seeds
-from anyaccel_torch.optimizers import GroupOptimizer, Kept
-from anyaccel_torch.single import OneByOne
-from anyaccel_torch.state_guard import Buffers, Gradients, Lent, Modes, RandomState, seed
+from anyaccel.segment import NodeState, Segment
+from anyaccel_torch import step_compiler
+from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
+from anyaccel_torch.error_translation import translate_errors
+from anyaccel_torch.forward_plan import ForwardPlan
+from anyaccel_torch.losses import bind
+from anyaccel_torch.module_state import parameters, seed_states, submodules
+from anyaccel_torch.optimizers import GroupOptimizer, GroupSnapshot
+from anyaccel_torch.segment_parameters import initial_states, segment_modules, shared_with_all, trained_parameters
+from anyaccel_torch.state_guard import (
+    BufferSnapshot,
+    GradientFlags,
+    InputGuard,
+    RandomState,
+    TrainingModes,
+    seed_generators,
+)
 
-if TYPE_CHECKING:
-    from anyaccel_torch.compiling import Compiled, Work
-    from anyaccel_torch.compiling.spec import Whole
-
-# Rows are gathered for many steps at once, so that a step pays for no gather; this bounds what that holds.
-BLOCK_BYTES = 64 * 2**20
+Losses = dict[str, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +38,22 @@ class Snapshot:
     """What `TorchProgram.restore` goes back to."""
 
     parameters: list[Tensor]
-    buffers: Buffers
-    groups: list[Kept]
+    buffers: BufferSnapshot
+    groups: list[GroupSnapshot]
     random: RandomState
 
 
-class TorchProgram(OneByOne):
-    """Works on the user's own modules in place; their modes and `requires_grad` flags are as before after `release`.
+class TorchProgram(MultiStepProgram):
+    """Trains the user's own modules in place; `close` restores their modes and `requires_grad` flags.
 
-    Parameters of the groups' nodes (and of own losses on them) are trained, but for those whose `requires_grad` the
-    user has switched off; each is trained once, in whatever nodes it is. A node with `trainable=False` stays in
-    evaluation mode, BatchNorm and dropout included, and passes gradients on without taking any. Torch's global random
-    state is this program's until `release`.
+    Parameters of the groups' nodes (and of custom losses on them) are trained, except those whose `requires_grad` the
+    user has switched off; each is trained once, in however many nodes it is. A node with `trainable=False` stays in
+    evaluation mode, BatchNorm and dropout included, and passes gradients through. Torch's global random state belongs
+    to the program until `close`.
 
     Args:
         segment: what to compute; its models are placed.
-        torch_device: how torch calls a device.
+        torch_device: gives the `torch.device` of a device.
 
     Raises:
         SpecError: an optimizer or loss that torch lacks.
@@ -61,46 +63,55 @@ class TorchProgram(OneByOne):
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.segment = segment
-        self._wiring = Wiring(segment, torch_device)
-        self._losses = [self._bound(term, torch_device(term.device)) for term in segment.losses]
-        self._outputs = [self._wiring.slot(name) for name in segment.outputs]
+        self._plan = ForwardPlan(segment, torch_device)
+        self._losses = [
+            bind(term, [self._plan.slot(name, device) for name in term.inputs], device)
+            for term, device in ((term, torch_device(term.device)) for term in segment.losses)
+        ]
+        self._outputs = [self._plan.slot(name) for name in segment.outputs]
         self._pulled = [list(segment.inputs).index(name) for name in segment.needs_pullback]
-        self._rest = [None] * (self._wiring.size - len(segment.inputs))
+        self._empty_slots = [None] * (self._plan.size - len(segment.inputs))
         self._devices = {torch_device(operation.device) for operation in segment.operations}
-        self._places = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
-        self._modules = modules_of(segment, self._losses)
-        self._seeds = [each for module in self._modules for each in seeds(module)]
-        self._modes, self._random = Modes(self._modules), RandomState(self._devices, self._seeds)
-        self._groups = self._made_groups()
+        self._modules = segment_modules(segment, self._losses)
+        self._seeds = [state for module in self._modules for state in seed_states(module)]
+        self._modes, self._random = TrainingModes(self._modules), RandomState(self._devices, self._seeds)
+        self._groups = self._create_groups()
         self._trained = [parameter for group in self._groups for parameter in group.parameters]
-        held = [parameter for module in self._modules for parameter in parameters(module).values()]
-        self._flags = Gradients(held) if self._groups else None
-        if self._flags is not None:  # where nothing is trained, another program may have set the flags: leave them
-            self._flags.only(self._trained)
+        every = [parameter for module in self._modules for parameter in parameters(module).values()]
+        self._flags = GradientFlags(every) if self._groups else None
+        if self._flags is not None:  # without groups, another program may have set the flags: leave them
+            self._flags.require_only(self._trained)
         steppers = [group.stepper(clip=True) for group in self._groups]
-        self._plain = PlainSteps(segment.label, self._wiring.runs, self._losses, steppers, self._trained)
-        self._compiled: dict[tuple[int, int], Compiled] = {}
-        self._whole: Whole | None = None
-        self._seen: tuple[float, int] | None = None
-        self._refused = False
-        self._lent = Lent(segment)
+        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self._trained)
+        devices = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
+        self._compiler = step_compiler.StepCompiler(
+            segment, self._plan, list(self._modules), self._losses, self._groups, devices
+        )
+        self._guard = InputGuard(segment)
         self._final: dict[str, NodeState] | None = None
 
-    def _bound(self, term: LossTerm, device: torch.device) -> BoundLoss:
-        return bind(term, [self._wiring.slot(name, device) for name in term.inputs], device)
-
-    def _made_groups(self) -> list[GroupOptimizer]:
+    def _create_groups(self) -> list[GroupOptimizer]:
         seen: set[int] = set()
-        states = states_of(self.segment)
-        sparse = any(getattr(part, "sparse", False) for module in self._modules for part in parts(module))
+        states = initial_states(self.segment)
+        sparse = any(getattr(part, "sparse", False) for module in self._modules for part in submodules(module))
         return [
-            GroupOptimizer(group, members_of(self.segment, self._losses, group.nodes, seen), states, sparse=sparse)
+            GroupOptimizer(
+                group, trained_parameters(self.segment, self._losses, group.nodes, seen), states, sparse=sparse
+            )
             for group in self.segment.groups
         ]
 
+    def _translate(self, what: str) -> Any:
+        return translate_errors(f"{what} of segment {self.segment.label!r}")
+
+    def _enter(self, *, training: bool) -> None:
+        """Set modes where they differ: another program over the same modules may have set them meanwhile."""
+        for module, trained in self._modules.items():
+            self._modes.enter(module, training=training and trained)
+
     def seed(self, key: int) -> None:
-        """As `Program.seed`, for the CPU and the devices of the segment; other devices' generators go on."""
-        seed(self._devices, key, self._seeds)
+        """As `Program.seed`, for the CPU and the devices of the segment; other devices' generators are untouched."""
+        seed_generators(self._devices, key, self._seeds)
 
     # -- whole steps -----------------------------------------------------------------------------------------------
 
@@ -113,152 +124,191 @@ class TorchProgram(OneByOne):
         batch_size: int,
         n_microbatches: int = 1,
     ) -> Any:
-        """As `MultiStepProgram.steps`; plain ones give the same numbers, to the bit, as a loop by hand over the same rows.
+        """As `MultiStepProgram.train_steps`; micro-batches are as equal as possible.
 
-        Compiled ones do to rounding; dropout is the same on the CPU. Parts that cannot be equal are as equal as can be.
+        Uncompiled steps give the same numbers, bit for bit, as a loop by hand over the same rows; compiled ones agree
+        up to rounding, with the same dropout on the CPU.
         """
         self._enter(training=True)
-        with telling(f"a training step of {batch_size} rows in segment {self.segment.label!r}"):
-            done, table = self._compiled_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
-            if done == n_steps and table:
-                return torch.cat(table) if len(table) > 1 else table[0]
-            begun = time.perf_counter()
-            values = self._batches(columns, orders, start + done * batch_size, n_steps - done, batch_size)
-            found = self._plain.whole(values) if n_microbatches == 1 else self._plain.in_parts(values, n_microbatches)
-            self._note((time.perf_counter() - begun) / max(1, n_steps - done), batch_size)
-            stacked = self._stacked(found)
-            return torch.cat([*table, stacked]) if table else stacked
-
-    def _note(self, seconds: float, batch: int) -> None:
-        """What a plain step takes: the least that was seen, as anything else may have run beside it."""
-        if self._seen is None or batch > self._seen[1] or (batch == self._seen[1] and seconds < self._seen[0]):
-            self._seen = seconds, batch
+        with translate_errors(f"a training step of {batch_size} rows in segment {self.segment.label!r}"):
+            done, tables = self._compiler.run(columns, orders, start, n_steps, batch_size, n_microbatches)
+            if done == n_steps and tables:
+                return torch.cat(tables) if len(tables) > 1 else tables[0]
+            started = time.perf_counter()
+            batches = self._batches(columns, orders, start + done * batch_size, n_steps - done, batch_size)
+            if n_microbatches == 1:
+                losses = self._eager.run(batches)
+            else:
+                losses = self._eager.run_microbatched(batches, n_microbatches)
+            self._compiler.record_eager_time((time.perf_counter() - started) / max(1, n_steps - done), batch_size)
+            table = self._loss_table(losses)
+            return torch.cat([*tables, table]) if tables else table
 
     def _batches(
-        self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, count: int, batch: int
+        self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, n_steps: int, batch: int
     ) -> Iterator[list[Any]]:
-        for block in blocks(columns, orders, start, start + count * batch, batch, BLOCK_BYTES):
+        stop = start + n_steps * batch
+        for block in gathered_blocks(columns, orders, start, stop, batch, step_compiler.BLOCK_BYTES):
             for rows in zip(*[torch.split(column, batch) for column in block], strict=True):
-                yield [*rows, *self._rest]
+                yield [*rows, *self._empty_slots]
 
-    def _compiled_steps(
-        self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, count: int, batch: int, parts: int
-    ) -> tuple[int, list[Tensor]]:
-        """As many steps as the compiled way takes, from the first; how many, and tables of their losses."""
-        compiled = self._compiled.get((batch, parts))
-        if compiled is None or count == 0 or not compiled.fits():
-            return 0, []
-        found = compiled.steps(blocks(columns, orders, start, start + count * batch, batch, BLOCK_BYTES))
-        tables = [torch.stack(losses, dim=1) for losses in found]
-        return sum(map(len, tables)), tables
+    def _loss_table(self, losses: list[Tensor]) -> Tensor:
+        """Losses of all steps, flat -> [n_steps, n_losses] on the device of the first loss."""
+        width = len(self._losses)
+        if not losses:
+            return torch.empty(0, width, device=next(iter(self._devices), None))
+        columns = [torch.stack(losses[i::width]) for i in range(width)]
+        return torch.stack([column.to(columns[0].device) for column in columns], dim=1)
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
-        """As `MultiStepProgram.offer`: from the time of the plain steps that there were, and from compilations before."""
-        device = self._one_device()
-        if self.segment.compile == "off" or max_steps < 2 or self._compiled or self._refused or device is None:
-            return None
-        from anyaccel_torch.compiling import estimate
-
-        work = self._work(device)
-        return estimate.offer(work, estimate.kind_of(work, self._seen[1] if self._seen is not None else 0))
+        """As `MultiStepProgram.estimate_compile`; from measured uncompiled steps, and from earlier compilations."""
+        return self._compiler.estimate(max_steps)
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
-        """As `MultiStepProgram.compile`; `compiled_as` says then in which way. An interrupt leaves all as it was.
+        """As `MultiStepProgram.compile`; `compiled_as` then says how. An interrupt leaves everything as it was.
 
-        A smaller batch than one that is compiled already (the last of an epoch) stays plain: it would not pay.
+        A batch smaller than a compiled one (the last of an epoch) stays uncompiled, as it would not pay.
 
         Raises:
-            CompileError: it cannot be, or brings nothing; says why.
+            CompileError: it fails, or does not pay; says why.
         """
-        found = self._compiled.get((batch_size, n_microbatches))
-        if any(size > batch_size and pieces == n_microbatches for size, pieces in self._compiled) or (
-            found and found.fits()
-        ):
-            return
-        device = self._one_device()
-        if self.segment.compile == "off" or device is None:
-            asked = f"steps of segment {self.segment.label!r} cannot be compiled"
-            there = f"compile={self.segment.compile!r}; devices: {', '.join(sorted(map(str, self._places)))}"
-            raise CompileError(asked, available=there, hint="only steps on one CPU or CUDA device can be")
-        from anyaccel_torch.compiling import compiled, estimate
-
-        self._enter(training=True)
-        self.zero_grad()
-        rows = self._one_batch(columns, orders, batch_size)
-        work = self._work(device)
-        try:
-            with telling(f"compiled steps of {batch_size} rows in segment {self.segment.label!r}"):
-                made = compiled(work, rows, n_microbatches)
-        except CompileError:
-            self._refused = True  # what failed once is not offered again
-            raise
-        self._compiled[batch_size, n_microbatches] = made
-        estimate.remember(estimate.kind_of(work, batch_size), made.seconds)
+        if self._compiler.needs_compiling(batch_size, n_microbatches):
+            device = self._compiler.check()
+            self._enter(training=True)
+            self.zero_grad()
+            self._compiler.compile(columns, orders, batch_size, n_microbatches, device)
 
     @property
     def compiled_as(self) -> str:
-        """How the steps compiled last are run, in words; `""` where none are."""
-        return next((made.text for made in reversed(self._compiled.values())), "")
+        """How the steps compiled last are run, in words; `""` without any."""
+        return self._compiler.description
 
-    def _one_device(self) -> torch.device | None:
-        """The segment's only device, if it is one that steps are compiled for."""
-        if len(self._places) != 1 or not self._losses or not self._trained:
-            return None
-        (device,) = self._places
-        return device if device.type in ("cpu", "cuda") else None
+    # -- forward and pullback --------------------------------------------------------------------------------------
 
-    def _one_batch(self, columns: Sequence[Tensor], orders: Sequence[Tensor], batch: int) -> list[Tensor]:
-        rows = next(blocks(columns, orders, 0, batch, batch, BLOCK_BYTES))
-        if any(len(row) < batch for row in rows):
-            there = f"the shortest order has {min(map(len, rows))}"
-            raise CompileError(f"steps of {batch} rows cannot be compiled: there is no whole batch", available=there)
-        return rows
+    @torch.no_grad()
+    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
+        """As `Program.forward`; an input that a module writes to is copied first."""
+        self._enter(training=False)
+        with self._translate("a batch"):
+            values = self._compute(inputs, training=False)
+            return tuple(values[i] for i in self._outputs), self._compute_losses(values)
 
-    def _work(self, device: torch.device) -> Work:
-        from anyaccel_torch.compiling.spec import Whole, Work
+    def _compute(self, inputs: Sequence[Any], *, training: bool) -> list[Any]:
+        """All values of the segment; None where an input is missing."""
+        with self._guard.protect(inputs, training=training) as protected:
+            values = [*protected, *self._empty_slots]
+            if any(tensor is None for tensor in inputs):
+                self._plan.run_available(values)
+            else:
+                for run in self._plan.runs:
+                    run(values)
+        return values
 
-        if self._whole is None:
-            self._whole = Whole(list(self._modules), self._wiring.runs, self._losses)
-        plain = self._seen[0] if self._seen is not None else 0.0
-        return Work(self.segment, self._whole, self._losses, self._groups, device, len(self._rest), plain)
+    def _compute_losses(self, values: Sequence[Any]) -> Losses:
+        """The losses whose inputs are available."""
+        losses: Losses = {}
+        for loss in self._losses:
+            if not any(values[i] is None for i in loss.slots):
+                losses[loss.label] = loss.sum_and_weight(values)
+        return losses
 
-    def _stacked(self, found: list[Tensor]) -> Tensor:
-        width = len(self._losses)
-        if not found:
-            return torch.empty(0, width, device=next(iter(self._devices), None))
-        columns = [torch.stack(found[i::width]) for i in range(width)]
-        return torch.stack([column.to(columns[0].device) for column in columns], dim=1)
+    def forward_pullback(
+        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        """As `Program.forward_pullback`; the pullback is one backward pass over the total loss and the outputs."""
+        self._enter(training=True)
+        leaves = {i: inputs[i].detach().requires_grad_() for i in self._pulled if inputs[i] is not None}
+        with self._translate("a batch"):
+            # torch forbids in-place writes to a leaf, as of an in-place activation: modules get a copy
+            given = [leaves[i].clone() if i in leaves else tensor for i, tensor in enumerate(inputs)]
+            values = self._compute(given, training=True)
+            losses = self._compute_losses(values)
+            available = [loss for loss in self._losses if loss.label in losses]
+            factors = [
+                loss.weight / losses[loss.label][1] if scale is None else scale[loss.label] for loss in available
+            ]
+            terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
+        outputs = [values[i] for i in self._outputs]
+
+        def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            roots = [(term, None) for term in terms]
+            roots += [pair for pair in zip(outputs, cotangents, strict=True) if pair[1] is not None]
+            roots = [pair for pair in roots if pair[0] is not None and pair[0].requires_grad]
+            try:
+                with self._translate("the pullback"):
+                    if roots:
+                        torch.autograd.backward([root for root, _ in roots], [start for _, start in roots])
+                    return tuple(_cotangent(leaves.get(i)) for i in self._pulled)
+            finally:  # an error's traceback keeps this closure, and with it the autograd graph
+                for held in (terms, outputs, leaves):
+                    held.clear()
+
+        detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
+        return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def grad_stats(self) -> dict[str, tuple[Any, Any]]:
+        """As `Program.grad_stats`; each on the device of the group's first parameter."""
+        return {group.name: group.grad_stats() for group in self._groups}
+
+    @torch.no_grad()
+    def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
+        """As `Program.clip_factor`; does not wait for the device."""
+        total = squares[0]
+        for square in squares[1:]:
+            total = total + square.to(total.dtype)
+        return torch.clamp(limit / (total.sqrt() + 1e-6), max=1.0)
+
+    def map_gradients(self, fn: Callable[[Any], Any]) -> None:
+        """As `Program.map_gradients`; `fn` is not called for a parameter without a gradient."""
+        with self._translate("the gradients"):
+            for parameter in self._trained:
+                if parameter.grad is not None:
+                    parameter.grad = fn(parameter.grad)
+
+    def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
+        """As `Program.optimizer_step`; does not clip, which is up to the caller that gives `scale`."""
+        with self._translate("an optimizer step"):
+            for group in self._groups:
+                group.step_scaled(None if scale is None else scale.get(group.name))
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """As `Program.zero_grad`."""
+        for parameter in self._trained:
+            parameter.grad = None
 
     # -- state -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """As `Program.snapshot`; copies on the devices where things are."""
-        with telling(f"a snapshot of segment {self.segment.label!r}"):
+        """As `Program.snapshot`; copies on the devices of the originals."""
+        with self._translate("a snapshot"):
             return Snapshot(
-                [parameter.detach().clone() for parameter in self._trained],
-                Buffers(self._modules),
-                [group.snapshot() for group in self._groups],
-                RandomState(self._devices),
+                parameters=[parameter.detach().clone() for parameter in self._trained],
+                buffers=BufferSnapshot(self._modules),
+                groups=[group.snapshot() for group in self._groups],
+                random=RandomState(self._devices),
             )
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
-        """As `Program.restore`; gradients are forgotten."""
+        """As `Program.restore`; clears the gradients."""
         self.zero_grad()
-        with telling(f"going back to a snapshot of segment {self.segment.label!r}"):
-            for parameter, kept in zip(self._trained, snapshot.parameters, strict=True):
-                parameter.copy_(kept)
+        with self._translate("restoring a snapshot"):
+            for parameter, saved in zip(self._trained, snapshot.parameters, strict=True):
+                parameter.copy_(saved)
             snapshot.buffers.restore()
-            for group, was in zip(self._groups, snapshot.groups, strict=True):
-                group.restore(was)
+            for group, group_snapshot in zip(self._groups, snapshot.groups, strict=True):
+                group.restore(group_snapshot)
             snapshot.random.restore()
 
     def optimizer_states(self) -> dict[str, NodeState]:
-        """As `Program.states`; copies, until `release` has handed out the tensors themselves."""
+        """As `Program.optimizer_states`; copies, until `close` has given out the tensors themselves."""
         return self._final if self._final is not None else self._states(copies=True)
 
     def close(self) -> dict[str, NodeState]:
-        """As `Program.release`; modes, `requires_grad` flags and torch's random state are as they were at `build`."""
+        """As `Program.close`; modes, `requires_grad` flags and torch's random state are as they were at `build`."""
         if self._final is None:
             self.zero_grad()
             self._final = self._states(copies=False)
@@ -269,7 +319,12 @@ class TorchProgram(OneByOne):
         return self._final
 
     def _states(self, *, copies: bool) -> dict[str, NodeState]:
-        found: dict[str, NodeState] = {}
+        states: dict[str, NodeState] = {}
         for group in self._groups:
-            found |= group.states(copies=copies)
-        return for_all(self.segment, found)
+            states |= group.states(copies=copies)
+        return shared_with_all(self.segment, states)
+
+
+def _cotangent(leaf: Tensor | None) -> Tensor | None:
+    """The gradient that reached an input: zeros if none did, None if there was no input."""
+    return torch.zeros_like(leaf) if leaf is not None and leaf.grad is None else getattr(leaf, "grad", None)

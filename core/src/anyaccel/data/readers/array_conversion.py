@@ -1,4 +1,4 @@
-"""Intake: what users have (arrays, lists, pandas and Arrow columns) as columns that nobody else can write."""
+"""Array-likes (arrays, lists, pandas and Arrow columns) as Arrow columns that nobody else can write to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from anyaccel.data.arrow_columns import (
     KINDS,
     WIDEST,
-    by_row,
+    any_by_row,
     check_numbers,
     contiguous,
     empty_axis,
@@ -21,26 +21,26 @@ from anyaccel.data.arrow_columns import (
     to_arrow,
     to_numpy,
 )
-from anyaccel.data.readers.list_columns import shaped
+from anyaccel.data.readers.list_columns import fixed_size_lists
 from anyaccel.errors import ColumnError
 
 
 def number_column(name: str, values: Any) -> Any:
-    """A feature or target as an Arrow chunked column on memory of its own; the dtype is kept.
+    """A feature or target as an Arrow chunked column on its own memory; the dtype is kept.
 
     Args:
         name: of the column, for messages.
-        values: array-like of shape [n, *shape]; lists take NumPy's dtype.
+        values: array-like of shape [n, *shape]; lists get the dtype that NumPy gives them.
 
     Raises:
-        ColumnError: not numbers, ragged, of an empty shape, nulls, or NaN among integers.
+        ColumnError: not numeric, ragged, empty samples, nulls, or NaN among integers.
     """
-    offered = _offered(values)
-    if isinstance(offered, pa.ChunkedArray):
-        offered = shaped(name, offered)
-        check_numbers(name, offered)
-        offered = to_numpy(name, contiguous(offered))
-    array = _numbers(name, offered)
+    converted = _as_arrow(values)
+    if isinstance(converted, pa.ChunkedArray):
+        converted = fixed_size_lists(name, converted)
+        check_numbers(name, converted)
+        converted = to_numpy(name, contiguous(converted))
+    array = _numbers(name, converted)
     if array.dtype.kind not in KINDS or array.dtype.itemsize > WIDEST:
         raise not_numbers(name, str(array.dtype))
     if 0 in array.shape[1:]:
@@ -50,30 +50,30 @@ def number_column(name: str, values: Any) -> Any:
 
 
 def tag_column(name: str, values: Any) -> Any:
-    """A tag as an Arrow chunked column: what Arrow can hold, on memory of its own unless it is Arrow's already.
+    """A tag as an Arrow chunked column, on its own memory unless the values are Arrow's already.
 
     Raises:
         ColumnError: Arrow cannot hold the values in one column.
     """
-    offered = _offered(values)
-    if isinstance(offered, pa.ChunkedArray):
-        given = isinstance(values, (pa.Array, pa.ChunkedArray))
-        return offered if given else offered.take(pa.array(np.arange(len(offered))))
+    converted = _as_arrow(values)
+    if isinstance(converted, pa.ChunkedArray):
+        is_given = isinstance(values, (pa.Array, pa.ChunkedArray))
+        return converted if is_given else converted.take(pa.array(np.arange(len(converted))))
     try:
-        return number_column(name, offered)
+        return number_column(name, converted)
     except ColumnError:
-        return _anything(name, offered)
+        return _any_column(name, converted)
 
 
-def _offered(values: Any) -> Any:
-    """A chunked array for what is Arrow or turns itself into it, everything else unchanged."""
+def _as_arrow(values: Any) -> Any:
+    """A chunked array for what is Arrow or converts itself to it, everything else unchanged."""
     if isinstance(values, pa.ChunkedArray):
         return values
     if isinstance(values, pa.Array):
         return pa.chunked_array([values])
     if isinstance(getattr(values, "dtype", None), np.dtype):
         return values
-    # Arrow reads a pandas Series by its class; only recent ones offer themselves.
+    # Arrow reads a pandas Series by its class; only recent ones have an Arrow interface.
     if hasattr(values, "__arrow_array__") or hasattr(values, "iloc"):
         return _from_series(values)
     return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else values
@@ -81,14 +81,14 @@ def _offered(values: Any) -> Any:
 
 def _from_series(values: Any) -> Any:
     try:
-        return _offered(pa.array(values))
+        return _as_arrow(pa.array(values))
     except (pa.ArrowException, TypeError):  # sparse columns, and categories of several types
         return np.asarray(values)
 
 
 def _numbers(name: str, values: Any) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
-        raise missing_values(name, by_row(np.ma.getmaskarray(values)), "masked values")
+        raise missing_values(name, any_by_row(np.ma.getmaskarray(values)), "masked values")
     array = _array(name, values)
     if array.ndim == 0:
         raise ColumnError(
@@ -112,14 +112,12 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 def _uneven(name: str, values: Any) -> ColumnError:
     entries = values if isinstance(values, (list, tuple)) else ()
-    absent = np.array([_is_missing(entry) for entry in entries], dtype=bool)
-    if absent.any():
-        return missing_values(name, absent)
-    return ragged(name)
+    missing = np.array([_is_missing(entry) for entry in entries], dtype=bool)
+    return missing_values(name, missing) if missing.any() else ragged(name)
 
 
 def _unnest(values: Any) -> Any:
-    """Lists for object arrays and sequences, at any depth; arrays of numbers stay."""
+    """Object arrays and sequences as lists, at any depth; numeric arrays stay."""
     if isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == np.object_):
         return [_unnest(value) for value in values]
     return values
@@ -129,26 +127,26 @@ def _from_objects(name: str, entries: list[Any]) -> np.ndarray:
     array = _array(name, entries)
     if array.dtype != np.object_:
         return array
-    missing = np.array([_is_missing(leaf) for leaf in array.flat], dtype=bool).reshape(array.shape)
+    missing = np.array([_is_missing(value) for value in array.flat], dtype=bool).reshape(array.shape)
     if missing.any():
-        if not missing.all() and all(isinstance(leaf, str) for leaf in array[~missing]):
-            count = int(by_row(missing).sum())
+        if not missing.all() and all(isinstance(value, str) for value in array[~missing]):
+            count = int(any_by_row(missing).sum())
             raise not_numbers(name, f"text, with nulls in {count} of {len(array)} rows")
-        integers = all(_is_integer(leaf) for leaf in array[~missing]) and not missing.all()
-        raise missing_values(name, by_row(missing), "NaN or null among integers" if integers else "nulls")
+        integers = all(_is_integer(value) for value in array[~missing]) and not missing.all()
+        raise missing_values(name, any_by_row(missing), "NaN or null among integers" if integers else "nulls")
     return array
 
 
 def _check_integers(name: str, values: Any, array: np.ndarray) -> None:
-    """NumPy makes floats of integers with NaN among them, and of integers that no one dtype holds."""
+    """NumPy makes floats of integers with NaN among them, and of integers that no single dtype holds."""
     missing = np.isnan(array)
     if missing.all() or not (missing | (array == np.trunc(array))).all():
         return
-    if not all(_is_integer(leaf) for leaf in _leaves(values) if not _is_missing(leaf)):
+    if not all(_is_integer(value) for value in _leaves(values) if not _is_missing(value)):
         return
     if missing.any():
-        raise missing_values(name, by_row(missing), "NaN or null among integers")
-    raise not_numbers(name, "integers that no one dtype holds")
+        raise missing_values(name, any_by_row(missing), "NaN or null among integers")
+    raise not_numbers(name, "integers that no single dtype holds")
 
 
 def _leaves(values: Any) -> Iterator[Any]:
@@ -156,8 +154,7 @@ def _leaves(values: Any) -> Iterator[Any]:
         if isinstance(value, (list, tuple)):
             yield from _leaves(value)
         elif isinstance(value, np.ndarray):
-            # All entries of an array are of one type, so that one stands for all.
-            yield value.dtype.type(0)
+            yield value.dtype.type(0)  # stands for all entries, which are of one type
         else:
             yield value
 
@@ -166,23 +163,20 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer, np.bool_))
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, (float, np.floating)) and bool(value != value)
-
-
 def _is_missing(value: Any) -> bool:
-    return value is None or _is_nan(value) or type(value).__name__ in ("NAType", "NaTType")
+    is_nan = isinstance(value, (float, np.floating)) and bool(value != value)
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
-def _anything(name: str, values: Any) -> Any:
-    plain = values.copy() if isinstance(values, np.ndarray) and values.ndim == 1 else values
-    if isinstance(values, np.ndarray) and values.ndim != 1:
-        plain = values.tolist()
+def _any_column(name: str, values: Any) -> Any:
+    plain = values
+    if isinstance(values, np.ndarray):
+        plain = values.copy() if values.ndim == 1 else values.tolist()
     try:
         column = pa.array(plain)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ColumnError(
-            f"tag {name!r} cannot be held by Arrow: {error}",
+            f"tag {name!r} cannot be stored as an Arrow column: {error}",
             hint="give values of one type: numbers, text, dates, or lists of these",
         ) from error
     return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])

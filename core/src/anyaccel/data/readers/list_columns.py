@@ -1,4 +1,4 @@
-"""Lists: columns of lists of one length, as other writers of tables store vectors, read as samples of one shape."""
+"""Columns of lists of one length, as other writers of tables store vectors, read as samples of one shape."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.arrow_columns import empty_axis, is_numeric, missing_values, ragged
+from anyaccel.data.arrow_columns import empty_axis, is_list, is_numeric, list_leaf, missing_values, ragged
 
 
-def shaped(name: str, column: Any) -> Any:
+def fixed_size_lists(name: str, column: Any) -> Any:
     """A chunked column of lists of numbers as fixed-size lists on the same memory; any other column as it is.
 
-    Lists may be nested. Chunks stay as they are, but for those without rows.
+    Lists may be nested. Chunks stay as they are, except that empty ones are dropped.
 
     Raises:
         ColumnError: lists that are null or empty, or differ in length.
     """
-    if not _is_list(column.type) or not is_numeric(leaf(column.type)) or not len(column):
+    if not is_list(column.type) or not is_numeric(list_leaf(column.type)) or not len(column):
         return column
     return pa.chunked_array(_fixed(name, [chunk for chunk in column.chunks if len(chunk)]))
 
 
 def with_shapes(table: Any, roles: Mapping[str, str]) -> Any:
-    """A table whose features and targets of lists have a shape per sample; `roles` are those of its columns in order.
+    """A table whose features and targets of lists have a shape per sample; `roles` is in the order of its columns.
 
     Raises:
-        ColumnError: as `shaped`.
+        ColumnError: as `fixed_size_lists`.
     """
     for index, (name, role) in enumerate(roles.items()):
         column = table.column(index)
-        if role != "tag" and (made := shaped(name, column)) is not column:
-            table = table.set_column(index, table.schema.field(index).with_type(made.type), made)
+        if role != "tag" and (converted := fixed_size_lists(name, column)) is not column:
+            table = table.set_column(index, table.schema.field(index).with_type(converted.type), converted)
     return table
 
 
@@ -46,14 +46,5 @@ def _fixed(name: str, chunks: list[Any]) -> list[Any]:
     if not lengths[0]:
         raise empty_axis(name, (0,))
     values = [chunk.flatten() for chunk in chunks]
-    values = _fixed(name, values) if _is_list(values[0].type) else values
+    values = _fixed(name, values) if is_list(values[0].type) else values
     return [pa.FixedSizeListArray.from_arrays(part, int(lengths[0])) for part in values]
-
-
-def _is_list(kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def leaf(kind: Any) -> Any:
-    """The type of what lists hold, at any depth; any other type as it is."""
-    return leaf(kind.value_type) if _is_list(kind) else kind

@@ -1,4 +1,4 @@
-"""Relations: conditions between an anchor row and a candidate, as values."""
+"""Conditions between an anchor row and a candidate row, as values."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ import numpy as np
 from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.roles import listed
 from anyaccel.data.rows import Rows
-from anyaccel.data.sampling.column_codes import Compared, coded, column_of, key_of, objects, single
+from anyaccel.data.sampling.column_codes import (
+    ComparedColumn,
+    encoded,
+    find_column,
+    hashable,
+    python_values,
+    single_values,
+)
 from anyaccel.errors import ConfigError, SamplerError
 
-Judge = Callable[[Any, np.ndarray], Any]
-"""From an anchor's value and the values of candidates to a mask of these, bool."""
+MaskFunction = Callable[[Any, np.ndarray], Any]
+"""From an anchor's value and an array of candidates' values to a bool mask of the candidates."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairCondition(ABC):
     """A condition on a column of any role: Same, Different, Within, Beyond or Where.
 
-    A missing value (null or NaN) fulfils none of the first four, nor does an anchor without a value.
+    Rows with a missing value (null or NaN) meet none of the first four, neither as anchor nor as candidate.
     """
 
     kind: ClassVar[str]
@@ -34,25 +41,25 @@ class PairCondition(ABC):
             raise SamplerError(f"{type(self).__name__} of {self.column!r}", available="it takes the name of a column")
 
     @abstractmethod
-    def read(self, rows: Mapping[str, Rows]) -> Compared:
-        """What is compared in some rows.
+    def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
+        """The values that are compared, from rows by label of their feature set.
 
         Raises:
             ColumnError: no feature set has the column.
-            SamplerError: several have it, or it cannot be compared so.
+            SamplerError: several have it, or its values cannot be compared so.
         """
 
     @abstractmethod
-    def mask(self, compared: Compared, anchors: np.ndarray) -> np.ndarray:
+    def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
         """Which rows fit which anchors: bool [k, n] for the numbers of `k` rows."""
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict that `relation_from_config` reads back.
+        """A plain dict that `condition_from_config` reads back.
 
         Raises:
-            ConfigError: the relation is a function.
+            ConfigError: the condition is a function.
         """
-        return {"relation": self.kind, **{name: getattr(self, name) for name in names_of_settings(self)}}
+        return {"condition": self.kind, **{name: getattr(self, name) for name in field_names(self)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,11 @@ class Same(PairCondition):
     def __repr__(self) -> str:
         return f"Same({self.column!r})"
 
-    def read(self, rows: Mapping[str, Rows]) -> Compared:
-        """A number for each different value."""
-        return coded(*column_of(self, self.column, rows))
+    def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
+        """A code for each different value."""
+        return encoded(*find_column(self, self.column, rows))
 
-    def mask(self, compared: Compared, anchors: np.ndarray) -> np.ndarray:
+    def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
         """Equal values."""
         return np.asarray(compared.values[anchors, None] == compared.values[None])
 
@@ -82,11 +89,11 @@ class Different(PairCondition):
     def __repr__(self) -> str:
         return f"Different({self.column!r})"
 
-    def read(self, rows: Mapping[str, Rows]) -> Compared:
-        """A number for each different value."""
-        return coded(*column_of(self, self.column, rows))
+    def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
+        """A code for each different value."""
+        return encoded(*find_column(self, self.column, rows))
 
-    def mask(self, compared: Compared, anchors: np.ndarray) -> np.ndarray:
+    def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
         """Unequal values."""
         return np.asarray(compared.values[anchors, None] != compared.values[None])
 
@@ -97,30 +104,31 @@ class _Distance(PairCondition):
 
     def __post_init__(self) -> None:
         super(_Distance, self).__post_init__()
-        given: Any = self.distance
-        if isinstance(given, bool) or not isinstance(given, (int, float, np.number)) or not given >= 0:
+        distance: Any = self.distance
+        if isinstance(distance, bool) or not isinstance(distance, (int, float, np.number)) or not distance >= 0:
             raise SamplerError(
-                f"{type(self).__name__}({self.column!r}, {given!r}) has no distance", hint="give a number from 0"
+                f"{type(self).__name__}({self.column!r}, {distance!r}) has no valid distance",
+                hint="give a number of 0 or more",
             )
-        object.__setattr__(self, "distance", float(given))
+        object.__setattr__(self, "distance", float(distance))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.column!r}, {self.distance:g})"
 
-    def read(self, rows: Mapping[str, Rows]) -> Compared:
+    def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
         """The numbers, float64."""
-        its, name = column_of(self, self.column, rows)
-        if not is_numeric(its.schema.field(name).type):
+        source, name = find_column(self, self.column, rows)
+        if not is_numeric(source.schema.field(name).type):
             raise SamplerError(
-                f"{self} compares numbers, and {name!r} is {its.schema.field(name).type}",
+                f"{self} compares numbers, and {name!r} is {source.schema.field(name).type}",
                 hint=f"use Same({name!r}), Different({name!r}), or Where({name!r}, function)",
             )
-        column = its.column(name)
-        numbers = (column.to_numpy() if column.null_count else single(its, name)).astype(np.float64)
-        return Compared(numbers, np.isnan(numbers))
+        column = source.column(name)
+        numbers = (column.to_numpy() if column.null_count else single_values(source, name)).astype(np.float64)
+        return ComparedColumn(numbers, np.isnan(numbers))
 
     def window(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the greatest number that is near, for each value."""
+        """The least and the greatest number within the distance of each value."""
         return values - self.distance, values + self.distance
 
     def _near(self, values: np.ndarray, anchors: np.ndarray) -> np.ndarray:
@@ -134,7 +142,7 @@ class Within(_Distance):
 
     kind = "within"
 
-    def mask(self, compared: Compared, anchors: np.ndarray) -> np.ndarray:
+    def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
         """Near values."""
         return self._near(compared.values, anchors)
 
@@ -145,23 +153,23 @@ class Beyond(_Distance):
 
     kind = "beyond"
 
-    def mask(self, compared: Compared, anchors: np.ndarray) -> np.ndarray:
+    def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
         """Values that are not near."""
         return ~self._near(compared.values, anchors)
 
 
 @dataclass(frozen=True, slots=True)
 class Where(PairCondition):
-    """A function says which candidates fit, each by its value alone.
+    """A function decides which candidates fit, each by its value alone.
 
     Args:
         column: whose values.
-        function: is called with an anchor's value and an array of candidates' values, each different one once, and
-            gives a mask of these. Tags that are no numbers come in object arrays.
+        function: is called with an anchor's value and an array of the candidates' distinct values, and returns a bool
+            mask of these. Tags that are not numeric come in object arrays.
     """
 
     kind = "where"
-    function: Judge
+    function: MaskFunction
 
     def __post_init__(self) -> None:
         super(Where, self).__post_init__()
@@ -174,24 +182,25 @@ class Where(PairCondition):
     def __repr__(self) -> str:
         return f"Where({self.column!r}, {getattr(self.function, '__name__', 'function')})"
 
-    def read(self, rows: Mapping[str, Rows]) -> Compared:
-        """A number for each different value, and these values; none is called missing."""
-        its, name = column_of(self, self.column, rows)
-        values = single(its, name) if is_numeric(its.schema.field(name).type) else objects(its.column(name))
+    def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
+        """A code for each distinct value, and these values; none counts as missing."""
+        source, name = find_column(self, self.column, rows)
+        is_number = is_numeric(source.schema.field(name).type)
+        values = single_values(source, name) if is_number else python_values(source.column(name))
         places: dict[Any, int] = {}
-        codes = np.array([places.setdefault(key_of(value), len(places)) for value in values.tolist()], dtype=np.int64)
+        codes = np.array([places.setdefault(hashable(value), len(places)) for value in values.tolist()], dtype=np.int64)
         first = np.unique(codes, return_index=True)[1]
-        return Compared(codes, np.zeros(len(codes), dtype=bool), values[first])
+        return ComparedColumn(codes, np.zeros(len(codes), dtype=bool), values[first])
 
-    def mask(self, compared: Compared, anchors: np.ndarray) -> np.ndarray:
-        """What the function says, asked once for each different anchor."""
+    def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
+        """The masks of the function, called once for each distinct anchor."""
         codes, candidates = compared.values, compared.distinct
         assert candidates is not None
         chosen, back = np.unique(codes[anchors], return_inverse=True)
-        table = np.stack([self._judged(candidates[code], candidates) for code in chosen])
+        table = np.stack([self._called(candidates[code], candidates) for code in chosen])
         return np.take(table[back.reshape(-1)], codes, axis=1)
 
-    def _judged(self, anchor: Any, candidates: np.ndarray) -> np.ndarray:
+    def _called(self, anchor: Any, candidates: np.ndarray) -> np.ndarray:
         mask = np.asarray(self.function(anchor, candidates))
         if mask.shape != candidates.shape or mask.dtype != bool:
             raise SamplerError(
@@ -202,7 +211,7 @@ class Where(PairCondition):
         return mask
 
     def get_config(self) -> dict[str, Any]:
-        """Nothing names a function.
+        """A function has no configuration.
 
         Raises:
             ConfigError: always.
@@ -210,50 +219,50 @@ class Where(PairCondition):
         raise ConfigError(f"{self} is a function and has no configuration", hint="use Same, Different, Within, Beyond")
 
 
-Relations = PairCondition | Iterable[PairCondition]
+Conditions = PairCondition | Iterable[PairCondition]
 
 
-def relations_of(what: str, given: Any) -> tuple[PairCondition, ...]:
-    """Conditions as a tuple; one alone is one.
+def conditions_of(argument: str, given: Any) -> tuple[PairCondition, ...]:
+    """One condition or several as a tuple.
 
     Raises:
-        SamplerError: none, or something else.
+        SamplerError: no condition, or something else.
     """
     several = (given,) if isinstance(given, PairCondition) else given
-    found = tuple(several) if isinstance(several, Iterable) and not isinstance(several, str) else (several,)
-    for one in found:
-        if not isinstance(one, PairCondition):
+    conditions = tuple(several) if isinstance(several, Iterable) and not isinstance(several, str) else (several,)
+    for condition in conditions:
+        if not isinstance(condition, PairCondition):
             raise SamplerError(
-                f"{what}={one!r} is no condition between two rows",
-                available=listed(_KINDS_BY_CLASS),
-                hint=f"write {what}=Same('COLUMN')",
+                f"{argument}={condition!r} is not a condition between two rows",
+                available=listed(_CLASS_NAMES),
+                hint=f"write {argument}=Same('COLUMN')",
             )
-    if not found:
-        raise SamplerError(f"{what} has no condition", hint=f"write {what}=Same('COLUMN')")
-    return found
+    if not conditions:
+        raise SamplerError(f"{argument} has no condition", hint=f"write {argument}=Same('COLUMN')")
+    return conditions
 
 
-def names_of_settings(value: Any) -> tuple[str, ...]:
-    """Names of the fields of a dataclass or one of its objects."""
-    return tuple(one.name for one in fields(value))
+def field_names(value: Any) -> tuple[str, ...]:
+    """Names of the fields of a dataclass or an object of it."""
+    return tuple(field.name for field in fields(value))
 
 
-def relation_from_config(config: Any) -> PairCondition:
-    """Read what `get_config` of a relation wrote.
+def condition_from_config(config: Any) -> PairCondition:
+    """Read what `get_config` of a condition wrote.
 
     Raises:
         ConfigError: not such a configuration.
     """
-    kind = config.get("relation") if isinstance(config, Mapping) else None
-    cls = _KINDS.get(kind) if isinstance(kind, str) else None
-    if cls is None or set(config) != {"relation", *names_of_settings(cls)}:
+    kind = config.get("condition") if isinstance(config, Mapping) else None
+    cls = _CLASSES.get(kind) if isinstance(kind, str) else None
+    if cls is None or set(config) != {"condition", *field_names(cls)}:
         raise ConfigError(
             f"{config!r} is not the configuration of a condition",
-            available="; ".join(f"{name}: {', '.join(names_of_settings(one))}" for name, one in _KINDS.items()),
+            available="; ".join(f"{name}: {', '.join(field_names(each))}" for name, each in _CLASSES.items()),
         )
-    made: PairCondition = cls(**{key: value for key, value in config.items() if key != "relation"})
-    return made
+    condition: PairCondition = cls(**{key: value for key, value in config.items() if key != "condition"})
+    return condition
 
 
-_KINDS: dict[str, Any] = {one.kind: one for one in (Same, Different, Within, Beyond)}
-_KINDS_BY_CLASS = ("Same", "Different", "Within", "Beyond", "Where")
+_CLASSES: dict[str, Any] = {cls.kind: cls for cls in (Same, Different, Within, Beyond)}
+_CLASS_NAMES = ("Same", "Different", "Within", "Beyond", "Where")

@@ -11,21 +11,21 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.pair_conditions import (
+    Conditions,
     PairCondition,
-    Relations,
-    names_of_settings,
-    relation_from_config,
-    relations_of,
+    condition_from_config,
+    conditions_of,
+    field_names,
 )
-from anyaccel.data.sampling.pair_index import Partners, partners_of
+from anyaccel.data.sampling.pair_index import PairIndex, pair_index
 from anyaccel.data.sampling.sampler import EpochOrders, Sampler, SimpleSampler, check_settings, integer
 from anyaccel.errors import ConfigError, SamplerError
 
 
-class _Tuples(Sampler):
-    """What samplers by conditions share: how they are written down and read.
+class _ConditionSampler(Sampler):
+    """Samplers by conditions: how they are written as configurations and read.
 
-    The settings named in `conditions` hold relations, and those that are `optional` may hold none.
+    The settings named in `conditions` hold conditions; those in `optional` may hold none.
     """
 
     __slots__ = ()
@@ -40,8 +40,8 @@ class _Tuples(Sampler):
         Raises:
             ConfigError: a condition is a function.
         """
-        settings = {name: getattr(self, name) for name in names_of_settings(self)}
-        settings.update({name: [one.get_config() for one in settings[name]] for name in self.conditions})
+        settings = {name: getattr(self, name) for name in field_names(self)}
+        settings.update({name: [each.get_config() for each in settings[name]] for name in self.conditions})
         return {"type": self.kind, **settings}
 
     @classmethod
@@ -50,9 +50,9 @@ class _Tuples(Sampler):
 
         Raises:
             ConfigError: not such a configuration.
-            SamplerError: a setting that is wrong.
+            SamplerError: an invalid setting.
         """
-        known, needed = names_of_settings(cls), {"batch_size", *cls.conditions} - {*cls.optional}
+        known, needed = field_names(cls), {"batch_size", *cls.conditions} - {*cls.optional}
         given = dict(config) if isinstance(config, Mapping) else {}
         if given.pop("type", None) != cls.kind or set(given) - set(known) or not needed <= set(given):
             raise ConfigError(
@@ -64,28 +64,29 @@ class _Tuples(Sampler):
                 raise ConfigError(
                     f"{name} of a {cls.kind} sampler is {given[name]!r}", available="a list of conditions"
                 )
-            given[name] = [relation_from_config(one) for one in given[name]]
+            given[name] = [condition_from_config(each) for each in given[name]]
         return cls(**{name: value for name, value in given.items() if value or name not in cls.optional})
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class PairSampler(_Tuples):
-    """Pairs of an anchor and a partner that fulfil conditions; streams `anchor` and `pair`.
+class PairSampler(_ConditionSampler):
+    """Pairs of an anchor and a partner that meet conditions; streams `anchor` and `pair`.
 
-    Each row that has a partner is the anchor of `per_anchor` pairs in an epoch; rows without one are never anchors.
-    Partners are drawn uniformly among all that fit, one by one, anew in each epoch. A row is never its own partner; a
-    view that holds a row twice has two of it, which may be each other's.
+    Each row that has a partner is the anchor of `per_anchor` pairs in an epoch; rows without partners are never
+    anchors. Partners are drawn uniformly and independently among all that fit, anew in each epoch. A row is never its
+    own partner; in a view that holds a row twice, the two may be each other's.
 
     Args:
         batch_size: pairs in a batch, at least 1.
         match: the condition between the two rows of a pair, or several, all of which must hold: Same, Different,
             Within, Beyond, Where.
         unlike: conditions of pairs of a second kind, for losses that tell matching pairs from others by their columns;
-            each row that has such a partner is the anchor of `unlike_per_anchor` of them. None: there are none.
+            each row that has such a partner is the anchor of `unlike_per_anchor` of them. None: no such pairs.
         per_anchor: matching pairs of each anchor.
         unlike_per_anchor: pairs of the second kind of each anchor.
-        shuffle: the pairs in a new order in every epoch; else by the row of the anchor, matching ones first.
-        drop_last: leave the last batch out where it is not full.
+        shuffle: shuffle the pairs in every epoch; otherwise they are in the order of their anchors' rows, matching ones
+            first.
+        drop_last: leave the last batch out if it is not full.
         seed: of partners and orders; the same on every machine and backend.
 
     Raises:
@@ -109,8 +110,8 @@ class PairSampler(_Tuples):
     def __init__(
         self,
         batch_size: int,
-        match: Relations,
-        unlike: Relations | None = None,
+        match: Conditions,
+        unlike: Conditions | None = None,
         *,
         per_anchor: int = 1,
         unlike_per_anchor: int = 1,
@@ -118,9 +119,9 @@ class PairSampler(_Tuples):
         drop_last: bool = False,
         seed: int = 0,
     ) -> None:
-        _fill(self, batch_size=batch_size, match=relations_of("match", match), per_anchor=per_anchor)
-        _fill(self, unlike=() if unlike is None else relations_of("unlike", unlike))
-        _fill(self, unlike_per_anchor=unlike_per_anchor, shuffle=shuffle, drop_last=drop_last, seed=seed)
+        _set(self, batch_size=batch_size, match=conditions_of("match", match), per_anchor=per_anchor)
+        _set(self, unlike=() if unlike is None else conditions_of("unlike", unlike))
+        _set(self, unlike_per_anchor=unlike_per_anchor, shuffle=shuffle, drop_last=drop_last, seed=seed)
         check_settings(self, "per_anchor", "unlike_per_anchor")
 
     def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
@@ -130,27 +131,27 @@ class PairSampler(_Tuples):
             SamplerError: no row has a partner, or none of the second kind.
             ColumnError: a condition names a column that is not there.
         """
-        kinds = [(partners_of(self.match, rows, "partner"), self.per_anchor)]
+        kinds = [(pair_index(self.match, rows, "partner"), self.per_anchor)]
         if self.unlike:
-            kinds.append((partners_of(self.unlike, rows, "partner"), self.unlike_per_anchor))
-        anchors = [np.repeat(np.flatnonzero(found.counts), times) for found, times in kinds]
+            kinds.append((pair_index(self.unlike, rows, "partner"), self.unlike_per_anchor))
+        anchors = [np.repeat(np.flatnonzero(index.counts), times) for index, times in kinds]
         in_place = np.argsort(np.concatenate(anchors), kind="stable")
         first = np.concatenate(anchors)[in_place]
 
         def orders(epoch: int) -> tuple[np.ndarray, ...]:
             keys = [rng.key(self.seed, "pairs", i, integer("epoch", epoch)) for i in range(len(kinds))]
-            drawn = [kind.drawn(key, own) for (kind, _), key, own in zip(kinds, keys, anchors, strict=True)]
-            return first, np.concatenate(drawn)[in_place]
+            partners = [index.draw(key, own) for (index, _), key, own in zip(kinds, keys, anchors, strict=True)]
+            return first, np.concatenate(partners)[in_place]
 
         return EpochOrders(len(first), orders)
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class TripletSampler(_Tuples):
+class TripletSampler(_ConditionSampler):
     """An anchor, a row that fits it and one that does not; streams `anchor`, `positive` and `negative`.
 
     Each row that has both is the anchor of `per_anchor` triplets in an epoch; others are never anchors. Both are drawn
-    uniformly among all that fulfil the conditions, anew in each epoch. A row is never its own partner.
+    uniformly among all that meet the conditions, anew in each epoch. A row is never its own partner.
 
     Args:
         batch_size: triplets in a batch, at least 1.
@@ -158,8 +159,8 @@ class TripletSampler(_Tuples):
             Within, Beyond, Where.
         negative: the same between anchor and negative.
         per_anchor: triplets of each anchor.
-        shuffle: the triplets in a new order in every epoch; else by the row of the anchor.
-        drop_last: leave the last batch out where it is not full.
+        shuffle: shuffle the triplets in every epoch; otherwise they are in the order of their anchors' rows.
+        drop_last: leave the last batch out if it is not full.
         seed: of partners and orders; the same on every machine and backend.
 
     Raises:
@@ -181,17 +182,17 @@ class TripletSampler(_Tuples):
     def __init__(
         self,
         batch_size: int,
-        positive: Relations,
-        negative: Relations,
+        positive: Conditions,
+        negative: Conditions,
         *,
         per_anchor: int = 1,
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
     ) -> None:
-        _fill(self, batch_size=batch_size, positive=relations_of("positive", positive), per_anchor=per_anchor)
-        _fill(self, negative=relations_of("negative", negative))
-        _fill(self, shuffle=shuffle, drop_last=drop_last, seed=seed)
+        _set(self, batch_size=batch_size, positive=conditions_of("positive", positive), per_anchor=per_anchor)
+        _set(self, negative=conditions_of("negative", negative))
+        _set(self, shuffle=shuffle, drop_last=drop_last, seed=seed)
         check_settings(self, "per_anchor")
 
     def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
@@ -201,17 +202,17 @@ class TripletSampler(_Tuples):
             SamplerError: no row has both.
             ColumnError: a condition names a column that is not there.
         """
-        positive = partners_of(self.positive, rows, "positive")
-        negative = partners_of(self.negative, rows, "negative")
+        positive = pair_index(self.positive, rows, "positive")
+        negative = pair_index(self.negative, rows, "negative")
         both = np.flatnonzero((positive.counts > 0) & (negative.counts > 0))
         if not len(both):
-            raise _none_of_both(rows, positive, negative)
+            raise _without_both(rows, positive, negative)
         anchors = np.repeat(both, self.per_anchor)
 
         def orders(epoch: int) -> tuple[np.ndarray, ...]:
-            keys = (rng.key(self.seed, "triplets", what, integer("epoch", epoch)) for what in self.streams[1:])
-            drawn = (kind.drawn(key, anchors) for kind, key in zip((positive, negative), keys, strict=True))
-            return anchors, *drawn
+            keys = (rng.key(self.seed, "triplets", stream, integer("epoch", epoch)) for stream in self.streams[1:])
+            partners = (index.draw(key, anchors) for index, key in zip((positive, negative), keys, strict=True))
+            return anchors, *partners
 
         return EpochOrders(len(anchors), orders)
 
@@ -220,25 +221,25 @@ def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
     """Read what `get_config` of a SimpleSampler, PairSampler or TripletSampler wrote.
 
     Raises:
-        ConfigError: none of these.
-        SamplerError: a setting that is wrong.
+        ConfigError: not such a configuration.
+        SamplerError: an invalid setting.
     """
     kind = config.get("type") if isinstance(config, Mapping) else None
     if kind is None:
         return SimpleSampler.from_config(config)
-    made = next((one for one in (PairSampler, TripletSampler) if one.kind == kind), None)
-    if made is None:
-        raise ConfigError(f"a sampler's type is {kind!r}", available="pair, triplet, or no type: a simple one")
-    return made.from_config(config)
+    for cls in (PairSampler, TripletSampler):
+        if cls.kind == kind:
+            return cls.from_config(config)
+    raise ConfigError(f"a sampler's type is {kind!r}", available="pair, triplet, or no type for a SimpleSampler")
 
 
-def _fill(sampler: Sampler, **settings: Any) -> None:
+def _set(sampler: Sampler, **settings: Any) -> None:
     for name, value in settings.items():
         object.__setattr__(sampler, name, value)
 
 
-def _none_of_both(rows: Mapping[str, Rows], positive: Partners, negative: Partners) -> SamplerError:
-    counts = [int(np.count_nonzero(one.counts)) for one in (positive, negative)]
+def _without_both(rows: Mapping[str, Rows], positive: PairIndex, negative: PairIndex) -> SamplerError:
+    counts = [int(np.count_nonzero(index.counts)) for index in (positive, negative)]
     return SamplerError(
         f"no row of {', '.join(map(repr, rows))} has both a positive and a negative",
         available=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",

@@ -17,12 +17,12 @@ from anyaccel.errors import ConfigError, SamplerError
 
 @dataclass(frozen=True, slots=True)
 class EpochOrders:
-    """What a sampler takes of some rows, ready to be asked for each epoch.
+    """The orders in which a sampler takes some rows, for each epoch.
 
     Attributes:
         n: rows in an epoch, of each stream; the same in every epoch.
-        orders: from an epoch's number (0 is the first) to an order for each stream, int64 [n], in the order of the
-            anchors' rows.
+        orders: from an epoch's number (0 is the first) to the row numbers of each stream, int64 [n], in the order of
+            the anchors' rows.
         fixed: the orders are those of epoch 0 in every epoch.
     """
 
@@ -32,7 +32,9 @@ class EpochOrders:
 
 
 class Sampler(ABC):
-    """What a phase asks for the rows of each epoch. Derive from it, give it the four settings, and write `epoch_orders`.
+    """What a phase asks for the rows of each epoch.
+
+    To write one, derive from it, give it the four settings and implement `epoch_orders` and `get_config`.
 
     A sampler has one stream or several; in a step every stream gives one batch, and their rows belong together. A node
     reads the first stream, or that of `feature_set.reference(stream=...)`.
@@ -40,8 +42,8 @@ class Sampler(ABC):
     Attributes:
         streams: names of the streams.
         batch_size: rows of each stream in a batch.
-        shuffle: whether what is drawn is put in a new order in every epoch.
-        drop_last: whether the last batch is left out where it is not full.
+        shuffle: whether the orders are shuffled anew in every epoch.
+        drop_last: whether the last batch is left out if it is not full.
         seed: of all that is random.
     """
 
@@ -55,7 +57,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
-        """Prepare to draw from some rows, given by label of their feature set; all have the same number of rows.
+        """The orders of some rows, given by label of their feature set; all have the same number of rows.
 
         Raises:
             SamplerError: nothing can be drawn from them.
@@ -67,16 +69,16 @@ class Sampler(ABC):
         """A plain dict that `from_config` reads back."""
 
     def shuffled(self, orders: EpochOrders, epoch: int) -> tuple[np.ndarray, ...]:
-        """The orders of an epoch (0 is the first) as they are trained with, one for each stream, int64 [n]."""
+        """The orders of an epoch (0 is the first) as they are trained with, shuffled if `shuffle`: int64 [n] each."""
         streams = orders.orders(epoch)
         if not self.shuffle:
             return streams
-        # NumPy's integers would name another stream.
+        # NumPy's integers would give another stream.
         order = rng.permutation(rng.key(self.seed, "order", integer("epoch", epoch)), orders.n)
         return tuple(stream[order] for stream in streams)
 
     def batches(self, n: int) -> tuple[int, int]:
-        """Full batches that `n` rows make, and the size of the last partial one (0: there is none, or it is dropped).
+        """Full batches that `n` rows make, and the size of the last partial one (0 if there is none or it is dropped).
 
         Raises:
             SamplerError: there are no rows, or `drop_last` leaves no batch.
@@ -107,9 +109,9 @@ class SimpleSampler(Sampler):
 
     Args:
         batch_size: rows per batch, at least 1.
-        shuffle: a new order in every epoch; else the order of the rows. A TrainPhase that is given a batch size in
+        shuffle: a new order in every epoch; otherwise the order of the rows. A TrainPhase that is given a batch size in
             place of a sampler does shuffle.
-        drop_last: leave the last batch out where it is not full.
+        drop_last: leave the last batch out if it is not full.
         seed: of the orders; the same on every machine and backend.
 
     Raises:
@@ -132,8 +134,8 @@ class SimpleSampler(Sampler):
         """
         n = len(next(iter(rows.values())))
         check_rows(n)
-        whole = (np.arange(n, dtype=np.int64),)
-        return EpochOrders(n, lambda epoch: whole, fixed=not self.shuffle)
+        order = (np.arange(n, dtype=np.int64),)
+        return EpochOrders(n, lambda epoch: order, fixed=not self.shuffle)
 
     def order(self, n: int, epoch: int) -> np.ndarray:
         """The order of `n` rows in an epoch (0 is the first), int64 [n]: each of `range(n)` once.
@@ -142,8 +144,8 @@ class SimpleSampler(Sampler):
             SamplerError: there are no rows.
         """
         check_rows(n)
-        whole = (np.arange(n, dtype=np.int64),)
-        return self.shuffled(EpochOrders(n, lambda epoch: whole), epoch)[0]
+        order = (np.arange(n, dtype=np.int64),)
+        return self.shuffled(EpochOrders(n, lambda epoch: order), epoch)[0]
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict that `from_config` reads back."""
@@ -155,7 +157,7 @@ class SimpleSampler(Sampler):
 
         Raises:
             ConfigError: not such a configuration: an unknown key, or no batch size.
-            SamplerError: a setting that is wrong.
+            SamplerError: an invalid setting.
         """
         known = [field.name for field in fields(cls)]
         if not isinstance(config, Mapping) or "batch_size" not in config or set(config) - set(known):
@@ -168,7 +170,7 @@ class SimpleSampler(Sampler):
 
 
 def check_settings(sampler: Sampler, *counts: str) -> None:
-    """Make sure of the settings of a sampler that is being made; `counts` names those of its own that are 1 or more.
+    """Check the settings of a sampler that is being made; `counts` names further settings that must be at least 1.
 
     Raises:
         SamplerError: a setting of the wrong type, or below 1.
@@ -176,20 +178,20 @@ def check_settings(sampler: Sampler, *counts: str) -> None:
     for name in ("batch_size", "seed", *counts):
         object.__setattr__(sampler, name, integer(name, getattr(sampler, name)))
     if sampler.batch_size < 1:
-        raise SamplerError(f"batch_size={sampler.batch_size} holds no row", hint="give a batch size of 1 or more")
+        raise SamplerError(f"batch_size={sampler.batch_size} is below 1", hint="give a batch size of 1 or more")
     for name in counts:
         if getattr(sampler, name) < 1:
-            raise SamplerError(f"{name}={getattr(sampler, name)} draws nothing", hint="give 1 or more")
+            raise SamplerError(f"{name}={getattr(sampler, name)} is below 1", hint="give 1 or more")
     for name in ("shuffle", "drop_last"):
         if not isinstance(getattr(sampler, name), bool):
             raise SamplerError(f"{name}={getattr(sampler, name)!r} is not True or False", hint=f"write {name}=True")
 
 
 def integer(name: str, value: Any) -> int:
-    """A whole number of Python's, from any kind of it.
+    """A Python int from any integer.
 
     Raises:
-        SamplerError: it is none.
+        SamplerError: it is not an integer.
     """
     try:
         if not isinstance(value, bool):
@@ -200,7 +202,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def check_rows(n: int) -> None:
-    """Make sure that there is a row.
+    """Check that there is a row.
 
     Raises:
         SamplerError: there is none.

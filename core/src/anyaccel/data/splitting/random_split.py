@@ -1,4 +1,4 @@
-"""Splits: how many rows each gets, and which, from ratios and a seed or from conditions."""
+"""The rows of each split, from ratios and a seed or from conditions."""
 
 from __future__ import annotations
 
@@ -7,58 +7,53 @@ import operator
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from anyaccel import rng
 from anyaccel.data.roles import listed
 from anyaccel.data.row_filters import positions_where
-from anyaccel.data.splitting.group_keys import Keys
-from anyaccel.data.splitting.group_split import check_nested, deal
-from anyaccel.data.splitting.stratified_split import apportion, spread
+from anyaccel.data.rows import Rows
+from anyaccel.data.splitting.group_keys import GroupKeys
+from anyaccel.data.splitting.group_split import check_nested, split_groups
+from anyaccel.data.splitting.stratified_split import apportion, split_strata
 from anyaccel.errors import SplitError
-
-if TYPE_CHECKING:
-    from anyaccel.data.feature_set_view import FeatureSetView
-    from anyaccel.data.rows import Rows
 
 _TOLERANCE = 1e-6
 _DENOMINATOR = 10**6
-_MANY = 20  # strata; fewer are no continuous column
+_MANY = 20  # strata; fewer do not come from a continuous column
 
 
-def cut(
+def random_positions(
     label: str,
     name: str,
     n: int,
     ratios: Mapping[str, float],
     seed: int,
-    strata: Keys | None = None,
-    groups: Keys | None = None,
+    strata: GroupKeys | None = None,
+    groups: GroupKeys | None = None,
 ) -> dict[str, np.ndarray]:
     """Positions for each split of the `n` rows called `name`: int64, disjoint, and together all of `range(n)`.
 
     The rows are put into the order of `rng.permutation(rng.key(seed, "split", name), n)` and cut in the order of
-    `ratios`; their numbers are rounded by largest remainder, the earlier split first among equal ones. With strata each
-    of them is cut so, and with groups these are dealt out in the order in which they come first; the rows of a split
-    stay in that order.
+    `ratios`; counts are rounded by largest remainder, the earlier split first among equal ones. With strata each of
+    them is cut so; groups are assigned in the order in which they come first. The rows of a split stay in that order.
 
     Raises:
-        SplitError: ratios that are no numbers or do not add up, an empty split, a seed that is no integer, a stratum
-            too small for the splits, fewer groups than splits, or a group in two strata.
+        SplitError: ratios that are not numbers or do not add up, an empty split, a seed that is not an integer, a
+            stratum too small for the splits, fewer groups than splits, or a group in two strata.
     """
-    shares = _checked(label, ratios)
-    if strata is None and groups is None:
-        counts = _counts(label, n, shares)
-        order = rng.permutation(rng.key(checked_seed(label, seed), "split", name), n)
+    shares = _checked_shares(label, ratios)
+    counts = _counts(label, n, shares) if strata is None and groups is None else {}
+    order = rng.permutation(rng.key(_checked_seed(label, seed), "split", name), n)
+    if counts:
         return dict(zip(counts, np.split(order, np.cumsum(list(counts.values()))[:-1]), strict=True))
-    order = rng.permutation(rng.key(checked_seed(label, seed), "split", name), n)
-    parts = _parts(label, order, _simplest(shares), strata, groups)
-    return {split: order[parts == number] for number, split in enumerate(shares)}
+    split_of_row = _constrained(label, order, _simplest(shares), strata, groups)
+    return {split: order[split_of_row == number] for number, split in enumerate(shares)}
 
 
-def where(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Positions in `rows` for each split, int64, ascending, of the rows that meet its conditions.
 
     Raises:
@@ -70,47 +65,43 @@ def where(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, 
             f"the conditions for splits of {rows.label!r} are {conditions!r}",
             hint="write {'train': {'column': value}, 'test': {'column': [value, value]}}",
         )
-    chosen = {name: positions_where(rows, f"split {name!r}", its) for name, its in conditions.items()}
-    numbers = rows.view().rows
-    for one, other in combinations(chosen, 2):
-        both = np.intersect1d(chosen[one], chosen[other], assume_unique=True)
+    positions = {name: positions_where(rows, f"split {name!r}", own) for name, own in conditions.items()}
+    for first, second in combinations(positions, 2):
+        both = np.intersect1d(positions[first], positions[second], assume_unique=True)
         if len(both):
+            numbers = both if rows.indices is None else rows.indices[both]
             raise SplitError(
-                f"splits {one!r} and {other!r} of {rows.label!r} overlap",
-                available=f"{len(both)} rows meet the conditions of both: {listed(numbers[both].tolist())}",
+                f"splits {first!r} and {second!r} of {rows.label!r} overlap",
+                available=f"{len(both)} rows meet the conditions of both: {listed(numbers.tolist())}",
                 hint="narrow the conditions until no row meets two of them",
             )
-    return chosen
+    return positions
 
 
-def check_distinct(view: FeatureSetView) -> None:
-    """Make sure that no row is twice in a view that is cut at random: its copies would get into several splits.
+def check_distinct(label: str, name: str, indices: np.ndarray) -> None:
+    """Check that no row is twice in a view that is cut at random: its copies would get into several splits.
 
     Raises:
-        SplitError: one is.
+        SplitError: a row is.
     """
-    rows, counts = np.unique(view.rows, return_counts=True)
-    twice = rows[counts > 1].tolist()
-    if twice:
+    rows, counts = np.unique(indices, return_counts=True)
+    repeated = rows[counts > 1].tolist()
+    if repeated:
         raise SplitError(
-            f"{view.name!r} of {view.label!r} has rows more than once and cannot be cut at random",
-            available=f"rows {listed(twice)}, whose copies would get into several splits",
+            f"{name!r} of {label!r} has rows more than once and cannot be cut at random",
+            available=f"rows {listed(repeated)}, whose copies would get into several splits",
             hint="take each row once: take(np.unique(positions)); draw with repetition inside a split",
         )
 
 
-def checked_seed(label: str, seed: object) -> int:
-    """The seed as a plain int, because NumPy's integers would name another stream.
-
-    Raises:
-        SplitError: it is no integer.
-    """
+def _checked_seed(label: str, seed: object) -> int:
+    """The seed as a plain int, because NumPy's integers would give another stream."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise SplitError(f"the seed of a split of {label!r} is {seed!r}", available="seeds are integers")
     return operator.index(seed)
 
 
-def _checked(label: str, ratios: Mapping[str, float]) -> dict[str, Fraction]:
+def _checked_shares(label: str, ratios: Mapping[str, float]) -> dict[str, Fraction]:
     if not isinstance(ratios, Mapping) or not ratios:
         raise SplitError(f"the ratios of a split of {label!r} are {ratios!r}", hint="write {'train': 0.8, 'test': 0.2}")
     for name, ratio in ratios.items():
@@ -138,27 +129,29 @@ def _simplest(shares: Mapping[str, Fraction]) -> dict[str, Fraction]:
     return {name: share / sum(meant.values()) for name, share in meant.items()}
 
 
-def _parts(
-    label: str, order: np.ndarray, shares: Mapping[str, Fraction], strata: Keys | None, groups: Keys | None
+def _constrained(
+    label: str, order: np.ndarray, shares: Mapping[str, Fraction], strata: GroupKeys | None, groups: GroupKeys | None
 ) -> np.ndarray:
     """The number of the split of each row, int64 [n], in the order of `order`."""
     counts = np.array([list(_counts(label, len(order), shares).values())])
-    within = np.zeros_like(order)
+    stratum_of_row = np.zeros_like(order)
     if strata is not None:
-        sizes, within = np.bincount(strata.codes), strata.codes[order]
+        sizes, stratum_of_row = np.bincount(strata.codes), strata.codes[order]
         _check_sizes(label, "rows", sizes, shares, strata)
         counts = apportion(sizes.tolist(), list(shares.values()), counts[0].tolist())
     if groups is None:
-        return spread(within, counts)
+        return split_strata(stratum_of_row, counts)
     if strata is not None:
         check_nested(label, groups, strata)
     first = np.unique(groups.codes[order], return_index=True)[1]
-    _check_sizes(label, "groups", np.bincount(within[first]), shares, strata)
-    return deal(within, groups.codes[order], counts)
+    _check_sizes(label, "groups", np.bincount(stratum_of_row[first]), shares, strata)
+    return split_groups(stratum_of_row, groups.codes[order], counts)
 
 
-def _check_sizes(label: str, what: str, sizes: np.ndarray, shares: Mapping[str, Fraction], strata: Keys | None) -> None:
-    """Make sure that every stratum has enough rows (or groups) for all splits to get one."""
+def _check_sizes(
+    label: str, what: str, sizes: np.ndarray, shares: Mapping[str, Fraction], strata: GroupKeys | None
+) -> None:
+    """Check that every stratum has enough rows (or groups) for all splits to get one."""
     smallest = int(sizes.argmin())
     if sizes[smallest] >= len(shares):
         return
@@ -173,12 +166,12 @@ def _check_sizes(label: str, what: str, sizes: np.ndarray, shares: Mapping[str, 
     )
 
 
-def _continuous(label: str, sizes: np.ndarray, strata: Keys) -> SplitError:
+def _continuous(label: str, sizes: np.ndarray, strata: GroupKeys) -> SplitError:
     names = [name for name, _, _ in strata.columns]
     return SplitError(
         f"{label!r} cannot be stratified by {listed(names)}: {len(sizes)} different values in {int(sizes.sum())} rows",
         available="every stratum needs a row for each split",
-        hint="stratify by bins of it: a tag with pandas.qcut(values, 10, labels=False), say",
+        hint="stratify by bins of it, such as a tag with pandas.qcut(values, 10, labels=False)",
     )
 
 

@@ -8,12 +8,9 @@ from typing import Self
 
 import numpy as np
 
-from anyaccel.data.column_reference import Reference
-from anyaccel.data.feature_set import FeatureSet
-from anyaccel.data.readers.constructors import check_label
-from anyaccel.data.roles import Names, WithRoles, assign_roles, listed, names_of
+from anyaccel.data.feature_set import FeatureSet, Reference
+from anyaccel.data.roles import Names, WithRoles, assign_roles, check_label, listed, names_of
 from anyaccel.data.streaming.source_errors import error_context
-from anyaccel.errors import SourceError
 from anyaccel.segment import TensorSpec
 
 EXAMPLE_ROWS = 4
@@ -23,24 +20,24 @@ Columns = Mapping[str, np.ndarray]
 
 
 class Source(WithRoles, ABC):
-    """Rows that come to a phase as it runs: `BatchSource` gives batches of its own, `MapSource` the rows it is asked for.
+    """Rows that are read while a phase runs: a `BatchSource` gives batches, a `MapSource` the rows it is asked for.
 
     Args:
         label: the label of the feature set that the graph is wired to, or of the source's own `example`.
-        roles: role of each column, by name.
+        features, targets, tags: names of columns by role.
 
     Raises:
         DataError: a label that is not text or has a dot.
-        ColumnError: roles that cannot be.
+        ColumnError: invalid roles.
     """
 
     repeats: bool = False
-    """Whether an epoch gives the same rows in the same order whenever it is asked for."""
+    """Whether an epoch gives the same rows in the same order every time it is read."""
 
     def __init__(self, label: str, features: Names, targets: Names = (), tags: Names = ()) -> None:
         check_label(label)
-        there = [name for names in (features, targets, tags) for name in names_of(names)]
-        super().__init__(label, assign_roles(label, list(dict.fromkeys(there)), features, targets, tags))
+        columns = [name for names in (features, targets, tags) for name in names_of(names)]
+        super().__init__(label, assign_roles(label, list(dict.fromkeys(columns)), features, targets, tags))
         self._example: FeatureSet | None = None
 
     def __repr__(self) -> str:
@@ -56,22 +53,22 @@ class Source(WithRoles, ABC):
 
     @property
     def rows(self) -> int | None:
-        """Rows of an epoch, None where they are not known beforehand."""
+        """Rows of an epoch, None if unknown."""
         return None
 
     @property
     def steps(self) -> int | None:
-        """Batches of an epoch, None where they are not known beforehand."""
+        """Batches of an epoch, None if unknown."""
         return None
 
     @property
     def example(self) -> FeatureSet:
-        """A few of its rows as a feature set, by which a graph is wired: shapes and dtypes are those of all rows.
+        """A few of its rows as a feature set, which a graph is wired to: shapes and dtypes are those of all rows.
 
         Read on first use and then kept.
 
         Raises:
-            SourceError: it gives no rows, or none that can be taken.
+            SourceError: it gives no rows, or invalid ones.
         """
         return self._example or self._keep_example(self._first())
 
@@ -79,7 +76,7 @@ class Source(WithRoles, ABC):
         """Shape per sample and dtype of a column, as in the example.
 
         Raises:
-            ColumnError: there is no such column, or it is a tag that holds no numbers.
+            ColumnError: there is no such column, or it is a tag that is not numeric.
             SourceError: as `example`.
         """
         return self.example.spec(name)
@@ -91,17 +88,17 @@ class Source(WithRoles, ABC):
 
         Raises:
             ColumnError: a name that is not a column of that role, or given twice.
-            SamplerError: a stream that cannot be one's name.
+            SamplerError: an invalid name of a stream.
             SourceError: as `example`.
         """
         return self.example.reference(features, targets, tags, stream)
 
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of how it is read, such as more workers than cores."""
+        """What a user should know about how it is read, such as more workers than cores."""
         return ()
 
     def close(self) -> None:
-        """Let go of what is held between two epochs; the next use opens it again."""
+        """Release what is held between two epochs; the next use opens it again."""
 
     @abstractmethod
     def _first(self) -> Columns:
@@ -114,22 +111,19 @@ class Source(WithRoles, ABC):
                 self._example = FeatureSet.from_dict(self._label, few, self.features, self.targets, self.tags)
         return self._example
 
-    def _nothing(self) -> SourceError:
-        return SourceError(f"source {self._label!r} gives no rows at all", hint="give data with at least one row")
-
 
 class BatchSource(Source):
-    """A source that decides itself which rows make a batch, and in which order they come."""
+    """A source that itself decides which rows make a batch, and in which order they come."""
 
     @abstractmethod
     def batches(self, epoch: int) -> Generator[Columns]:
         """The batches of an epoch (0 is the first), each as arrays in host memory by column name, [rows, *shape].
 
         All columns of a batch have the same number of rows, at least one, and features and targets the shapes and
-        dtypes of the example. The arrays may be written to again once the next batch is asked for. Closing the
-        iterator closes what it opened.
+        dtypes of the example. The arrays may be overwritten once the next batch is requested. Closing the iterator
+        closes what it opened.
 
         Raises:
-            SourceError: from the iterator, when a batch cannot be taken or there is none; from the call itself, when
-                the source cannot be read (again).
+            SourceError: from the iterator, for an invalid batch or none at all; from the call itself, if the source
+                cannot be read (again).
         """

@@ -1,4 +1,4 @@
-"""Workers: how many of them feed a device, and which kind may stand beside the frameworks at work."""
+"""Workers of loaders: how many are useful for a device, and which may run beside the loaded frameworks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from anyaccel.errors import SourceError
 from anyaccel.registry import registry
 
-MOST = 8
-"""Workers for one device that are advised at most: more of them seldom read faster, and each takes memory."""
-_FOUND_IN = ("", "sampler", "batch_sampler", "dataset")
+MOST_WORKERS = 8
+"""The most workers that are suggested for one device: more seldom read faster, and each takes memory."""
+_EPOCH_OWNERS = ("", "sampler", "batch_sampler", "dataset")
 
 
 def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
-    """How many workers should read for each device: one core is left to the loop, the others are shared out evenly.
+    """How many workers should read for each device: one core is left to the loop, the others are shared evenly.
 
     `max(1, min((cores - 1) // devices, 8))`; on one core 0, which reads in the loop itself.
 
     Args:
-        devices: that are fed at the same time, each by workers of its own.
-        cores: that this process may use; counted if None.
+        devices: devices that are fed at the same time, each by its own workers.
+        cores: cores that this process may use; counted if None.
 
     Raises:
         SourceError: fewer than one device or core.
@@ -33,68 +33,68 @@ def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
             raise SourceError(
                 f"suggested_num_workers({name}={count!r})", available="both are whole numbers of 1 or more"
             )
-    return 0 if cores == 1 else max(1, min((cores - 1) // devices, MOST))
+    return 0 if cores == 1 else max(1, min((cores - 1) // devices, MOST_WORKERS))
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; a limit of a container on its time, which is no number of cores, is not seen."""
+    """Cores that this process may use; a container's limit on processor time is not counted."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def workers_of(source: Any) -> int:
-    """Worker processes of a loader, 0 for what has none."""
+    """Worker processes of a loader, 0 for sources without."""
     count = getattr(source, "num_workers", 0)
     return count if isinstance(count, int) and not isinstance(count, bool) else 0
 
 
 def worker_notes(label: str, source: Any) -> tuple[str, ...]:
-    """What a user should know of the workers of a loader."""
+    """What a user should know about the workers of a loader."""
     count, cores = workers_of(source), usable_cores()
     if count <= cores:
         return ()
-    return (
-        f"source {label!r} has {count} workers on {cores} cores; {suggested_num_workers()} are advised for each device",
-    )
+    suggested = suggested_num_workers()
+    return (f"source {label!r} has {count} workers on {cores} cores; {suggested} are advised for each device",)
 
 
 def check_fork(label: str, source: Any) -> None:
-    """Make sure that the workers of a loader are no forks of a process whose frameworks keep threads.
+    """Check that the workers of a loader are not forks of a process whose frameworks keep threads.
 
     Raises:
-        SourceError: they are to be forked, and a framework whose backend says `forks = False` is imported.
+        SourceError: they would be forked, and a framework whose backend has `fork_safe = False` is imported.
     """
     if not workers_of(source) or _start_method(source) != "fork":
         return
-    threaded = sorted(_threaded())
+    threaded = sorted(_threaded_frameworks())
     if threaded:
         raise SourceError(
             f"the {workers_of(source)} workers of source {label!r} would be forked beside {' and '.join(threaded)}",
-            available="their threads are not copied into a fork, which may wait forever for a lock that one of them held",
+            available="their threads are not copied into a fork, which may wait forever for a lock that one of them "
+            "held",
             hint="make the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0",
         )
 
 
 def set_epoch(source: Any, epoch: int) -> None:
-    """LogEvent a loader, its samplers and its data set the number of the epoch, if they want to know."""
-    for name in _FOUND_IN:
+    """Call `set_epoch` of a loader, its samplers and its data set, if they have it."""
+    for name in _EPOCH_OWNERS:
         part = getattr(source, name, None) if name else source
         if callable(getattr(part, "set_epoch", None)):
             part.set_epoch(epoch)  # type: ignore[union-attr]
 
 
 def _start_method(source: Any) -> str:
-    import multiprocessing  # only those who have workers have it loaded
+    import multiprocessing  # loaded only for sources with workers
 
     context = getattr(source, "multiprocessing_context", None)
     if context is None:
-        # Asking without allow_none would settle the method for the rest of the process.
+        # Without allow_none, asking would settle the method for the rest of the process.
         return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     return str(context if isinstance(context, str) else context.get_start_method())
 
 
-def _threaded() -> Iterator[str]:
+def _threaded_frameworks() -> Iterator[str]:
     for backend in registry().backends:
         if not backend.fork_safe and any(root in sys.modules for root in backend.import_roots[:1]):
             yield backend.framework

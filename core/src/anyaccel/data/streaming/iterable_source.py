@@ -1,4 +1,4 @@
-"""IterableSource: what gives batches by itself: loaders, data sets of other libraries, generators."""
+"""IterableSource: batches from loaders, data sets of other libraries, generators and other iterables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from anyaccel.data.roles import Names
 from anyaccel.data.streaming.base import BatchSource, Columns
-from anyaccel.data.streaming.batch_schema import Checker
+from anyaccel.data.streaming.batch_schema import BatchSchema
 from anyaccel.data.streaming.dataloader_workers import check_fork, worker_notes, workers_of
-from anyaccel.data.streaming.iterator_factory import length_of, never_ends, opener
+from anyaccel.data.streaming.iterator_factory import iterator_factory, length_of, never_ends
 from anyaccel.data.streaming.source_errors import BatchPosition, failed
 from anyaccel.errors import SourceError
 
@@ -26,21 +26,22 @@ class IterableSource(BatchSource):
         source: a torch `DataLoader`, a `tf.data.Dataset` with `batch()`, a Hugging Face `IterableDataset` with
             `batch()`, a list of batches, anything else that can be iterated over again and again; a function that gives
             an iterable of batches (a generator function), called for each epoch, with its number if it has a parameter
-            `epoch`; or an iterator, which is read once. What has `set_epoch` is told the number of the epoch.
+            `epoch`; or an iterator, which is read once. A `set_epoch` method is called with the number of the epoch.
         features, targets, tags: names of columns by role. A batch gives them by name (a mapping, data class, named
-            tuple or Arrow table; what else it has is left out), by position (a tuple or list: features, then targets,
-            then tags; tuples and mappings in it are taken apart), or is the only one itself.
-        steps: batches of an epoch, after which the source is closed. Needed where it has no end, which cannot be found
-            out by itself: without `steps`, an epoch of such a source lasts until it is interrupted. An iterator goes on
-            in the next epoch where it stood.
+            tuple or Arrow table; other entries are left out), by position (a tuple or list: features, then targets,
+            then tags; nested tuples and mappings are taken apart), or is the only column itself.
+        steps: batches of an epoch, after which the source is closed. Needed if it has no end, which cannot be detected
+            in general: without `steps`, an epoch of such a source lasts until it is interrupted. An iterator continues
+            in the next epoch where it stopped.
 
     Values may be NumPy arrays, lists of numbers, Arrow or pandas columns, and tensors of any framework whose plugin is
-    there, on any device; they keep their dtype.
+    installed, on any device; they keep their dtype.
 
     Raises:
         DataError: a label that is not text or has a dot.
-        ColumnError: roles that cannot be.
-        SourceError: `source` is none, never ends and has no `steps`, or `steps` is no number of 1 or more.
+        ColumnError: invalid roles.
+        SourceError: `source` is not a source of batches, never ends without `steps`, or `steps` is not a number of 1 or
+            more.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class IterableSource(BatchSource):
     ) -> None:
         super().__init__(label, features, targets, tags)
         self._source = source
-        self._opener = opener(label, source)
+        self._factory = iterator_factory(label, source)
         self._limit = _checked_steps(label, steps)
         if self._limit is None and never_ends(source):
             raise SourceError(
@@ -63,37 +64,38 @@ class IterableSource(BatchSource):
                 hint="say how many batches make an epoch: steps=1000",
             )
         check_fork(label, source)
-        self._checker = Checker(self._roles)
+        self._schema = BatchSchema(self._roles)
         self._held: tuple[int, Columns, Generator[Columns]] | None = None
-        self._begun = False
+        self._was_read = False
 
     @property
     def steps(self) -> int | None:
-        """Batches of an epoch: as given, or as the source says; None where neither is known."""
+        """Batches of an epoch: as given, or as the source says; None if unknown."""
         return self._limit if self._limit is not None else length_of(self._source)
 
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the workers of a loader."""
+        """What a user should know about the workers of a loader."""
         return worker_notes(self._label, self._source)
 
     def close(self) -> None:
-        """Close what was opened for the example, if no epoch has gone on with it; an iterator loses that batch."""
+        """Close what was opened for the example, if no epoch has continued with it; an iterator loses that batch."""
         held, self._held = self._held, None
         if held is not None:
             held[2].close()
 
     def batches(self, epoch: int) -> Generator[Columns]:
-        """See BatchSource. The first epoch goes on with what was opened for the example, so that nothing is read twice.
+        """See BatchSource. The first epoch continues with what was opened for the example, so that nothing is read
+        twice.
 
         Raises:
-            SourceError: also from the call, where an iterator was read before and has no `steps`.
+            SourceError: also from the call, for an iterator that was read before and has no `steps`.
         """
         held = self._held
-        if held is not None and (self._opener.once or held[0] == epoch):
+        if held is not None and (self._factory.once or held[0] == epoch):
             self._held = None
-            return _going_on(held[1], held[2])
+            return _continued(held[1], held[2])
         self.close()
-        if self._opener.once and self._begun and self._limit is None:
+        if self._factory.once and self._was_read and self._limit is None:
             raise SourceError(
                 f"source {self._label!r} is an iterator ({type(self._source).__name__}) and was read before",
                 available="an iterator can be read once",
@@ -108,28 +110,28 @@ class IterableSource(BatchSource):
         return first
 
     def _run(self, epoch: int) -> Generator[Columns]:
-        self._begun = True
+        self._was_read = True
         promised = self.steps
-        iterator = self._opener.opened(epoch)
+        iterator = self._factory.iterator(epoch)
         try:
             for number in itertools.count() if self._limit is None else range(self._limit):
-                place = BatchPosition(self._label, epoch, number)
-                batch = self._next(place, iterator)
+                position = BatchPosition(self._label, epoch, number)
+                batch = self._next(position, iterator)
                 if batch is _END:
                     self._check_count(epoch, number, promised)
                     return
                 if promised is not None and number >= promised:
-                    raise self._miscounted(epoch, f"more than the {promised} batches")
-                columns = self._checker.taken(place, batch)
+                    raise self._wrong_count(epoch, f"more than the {promised} batches")
+                columns = self._schema.convert(position, batch)
                 del batch
                 self._keep_example(columns)
                 yield columns
         finally:
-            if not self._opener.once:
+            if not self._factory.once:
                 _close(iterator)
             del iterator  # as in _next
 
-    def _next(self, place: BatchPosition, iterator: Iterator[Any]) -> Any:
+    def _next(self, position: BatchPosition, iterator: Iterator[Any]) -> Any:
         try:
             return next(iterator, _END)
         except Exception as error:
@@ -137,21 +139,21 @@ class IterableSource(BatchSource):
             if workers_of(self._source):
                 # These frames are the loader's own, and hold its workers; those of the user were in the worker.
                 traceback.clear_frames(error.__traceback__)
-            raise failed(f"{place} could not be made", error) from error
+            raise failed(f"{position} could not be made", error) from error
 
     def _check_count(self, epoch: int, number: int, promised: int | None) -> None:
         if number == 0 and self._example is None:
-            raise self._nothing()
+            raise SourceError(f"source {self._label!r} gives no rows at all", hint="give data with at least one row")
         if number == 0:
             raise SourceError(
                 f"source {self._label!r} gave no batch in epoch {epoch}, after it had given some before",
-                available="it is exhausted: what can be read only once was given for every epoch",
+                available="it is exhausted: every epoch was given the same iterator, which can be read only once",
                 hint="give a function that makes a new iterator at each call",
             )
         if promised is not None and number < promised:
-            raise self._miscounted(epoch, f"{number} of the {promised} batches")
+            raise self._wrong_count(epoch, f"{number} of the {promised} batches")
 
-    def _miscounted(self, epoch: int, gave: str) -> SourceError:
+    def _wrong_count(self, epoch: int, gave: str) -> SourceError:
         given = self._limit is not None
         return SourceError(
             f"source {self._label!r} gave {gave} that {'steps' if given else 'its len()'} says, in epoch {epoch}",
@@ -161,7 +163,7 @@ class IterableSource(BatchSource):
         )
 
 
-def _going_on(first: Columns, run: Generator[Columns]) -> Generator[Columns]:
+def _continued(first: Columns, run: Generator[Columns]) -> Generator[Columns]:
     """An epoch whose first batch was read before."""
     try:
         yield first
@@ -181,5 +183,5 @@ def _checked_steps(label: str, steps: Any) -> int | None:
     if steps is None:
         return None
     if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 1:
-        raise SourceError(f"source {label!r}: steps={steps!r} is no number of batches", hint="write steps=1000")
+        raise SourceError(f"source {label!r}: steps={steps!r} is not a number of batches", hint="write steps=1000")
     return int(steps)

@@ -1,4 +1,4 @@
-"""Opening: what a user gave as a source of batches, opened anew for every epoch."""
+"""Iterators of batches: how a user's source is opened anew for every epoch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _INFINITE = -1  # what TensorFlow's cardinality() says of a data set without an 
 
 
 @dataclass(frozen=True, slots=True)
-class Opener:
+class IteratorFactory:
     """Opens a source for an epoch.
 
     Attributes:
         label: of the source.
-        open: gives an iterator of batches for the number of an epoch.
+        open: from the number of an epoch to an iterable of batches.
         once: the source is an iterator, which is read once and is not ours to close.
     """
 
@@ -31,70 +31,71 @@ class Opener:
     open: Callable[[int], Any]
     once: bool = False
 
-    def opened(self, epoch: int) -> Iterator[Any]:
-        """An iterator of batches.
+    def iterator(self, epoch: int) -> Iterator[Any]:
+        """An iterator of the batches of an epoch.
 
         Raises:
             SourceError: the source cannot be opened, or gives no iterable.
         """
         try:
-            made = self.open(epoch)
-            iterator = None if instead_of(made) else self._begun(made, epoch)
+            iterable = self.open(epoch)
+            iterator = None if instead_of(iterable) else self._started(iterable, epoch)
         except SourceError:
             raise
         except Exception as error:
             raise failed(f"source {self.label!r} cannot be opened for epoch {epoch}", error) from error
         if iterator is None:
             raise SourceError(
-                f"the function of source {self.label!r} gave a {type(made).__name__}",
+                f"the function of source {self.label!r} gave a {type(iterable).__name__}",
                 available="it is called once for every epoch and gives an iterable of batches",
                 hint="yield batches, or return a list of them",
             )
         return iterator
 
-    def _begun(self, made: Any, epoch: int) -> Iterator[Any] | None:
+    def _started(self, iterable: Any, epoch: int) -> Iterator[Any] | None:
         if self.once:
-            return cast("Iterator[Any]", made)
-        check_fork(self.label, made)
-        set_epoch(made, epoch)
-        return iter(made) if hasattr(made, "__iter__") else None
+            return cast("Iterator[Any]", iterable)
+        check_fork(self.label, iterable)
+        set_epoch(iterable, epoch)
+        return iter(iterable) if hasattr(iterable, "__iter__") else None
 
 
-def opener(label: str, source: Any) -> Opener:
+def iterator_factory(label: str, source: Any) -> IteratorFactory:
     """How a source is opened.
 
     Raises:
-        SourceError: it is no source of batches.
+        SourceError: it is not a source of batches.
     """
-    remedy = instead_of(source)
-    if remedy:
-        what = type(source).__name__
-        raise SourceError(f"the {what} given as source {label!r} is data, not a source of batches", hint=remedy)
+    hint = instead_of(source)
+    if hint:
+        kind = type(source).__name__
+        raise SourceError(f"the {kind} given as source {label!r} is data, not a source of batches", hint=hint)
     if isinstance(source, type):
-        return Opener(label, _function(label, source))
+        return IteratorFactory(label, _function(label, source))
     if hasattr(source, "__next__"):
-        return Opener(label, lambda epoch: source, once=True)
+        return IteratorFactory(label, lambda epoch: source, once=True)
     if hasattr(source, "__iter__"):
-        return Opener(label, lambda epoch: source)
+        return IteratorFactory(label, lambda epoch: source)
     if callable(source):
-        return Opener(label, _function(label, source))
+        return IteratorFactory(label, _function(label, source))
     if hasattr(source, "__getitem__"):
         raise SourceError(
             f"the {type(source).__name__} of source {label!r} gives rows by number, not batches",
-            hint="write MapSource(label, dataset, features=[...]) in place of IterableSource, and leave order and batches to us",
+            hint="write MapSource(label, dataset, features=[...]) in place of IterableSource; the phase's sampler then "
+            "orders and batches its rows",
         )
     raise SourceError(
-        f"a {type(source).__name__} is no source of batches for {label!r}",
+        f"a {type(source).__name__} is not a source of batches for {label!r}",
         available="loaders, data sets, lists of batches, and functions that give an iterable of batches",
         hint="write a function that yields batches",
     )
 
 
 def length_of(source: Any) -> int | None:
-    """How many batches a source says it gives, None where it does not know.
+    """How many batches a source says it gives, None if it does not know.
 
     Raises:
-        Exception: whatever its `__len__` raises, but for TypeError, which means that it does not know.
+        Exception: whatever its `__len__` raises, except TypeError, which means that it does not know.
     """
     if not hasattr(source, "__len__"):
         return None
@@ -105,7 +106,7 @@ def length_of(source: Any) -> int | None:
 
 
 def never_ends(source: Any) -> bool:
-    """Whether a source is known to have no end: `itertools.count`, `cycle` and `repeat`, and what says so itself."""
+    """Whether a source is known to have no end: `itertools.count`, `cycle` and `repeat`, and those that say so."""
     if isinstance(source, (itertools.count, itertools.cycle)):
         return True
     if isinstance(source, itertools.repeat):
@@ -123,18 +124,18 @@ def _function(label: str, source: Callable[..., Any]) -> Callable[[int], Any]:
     """A function called for each epoch, with its number if it has a parameter `epoch`."""
     try:
         parameters = inspect.signature(source).parameters.values()
-    except (TypeError, ValueError):  # built-in ones tell nothing of themselves
+    except (TypeError, ValueError):  # built-in functions may have no signature
         return lambda epoch: source()
-    empty, kinds = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [one.name for one in parameters if one.default is empty and one.kind not in kinds]
-    if any(one.name == "epoch" and one.kind is not inspect.Parameter.POSITIONAL_ONLY for one in parameters):
-        needed = [name for name in needed if name != "epoch"]
+    empty, variadic = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [each.name for each in parameters if each.default is empty and each.kind not in variadic]
+    if any(each.name == "epoch" and each.kind is not inspect.Parameter.POSITIONAL_ONLY for each in parameters):
+        required = [name for name in required if name != "epoch"]
         call: Callable[[int], Any] = lambda epoch: source(epoch=epoch)  # noqa: E731
     else:
         call = lambda epoch: source()  # noqa: E731
-    if needed:
+    if required:
         raise SourceError(
-            f"the function of source {label!r} needs {', '.join(needed)}",
+            f"the function of source {label!r} needs {', '.join(required)}",
             available="it is called without arguments, or with the number of the epoch as `epoch`",
             hint="write lambda: make_batches(...) with the arguments inside",
         )

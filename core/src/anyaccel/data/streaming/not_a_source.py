@@ -1,4 +1,4 @@
-"""Hints for data that are given where a source of batches is expected."""
+"""Hints for data that is given in place of a source of batches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from anyaccel.data.streaming.to_numpy import is_tensor
 
 
 def instead_of(given: Any) -> str:
-    """What to write where data, or the name of some, stand for a source of batches; `""` where they do not."""
+    """What to write if data, or the name of a file, was given in place of a source of batches; `""` if it was not."""
     if isinstance(given, (str, bytes, os.PathLike)):
         return "read a file with FeatureSet.from_parquet, or with ParquetStream if it is larger than memory"
     if isinstance(given, Rows):
         return "give it to the phase as it is"
     if isinstance(given, Mapping):
-        return "write FeatureSet.from_dict(label, arrays, feature_keys=[...]); of several data sets name one"
+        return "write FeatureSet.from_dict(label, arrays, feature_keys=[...]); of several data sets choose one"
     if hasattr(given, "iloc"):
         return "write FeatureSet.from_pandas(label, df, feature_cols=[...])"
     if isinstance(given, (pa.Table, pa.RecordBatch)) or has_table(given):

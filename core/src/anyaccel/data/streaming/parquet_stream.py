@@ -1,4 +1,4 @@
-"""Parquet streams: files larger than memory, read row group by row group, shuffled within a window."""
+"""ParquetStream: files larger than memory, read row group by row group and shuffled within a window of rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.data.readers.file_discovery import Paths
-from anyaccel.data.readers.parquet import chosen_files
+from anyaccel.data.readers.parquet import choose_files
 from anyaccel.data.roles import ROLES, NamesOrRest, of_role
 from anyaccel.data.sampling.sampler import SimpleSampler, integer
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, BatchSource, Columns
-from anyaccel.data.streaming.row_groups import PIECE_BYTES, Reading, pieces, row_groups
-from anyaccel.data.streaming.shuffle_buffer import Window, as_arrays, windowed
+from anyaccel.data.streaming.row_groups import PIECE_BYTES, ReadSpec, read_pieces, row_groups
+from anyaccel.data.streaming.shuffle_buffer import ShuffleBuffer, shuffled_batches
+from anyaccel.data.streaming.to_numpy import column_array
 from anyaccel.errors import ColumnError, DataError, SourceError
 
 WINDOW_GROUPS = 4
@@ -24,12 +25,12 @@ WINDOW_GROUPS = 4
 
 
 class ParquetStream(BatchSource):
-    """IterableSource from Parquet files of any size, read row group by row group, and shuffled within a window of rows.
+    """Batches from Parquet files of any size, read row group by row group and shuffled within a window of rows.
 
-    Shuffled means: in every epoch the row groups come in a new order; their rows fill a window of `window` rows, which
-    is emptied in a random order before it is filled again. So a row meets rows of its own row group and of those that
-    come next to it, and a window of at least a few row groups mixes well what is not sorted on a larger scale. All
-    orders follow from the sampler's seed and the number of the epoch, on every machine.
+    To shuffle, in every epoch the row groups come in a new order; their rows fill a window of `window` rows, which is
+    emptied in a random order before it is filled again. So a row meets rows of its own row group and of those that
+    come next to it, and a window of at least a few row groups mixes well unless the files are sorted on a larger scale.
+    All orders follow from the sampler's seed and the number of the epoch, on every machine.
 
     In memory at once are `window` rows of the columns that are read, a piece of at most 8 MiB, the compressed columns
     of one row group, and a batch.
@@ -40,16 +41,16 @@ class ParquetStream(BatchSource):
         features, targets, tags: names of columns by role, `...` in one of them for all that the others do not name;
             none of the three for the roles in the files' own metadata. The rules for columns are those of a FeatureSet.
         sampler: a SimpleSampler with size, shuffling, seed and `drop_last` of batches, or a batch size, which shuffles.
-            Batches go across the borders of row groups and windows; only the last of an epoch may be smaller.
-        window: rows held at once; by default those of 4 row groups, or all where there are fewer.
+            Batches may hold rows of several row groups and windows; only the last of an epoch may be smaller.
+        window: rows held at once; by default those of 4 row groups, or all if there are fewer.
 
     Raises:
         OSError: a file cannot be opened.
         DataError: a label that is not text or has a dot.
-        ColumnError: roles that cannot be, or a column that is not of one type in all files.
-        SamplerError: `drop_last` leaves no batch, or a setting of the sampler is wrong.
-        SourceError: no file, one that is broken or cut short, no rows, no such sampler, or a window that is larger than
-            the data, below 1, or of no use as nothing is shuffled.
+        ColumnError: invalid roles, or a column that is not of one type in all files.
+        SamplerError: `drop_last` leaves no batch, or a setting of the sampler is invalid.
+        SourceError: no file, one that is broken or cut short, no rows, another sampler, or a window that is larger than
+            the data, below 1, or of no use because nothing is shuffled.
     """
 
     repeats = True
@@ -65,8 +66,8 @@ class ParquetStream(BatchSource):
         sampler: SimpleSampler | int = 32,
         window: int | None = None,
     ) -> None:
-        with _told(label):
-            self._files = chosen_files(label, path, features, targets, tags)
+        with _source_errors(label):
+            self._files = choose_files(label, path, features, targets, tags)
         super().__init__(label, *(of_role(self._files.roles, role) for role in ROLES))
         self._sampler = _checked_sampler(label, sampler)
         self._groups = row_groups(label, self._files)
@@ -76,7 +77,7 @@ class ParquetStream(BatchSource):
 
     @property
     def rows(self) -> int:
-        """Rows of all files, `drop_last` or not."""
+        """Rows of all files, including those that `drop_last` leaves out."""
         return self._rows
 
     @property
@@ -100,20 +101,16 @@ class ParquetStream(BatchSource):
         return self._run(integer("epoch", epoch))
 
     def _run(self, epoch: int) -> Generator[Columns]:
+        sampler = self._sampler
         specs = {name: self.spec(name) for name in self.features + self.targets}
-        each = sum(spec.nbytes for spec in specs.values())
-        most = max(1, min(PIECE_BYTES // each, self._rows))
-        size = self._window if self._sampler.shuffle else min(self._rows, max(most, self._sampler.batch_size))
-        plan = Reading(self._label, self._files, min(most, size), specs)
+        row_bytes = sum(spec.nbytes for spec in specs.values())
+        piece_rows = max(1, min(PIECE_BYTES // row_bytes, self._rows))
+        size = self._window if sampler.shuffle else min(self._rows, max(piece_rows, sampler.batch_size))
         groups = [self._groups[number] for number in self._order("row groups", epoch, 0, len(self._groups))]
-        with closing(pieces(plan, groups)) as read:
-            window = Window(size, specs)
-            made = windowed(read, window, lambda number, n: self._order("window", epoch, number, n), self._batch)
-            yield from islice(made, self._steps)
-
-    @property
-    def _batch(self) -> int:
-        return self._sampler.batch_size
+        with closing(read_pieces(ReadSpec(self._label, self._files, min(piece_rows, size), specs), groups)) as pieces:
+            buffer = ShuffleBuffer(size, specs)
+            order = lambda number, n: self._order("window", epoch, number, n)  # noqa: E731
+            yield from islice(shuffled_batches(pieces, buffer, order, sampler.batch_size), self._steps)
 
     def _order(self, what: str, epoch: int, number: int, n: int) -> np.ndarray:
         if not self._sampler.shuffle:
@@ -121,15 +118,16 @@ class ParquetStream(BatchSource):
         return rng.permutation(rng.key(self._sampler.seed, what, epoch, number), n)
 
     def _first(self) -> Columns:
-        with closing(pieces(Reading(self._label, self._files, EXAMPLE_ROWS), self._groups[:1])) as read:
-            return as_arrays(next(read))
+        with closing(read_pieces(ReadSpec(self._label, self._files, EXAMPLE_ROWS), self._groups[:1])) as pieces:
+            first = next(pieces)
+        return {name: column_array(name, first.column(name)) for name in first.column_names}
 
     def _checked_window(self, window: Any) -> int:
         if window is None:
             return min(self._rows, WINDOW_GROUPS * max(group.rows for group in self._groups))
         shown = f"source {self._label!r}: window={window!r}"
         if isinstance(window, bool) or not hasattr(window, "__index__") or window < 1:
-            raise SourceError(f"{shown} is no number of rows", hint="give 1 or more, or leave it out")
+            raise SourceError(f"{shown} is not a number of rows", hint="give 1 or more, or leave it out")
         if not self._sampler.shuffle:
             raise SourceError(
                 f"{shown}, but nothing is shuffled",
@@ -146,7 +144,7 @@ class ParquetStream(BatchSource):
 
 
 @contextmanager
-def _told(label: str) -> Iterator[None]:
+def _source_errors(label: str) -> Iterator[None]:
     try:
         yield
     except ColumnError:
@@ -161,7 +159,7 @@ def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
     if isinstance(sampler, bool) or not hasattr(sampler, "__index__"):
         raise SourceError(
             f"source {label!r} cannot be read by {sampler!r}",
-            available="rows of a stream have no numbers, by which other samplers could draw",
+            available="rows of a stream have no numbers, which other samplers need",
             hint="give a SimpleSampler or a batch size",
         )
     return SimpleSampler(int(sampler), shuffle=True)

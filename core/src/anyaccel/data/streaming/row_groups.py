@@ -1,4 +1,4 @@
-"""Row groups: Parquet files read piece by piece, in any order of their row groups, never as a whole."""
+"""Parquet files read piece by piece, in any order of their row groups, never as a whole."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import pyarrow as pa
 
 from anyaccel.data.arrow_columns import check_numbers, column_spec
-from anyaccel.data.readers.file_discovery import File
+from anyaccel.data.readers.file_discovery import DataFile
 from anyaccel.data.readers.list_columns import with_shapes
-from anyaccel.data.readers.parquet import Files, valid
+from anyaccel.data.readers.parquet import ParquetFiles, parquet_errors
 from anyaccel.data.streaming.source_errors import error_context
 from anyaccel.errors import SourceError
 from anyaccel.segment import TensorSpec
 
 PIECE_BYTES = 8 * 2**20
-"""Bytes of one piece of a row group, of what is read of it at once."""
+"""Bytes of a piece of a row group, which are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A file whose end was read, which says where everything is; `stamp` is its size and time of that moment."""
+class FileFooter:
+    """A file whose footer was read; `stamp` is its size and modification time at that moment."""
 
-    file: File
-    footer: Any
+    file: DataFile
+    metadata: Any
     stamp: tuple[int, int]
 
 
@@ -35,127 +35,126 @@ class Known:
 class RowGroup:
     """One row group of one file."""
 
-    known: Known
+    footer: FileFooter
     number: int
     rows: int
 
     def __str__(self) -> str:
-        return f"row group {self.number} of {self.known.file.path}"
+        return f"row group {self.number} of {self.footer.file.path}"
 
 
-def row_groups(label: str, files: Files) -> tuple[RowGroup, ...]:
-    """All row groups that have rows, in the order of the files; only the ends of the files are read.
+def row_groups(label: str, files: ParquetFiles) -> tuple[RowGroup, ...]:
+    """All row groups that have rows, in the order of the files; only the footers of the files are read.
 
     Raises:
         OSError: a file cannot be opened.
-        SourceError: a file is broken or cut short.
+        SourceError: a file is broken or cut short, or no file has rows.
     """
-    known = [_known(label, file) for file in files.files]
-    counts = [(one, number, one.footer.row_group(number).num_rows) for one in known for number in _numbers(one)]
-    found = tuple(RowGroup(*count) for count in counts if count[-1])
-    if not found:
+    groups = tuple(group for file in files.files for group in _groups_of(_footer(label, file)) if group.rows)
+    if not groups:
         raise SourceError(
             f"source {label!r} has no rows",
             available=f"{len(files.files)} Parquet files without a row",
             hint="give files with rows",
         )
-    return found
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadSpec:
     """How row groups are read.
 
     Attributes:
         label: of the source, for messages.
         files: which columns are read.
-        most: rows of a piece.
-        specs: what features and targets have to be; empty before they are known.
+        piece_rows: the most rows of a piece.
+        specs: the required specs of features and targets; empty before they are known.
     """
 
     label: str
-    files: Files
-    most: int
+    files: ParquetFiles
+    piece_rows: int
     specs: Mapping[str, TensorSpec] = field(default_factory=dict)
 
 
-def pieces(plan: Reading, groups: Sequence[RowGroup]) -> Generator[Any]:
+def read_pieces(spec: ReadSpec, groups: Sequence[RowGroup]) -> Generator[Any]:
     """Rows of some row groups, in their order, as Arrow tables; one file is open at a time.
 
     Raises:
         OSError: a file cannot be opened.
-        SourceError: a file is broken, cut short, or not the one that it was; or nulls among features and targets, or
-            samples of another shape.
+        SourceError: a file is broken, cut short, or was changed; or nulls among features and targets, or samples of
+            another shape.
     """
     for group in groups:
-        with error_context(f"{group}, source {plan.label!r}"):
-            yield from _pieces(plan, group)
+        with error_context(f"{group}, source {spec.label!r}"):
+            yield from _pieces_of(spec, group)
 
 
-def _numbers(one: Known) -> range:
-    return range(one.footer.num_row_groups)
+def _groups_of(footer: FileFooter) -> Iterator[RowGroup]:
+    for number in range(footer.metadata.num_row_groups):
+        yield RowGroup(footer, number, footer.metadata.row_group(number).num_rows)
 
 
-def _known(label: str, file: File) -> Known:
+def _footer(label: str, file: DataFile) -> FileFooter:
     stamp = _stamp(file)
     with _opened(label, file) as parquet:
-        return Known(file, parquet.metadata, stamp)
+        return FileFooter(file, parquet.metadata, stamp)
 
 
-def _stamp(file: File) -> tuple[int, int]:
-    found = Path(file.path).stat()
-    return found.st_size, found.st_mtime_ns
+def _stamp(file: DataFile) -> tuple[int, int]:
+    stat = Path(file.path).stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
-def _pieces(plan: Reading, group: RowGroup) -> Iterator[Any]:
-    known = group.known
-    if _stamp(known.file) != known.stamp:
+def _pieces_of(spec: ReadSpec, group: RowGroup) -> Iterator[Any]:
+    footer = group.footer
+    if _stamp(footer.file) != footer.stamp:
         raise SourceError(
-            f"{known.file.path} is not the file that it was when the source was made",
+            f"{footer.file.path} has changed since the source was made",
             hint="make the source anew, and leave its files alone while it is used",
         )
-    with _opened(plan.label, known.file, known.footer) as parquet:
-        # Where the folders give all columns, any one of the file tells how many rows there are.
-        names = plan.files.stored or parquet.schema_arrow.names[:1]
-        read = parquet.iter_batches(plan.most, row_groups=[group.number], columns=names)
-        while (batch := _next(group, read)) is not None:
-            yield _checked(plan, group, batch)
+    with _opened(spec.label, footer.file, footer.metadata) as parquet:
+        # If the folders give all columns, any column of the file tells the number of rows.
+        names = spec.files.stored or parquet.schema_arrow.names[:1]
+        batches = parquet.iter_batches(spec.piece_rows, row_groups=[group.number], columns=names)
+        while (batch := _next(group, batches)) is not None:
+            yield _checked(spec, group, batch)
 
 
-def _next(group: RowGroup, read: Iterator[Any]) -> Any:
-    with valid(group.known.file.path):
-        batch = next(read, None)
+def _next(group: RowGroup, batches: Iterator[Any]) -> Any:
+    with parquet_errors(group.footer.file.path):
+        batch = next(batches, None)
         if batch is not None:
             batch.validate(full=True)
     return batch
 
 
-def _checked(plan: Reading, group: RowGroup, batch: Any) -> Any:
-    files, table = plan.files, pa.Table.from_batches([batch])
-    table = with_shapes(files.completed(table, group.known.file), files.roles)
+def _checked(spec: ReadSpec, group: RowGroup, batch: Any) -> Any:
+    files, table = spec.files, pa.Table.from_batches([batch])
+    table = with_shapes(files.with_partitions(table, group.footer.file), files.roles)
     for name, role in files.roles.items():
         if role != "tag":
             check_numbers(name, table.column(name))
-            _check_spec(name, table.schema.field(name).type, plan.specs, group)
+            _check_spec(name, table.schema.field(name).type, spec.specs, group)
     return table
 
 
-def _check_spec(name: str, kind: Any, specs: Mapping[str, TensorSpec], group: RowGroup) -> None:
-    found = column_spec(name, kind)
-    if found != specs.get(name, found):
+def _check_spec(name: str, arrow_type: Any, specs: Mapping[str, TensorSpec], group: RowGroup) -> None:
+    actual = column_spec(name, arrow_type)
+    if actual != specs.get(name, actual):
         raise SourceError(
-            f"column {name!r} of {group} is {found}",
+            f"column {name!r} of {group} is {actual}",
             available=f"it is {specs[name]} in the rows before, and rows of a column have one shape and dtype",
             hint="write files whose samples have one shape (pad or cut)",
         )
 
 
 @contextmanager
-def _opened(label: str, file: File, footer: Any = None) -> Iterator[Any]:
-    """A Parquet file that is open inside `with`; its end is not read where that is given."""
+def _opened(label: str, file: DataFile, metadata: Any = None) -> Iterator[Any]:
+    """An open Parquet file; its footer is not read again if its metadata is given."""
     import pyarrow.parquet as pq
 
     with pa.OSFile(file.path) as source:
-        with error_context(f"source {label!r}"), valid(file.path):
-            parquet = pq.ParquetFile(source, metadata=footer)
+        with error_context(f"source {label!r}"), parquet_errors(file.path):
+            parquet = pq.ParquetFile(source, metadata=metadata)
         yield parquet

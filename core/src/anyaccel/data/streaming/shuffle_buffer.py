@@ -1,4 +1,4 @@
-"""Windows: a number of rows held at once, from which batches are taken in an order of their own."""
+"""A buffer of rows from which batches are taken in a shuffled order."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.arrow_columns import contiguous, is_readable, to_numpy
+from anyaccel.data.arrow_columns import contiguous, to_numpy
 from anyaccel.data.streaming.base import Columns
+from anyaccel.data.streaming.to_numpy import column_array
 from anyaccel.segment import TensorSpec
 
 Order = Callable[[int, int], np.ndarray]
-"""The order of the rows of a window, from its number and how many rows it has."""
+"""The order of the rows of a full buffer, from how often it was filled before and how many rows it has."""
 
 
-class Window:
-    """Room for `size` rows of every column, filled piece by piece and written over when they have been taken.
+class ShuffleBuffer:
+    """Memory for `size` rows of every column, filled piece by piece and overwritten after they have been taken.
 
     Args:
         size: rows.
-        specs: of the columns that are read as arrays; all others are kept as Arrow has them.
+        specs: of the columns that are read as arrays; all others are kept as Arrow columns.
     """
 
     def __init__(self, size: int, specs: Mapping[str, TensorSpec]) -> None:
@@ -31,8 +32,8 @@ class Window:
         self._filled = 0
 
     @property
-    def room(self) -> int:
-        """Rows that it can take in still."""
+    def free(self) -> int:
+        """Rows that it has still room for."""
         return self._size - self._filled
 
     @property
@@ -40,8 +41,8 @@ class Window:
         """Rows that it holds."""
         return self._filled
 
-    def take_in(self, piece: Any) -> None:
-        """Copy the rows of an Arrow table, of which there is room for all."""
+    def add(self, piece: Any) -> None:
+        """Copy the rows of an Arrow table, for all of which there must be room."""
         stop = self._filled + len(piece)
         for name in piece.column_names:
             column = piece.column(name)
@@ -53,61 +54,63 @@ class Window:
 
     def rows(self, order: np.ndarray) -> dict[str, np.ndarray]:
         """Copies of some rows, by column name."""
-        found = {name: np.take(array, order, axis=0) for name, array in self._arrays.items()}
+        columns = {name: np.take(array, order, axis=0) for name, array in self._arrays.items()}
         for name, chunks in self._others.items():
-            found[name] = _as_array(name, pa.chunked_array(chunks).take(pa.array(order)))
-        return found
+            columns[name] = column_array(name, pa.chunked_array(chunks).take(pa.array(order)))
+        return columns
 
-    def join(self) -> None:
-        """Make one piece of what is kept as Arrow has it, so that rows are found at once."""
+    def combine_chunks(self) -> None:
+        """Combine the chunks of Arrow columns, so that single rows are found at once."""
         self._others = {name: [contiguous(pa.chunked_array(chunks))] for name, chunks in self._others.items()}
 
-    def empty(self) -> None:
+    def clear(self) -> None:
         """Forget all rows."""
         self._others.clear()
         self._filled = 0
 
 
-def windowed(pieces: Generator[Any], window: Window, order: Order, batch: int) -> Generator[Columns]:
-    """Batches of `batch` rows, and a last one of the rest, of rows that pass through a window one window after another.
+def shuffled_batches(
+    pieces: Generator[Any], buffer: ShuffleBuffer, order: Order, batch_size: int
+) -> Generator[Columns]:
+    """Batches of `batch_size` rows, and a last one of the rest, of rows that pass through a buffer.
 
     Args:
         pieces: Arrow tables, in the order in which the rows come.
-        window: is filled, emptied in the order that `order` says, and filled again.
-        order: the order of a window's rows.
-        batch: rows of a batch; one may have rows of several windows.
+        buffer: is filled, emptied in the order that `order` says, and filled again.
+        order: the order of the rows of each filling.
+        batch_size: rows of a batch, which may come from several fillings.
     """
     parts: list[dict[str, np.ndarray]] = []
-    missing = batch
-    for number in _fillings(pieces, window):
-        taken, rows = 0, order(number, window.filled)
+    missing = batch_size
+    for number in _fillings(pieces, buffer):
+        taken, rows = 0, order(number, buffer.filled)
         while taken < len(rows):
-            part = window.rows(rows[taken : taken + missing])
+            part = buffer.rows(rows[taken : taken + missing])
             taken += missing
             parts.append(part)
             missing -= len(next(iter(part.values())))
             if not missing:
                 yield _joined(parts)
-                parts, missing = [], batch
+                parts, missing = [], batch_size
     if parts:
         yield _joined(parts)
 
 
-def _fillings(pieces: Generator[Any], window: Window) -> Generator[int]:
-    """The number of each window, when it is full or the rows are at an end."""
+def _fillings(pieces: Generator[Any], buffer: ShuffleBuffer) -> Generator[int]:
+    """Yield the number of each filling, when the buffer is full or the rows have ended."""
     number = 0
-    window.empty()
+    buffer.clear()
     for piece in pieces:
         while len(piece):
-            head, piece = piece.slice(0, window.room), piece.slice(min(window.room, len(piece)))
-            window.take_in(head)
-            if not window.room:
-                window.join()
+            head, piece = piece.slice(0, buffer.free), piece.slice(min(buffer.free, len(piece)))
+            buffer.add(head)
+            if not buffer.free:
+                buffer.combine_chunks()
                 yield number
-                window.empty()
+                buffer.clear()
                 number += 1
-    if window.filled:
-        window.join()
+    if buffer.filled:
+        buffer.combine_chunks()
         yield number
 
 
@@ -115,14 +118,3 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> Columns:
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def as_arrays(piece: Any) -> Columns:
-    """The columns of an Arrow table as arrays."""
-    return {name: _as_array(name, piece.column(name)) for name in piece.column_names}
-
-
-def _as_array(name: str, column: Any) -> np.ndarray:
-    if is_readable(column):
-        return to_numpy(name, contiguous(column))
-    return np.asarray(column.to_numpy())

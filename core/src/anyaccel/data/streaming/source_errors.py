@@ -1,4 +1,4 @@
-"""Faults: what goes wrong in a source, told with the source, the batch and the column."""
+"""Errors of sources, which say in which source, batch and column they happened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST = 300
 
 @dataclass(frozen=True, slots=True)
 class BatchPosition:
-    """Which batch of a source is meant."""
+    """A batch of a source, for messages."""
 
     label: str
     epoch: int
@@ -24,8 +24,8 @@ class BatchPosition:
 
 
 @contextmanager
-def error_context(place: object) -> Iterator[None]:
-    """What is raised inside for a column is told with where that was.
+def error_context(position: object) -> Iterator[None]:
+    """Add to errors of anyaccel where in a source they happened.
 
     Raises:
         SourceError: in place of every other error of anyaccel.
@@ -35,19 +35,19 @@ def error_context(place: object) -> Iterator[None]:
     except SourceError:
         raise
     except AnyaccelError as error:
-        raise SourceError(f"{place}: {error.problem}", available=error.available, hint=error.hint) from error
+        raise SourceError(f"{position}: {error.problem}", available=error.available, hint=error.hint) from error
 
 
 def failed(what: str, error: Exception) -> SourceError:
-    """The error for user's code that raised; `what` tells what could not be done."""
+    """The error for the user's code that raised `error`; `what` says what could not be done."""
     return SourceError(
-        f"{what}: {type(error).__name__}{_words(error)}",
+        f"{what}: {type(error).__name__}{_last_line(error)}",
         hint="see the error above this one, which the source itself raised",
     )
 
 
-def _words(error: Exception) -> str:
-    """The last line of what an error says: those of worker processes begin with a traceback in words."""
+def _last_line(error: Exception) -> str:
+    """The last line of an error's text: those of worker processes begin with a traceback as text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return ""

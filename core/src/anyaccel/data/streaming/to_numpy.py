@@ -1,4 +1,4 @@
-"""Host: what a batch holds for one column, from whatever framework, as an array in host memory."""
+"""The value of a column in a batch, from any framework, as an array in host memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from anyaccel.registry import registry
 _ARROW = (pa.Array, pa.ChunkedArray)
 
 
-def numbers(name: str, value: Any) -> np.ndarray:
-    """A feature or target as an array [rows, *shape] of its own dtype; copied only where that cannot be helped.
+def number_array(name: str, value: Any) -> np.ndarray:
+    """A feature or target as an array [rows, *shape] of its own dtype; copied only if necessary.
 
     Args:
         name: of the column, for messages.
-        value: a NumPy array, a tensor of a framework whose plugin is there, Arrow, lists of numbers or of tensors,
-            pandas, or what has `__array__` or `__dlpack__`.
+        value: a NumPy array, a tensor of a framework whose plugin is installed, Arrow, lists of numbers or of tensors,
+            pandas, or an object with `__array__` or `__dlpack__`.
 
     Raises:
-        ColumnError: not numbers, no rows, ragged, an empty shape, or nulls.
+        ColumnError: not numeric, no rows, ragged, empty samples, or nulls.
         MoveError: a tensor that NumPy cannot hold.
     """
-    array = array_of(name, value)
+    array = as_numpy(name, value)
     if array is None or not _is_plain(array):
         array = to_numpy(name, contiguous(number_column(name, value if array is None else array)))
     if 0 in array.shape[1:]:
@@ -37,23 +37,28 @@ def numbers(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def anything(name: str, value: Any) -> np.ndarray:
-    """A tag as an array [rows, ...]: numbers as `numbers` gives them, all else as NumPy reads it from Arrow.
+def tag_array(name: str, value: Any) -> np.ndarray:
+    """A tag as an array [rows, ...]: numbers as `number_array` gives them, all else as NumPy reads it from Arrow.
 
     Raises:
-        ColumnError: no rows, or what Arrow cannot hold in one column.
+        ColumnError: no rows, or values that Arrow cannot hold in one column.
     """
-    array = _array_of_tag(name, value)
+    try:
+        array = as_numpy(name, value)
+    except MoveError:  # a tensor of text, which a framework gives to NumPy as objects
+        array = np.asarray(value)
     if array is not None and _is_plain(array):
         return array
-    column = tag_column(name, value if array is None else array)
-    if is_readable(column):
-        return to_numpy(name, contiguous(column))
-    return np.asarray(column.to_numpy())
+    return column_array(name, tag_column(name, value if array is None else array))
 
 
-def array_of(name: str, value: Any) -> np.ndarray | None:
-    """An array or tensor as NumPy's, on the same memory where it can; None for what is none.
+def column_array(name: str, column: Any) -> np.ndarray:
+    """A chunked Arrow column as an array: without a copy if it is numeric and complete, else as NumPy reads it."""
+    return to_numpy(name, contiguous(column)) if is_readable(column) else np.asarray(column.to_numpy())
+
+
+def as_numpy(name: str, value: Any) -> np.ndarray | None:
+    """An array or tensor as a NumPy array, on the same memory if possible; None for everything else.
 
     Raises:
         ColumnError: a list of tensors that differ in shape, or a tensor that cannot be brought to the host.
@@ -71,18 +76,18 @@ def array_of(name: str, value: Any) -> np.ndarray | None:
     return _by_protocol(name, value)
 
 
-def arrays_of(name: str, values: Sequence[Any]) -> list[np.ndarray | None]:
-    """`array_of` each of some values; who owns them is asked once where they are of one class.
+def all_as_numpy(name: str, values: Sequence[Any]) -> list[np.ndarray | None]:
+    """`as_numpy` of each of some values; their owner is looked up once if they are of one class.
 
     Raises:
-        ColumnError, MoveError: as `array_of`.
+        ColumnError, MoveError: as `as_numpy`.
     """
-    if len({type(value) for value in values}) > 1 or not is_tensor(values[0]) or isinstance(values[0], np.ndarray):
-        return [array_of(name, value) for value in values]
-    backend = _backend_of(values[0])
-    if backend is None:
-        return [array_of(name, value) for value in values]
-    return [np.asarray(backend.to_host(value)) for value in values]
+    is_uniform = len({type(value) for value in values}) == 1
+    if is_uniform and is_tensor(values[0]) and not isinstance(values[0], np.ndarray):
+        backend = _backend_of(values[0])
+        if backend is not None:
+            return [np.asarray(backend.to_host(value)) for value in values]
+    return [as_numpy(name, value) for value in values]
 
 
 def is_tensor(value: Any) -> bool:
@@ -99,18 +104,10 @@ def _stacked(name: str, values: Any) -> np.ndarray | None:
     """Tensors in a list as one array; None for a list of anything else."""
     if not values or isinstance(values[0], np.ndarray) or not is_tensor(values[0]):
         return None
-    arrays = arrays_of(name, values)
-    found = [array for array in arrays if array is not None]
-    if len(found) < len(values) or len({array.shape for array in found}) > 1:
+    arrays = [array for array in all_as_numpy(name, values) if array is not None]
+    if len(arrays) < len(values) or len({array.shape for array in arrays}) > 1:
         raise ragged(name)
-    return np.stack(found)
-
-
-def _array_of_tag(name: str, value: Any) -> np.ndarray | None:
-    try:
-        return array_of(name, value)
-    except MoveError:  # a tensor of text, which a framework has and gives to NumPy as objects
-        return np.asarray(value)
+    return np.stack(arrays)
 
 
 def _backend_of(value: Any) -> Exchange | None:
@@ -128,8 +125,8 @@ def _by_protocol(name: str, value: Any) -> np.ndarray | None:
     try:
         return np.asarray(value) if hasattr(value, "__array__") else np.from_dlpack(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        kind = type(value)
+        cls = type(value)
         raise ColumnError(
-            f"column {name!r} is a {kind.__module__}.{kind.__qualname__} that NumPy cannot read: {error}",
-            hint=f"install the plugin of {kind.__module__.partition('.')[0]}, or yield NumPy arrays",
+            f"column {name!r} is a {cls.__module__}.{cls.__qualname__} that NumPy cannot read: {error}",
+            hint=f"install the plugin of {cls.__module__.partition('.')[0]}, or yield NumPy arrays",
         ) from error

@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data.transforms.sklearn_calls import described, inverted, narrowed
-from anyaccel.data.transforms.state_equality import alike
+from anyaccel.data.transforms.state_equality import same_state
 from anyaccel.errors import TransformError
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FittedTransform:
     """A transform as it was fitted to columns of a feature set; `data.transforms` has them, the oldest first.
 
     Attributes:
-        transform: the fitted object, a copy of what was given.
+        transform: the fitted object, a copy of the given one.
         columns: names of the columns that it takes, joined in this order.
-        results: names of the columns that it makes: the same, or the one of `into=`.
+        results: names of the columns that it makes: the same, or the one given as `into=`.
         fit_on: name of the split or view whose rows it was fitted to; `"all"` for all rows.
-        role: the role that was asked for its results; None: each keeps that of its column.
+        role: the role requested for its results; None: each keeps that of its column.
         makes_features: whether a result is a feature of the data that it was fitted to.
         shapes: shape per sample of each of `columns`; `()` for text.
-        result_shapes: the same of each of `results`.
+        result_shapes: shape per sample of each of `results`.
     """
 
     transform: Any
@@ -39,12 +39,12 @@ class FittedTransform:
     makes_features: bool
     shapes: tuple[Shape, ...]
     result_shapes: tuple[Shape, ...]
-    fillers: np.ndarray = field(repr=False)  # [3, numbers], each in the range of what the transform made in fitting
+    fillers: np.ndarray = field(repr=False)  # [3, numbers], each in the range of the output in fitting
 
     def __repr__(self) -> str:
-        made = "" if self.results == self.columns else f" into {', '.join(self.results)}"
+        into = "" if self.results == self.columns else f" into {', '.join(self.results)}"
         name = type(self.transform).__name__
-        return f"FittedTransform({name} on {', '.join(self.columns)}{made}, fitted on {self.fit_on!r})"
+        return f"FittedTransform({name} on {', '.join(self.columns)}{into}, fitted on {self.fit_on!r})"
 
     @property
     def width(self) -> int:
@@ -52,63 +52,75 @@ class FittedTransform:
         return sum(map(math.prod, self.result_shapes))
 
     def is_like(self, other: FittedTransform) -> bool:
-        """Whether another does the same: it is this one, or was fitted to the same result for the same columns."""
-        mine, theirs = ((one.columns, one.results, one.shapes, one.result_shapes) for one in (self, other))
-        return mine == theirs and alike(self.transform, other.transform)
+        """Whether another does the same: it is this one, or was fitted to the same state for the same columns."""
+        own, others = ((each.columns, each.results, each.shapes, each.result_shapes) for each in (self, other))
+        return own == others and same_state(self.transform, other.transform)
 
     def undo(self, pieces: Mapping[str, np.ndarray], label: str) -> dict[str, np.ndarray]:
         """Columns as they were before this transform, [n, *shape] by name, from some of its results and others.
 
-        Results that are not among `pieces` are filled with values of their range; if it matters which, it is an error.
+        Results that are not among `pieces` are filled with values of their range; if these matter, it is an error.
 
         Raises:
-            TransformError: there is no way back, or none from these columns alone.
+            TransformError: it has no inverse, or none for these columns alone.
         """
         what = described(self.transform, self.columns, label)
         given = [name for name in self.results if name in pieces]
-        outcomes = [self._before(pieces, given, filler, what) for filler in self._tries(given)]
-        for other in outcomes[1:]:
-            if not all(_same(outcomes[0][name], other[name]) for name in outcomes[0]):
+        tries = self.fillers[: 1 if len(given) == len(self.results) else None]
+        first, *others = [self._before(pieces, given, filler, what) for filler in tries]
+        for other in others:
+            if not all(_same(first[name], other[name]) for name in first):
                 missing = [name for name in self.results if name not in pieces]
                 raise TransformError(
-                    f"{what} cannot be turned round for {', '.join(given)} alone: the outcome depends on "
+                    f"{what} cannot be inverted for {', '.join(given)} alone: the result depends on "
                     f"{', '.join(missing)}",
                     hint=f"give all of {', '.join(self.results)} together, or fit a transform to each column",
                 )
         rest = {name: values for name, values in pieces.items() if name not in self.results}
-        twice = [name for name in outcomes[0] if name in rest]
+        twice = [name for name in first if name in rest]
         if twice:
             raise TransformError(
-                f"{what} was undone to give {', '.join(twice)}, which is asked for itself, too",
+                f"undoing {what} gives {', '.join(twice)}, which is among the given columns, too",
                 hint="bring the columns back one after the other",
             )
-        return {**rest, **outcomes[0]}
-
-    def _tries(self, given: Sequence[str]) -> np.ndarray:
-        """Fillers to try: one is enough where nothing is filled."""
-        return self.fillers[: 1 if len(given) == len(self.results) else None]
+        return {**rest, **first}
 
     def _before(
         self, pieces: Mapping[str, np.ndarray], given: Sequence[str], filler: np.ndarray, what: str
     ) -> dict[str, np.ndarray]:
         first = pieces[given[0]]
-        n, fillers = len(first), cut(filler[None], self.result_shapes)
+        n, fillers = len(first), split_flat(filler[None], self.result_shapes)
         flat = [
             (pieces[name] if name in pieces else np.repeat(part, n, axis=0)).reshape(n, math.prod(part.shape[1:]))
             for name, part in zip(self.results, fillers, strict=True)
         ]
-        found = inverted(self.transform, np.concatenate(flat, axis=1), sum(map(math.prod, self.shapes)), what)
-        parts = dict(zip(self.columns, cut(narrowed(found, first.dtype), self.shapes), strict=True))
+        before = inverted(self.transform, np.concatenate(flat, axis=1), sum(map(math.prod, self.shapes)), what)
+        parts = dict(zip(self.columns, split_flat(narrowed(before, first.dtype), self.shapes), strict=True))
         return {name: parts[name] for name in given} if self.results == self.columns else parts
+
+
+def relevant_transforms(transforms: Sequence[FittedTransform], names: Sequence[str]) -> list[FittedTransform]:
+    """The transforms that made columns, or what these were made of; the last first.
+
+    Args:
+        transforms: of a feature set, the oldest first.
+        names: of the columns.
+    """
+    reached, relevant = set(names), []
+    for fitted in reversed(transforms):
+        if reached & set(fitted.results):
+            relevant.append(fitted)
+            reached = reached - set(fitted.results) | set(fitted.columns)
+    return relevant
 
 
 def result_layout(
     columns: Sequence[str], shapes: Sequence[Shape], width: int, into: str | None, what: str
 ) -> tuple[tuple[str, ...], tuple[Shape, ...]]:
-    """Names and shapes of the columns that a transform makes of some, `width` numbers a row.
+    """Names and shapes of the columns that a transform makes, of `width` numbers a row together.
 
     Raises:
-        TransformError: it takes several columns and makes another number of numbers of them, with no name given.
+        TransformError: it takes several columns, gives another width, and no name for one new column was given.
     """
     same = width == sum(map(math.prod, shapes))
     if into is not None or len(columns) == 1:
@@ -122,23 +134,23 @@ def result_layout(
     return tuple(columns), tuple(shapes)
 
 
-def fillers_of(made: np.ndarray) -> np.ndarray:
-    """Three rows [3, k] within the range of each of the k numbers of `made` [n, k]: the least, some, the greatest."""
-    if made.dtype == np.object_ or made.dtype.kind in "US":
-        made = np.array([sorted(column, key=str) for column in made.T.tolist()], dtype=object).T
-        return made[[0, len(made) // 2, -1]]
-    return np.stack([np.fmin.reduce(made), made[len(made) // 2], np.fmax.reduce(made)])
+def fillers_of(output: np.ndarray) -> np.ndarray:
+    """Three rows [3, k] in the range of each of the k numbers of `output` [n, k]: least, any, greatest."""
+    if output.dtype == np.object_ or output.dtype.kind in "US":
+        output = np.array([sorted(column, key=str) for column in output.T.tolist()], dtype=object).T
+        return output[[0, len(output) // 2, -1]]
+    return np.stack([np.fmin.reduce(output), output[len(output) // 2], np.fmax.reduce(output)])
 
 
-def cut(flat: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
-    """Columns [n, *shape] of their numbers side by side, [n, numbers]."""
+def split_flat(flat: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+    """Columns [n, *shape] from their numbers side by side, [n, numbers]."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     parts = np.split(flat, ends, axis=1)
     return [part.reshape(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def split_joined(values: np.ndarray, shapes: Sequence[Shape], what: str) -> list[np.ndarray]:
-    """Columns [n, *shape] of one array of them, joined along the last axis as models get and give them.
+    """Columns [n, *shape] from one array of them, joined along the last axis as models take and give them.
 
     Raises:
         TransformError: the array is not of that shape; axes of length 1 do not count.
@@ -159,7 +171,7 @@ def split_joined(values: np.ndarray, shapes: Sequence[Shape], what: str) -> list
 
 
 def join(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Columns [n, *shape] in one array: one as it is, several along the last axis, flat where they differ."""
+    """Columns [n, *shape] as one array: one as it is, several along the last axis, flat if their shapes differ."""
     if len(parts) == 1:
         return parts[0]
     tensors = [part.reshape(len(part), *_as_tensor(part.shape[1:])) for part in parts]
@@ -176,5 +188,5 @@ def _without_ones(shape: Shape) -> Shape:
     return tuple(extent for extent in shape if extent != 1)
 
 
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+def _same(first: np.ndarray, second: np.ndarray) -> bool:
+    return np.array_equal(first, second, equal_nan=first.dtype.kind == "f")

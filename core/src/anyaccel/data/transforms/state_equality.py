@@ -1,4 +1,4 @@
-"""Likeness: whether two fitted objects are in the same state."""
+"""Whether two fitted objects are in the same state."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any
 import numpy as np
 
 
-def alike(one: Any, other: Any) -> bool:
+def same_state(first: Any, second: Any) -> bool:
     """Whether two objects are the same, or of one type and in the same state: arrays by value, others by attributes.
 
-    What cannot be compared, such as an object that refers to itself, counts as different.
+    Objects that cannot be compared, such as one that refers to itself, count as different.
     """
     try:
-        return _alike(one, other)
+        return _equal(first, second)
     except (RecursionError, TypeError, ValueError):
         return False
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if one is other:
+def _equal(first: Any, second: Any) -> bool:
+    if first is second:
         return True
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, np.ndarray):
-        return _same_arrays(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if hasattr(one, "__dict__") and not isinstance(one, type):
-        return _alike(vars(one), vars(other))
-    return bool(one == other) or bool(one != one and other != other)
+    if isinstance(first, np.ndarray):
+        return _equal_arrays(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_equal(value, second[key]) for key, value in first.items())
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    if hasattr(first, "__dict__") and not isinstance(first, type):
+        return _equal(vars(first), vars(second))
+    return bool(first == second) or bool(first != first and second != second)
 
 
-def _same_arrays(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
+def _equal_arrays(first: np.ndarray, second: np.ndarray) -> bool:
+    if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    if one.dtype == np.object_:
-        return _alike(one.tolist(), other.tolist())
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    if first.dtype == np.object_:
+        return _equal(first.tolist(), second.tolist())
+    return bool(((first == second) | ((first != first) & (second != second))).all())

@@ -1,4 +1,4 @@
-"""Steps: transforms at work on Arrow tables, and what is remembered to take them back."""
+"""Transforms applied to Arrow tables, and the log of them that takes them back."""
 
 from __future__ import annotations
 
@@ -13,75 +13,102 @@ import pyarrow as pa
 from anyaccel.data.arrow_columns import check_complete, column_spec, contiguous, is_numeric, to_numpy
 from anyaccel.data.readers.array_conversion import number_column, tag_column
 from anyaccel.data.roles import listed, read_roles, stamp
-from anyaccel.data.transforms.fitted_transform import FittedTransform, cut, fillers_of, result_layout
+from anyaccel.data.transforms.fitted_transform import FittedTransform, fillers_of, result_layout, split_flat
 from anyaccel.data.transforms.sklearn_calls import fitted_copy, narrowed, transformed
 from anyaccel.errors import ColumnError, TransformError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """A transform that was applied, and the Arrow field and column of each column that it took (none: it took none)."""
+class AppliedTransform:
+    """A fitted transform that was applied to a table.
+
+    Attributes:
+        fitted: the transform.
+        sources: Arrow field and column, before it, of each column that it took; empty if it was skipped.
+    """
 
     fitted: FittedTransform
     sources: Mapping[str, tuple[Any, Any]]
 
     def undone(self, table: Any) -> Any:
-        """A table as it was before; columns that were left out since stay out, unless this made the only trace."""
+        """The table as it was before; columns removed since stay out, unless `into=` made the only trace of them."""
         if self.fitted.results == self.fitted.columns:
-            there = [name for name in self.sources if name in table.column_names]
-            for name in there:
-                table = table.set_column(table.schema.get_field_index(name), *self.sources[name])
+            for name in self.sources:
+                if name in table.column_names:
+                    table = table.set_column(table.schema.get_field_index(name), *self.sources[name])
             return table
-        (made,) = self.fitted.results
-        if made not in table.column_names:
+        (result,) = self.fitted.results
+        if result not in table.column_names:
             return table
-        index = table.schema.get_field_index(made)
+        index = table.schema.get_field_index(result)
         table = table.remove_column(index)
-        absent = [pair for name, pair in self.sources.items() if name not in table.column_names]
+        absent = [source for name, source in self.sources.items() if name not in table.column_names]
         for field, column in reversed(absent):
             table = table.add_column(index, field, column)
         return table
 
 
-def matrix(table: Any, names: Sequence[str]) -> np.ndarray:
-    """Columns side by side, [n, numbers], in memory of their own; of objects if one of them is not of numbers.
+Log = tuple[AppliedTransform, ...]
+"""The transforms of a feature set, the oldest first."""
 
-    Raises:
-        ColumnError: a column has nulls among numbers.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitRequest:
+    """What to fit.
+
+    Attributes:
+        transform: the given object, of which a copy is fitted.
+        columns: names of the columns that it takes.
+        fit_on: name of the rows that it is fitted to.
+        fit_rows: their numbers, int64 [k].
+        role: for the results; None if each keeps that of its column.
+        into: name of one new column for the result; None to replace the columns.
+        what: begins messages.
     """
-    parts = [_flat(name, table.column(name)) for name in names]
-    texts = any(part.dtype == np.object_ for part in parts)
-    return np.concatenate([part.astype(object) for part in parts] if texts else parts, axis=1)
+
+    transform: Any
+    columns: tuple[str, ...]
+    fit_on: str
+    fit_rows: np.ndarray
+    role: str | None
+    into: str | None
+    what: str
 
 
-def _flat(name: str, column: Any) -> np.ndarray:
-    if not is_numeric(column.type):
-        return np.fromiter(column.to_pylist(), dtype=object, count=len(column)).reshape(-1, 1)
-    check_complete(name, column)
-    return to_numpy(name, contiguous(column)).reshape(len(column), -1)
-
-
-def sample_shape(table: Any, name: str) -> tuple[int, ...]:
-    """Shape per sample of a column; `()` if it is not of numbers."""
-    kind = table.schema.field(name).type
-    return column_spec(name, kind).shape if is_numeric(kind) else ()
-
-
-def _dtype(table: Any, name: str) -> str | None:
-    kind = table.schema.field(name).type
-    return column_spec(name, kind).dtype if is_numeric(kind) else None
-
-
-def owners(table: Any, names: Sequence[str]) -> list[str]:
-    """The column of each number of `matrix`."""
-    return [name for name in names for _ in range(math.prod(sample_shape(table, name)))]
-
-
-def check_fits(table: Any, fitted: FittedTransform, what: str) -> None:
-    """Make sure that a fitted transform can work on a table: its columns are alike, and there is room for a new one.
+def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
+    """A fitted copy of a transform, and its output for all rows of a table.
 
     Raises:
-        TransformError: a column has another shape, or the new one is there already.
+        TransformError: it cannot be fitted or applied, or its output does not fit.
+        ColumnError: a numeric column has nulls.
+    """
+    names, what = request.columns, request.what
+    x = _matrix(table, names)
+    own = fitted_copy(request.transform, x[request.fit_rows], what)
+    output = transformed(own, x, _owners(table, names), what)
+    shapes = tuple(_sample_shape(table, name) for name in names)
+    results, result_shapes = result_layout(names, shapes, output.shape[1], request.into, what)
+    roles = {request.role} if request.role else {read_roles("", table.schema)[name] for name in names}
+    fitted = FittedTransform(
+        transform=own,
+        columns=names,
+        results=results,
+        fit_on=request.fit_on,
+        role=request.role,
+        makes_features="feature" in roles,
+        shapes=shapes,
+        result_shapes=result_shapes,
+        fillers=fillers_of(output[request.fit_rows] if len(results) > 1 else output[:1]),
+    )
+    return fitted, output
+
+
+def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
+    """The output of a fitted transform for all rows of another table.
+
+    Raises:
+        TransformError: a column has another shape, its new column is there already, or it fails.
+        ColumnError: a numeric column has nulls.
     """
     new = [name for name in fitted.results if name not in fitted.columns and name in table.column_names]
     if new:
@@ -91,64 +118,39 @@ def check_fits(table: Any, fitted: FittedTransform, what: str) -> None:
             hint="leave this column out, or give it another name",
         )
     for name, shape in zip(fitted.columns, fitted.shapes, strict=True):
-        if sample_shape(table, name) != shape:
+        if _sample_shape(table, name) != shape:
             raise TransformError(
-                f"{what}: column {name!r} has samples of shape {list(sample_shape(table, name))}",
+                f"{what}: column {name!r} has samples of shape {list(_sample_shape(table, name))}",
                 available=f"in fitting they had {list(shape)}",
                 hint="give data of the same columns",
             )
+    names = fitted.columns
+    output = transformed(fitted.transform, _matrix(table, names), _owners(table, names), what)
+    if output.shape[1] != fitted.width:
+        raise TransformError(f"{what} gives rows of width {output.shape[1]}", available=f"in fitting: {fitted.width}")
+    return output
 
 
-def fit(
-    table: Any,
-    transform: Any,
-    names: tuple[str, ...],
-    fit_on: tuple[str, np.ndarray],
-    role: str | None,
-    into: str | None,
-    what: str,
-) -> tuple[FittedTransform, np.ndarray]:
-    """A copy of a transform fitted to some rows (their name and numbers) of columns, and what it makes of all rows.
+def put(table: Any, log: Log, fitted: FittedTransform, output: np.ndarray, what: str) -> tuple[Any, Log]:
+    """The table with the output of a transform as columns, and the log with this transform.
 
     Raises:
-        TransformError: it cannot be fitted or applied, or gives what cannot be.
-        ColumnError: a column has nulls among numbers.
-    """
-    fit_name, rows = fit_on
-    x = matrix(table, names)
-    own = fitted_copy(transform, x[rows], what)
-    made = transformed(own, x, owners(table, names), what)
-    shapes = tuple(sample_shape(table, name) for name in names)
-    results, result_shapes = result_layout(names, shapes, made.shape[1], into, what)
-    roles = {role} if role else {read_roles("", table.schema)[name] for name in names}
-    fillers = fillers_of(made[rows] if len(results) > 1 else made[:1])
-    fitted = FittedTransform(own, names, results, fit_name, role, "feature" in roles, shapes, result_shapes, fillers)
-    return fitted, made
-
-
-def put(
-    table: Any, steps: tuple[Step, ...], fitted: FittedTransform, made: np.ndarray, what: str
-) -> tuple[Any, tuple[Step, ...]]:
-    """The table with the results of a transform in their places, and the steps with this one.
-
-    Raises:
-        TransformError: a feature or target would not be of numbers.
+        TransformError: a feature or target would not be numeric.
     """
     roles = read_roles("", table.schema)
     sources = {name: (table.schema.field(name), table.column(name)) for name in fitted.columns}
     dtypes = [_dtype(table, name) for name in fitted.columns]
-    floats = np.result_type(*dtypes) if None not in dtypes else None
+    common = np.result_type(*dtypes) if None not in dtypes else None
     in_place = fitted.results == fitted.columns
-    for index, (name, values) in enumerate(zip(fitted.results, cut(made, fitted.result_shapes), strict=True)):
-        role = fitted.role or roles[name]
-        column = _column(name, narrowed(values, dtypes[index] if in_place else floats), role, what)
-        roles[name] = role
+    for index, (name, values) in enumerate(zip(fitted.results, split_flat(output, fitted.result_shapes), strict=True)):
+        roles[name] = fitted.role or roles[name]
+        column = _column(name, narrowed(values, dtypes[index] if in_place else common), roles[name], what)
         if name in table.column_names:
             field = table.schema.field(name).with_type(column.type)
             table = table.set_column(table.schema.get_field_index(name), field, column)
         else:
             table = table.append_column(pa.field(name, column.type), column)
-    return stamp(table, roles), (*steps, Step(fitted, sources))
+    return stamp(table, roles), (*log, AppliedTransform(fitted, sources))
 
 
 def _column(name: str, values: np.ndarray, role: str, what: str) -> Any:
@@ -160,3 +162,32 @@ def _column(name: str, values: np.ndarray, role: str, what: str) -> Any:
         raise TransformError(
             f"{what} does not give numbers for {name!r}: {error.problem}", hint="give it role='tag'"
         ) from error
+
+
+def _matrix(table: Any, names: Sequence[str]) -> np.ndarray:
+    """Columns side by side, [n, numbers], in new memory; of objects if a column is not numeric."""
+    parts = [_flat(name, table.column(name)) for name in names]
+    has_objects = any(part.dtype == np.object_ for part in parts)
+    return np.concatenate([part.astype(object) for part in parts] if has_objects else parts, axis=1)
+
+
+def _flat(name: str, column: Any) -> np.ndarray:
+    if not is_numeric(column.type):
+        return np.fromiter(column.to_pylist(), dtype=object, count=len(column)).reshape(-1, 1)
+    check_complete(name, column)
+    return to_numpy(name, contiguous(column)).reshape(len(column), -1)
+
+
+def _sample_shape(table: Any, name: str) -> tuple[int, ...]:
+    arrow_type = table.schema.field(name).type
+    return column_spec(name, arrow_type).shape if is_numeric(arrow_type) else ()
+
+
+def _dtype(table: Any, name: str) -> str | None:
+    arrow_type = table.schema.field(name).type
+    return column_spec(name, arrow_type).dtype if is_numeric(arrow_type) else None
+
+
+def _owners(table: Any, names: Sequence[str]) -> list[str]:
+    """The column of each number of `_matrix`."""
+    return [name for name in names for _ in range(math.prod(_sample_shape(table, name)))]

@@ -11,7 +11,7 @@ import numpy as np
 
 from anyaccel.data import FeatureSet, FeatureSetView, Rows, joined_spec, loadable_array
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.feature_set_transforms import relevant_transforms
+from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.phases.phase import Data

@@ -11,7 +11,7 @@ import numpy as np
 
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Source, as_source
 from anyaccel.data.roles import listed
-from anyaccel.data.transforms.feature_set_transforms import relevant_transforms
+from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.phases.kinds import TrainPhase
 from anyaccel.phases.phase import Data, Phase

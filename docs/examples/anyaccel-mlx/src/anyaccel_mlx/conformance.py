@@ -40,7 +40,7 @@ class MlxSubject(Subject):
         return lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
     @pytest.fixture
-    def exact_model(self, model: Make) -> Make:
+    def float64_model(self, model: Make) -> Make:
         """In float32: MLX has float64 on the CPU, but its exp is no better there."""
         return model
 

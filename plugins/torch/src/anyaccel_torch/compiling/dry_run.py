@@ -1,4 +1,4 @@
-"""One plain step whose effects are taken back: what a step of this program reaches, changes and draws."""
+"""One uncompiled step whose effects are undone: which parameters, buffers and inputs a step reaches and changes."""
 
 from __future__ import annotations
 
@@ -12,41 +12,47 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.errors import CompileError
-from anyaccel_torch.compiling.spec import Whole, Work
-from anyaccel_torch.state_guard import Buffers, RandomState
+from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule
+from anyaccel_torch.state_guard import BufferSnapshot, RandomState
 
 _NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
-_TIMED = 4
-_PLAIN = (bool, int, float, str, type(None))
+_TIMED_STEPS = 4
+_PLAIN_TYPES = (bool, int, float, str, type(None))
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a plain step showed: parameters that a gradient reaches, by id; the indices of losses that reach one;
-    names of the buffers that changed; indices of the inputs that were written to; the losses; and the state of the
-    CPU's generator before.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEffects:
+    """What an uncompiled step does.
+
+    Attributes:
+        reached: ids of the parameters that a gradient reaches.
+        roots: indices of the losses that reach a parameter.
+        buffers: names of the buffers that changed.
+        mutated: indices of the inputs that were written to.
+        losses: the mean losses.
+        random: state of the CPU's generator before the step.
     """
 
     reached: frozenset[int]
     roots: tuple[int, ...]
     buffers: tuple[str, ...]
-    written: tuple[int, ...]
+    mutated: tuple[int, ...]
     losses: tuple[Tensor, ...]
     random: Tensor
 
 
 @contextmanager
-def unchanged(work: Work) -> Iterator[None]:
+def undone(request: CompileRequest) -> Iterator[None]:
     """Inside, steps may be done; buffers and random states are as before afterwards, also after an interrupt.
 
     Raises:
         CompileError: a module has changed an attribute of its own, which compiled steps would not do.
     """
-    kept = (Buffers([work.whole]), RandomState([work.device]))
-    attributes = [(part, _attributes(part)) for part in work.whole.held.modules()]
+    saved = (BufferSnapshot([request.module]), RandomState([request.device]))
+    attributes = [(part, _plain_attributes(part)) for part in request.module.models.modules()]
     changed = ""
     try:
         yield
@@ -56,89 +62,89 @@ def unchanged(work: Work) -> Iterator[None]:
                 if vars(part).get(name) is not value and vars(part).get(name) != value:
                     changed = changed or f"{type(part).__name__}.{name}"
                     setattr(part, name, value)
-        for each in kept:
-            each.restore()
+        for state in saved:
+            state.restore()
     if changed:
-        remedy = "keep in register_buffer what a step changes, and change it in place"
-        raise CompileError(f"a step changes the attribute {changed}, which is no tensor", hint=remedy)
+        raise CompileError(
+            f"a step changes the attribute {changed}, which is no tensor",
+            hint="keep what a step changes in a register_buffer, and change it in place",
+        )
 
 
-def _attributes(part: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(part).items() if isinstance(value, _PLAIN)}
+def _plain_attributes(part: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(part).items() if isinstance(value, _PLAIN_TYPES)}
 
 
-def probe(work: Work, values: Sequence[Tensor]) -> Facts:
-    """Facts of a step over some rows; to be called where all is `unchanged`.
+def observe_step(request: CompileRequest, values: Sequence[Tensor]) -> StepEffects:
+    """The effects of a step over some rows; call it inside `undone`.
 
     Raises:
-        CompileError: something that only plain steps can do: sparse gradients, a buffer that is replaced.
+        CompileError: sparse gradients, or a buffer that is replaced, which only uncompiled steps support.
     """
-    whole, trained = work.whole, _trained(work)
-    before = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in whole.named_buffers()}  # noqa: SLF001
-    given, random = [value.clone() for value in values], torch.get_rng_state()
-    losses, roots, grads = _forward_and_back(work, given)
+    module, trained = request.module, request.trained
+    before = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}  # noqa: SLF001
+    inputs, random = [value.clone() for value in values], torch.get_rng_state()
+    losses, roots, grads = _forward_backward(request, inputs)
     if any(grad is not None and grad.is_sparse for grad in grads):
-        raise CompileError("its gradients are sparse", hint="make the embedding with sparse=False")
-    return Facts(
-        frozenset(id(each) for each, grad in zip(trained, grads, strict=True) if grad is not None),
-        roots,
-        _changed(whole, before),
-        tuple(i for i, value in enumerate(given) if value._version),  # noqa: SLF001
-        tuple(loss.detach() for loss in losses),
-        random,
+        raise CompileError("gradients are sparse", hint="create the embedding with sparse=False")
+    return StepEffects(
+        reached=frozenset(id(each) for each, grad in zip(trained, grads, strict=True) if grad is not None),
+        roots=roots,
+        buffers=_changed_buffers(module, before),
+        mutated=tuple(i for i, value in enumerate(inputs) if value._version),  # noqa: SLF001
+        losses=tuple(loss.detach() for loss in losses),
+        random=random,
     )
 
 
-def _trained(work: Work) -> list[nn.Parameter]:
-    return [parameter for group in work.groups for parameter in group.parameters]
-
-
-def _forward_and_back(
-    work: Work, values: Sequence[Tensor]
+def _forward_backward(
+    request: CompileRequest, values: Sequence[Tensor]
 ) -> tuple[list[Tensor], tuple[int, ...], tuple[Tensor | None, ...]]:
     """Losses, the indices of those that reach a parameter, and the gradients of the trained parameters."""
-    trained = _trained(work)
+    trained = request.trained
     with torch.enable_grad():
-        losses = work.whole([*values, *[None] * work.rest])
-        roots = tuple(i for i, loss in enumerate(losses) if loss.requires_grad and work.losses[i].weight)
+        losses = request.module([*values, *[None] * request.n_computed])
+        roots = tuple(i for i, loss in enumerate(losses) if loss.requires_grad and request.losses[i].weight)
         if not roots or not trained:
-            raise CompileError("no loss reaches a parameter that is to be trained")
-        total = [losses[i] * work.losses[i].weight for i in roots]
+            raise CompileError("no loss reaches a trained parameter", hint="train a node before the loss")
+        total = [losses[i] * request.losses[i].weight for i in roots]
         return losses, roots, torch.autograd.grad(total, trained, allow_unused=True)
 
 
-def least(work: Work, values: Sequence[Tensor]) -> float:
-    """Seconds that a plain step over these rows takes at least, its update aside: the best of some."""
-    found = []
-    for _ in range(_TIMED):
-        given, begun = [value.clone() for value in values], time.perf_counter()
-        _forward_and_back(work, given)
-        found.append(time.perf_counter() - begun)
-    return min(found)
+def time_step(request: CompileRequest, values: Sequence[Tensor]) -> float:
+    """Seconds of an uncompiled step over these rows without its update: the best of some."""
+    seconds = []
+    for _ in range(_TIMED_STEPS):
+        inputs, started = [value.clone() for value in values], time.perf_counter()
+        _forward_backward(request, inputs)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
-def _changed(whole: Whole, before: dict[str, tuple[Tensor, Tensor, int]]) -> tuple[str, ...]:
-    """Buffers that are not as they were; torch's count of writes does not tell of statistics of normalisations."""
-    changed, moving = [], _statistics(whole)
-    for name, buffer in whole.named_buffers():
+def _changed_buffers(module: SegmentModule, before: dict[str, tuple[Tensor, Tensor, int]]) -> tuple[str, ...]:
+    """Names of the changed buffers; version counters miss the running statistics of normalization layers."""
+    changed, statistics = [], _running_statistics(module)
+    for name, buffer in module.named_buffers():
         if name not in before or buffer is not before[name][0]:
-            remedy = "change it in place, such as with copy_"
-            raise CompileError(f"a step puts another tensor in the place of buffer {_short(name)}", hint=remedy)
+            raise CompileError(
+                f"a step replaces the buffer {_user_name(name)} by another tensor",
+                hint="change it in place, such as with copy_",
+            )
         _, copy, version = before[name]
-        if buffer._version != version or id(buffer) in moving or not _equal(buffer, copy):  # noqa: SLF001
+        if buffer._version != version or id(buffer) in statistics or not _equal(buffer, copy):  # noqa: SLF001
             changed.append(name)
     return tuple(changed)
 
 
-def _statistics(whole: Whole) -> set[int]:
-    """Buffers, by id, of the normalisations that move them now."""
-    parts = (part for part in whole.held.modules() if isinstance(part, _NORMS))
-    return {id(buffer) for part in parts if part.training and part.track_running_stats for buffer in part.buffers()}
+def _running_statistics(module: SegmentModule) -> set[int]:
+    """Ids of the buffers that normalization layers in training mode update."""
+    norms = (part for part in module.models.modules() if isinstance(part, _NORMS))
+    return {id(buffer) for norm in norms if norm.training and norm.track_running_stats for buffer in norm.buffers()}
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or (torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
-def _short(name: str) -> str:
+def _user_name(name: str) -> str:
     return ".".join(name.split(".")[2:]) or name

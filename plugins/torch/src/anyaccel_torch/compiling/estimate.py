@@ -1,4 +1,4 @@
-"""What compiling would take and bring, guessed: from what is known of plain steps, and of compilations before."""
+"""Estimates of what compiling costs and gains, from measured uncompiled steps and from earlier compilations."""
 
 from __future__ import annotations
 
@@ -19,116 +19,110 @@ from torch import nn
 from anyaccel.backend import CompileEstimate
 from anyaccel_torch import keras
 from anyaccel_torch.compiling import toolchain_check
-from anyaccel_torch.compiling.spec import Work
+from anyaccel_torch.compiling.spec import CompileRequest
 from anyaccel_torch.compiling.steps import FLAT_UP_TO
 
-# Seconds, from measurements: a first compilation on a machine, one whose C++ is on disk already, what a layer adds, and
-# what is compiled already in this process.
-FIRST, AGAIN, LAYER, AT_ONCE = 14.0, 4.0, 0.6, 0.3
-# What Python and the dispatcher take for each layer (forward, backward, update) and for each step beside, in times of
-# one small operation, and the part of it that is left when compiled.
-PER_LAYER, PER_STEP, LEFT = 22, 40, 0.12
-WORTH = 0.85
-"""Steps that take more than this part of a plain step's time are not worth a compilation."""
+# Measured seconds: a first compilation on a machine, one whose C++ is on disk already, what a layer adds, and one that
+# this process has made before.
+FIRST_COMPILE, CACHED_COMPILE, PER_LAYER_COMPILE, REPEATED_COMPILE = 14.0, 4.0, 0.6, 0.3
+# Overhead of Python and the dispatcher per layer (forward, backward, update) and per step, in times of one small
+# operation, and the part of it that remains when compiled.
+LAYER_OVERHEAD, STEP_OVERHEAD, REMAINING_OVERHEAD = 22, 40, 0.12
+MAX_RATIO = 0.85
+"""Compiled steps that take more than this part of an uncompiled step's time do not pay."""
 
-GRAPHED = 1.0, 0.3
-"""Of a CUDA graph: a guess, as none was measured yet."""
+CUDA_GRAPH_ESTIMATE = 1.0, 0.3
+"""A guess, as no CUDA graph was measured yet."""
 _HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
 
-_made: dict[str, float] = {}
+_compile_seconds: dict[str, float] = {}
 
 
-def offer(work: Work, kind: str) -> CompileEstimate | None:
-    """What it would take and bring to compile steps of a program; None where it cannot be or would not pay.
+def estimate_compile(request: CompileRequest, key: str) -> CompileEstimate | None:
+    """The cost and gain of compiling steps of a program; None if it cannot be done or would not pay.
 
     Args:
-        work: the program, with the time of a plain step.
-        kind: what tells these steps from others: see `kind_of`.
+        request: the program, with the time of an uncompiled step.
+        key: see `request_key`.
     """
-    if any(group.recipe.own is not None for group in work.groups) or keras.outermost(work.whole):
+    if any(group.spec.own is not None for group in request.groups) or keras.outermost(request.module):
         return None
-    if work.device.type == "cuda":
-        return CompileEstimate(*GRAPHED)
-    ratio = _ratio(work) if work.plain else _guess(work)
-    return CompileEstimate(_seconds(work, kind), ratio) if ratio <= WORTH and toolchain_check.compiler() else None
+    if request.device.type == "cuda":
+        return CompileEstimate(*CUDA_GRAPH_ESTIMATE)
+    ratio = _measured_ratio(request) if request.eager_seconds else _guessed_ratio(request)
+    if ratio > MAX_RATIO or not toolchain_check.compiler():
+        return None
+    return CompileEstimate(_expected_seconds(request, key), ratio)
 
 
-def _ratio(work: Work) -> float:
-    """Compiled steps lose what is between the operations, and keep the operations."""
-    overhead = min((PER_STEP + PER_LAYER * len(_layers(work))) * _operation(), work.plain)
-    return (LEFT * overhead + (work.plain - overhead)) / work.plain
+def _measured_ratio(request: CompileRequest) -> float:
+    """Compiled steps lose the overhead between operations, and keep the operations."""
+    eager = request.eager_seconds
+    overhead = min((STEP_OVERHEAD + LAYER_OVERHEAD * len(_layers(request))) * _operation_seconds(), eager)
+    return (REMAINING_OVERHEAD * overhead + (eager - overhead)) / eager
 
 
-def _guess(work: Work) -> float:
-    """Before any step was seen: small models without convolutions are likely to be worth a try."""
-    numbers = sum(each.numel() for group in work.groups for each in group.parameters)
-    heavy = any(isinstance(layer, _HEAVY) for layer in _layers(work))
-    return 1.0 if heavy or numbers > FLAT_UP_TO else WORTH / 2
+def _guessed_ratio(request: CompileRequest) -> float:
+    """Before any step was measured: small models without convolutions are worth a try."""
+    size = sum(parameter.numel() for parameter in request.trained)
+    heavy = any(isinstance(layer, _HEAVY) for layer in _layers(request))
+    return 1.0 if heavy or size > FLAT_UP_TO else MAX_RATIO / 2
 
 
 @cache
-def _operation() -> float:
-    """Seconds that a small operation takes here: the least of some."""
-    number, least = torch.zeros(4, requires_grad=True), math.inf
+def _operation_seconds() -> float:
+    """Seconds of a small operation on this machine: the best of some."""
+    tensor, best = torch.zeros(4, requires_grad=True), math.inf
     for _ in range(20):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(5):
-            number.add(1.0)
-        least = min(least, (time.perf_counter() - begun) / 5)
-    return least
+            tensor.add(1.0)
+        best = min(best, (time.perf_counter() - started) / 5)
+    return best
 
 
-def _layers(work: Work) -> list[nn.Module]:
-    return [part for part in work.whole.held.modules() if not list(part.children())]
+def _layers(request: CompileRequest) -> list[nn.Module]:
+    return [part for part in request.module.models.modules() if not list(part.children())]
 
 
-def _seconds(work: Work, kind: str) -> float:
-    if kind in _made:
-        return AT_ONCE
-    known = _read(kind)
-    added = LAYER * len(_layers(work))
-    return AGAIN + added if known else FIRST + added
+def _expected_seconds(request: CompileRequest, key: str) -> float:
+    if key in _compile_seconds:
+        return REPEATED_COMPILE
+    on_disk = (_folder() / f"{key}.json").exists()
+    return (CACHED_COMPILE if on_disk else FIRST_COMPILE) + PER_LAYER_COMPILE * len(_layers(request))
 
 
-def kind_of(work: Work, batch: int) -> str:
-    """A name for steps that are compiled alike: of what their modules say of themselves, recipes, shapes and torch."""
-    said = [
+def request_key(request: CompileRequest, batch: int) -> str:
+    """A hash of what steps that compile alike have in common: modules, optimizer specs, shapes and torch's version."""
+    specs = [group.spec for group in request.groups]
+    parts = [
         torch.__version__,
-        repr(work.whole.held),
-        repr([(loss.label, loss.weight, loss.slots) for loss in work.losses]),
-        repr([(term.loss.name, term.loss.own) for term in work.segment.losses if isinstance(term.loss.own, type)]),
-        repr(
-            [
-                (group.recipe.name, sorted(group.recipe.settings.items()), group.recipe.clip_norm)
-                for group in work.groups
-            ]
-        ),
-        repr([(name, str(spec)) for name, (spec, _) in work.segment.inputs.items()]),
+        repr(request.module.models),
+        repr([(loss.label, loss.weight, loss.slots) for loss in request.losses]),
+        repr([(t.loss.name, t.loss.own) for t in request.segment.losses if isinstance(t.loss.own, type)]),
+        repr([(spec.name, sorted(spec.settings.items()), spec.clip_norm) for spec in specs]),
+        repr([(name, str(spec)) for name, (spec, _) in request.segment.inputs.items()]),
         str(batch),
     ]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def remember(kind: str, seconds: float) -> None:
-    """Note a compilation, in this process and beside torch's own cache on disk, if that can be written."""
-    _made[kind] = seconds
+def remember(key: str, seconds: float) -> None:
+    """Note a compilation in this process, and beside torch's own cache on disk if that can be written."""
+    _compile_seconds[key] = seconds
     try:
         folder = _folder()
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{kind}.json").write_text(json.dumps({"seconds": round(seconds, 3)}), encoding="utf-8")
+        (folder / f"{key}.json").write_text(json.dumps({"seconds": round(seconds, 3)}), encoding="utf-8")
     except OSError:
         pass
 
 
-def _read(kind: str) -> bool:
-    return (_folder() / f"{kind}.json").exists()
-
-
 def _folder() -> Path:
-    """Where torch keeps what it has compiled: `TORCHINDUCTOR_CACHE_DIR`, or the user's folder of temporary files."""
+    """A folder in torch's compile cache: `TORCHINDUCTOR_CACHE_DIR`, or the user's folder of temporary files."""
     try:
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (KeyError, OSError):
         user = str(getattr(os, "getuid", lambda: "user")())
-    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return Path(given or Path(tempfile.gettempdir()) / f"torchinductor_{user}") / "anyaccel"
+    configured = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return Path(configured or Path(tempfile.gettempdir()) / f"torchinductor_{user}") / "anyaccel"

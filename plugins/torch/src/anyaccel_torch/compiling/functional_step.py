@@ -1,101 +1,175 @@
-"""One training step as a function of values: what goes in is left as it is."""
+"""A training step as a function of values, and the formulas of named optimizers; arguments are not changed.
+
+The formulas are those of docs/reference/formulas.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anyaccel_torch.compiling.spec import Plan, Whole
-from anyaccel_torch.compiling.updates import clipped, updated
+from anyaccel_torch.compiling.spec import SegmentModule, StepSpec
 
 State = tuple[list[Tensor], list[list[Tensor]], list[Tensor]]
-"""The pieces, the slots of each, and the buffers."""
+"""The blocks, the optimizer slots of each, and the buffers."""
 
 Loop = Callable[[Any, Any, Any], Any]
 """As torch's scan: function of (carry, one of xs), first carry, xs; gives the last carry and the outputs stacked."""
 
+N_SCALARS = 3
+"""Numbers per rule that change from step to step: the learning rate, and Adam's two bias corrections."""
 
-def step(whole: Whole, plan: Plan, state: State, values: list[Tensor], row: Tensor, loop: Loop) -> Any:
+_SLOTS: Mapping[str, tuple[str, ...]] = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
+
+
+def slot_names(optimizer: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """torch's names of the tensors that a named optimizer keeps for each parameter."""
+    return _SLOTS.get(optimizer, ("momentum_buffer",) if settings.get("momentum", 0) > 0 else ())
+
+
+def step_scalars(settings: Mapping[str, Any], rates: Tensor, steps: Tensor) -> Tensor:
+    """The numbers of a rule for many steps, float64 [steps, N_SCALARS].
+
+    Args:
+        settings: of the optimizer.
+        rates: learning rates, float64 [steps].
+        steps: the number of each step for these parameters, from 1; float64 [steps].
+    """
+    beta1, beta2 = settings.get("betas", (0.0, 0.0))
+    return torch.stack([rates, rates / (1 - beta1**steps), (1 - beta2**steps).rsqrt()], 1)
+
+
+def step(module: SegmentModule, spec: StepSpec, state: State, values: list[Tensor], scalars: Tensor, loop: Loop) -> Any:
     """The state after a step, and its mean losses.
 
     Args:
-        whole: the modules and what is done with them.
-        plan: what belongs to this.
-        state: of now.
+        module: the modules of the segment.
+        spec: what else a step does.
+        state: the current state.
         values: the inputs of one batch.
-        row: the numbers of this step [rules, WIDTH].
-        loop: how to repeat something, for the parts of a batch.
+        scalars: the numbers of this step [rules, N_SCALARS].
+        loop: repeats a function over micro-batches.
     """
-    pieces, slots, buffers = state
-    if plan.parts == 1:
-        grads, losses, buffers = _gradients(whole, plan, pieces, buffers, values)
+    blocks, slots, buffers = state
+    if spec.n_microbatches == 1:
+        grads, losses, buffers = _gradients(module, spec, blocks, buffers, values)
     else:
-        grads, losses, buffers = _summed(whole, plan, pieces, buffers, values, loop)
-    rules = [plan.rules[piece.rule] for piece in plan.pieces]
-    grads = clipped(grads, [(rule.clip, rule.group) for rule in rules])
-    new, kept = [], []
-    for piece, rule, value, held, grad in zip(plan.pieces, rules, pieces, slots, grads, strict=True):
-        found = updated(rule.name, dict(rule.settings), value, held, grad, row[piece.rule])
-        new.append(found[0])
-        kept.append(found[1])
-    return (new, kept, buffers), losses
+        grads, losses, buffers = _accumulated_gradients(module, spec, blocks, buffers, values, loop)
+    rules = [spec.rules[block.rule] for block in spec.blocks]
+    grads = _clipped(grads, [(rule.clip_norm, rule.group) for rule in rules])
+    new_blocks, new_slots = [], []
+    for block, rule, value, held, grad in zip(spec.blocks, rules, blocks, slots, grads, strict=True):
+        updated = _updated(rule.optimizer, dict(rule.settings), value, held, grad, scalars[block.rule])
+        new_blocks.append(updated[0])
+        new_slots.append(updated[1])
+    return (new_blocks, new_slots, buffers), losses
 
 
 def _gradients(
-    whole: Whole, plan: Plan, pieces: list[Tensor], buffers: list[Tensor], values: list[Tensor]
+    module: SegmentModule, spec: StepSpec, blocks: list[Tensor], buffers: list[Tensor], values: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Gradients, mean losses and new buffers of some rows."""
+    """Gradients of the blocks, mean losses and new buffers."""
 
-    def total(pieces: list[Tensor], buffers: list[Tensor], values: list[Tensor]) -> Any:
-        held = [buffer.clone() for buffer in buffers]
-        given: list[Any] = [v.clone() if i in plan.written else v for i, v in enumerate(values)]
-        named = {**_named(plan, pieces), **dict(zip(plan.buffers, held, strict=True))}
-        losses = torch.func.functional_call(whole, named, ([*given, *[None] * plan.rest],))
-        weighted = [weight * loss for weight, loss in zip(plan.weights, losses, strict=True) if weight]
-        whole_loss = weighted[0]
+    def total(blocks: list[Tensor], buffers: list[Tensor], values: list[Tensor]) -> Any:
+        new_buffers = [buffer.clone() for buffer in buffers]
+        inputs: list[Any] = [v.clone() if i in spec.mutated else v for i, v in enumerate(values)]
+        named = {**_named_parameters(spec, blocks), **dict(zip(spec.buffers, new_buffers, strict=True))}
+        losses = torch.func.functional_call(module, named, ([*inputs, *[None] * spec.n_computed],))
+        weighted = [weight * loss for weight, loss in zip(spec.weights, losses, strict=True) if weight]
+        result = weighted[0]
         for other in weighted[1:]:
-            whole_loss = whole_loss + other
-        return whole_loss, ([loss.detach().clone() for loss in losses], held)
+            result = result + other
+        return result, ([loss.detach().clone() for loss in losses], new_buffers)
 
-    grads, (_, (losses, held)) = torch.func.grad_and_value(total, has_aux=True)(pieces, buffers, values)
-    return grads, losses, held
+    grads, (_, (losses, new_buffers)) = torch.func.grad_and_value(total, has_aux=True)(blocks, buffers, values)
+    return grads, losses, new_buffers
 
 
-def _named(plan: Plan, pieces: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The parameters by name, as parts of the pieces."""
+def _named_parameters(spec: StepSpec, blocks: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The parameters by name, as views of the blocks."""
     named: dict[str, Tensor] = {}
-    for piece, value in zip(plan.pieces, pieces, strict=True):
-        if len(piece.names) == 1:
-            named[piece.names[0]] = value.view(piece.shapes[0])
+    for block, value in zip(spec.blocks, blocks, strict=True):
+        if len(block.names) == 1:
+            named[block.names[0]] = value.view(block.shapes[0])
             continue
-        for name, shape, part in zip(piece.names, piece.shapes, torch.split(value, list(piece.sizes)), strict=True):
+        for name, shape, part in zip(block.names, block.shapes, torch.split(value, list(block.sizes)), strict=True):
             named[name] = part.view(shape)
     return named
 
 
-def _summed(
-    whole: Whole, plan: Plan, pieces: list[Tensor], buffers: list[Tensor], values: list[Tensor], loop: Loop
+def _accumulated_gradients(
+    module: SegmentModule, spec: StepSpec, blocks: list[Tensor], buffers: list[Tensor], values: list[Tensor], loop: Loop
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """As `_gradients`, of equal parts of the rows one after the other: means of gradients and losses."""
+    """As `_gradients`, of equal micro-batches one after the other: means of gradients and losses."""
+    n_parts = spec.n_microbatches
 
-    def part(carry: Any, given: list[Tensor]) -> Any:
+    def accumulate(carry: Any, microbatch: list[Tensor]) -> Any:
         sums, held = carry
-        grads, losses, held = _gradients(whole, plan, pieces, held, given)
-        added = [one + grad / plan.parts for one, grad in zip(sums, grads, strict=True)]
+        grads, losses, held = _gradients(module, spec, blocks, held, microbatch)
+        added = [total + grad / n_parts for total, grad in zip(sums, grads, strict=True)]
         return (added, [buffer.clone() for buffer in held]), losses
 
-    cut = [value.view(plan.parts, value.shape[0] // plan.parts, *value.shape[1:]) for value in values]
-    (grads, held), losses = loop(part, ([torch.zeros_like(piece) for piece in pieces], buffers), cut)
+    parts = [value.view(n_parts, value.shape[0] // n_parts, *value.shape[1:]) for value in values]
+    (grads, held), losses = loop(accumulate, ([torch.zeros_like(block) for block in blocks], buffers), parts)
     return grads, [loss.mean() for loss in losses], held
 
 
-def repeated(function: Callable[[Any, Any], Any], carry: Any, xs: list[Tensor]) -> Any:
+def unrolled_loop(function: Callable[[Any, Any], Any], carry: Any, xs: list[Tensor]) -> Any:
     """A `Loop` that writes every repetition down."""
-    found: list[list[Tensor]] = []
+    outputs: list[list[Tensor]] = []
     for i in range(xs[0].shape[0]):
-        carry, outputs = function(carry, [x[i] for x in xs])
-        found.append(outputs)
-    return carry, [torch.stack(list(column)) for column in zip(*found, strict=True)]
+        carry, output = function(carry, [x[i] for x in xs])
+        outputs.append(output)
+    return carry, [torch.stack(list(column)) for column in zip(*outputs, strict=True)]
+
+
+def _updated(
+    optimizer: str, settings: Mapping[str, Any], value: Tensor, slots: Sequence[Tensor], grad: Tensor, scalars: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """A block and its slots after one step with a clipped gradient; 16-bit parameters are updated in float32."""
+    wide = torch.promote_types(value.dtype, torch.float32)
+    w, g, held, scalars = value.to(wide), grad.to(wide), [slot.to(wide) for slot in slots], scalars.to(wide)
+    decay: float = settings["weight_decay"]
+    if decay and optimizer != "adamw":
+        g = g + decay * w
+    rule: Callable[..., tuple[Tensor, list[Tensor]]] = _adam if "betas" in settings else _sgd
+    w, new = rule(settings, w, held, g, scalars, decay if optimizer == "adamw" else 0.0)
+    return w.to(value.dtype), [after.to(slot.dtype) for after, slot in zip(new, slots, strict=True)]
+
+
+def _adam(
+    settings: Mapping[str, Any], w: Tensor, slots: Sequence[Tensor], g: Tensor, scalars: Tensor, decay: float
+) -> tuple[Tensor, list[Tensor]]:
+    beta1, beta2 = settings["betas"]
+    if decay:
+        w = w * (1 - scalars[0] * decay)
+    m = slots[0] + (1 - beta1) * (g - slots[0])
+    v = beta2 * slots[1] + (1 - beta2) * g * g
+    return w - scalars[1] * m / (v.sqrt() * scalars[2] + settings["eps"]), [m, v]
+
+
+def _sgd(
+    settings: Mapping[str, Any], w: Tensor, slots: Sequence[Tensor], g: Tensor, scalars: Tensor, decay: float
+) -> tuple[Tensor, list[Tensor]]:
+    if not slots:
+        return w - scalars[0] * g, []
+    momentum = settings["momentum"]
+    velocity = momentum * slots[0] + g
+    return w - scalars[0] * (g + momentum * velocity if settings["nesterov"] else velocity), [velocity]
+
+
+def _clipped(grads: Sequence[Tensor], groups: Sequence[tuple[float | None, int]]) -> list[Tensor]:
+    """Gradients scaled so that those of one group have at most its norm; `groups` has norm and group of each."""
+    squares: dict[int, Tensor] = {}
+    for grad, (norm, group) in zip(grads, groups, strict=True):
+        if norm is not None:
+            square = grad.to(torch.promote_types(grad.dtype, torch.float32)).square().sum()
+            squares[group] = squares[group] + square if group in squares else square
+    clipped = []
+    for grad, (norm, group) in zip(grads, groups, strict=True):
+        factor = None if norm is None else torch.clamp(norm / (squares[group].sqrt() + 1e-6), max=1.0)
+        clipped.append(grad if factor is None else (grad * factor).to(grad.dtype))
+    return clipped

@@ -1,4 +1,4 @@
-"""What a compiled step is made of, as plain values: two programs with equal plans can share what was compiled."""
+"""What a compiled step is made of, as plain values: programs with equal step specs share compiled functions."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from anyaccel_torch.optimizers import GroupOptimizer
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """How some parameters are updated: a named optimizer, its settings, and the group that is clipped together.
+class UpdateRule:
+    """How some parameters are updated: a named optimizer, its settings, the clipping norm and the clipped group."""
 
-    `start` is how far the step count of these parameters is from that of their node.
-    """
-
-    name: str
+    optimizer: str
     settings: tuple[tuple[str, Any], ...]
-    clip: float | None
+    clip_norm: float | None
     group: int
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A tensor that is updated at once: one parameter, or several of one rule and dtype laid end to end.
+class Block:
+    """A tensor that is updated at once: one parameter, or several of one rule and dtype flattened end to end.
 
-    `names` and `shapes` are those of the parameters in it, by torch's names in the whole.
+    Attributes:
+        rule: index of its update rule.
+        names: names of its parameters in the `SegmentModule`.
+        shapes, sizes: shape and number of elements of each.
     """
 
     rule: int
@@ -41,47 +41,59 @@ class Piece:
     sizes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All that a step does beside calling the whole.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpec:
+    """Everything that a step does beside calling the `SegmentModule`.
 
-    `buffers` are those that a forward pass changes, by name; `weights` those of the losses, 0 for a loss that reaches
-    no parameter; `written` the inputs that some module writes to; `rest` the number of values beside the inputs;
-    `parts` in how many pieces a batch is computed.
+    Attributes:
+        rules: the update rules.
+        blocks: what is updated, and by which rule.
+        buffers: names of the buffers that a forward pass changes.
+        weights: weights of the losses, 0 for a loss that reaches no parameter.
+        mutated: indices of the inputs that some module writes to.
+        n_computed: number of values beside the inputs.
+        n_microbatches: into how many equal parts a batch is split.
     """
 
-    rules: tuple[Rule, ...]
-    pieces: tuple[Piece, ...]
+    rules: tuple[UpdateRule, ...]
+    blocks: tuple[Block, ...]
     buffers: tuple[str, ...]
     weights: tuple[float, ...]
-    written: tuple[int, ...]
-    rest: int
-    parts: int
+    mutated: tuple[int, ...]
+    n_computed: int
+    n_microbatches: int
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The parts of a program.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRequest:
+    """The parts of a program that are compiled.
 
-    `whole` holds its modules, its operations and its losses; `rest` is the number of values beside the inputs; `plain`
-    is the time of a plain step in seconds, 0 where none was seen.
+    Attributes:
+        module: holds its modules, operations and losses.
+        n_computed: number of values beside the inputs.
+        eager_seconds: time of an uncompiled step, 0 if not measured yet.
     """
 
     segment: Segment
-    whole: Whole
+    module: SegmentModule
     losses: Sequence[BoundLoss]
     groups: Sequence[GroupOptimizer]
     device: torch.device
-    rest: int
-    plain: float = 0.0
+    n_computed: int
+    eager_seconds: float = 0.0
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The trained parameters of all groups."""
+        return [parameter for group in self.groups for parameter in group.parameters]
 
 
-class Whole(nn.Module):
-    """The modules of a segment under one roof, called with the list of values: computes the rest, gives the losses."""
+class SegmentModule(nn.Module):
+    """All modules of a segment as one: called with the list of values, it computes the others, and the losses."""
 
     def __init__(self, modules: Sequence[nn.Module], runs: Sequence[Run], losses: Sequence[BoundLoss]) -> None:
         super().__init__()
-        self.held = nn.ModuleList(modules)
+        self.models = nn.ModuleList(modules)
         self.runs = list(runs)
         self.means = [loss.mean for loss in losses]
 

@@ -1,4 +1,4 @@
-"""Compiled steps at work: chosen, compiled by a call that changes nothing, tried, and then run."""
+"""Compiled steps: a strategy is chosen, compiled by a call that changes nothing, compared, timed, and then run."""
 
 from __future__ import annotations
 
@@ -13,221 +13,240 @@ from torch import Tensor
 from anyaccel.errors import CompileError
 from anyaccel_torch import keras
 from anyaccel_torch.compiling import strategies, toolchain_check
-from anyaccel_torch.compiling.cuda_graph import Graph
-from anyaccel_torch.compiling.dry_run import Facts, least, probe, unchanged
-from anyaccel_torch.compiling.flat_state import Held
-from anyaccel_torch.compiling.spec import Work
-from anyaccel_torch.compiling.strategies import Way
+from anyaccel_torch.compiling.cuda_graph import CapturedSteps
+from anyaccel_torch.compiling.dry_run import StepEffects, observe_step, time_step, undone
+from anyaccel_torch.compiling.flat_state import FlatState
+from anyaccel_torch.compiling.spec import CompileRequest
+from anyaccel_torch.compiling.strategies import Strategy
 
 FLAT_UP_TO = 2**17
-"""Parameters (numbers, not tensors) up to which a step is more overhead than arithmetic."""
+"""Number of parameters (elements) up to which a step is more overhead than arithmetic."""
 
 UNROLLED = 4
-"""Steps in a call where there is no scan operator."""
+"""Steps in a call without a scan operator."""
 
-_TRIED = 3
-"""Steps that a compilation is made and tried with: no extent of a user's tensors is likely to equal it."""
+_TRIAL_STEPS = 3
+"""Steps of the call that compiles: unlikely to equal an extent of a user's tensors."""
 
 _TRIALS = 3
 
 _SLOWER = 1.1
-"""Compiled steps that take longer than this, plain ones being 1, are not used: clocks are not better than that."""
+"""Compiled steps that take more than this many times an uncompiled one are not used; clocks are no better than that."""
 
 _MUCH_SLOWER = 1.25
-"""The same where what a plain step takes is known but for its update."""
-
-Step = Callable[[Any, list[Tensor]], Any]
+"""The same if the uncompiled step was timed without its update."""
 
 
-class Compiled:
+class CompiledSteps:
     """Compiled steps of a program for batches of one size.
 
-    `text` says in which way it is done; `seconds` is what the compilation took, `per_step` what a step takes now.
+    Attributes:
+        description: how they are run, in words.
+        compile_seconds: time of the compilation.
+        step_seconds: time of a compiled step.
     """
 
-    def __init__(self, work: Work, held: Held, way: Way, function: Step, batch: int) -> None:
-        self.text, self._batch = way.text, batch
-        self.seconds = self.per_step = 0.0
+    def __init__(
+        self,
+        request: CompileRequest,
+        state: FlatState,
+        strategy: Strategy,
+        function: Callable[[Any, list[Tensor]], Any],
+        batch: int,
+    ) -> None:
+        self.description, self._batch = strategy.description, batch
+        self.compile_seconds = self.step_seconds = 0.0
         self._stale = False
-        self._work, self._held, self._way, self._function = work, held, way, function
+        self._request, self._state, self._strategy, self._function = request, state, strategy, function
 
     def fits(self) -> bool:
-        """Whether nothing has happened since that makes these steps differ from what was compiled."""
-        return not self._stale and self._held.fits()
+        """Whether the program is still as it was compiled."""
+        return not self._stale and self._state.fits()
 
-    def steps(self, blocks: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
+    def run(self, blocks: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
         """Train on blocks of rows [steps * batch, ...] of each input, as many whole calls as they hold.
 
         Returns:
-            for each loss the means [steps], one tensor for each call; their lengths say how many steps were done.
+            per call, the mean losses [steps] of each loss; their lengths say how many steps were done.
         """
-        found: list[list[Tensor]] = []
+        calls: list[list[Tensor]] = []
         for block in blocks:
             rows = [column.view(-1, self._batch, *column.shape[1:]) for column in block]
-            before = len(found)
+            before = len(calls)
             try:
-                found.extend(self._calls(rows))
-            except strategies.Stale:
-                self._stale, self.text = True, f"{self.text}, until a module was changed"
-            if self._stale or sum(len(losses[0]) for losses in found[before:]) < len(rows[0]):
+                calls.extend(self._calls(rows))
+            except strategies.StaleError:
+                self._stale, self.description = True, f"{self.description}, until a module was changed"
+            if self._stale or sum(len(losses[0]) for losses in calls[before:]) < len(rows[0]):
                 break
-        return found
+        return calls
 
     def _calls(self, rows: list[Tensor]) -> Iterator[list[Tensor]]:
-        count, length = len(rows[0]), self._way.length
-        numbers = self._held.numbers(count, self._work.device)
+        count, length = len(rows[0]), self._strategy.length
+        scalars = self._state.scalars(count, self._request.device)
         if length == 0:
             if count > 1:
-                yield self._looped([*rows, numbers])
+                yield self._call([*rows, scalars])
             return
         for i in range(0, count - length + 1, length):
-            yield self._written([x[i : i + length] for x in (*rows, numbers)])
+            yield self._call([x[i : i + length] for x in (*rows, scalars)])
 
-    def _looped(self, xs: list[Tensor]) -> list[Tensor]:
-        with strategies.as_compiled():
-            state, losses = self._function(self._held.read(), xs)
-        self._held.write(state)
-        self._held.advance(len(xs[0]))
-        return list(losses)
-
-    def _written(self, xs: list[Tensor]) -> list[Tensor]:
-        state = self._held.read()
-        with strategies.as_compiled():
-            losses = self._function(state, xs)
-        self._held.advance(len(xs[0]))
-        return list(losses)
+    def _call(self, xs: list[Tensor]) -> list[Tensor]:
+        state = self._state.read()
+        with strategies.no_recompilation():
+            result = self._function(state, xs)
+        if not self._strategy.in_place:
+            after, result = result
+            self._state.write(after)
+        self._state.count_steps(len(xs[0]))
+        return list(result)
 
 
-def compiled(work: Work, rows: Sequence[Tensor], parts: int) -> Compiled:
+def compile_steps(request: CompileRequest, rows: Sequence[Tensor], n_microbatches: int) -> CompiledSteps:
     """Steps of a program, compiled by a call that changes nothing, and tried.
 
     Args:
-        work: the program.
+        request: the program.
         rows: the inputs of one batch.
-        parts: in how many parts a step is computed.
+        n_microbatches: into how many parts a batch is split.
 
     Raises:
-        CompileError: it cannot be, or brings nothing; says why.
+        CompileError: it fails, or does not pay; says why.
     """
-    _refuse(work, len(rows[0]), parts)
-    begun = time.perf_counter()
+    _check_supported(request, len(rows[0]), n_microbatches)
+    started = time.perf_counter()
     try:
-        with unchanged(work):
-            facts = probe(work, [row[: len(row) // parts] for row in rows])
-        with unchanged(work):
-            found = _in_some_way(work, facts, list(rows), parts)
+        with undone(request):
+            effects = observe_step(request, [row[: len(row) // n_microbatches] for row in rows])
+        with undone(request):
+            compiled = _compile(request, effects, list(rows), n_microbatches)
     except (CompileError, MemoryError):
         raise
     except Exception as error:
-        raise toolchain_check.told(error, work.segment.label) from error
-    found.seconds = time.perf_counter() - begun
-    if work.device.type == "cpu":  # elsewhere a clock does not tell what was computed
-        _weigh(work, found, *_plain(work, rows, parts))
-    return found
+        raise toolchain_check.compile_error(error, request.segment.label) from error
+    compiled.compile_seconds = time.perf_counter() - started
+    if request.device.type == "cpu":  # elsewhere a clock does not say what was computed
+        _check_pays(request, compiled, rows, n_microbatches)
+    return compiled
 
 
-def _refuse(work: Work, batch: int, parts: int) -> None:
-    own = [group.recipe.name for group in work.groups if group.recipe.own is not None]
+def _check_supported(request: CompileRequest, batch: int, n_microbatches: int) -> None:
+    own = [group.spec.name for group in request.groups if group.spec.own is not None]
     if own:
-        asked = f"steps with {own[0]} cannot be compiled: only named optimizers can"
         raise CompileError(
-            asked, available="sgd, momentum, adam, adamw", hint="name one of these, or set compile='off'"
+            f"steps with the optimizer {own[0]} cannot be compiled: only named optimizers can",
+            available="sgd, momentum, adam, adamw",
+            hint="use an available name, or set compile='off'",
         )
-    if keras.outermost(work.whole) or any(keras.is_loss(term.loss.own) for term in work.segment.losses):
-        raise CompileError("steps with layers or losses of Keras on torch cannot be compiled", hint="use torch's own")
-    if batch % parts:
-        asked = f"steps of {batch} rows in {parts} parts cannot be compiled: the parts are not equal"
-        raise CompileError(asked, hint=f"let the batch size be a multiple of {parts}")
+    if keras.outermost(request.module) or any(
+        keras.library().is_loss(term.loss.own) for term in request.segment.losses
+    ):
+        raise CompileError(
+            "steps with Keras layers or losses on torch cannot be compiled", hint="use torch's own, or compile='off'"
+        )
+    if batch % n_microbatches:
+        raise CompileError(
+            f"steps of {batch} rows in {n_microbatches} micro-batches cannot be compiled: they are not equal",
+            hint=f"use a batch_size that is a multiple of {n_microbatches}",
+        )
 
 
-def _in_some_way(work: Work, facts: Facts, rows: list[Tensor], parts: int) -> Compiled:
-    """By the best way that works."""
-    if work.device.type == "cuda":
-        return _captured(work, facts, rows, parts)
+def _compile(request: CompileRequest, effects: StepEffects, rows: list[Tensor], n_microbatches: int) -> CompiledSteps:
+    """Compile by the best strategy that works."""
+    if request.device.type == "cuda":
+        return _captured(request, effects, rows, n_microbatches)
     toolchain_check.check()
-    small = sum(each.numel() for group in work.groups for each in group.parameters) <= FLAT_UP_TO
-    loop = toolchain_check.scan() if small else None
-    if loop is None:
-        return _made(work, facts, rows, parts, strategies.unrolled(UNROLLED if small else 1), None)
+    small = sum(parameter.numel() for parameter in request.trained) <= FLAT_UP_TO
+    scan = toolchain_check.scan() if small else None
+    attempt = partial(_compile_by, request, effects, rows, n_microbatches)
+    if scan is None:
+        return attempt(strategies.unrolled_strategy(UNROLLED if small else 1), None)
     try:
-        return _made(work, facts, rows, parts, strategies.looping(), loop)
+        return attempt(strategies.scan_strategy(), scan)
     except (CompileError, MemoryError):
         raise
     except Exception as error:
         try:
-            found = _made(work, facts, rows, parts, strategies.unrolled(UNROLLED), None)
+            compiled = attempt(strategies.unrolled_strategy(UNROLLED), None)
         except CompileError:
             raise
-        except Exception as other:
-            raise other from error
-        found.text += f", as the scan operator failed: {type(error).__name__}"
-        return found
+        except Exception as second_error:
+            raise second_error from error
+        compiled.description += f", as the scan operator failed: {type(error).__name__}"
+        return compiled
 
 
-def _captured(work: Work, facts: Facts, rows: list[Tensor], parts: int) -> Compiled:
-    way = strategies.captured(UNROLLED)
-    held = Held(work, facts, parts, flat=way.flat)
-    graph = Graph(work.whole, held, way.length, rows)
-    return Compiled(work, held, way, graph.replay, len(rows[0]))
+def _captured(request: CompileRequest, effects: StepEffects, rows: list[Tensor], n_microbatches: int) -> CompiledSteps:
+    strategy = strategies.cuda_graph_strategy(UNROLLED)
+    state = FlatState(request, effects, n_microbatches, flat=strategy.flat)
+    captured = CapturedSteps(request.module, state, strategy.length, rows)
+    return CompiledSteps(request, state, strategy, captured.replay, len(rows[0]))
 
 
-def _made(
-    work: Work, facts: Facts, rows: list[Tensor], parts: int, way: Way, loop: Callable[..., Any] | None
-) -> Compiled:
-    held = Held(work, facts, parts, flat=way.flat)
-    function = strategies.function_of(way, held.plan, loop)
-    with strategies.compiling():
-        function(work.whole, held.copies(), _repeated(work, held, rows, way.length or _TRIED, marked=not way.length))
-    strategies.keep(way, held.plan, function)
-    found = Compiled(work, held, way, partial(function, work.whole), len(rows[0]))
-    torch.set_rng_state(facts.random)
-    xs = _repeated(work, held, rows, way.length or 4 * _TRIED, marked=False)
-    seconds = []
-    for attempt in range(_TRIALS):
-        state = held.copies()
-        begun = time.perf_counter()
-        with strategies.as_compiled():
-            result = function(work.whole, state, xs)
-        seconds.append((time.perf_counter() - begun) / len(xs[0]))
-        if attempt == 0 and parts == 1:
-            _compare(work, facts, result if way.in_place else result[1])
-    found.per_step = min(seconds)
-    return found
+def _compile_by(
+    request: CompileRequest,
+    effects: StepEffects,
+    rows: list[Tensor],
+    n_microbatches: int,
+    strategy: Strategy,
+    scan: Callable[..., Any] | None,
+) -> CompiledSteps:
+    state = FlatState(request, effects, n_microbatches, flat=strategy.flat)
+    function = strategies.step_function(strategy, state.spec, scan)
+    xs = _repeated(request, state, rows, strategy.length or _TRIAL_STEPS)
+    if strategy.length == 0:
+        strategies.mark_any_length(xs)
+    with strategies.compilation():
+        function(request.module, state.copies(), xs)
+    strategies.cache(strategy, state.spec, function)
+    compiled = CompiledSteps(request, state, strategy, partial(function, request.module), len(rows[0]))
+    xs = _repeated(request, state, rows, strategy.length or 4 * _TRIAL_STEPS)
+    torch.set_rng_state(effects.random)
+    compiled.step_seconds, result = _timed(partial(function, request.module), state, xs)
+    if n_microbatches == 1:
+        _compare(request, effects, result if strategy.in_place else result[1])
+    return compiled
 
 
-def _repeated(work: Work, held: Held, rows: list[Tensor], count: int, *, marked: bool) -> list[Tensor]:
-    """The same batch many times; `marked` where their number may change from call to call."""
-    xs = [*[row.expand(count, *row.shape).contiguous() for row in rows], held.numbers(count, work.device)]
-    if marked:
-        strategies.any_length(xs)
-    return xs
+def _timed(function: Callable[[Any, list[Tensor]], Any], state: FlatState, xs: list[Tensor]) -> tuple[float, Any]:
+    """Seconds of a compiled step at best, and the first result."""
+    seconds, results = [], []
+    for _ in range(_TRIALS):
+        copies = state.copies()
+        started = time.perf_counter()
+        with strategies.no_recompilation():
+            results.append(function(copies, xs))
+        seconds.append((time.perf_counter() - started) / len(xs[0]))
+    return min(seconds), results[0]
 
 
-def _compare(work: Work, facts: Facts, losses: Sequence[Tensor]) -> None:
-    """The first losses must be those of the plain step: what was compiled may be wrong."""
-    for term, plain, found in zip(work.segment.losses, facts.losses, losses, strict=True):
-        rough = 0.1 if plain.itemsize < 4 else 0.01
-        if not torch.allclose(found[0].double(), plain.double(), rtol=rough, atol=rough, equal_nan=True):
-            asked = (
-                f"compiled steps of segment {work.segment.label!r} do not give the loss {term.label!r} of plain ones"
+def _repeated(request: CompileRequest, state: FlatState, rows: list[Tensor], count: int) -> list[Tensor]:
+    """The inputs of `count` steps on the same batch."""
+    return [*[row.expand(count, *row.shape).contiguous() for row in rows], state.scalars(count, request.device)]
+
+
+def _compare(request: CompileRequest, effects: StepEffects, losses: Sequence[Tensor]) -> None:
+    """The first losses must be those of the uncompiled step: what was compiled may be wrong."""
+    for term, expected, actual in zip(request.segment.losses, effects.losses, losses, strict=True):
+        tolerance = 0.1 if expected.itemsize < 4 else 0.01
+        if not torch.allclose(actual[0].double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True):
+            raise CompileError(
+                f"compiled steps of segment {request.segment.label!r} give another loss {term.label!r} than "
+                f"uncompiled ones: {float(actual[0]):.6g} instead of {float(expected):.6g}",
+                hint="set compile='off'; a module's own random numbers may be the cause",
             )
-            remedy = "set compile='off'; random numbers of a module's own may be the reason"
-            raise CompileError(asked, available=f"{float(found[0]):.6g} instead of {float(plain):.6g}", hint=remedy)
 
 
-def _plain(work: Work, rows: Sequence[Tensor], parts: int) -> tuple[float, float]:
-    """Seconds of a plain step (all but its update where none was seen), and how much more a compiled one may take."""
-    if work.plain:
-        return work.plain, _SLOWER
-    with unchanged(work):
-        return parts * least(work, [row[: len(row) // parts] for row in rows]), _MUCH_SLOWER
-
-
-def _weigh(work: Work, found: Compiled, plain: float, most: float) -> None:
-    """Compiled steps that are slower than plain ones are not used."""
-    if found.per_step > most * plain:
+def _check_pays(request: CompileRequest, compiled: CompiledSteps, rows: Sequence[Tensor], n_microbatches: int) -> None:
+    """Refuse compiled steps that are slower than uncompiled ones."""
+    eager, factor = request.eager_seconds, _SLOWER
+    if not eager:  # time one without its update
+        with undone(request):
+            eager = n_microbatches * time_step(request, [row[: len(row) // n_microbatches] for row in rows])
+        factor = _MUCH_SLOWER
+    if compiled.step_seconds > factor * eager:
         raise CompileError(
-            f"compiled steps of segment {work.segment.label!r} are slower than plain ones",
-            available=f"{found.per_step * 1e6:.0f} us a step instead of {plain * 1e6:.0f} us",
+            f"compiled steps of segment {request.segment.label!r} are slower than uncompiled ones: "
+            f"{compiled.step_seconds * 1e6:.0f} us a step instead of {eager * 1e6:.0f} us",
             hint="set compile='off' or 'auto'",
         )

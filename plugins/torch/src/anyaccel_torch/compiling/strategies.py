@@ -1,4 +1,4 @@
-"""How many steps become one call: torch's scan operator, or a few written down one after the other."""
+"""Ways to run many steps in one call: torch's scan operator, or a few steps unrolled."""
 
 from __future__ import annotations
 
@@ -14,106 +14,115 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyaccel_torch.compiling.functional_step import repeated, step
-from anyaccel_torch.compiling.spec import Plan, Whole
+from anyaccel_torch.compiling.functional_step import step, unrolled_loop
+from anyaccel_torch.compiling.spec import SegmentModule, StepSpec
 
-Function = Callable[[Whole, Any, list[Tensor]], Any]
-"""Of the whole, the state and [values of many steps.., numbers], each with a first axis of steps: see the ways."""
+StepFunction = Callable[[SegmentModule, Any, list[Tensor]], Any]
+"""Takes the module, the state and [inputs of many steps.., scalars], each with a first axis of steps.
 
-# Values of random numbers are torch's own, so that dropout is that of plain steps; the user's settings stay.
+One that updates in place gives the losses [steps] each, another the state after the steps and the losses.
+"""
+
+# Random numbers are torch's own, so that dropout is that of uncompiled steps; the user's own settings stay.
 _OPTIONS: Mapping[str, Any] = {"cpp_wrapper": True, "fallback_random": True, "compile_threads": 1}
 
 _LIMITS = {"recompile_limit": 1 << 10, "accumulated_recompile_limit": 1 << 14}
 
-# Compiled functions hold plans, never modules: what they may be used for again is for torch's guards to say.
-_KEPT: OrderedDict[tuple[str, Plan, int], Function] = OrderedDict()
-_MOST_KEPT = 32
+# Compiled functions hold step specs, never modules: torch's guards decide what they can be used for again.
+_CACHE: OrderedDict[tuple[str, StepSpec, int], StepFunction] = OrderedDict()
+_CACHE_SIZE = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
     """A way to run many steps in one call.
 
-    `text` says it; `length` is the number of steps in a call, 0 for any from 2; `flat` whether parameters are laid end
-    to end; `in_place` whether the function changes the state itself and gives the losses alone.
+    Attributes:
+        description: in words.
+        length: steps in a call, 0 for any number from 2.
+        flat: whether parameters are flattened end to end.
+        in_place: whether the function updates the state itself and returns the losses alone.
+        threads: of the compiled code, 0 for torch's setting.
     """
 
-    text: str
+    description: str
     length: int
     flat: bool
     in_place: bool
-    threads: int
+    threads: int = 0
 
 
-def looping() -> Way:
+def scan_strategy() -> Strategy:
     """Torch's scan operator, on one thread: threads do not pay in steps that take microseconds."""
-    return Way("all steps of a call in one compiled loop", 0, flat=True, in_place=False, threads=1)
+    return Strategy(
+        description="all steps of a call in one compiled loop", length=0, flat=True, in_place=False, threads=1
+    )
 
 
-def unrolled(length: int) -> Way:
+def unrolled_strategy(length: int) -> Strategy:
     """`length` steps in a call."""
-    text = f"{length} compiled steps a call" if length > 1 else "one compiled step a call"
-    return Way(text, length, flat=False, in_place=True, threads=-1)
+    description = f"{length} compiled steps a call" if length > 1 else "one compiled step a call"
+    return Strategy(description=description, length=length, flat=False, in_place=True)
 
 
-def captured(length: int) -> Way:
+def cuda_graph_strategy(length: int) -> Strategy:
     """`length` steps in a CUDA graph."""
-    return Way(f"{length} steps in a CUDA graph", length, flat=False, in_place=True, threads=-1)
+    return Strategy(description=f"{length} steps in a CUDA graph", length=length, flat=False, in_place=True)
 
 
-def function_of(way: Way, plan: Plan, loop: Callable[..., Any] | None) -> Function:
-    """The function of a way and a plan, not yet compiled; the same one for an equal plan as long as it is kept."""
-    key = (way.text, plan, way.length)
-    if key not in _KEPT:
-        made = writing(plan) if loop is None or way.in_place else _scanning(plan, loop)
-        options = {**_OPTIONS, "cpp.threads": way.threads} if way.threads > 0 else dict(_OPTIONS)
-        return compiler(_alone(made), options)
-    _KEPT.move_to_end(key)
-    return _KEPT[key]
+def step_function(strategy: Strategy, spec: StepSpec, scan: Callable[..., Any] | None) -> StepFunction:
+    """The function of a strategy and a step spec, compiled at its first call; a cached one for an equal spec."""
+    key = (strategy.description, spec, strategy.length)
+    if key not in _CACHE:
+        function = in_place_function(spec) if scan is None or strategy.in_place else _scan_function(spec, scan)
+        options = {**_OPTIONS, "cpp.threads": strategy.threads} if strategy.threads else dict(_OPTIONS)
+        return torch_compile(_with_own_code(function), options)
+    _CACHE.move_to_end(key)
+    return _CACHE[key]
 
 
-def keep(way: Way, plan: Plan, function: Function) -> None:
+def cache(strategy: Strategy, spec: StepSpec, function: StepFunction) -> None:
     """Remember a function that has been compiled."""
-    _KEPT[way.text, plan, way.length] = function
-    while len(_KEPT) > _MOST_KEPT:
-        _KEPT.popitem(last=False)
+    _CACHE[strategy.description, spec, strategy.length] = function
+    while len(_CACHE) > _CACHE_SIZE:
+        _CACHE.popitem(last=False)
 
 
-def compiler(function: Function, options: dict[str, Any]) -> Function:
-    """As torch compiles it, all in one piece or not at all."""
-    found: Function = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-    return found
+def torch_compile(function: StepFunction, options: dict[str, Any]) -> StepFunction:
+    """The function compiled by torch as a whole, or not at all."""
+    compiled: StepFunction = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    return compiled
 
 
-def _alone(function: Function) -> Function:
-    """The function with a code object of its own, by which torch keeps what it has compiled."""
+def _with_own_code(function: StepFunction) -> StepFunction:
+    """The function with a code object of its own, as torch caches compilations by code object."""
     assert isinstance(function, types.FunctionType)
     code = function.__code__.replace()
     return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
 
 
-def _scanning(plan: Plan, loop: Callable[..., Any]) -> Function:
-    def steps(whole: Whole, state: Any, xs: list[Tensor]) -> Any:
+def _scan_function(spec: StepSpec, scan: Callable[..., Any]) -> StepFunction:
+    def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
         """The state after the steps, and the losses [steps] each."""
 
-        def one(carry: Any, x: list[Tensor]) -> Any:
-            return step(whole, plan, carry, x[:-1], x[-1], loop)
+        def body(carry: Any, x: list[Tensor]) -> Any:
+            return step(module, spec, carry, x[:-1], x[-1], scan)
 
-        return loop(one, state, xs)
+        return scan(body, state, xs)
 
     return steps
 
 
-def writing(plan: Plan) -> Function:
-    """Steps written down one after the other, which change the state in place."""
+def in_place_function(spec: StepSpec) -> StepFunction:
+    """Unrolled steps that update the state in place."""
 
-    def steps(whole: Whole, state: Any, xs: list[Tensor]) -> Any:
+    def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
         """The losses [steps] each; the state is changed in place."""
 
-        def one(carry: Any, x: list[Tensor]) -> Any:
-            return step(whole, plan, carry, x[:-1], x[-1], repeated)
+        def body(carry: Any, x: list[Tensor]) -> Any:
+            return step(module, spec, carry, x[:-1], x[-1], unrolled_loop)
 
-        after, losses = repeated(one, state, xs)
+        after, losses = unrolled_loop(body, state, xs)
         for old, new in zip(tensors_of(state), tensors_of(after), strict=True):
             old.copy_(new)
         return losses
@@ -121,8 +130,8 @@ def writing(plan: Plan) -> Function:
     return steps
 
 
-def any_length(xs: list[Tensor]) -> None:
-    """Let what is compiled for these tensors take others with another first extent."""
+def mark_any_length(xs: list[Tensor]) -> None:
+    """Compile for any number of steps, the first axis of these tensors."""
     from torch import _dynamo
 
     for x in xs:
@@ -131,15 +140,15 @@ def any_length(xs: list[Tensor]) -> None:
 
 def tensors_of(state: Any) -> list[Tensor]:
     """The tensors of a state in one list."""
-    pieces, slots, buffers = state
-    return [*pieces, *[slot for held in slots for slot in held], *buffers]
+    blocks, slots, buffers = state
+    return [*blocks, *[slot for held in slots for slot in held], *buffers]
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
-    """Inside, torch may compile as often as it takes, and Python's collector, which takes a fifth of it, rests.
+def compilation() -> Iterator[None]:
+    """Inside, torch may compile without limit, Python's garbage collector is off, and warnings are silent.
 
-    What torch warns of is its own: it uses what it has deprecated itself.
+    The collector takes a fifth of a compilation's time. Warnings are about torch's own use of what it has deprecated.
     """
     from torch import _dynamo
 
@@ -154,16 +163,16 @@ def compiling() -> Iterator[None]:
             gc.enable()
 
 
-class Stale(Exception):
-    """What was compiled does not fit any more: a module was changed meanwhile."""
+class StaleError(Exception):
+    """A compiled function does not fit any more: a module was changed meanwhile."""
 
 
 @contextmanager
-def as_compiled() -> Iterator[None]:
+def no_recompilation() -> Iterator[None]:
     """Inside, nothing is compiled.
 
     Raises:
-        Stale: something would have to be; nothing was run then.
+        StaleError: something would have to be; nothing was run then.
     """
     try:
         with torch.no_grad(), torch.compiler.set_stance("fail_on_recompile"):
@@ -171,4 +180,4 @@ def as_compiled() -> Iterator[None]:
     except RuntimeError as error:
         if "fail_on_recompile" not in str(error):
             raise
-        raise Stale from error
+        raise StaleError from error

@@ -1,4 +1,4 @@
-"""Whether steps can be compiled here at all, found out before anything is begun; and what went wrong, in short."""
+"""Whether steps can be compiled on this machine, checked before anything is started; and torch's reasons in short."""
 
 from __future__ import annotations
 
@@ -14,40 +14,45 @@ from typing import Any
 from anyaccel.errors import AnyaccelError, CompileError
 from anyaccel_torch.error_translation import first_line
 
-REMEDY = {
+_INSTALL_HINTS = {
     "linux": "install one, such as with apt-get install g++, or set CXX to its path",
     "darwin": "install one with xcode-select --install, or set CXX to its path",
     "win32": "install the Build Tools for Visual Studio, and start from their prompt",
 }
-_EMPTY = ("higher order operator doesn't work", "raised:")
+_UNINFORMATIVE = ("higher order operator doesn't work", "raised:")
 _UNTRACEABLE = ("Unsupported", "UncapturedHigherOrderOpError", "DataDependentOutputException", "UserError")
 
 
 def compiler() -> str:
-    """Path of the C++ compiler that torch would use, `""` where there is none."""
-    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    return shutil.which(os.environ.get("CXX") or usual) or ""
+    """Path of the C++ compiler that torch would use, `""` if there is none."""
+    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    return shutil.which(os.environ.get("CXX") or default) or ""
 
 
 def check() -> None:
-    """Nothing, where C++ can be compiled against Python.
+    """Check that C++ can be compiled against Python.
 
     Raises:
-        CompileError: there is no compiler, or it lacks Python's header files; or the user has switched compiling off.
+        CompileError: there is no compiler, or it lacks Python's header files; or the user has disabled compiling.
     """
-    off = next((name for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE") if _is_set(name)), "")
-    if off:
-        raise CompileError("torch is not to compile", available=f"{off}={os.environ[off]}", hint=f"unset {off}")
-    remedy = REMEDY.get(sys.platform, REMEDY["linux"])
-    if not compiler():
-        there = (
-            f"CXX={os.environ['CXX']}, which is no program" if os.environ.get("CXX") else "no CXX in the environment"
+    disabled = next((name for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE") if _is_set(name)), "")
+    if disabled:
+        raise CompileError(
+            f"torch's compiler is disabled by {disabled}={os.environ[disabled]}", hint=f"unset {disabled}"
         )
-        raise CompileError("steps cannot be compiled: there is no C++ compiler", available=there, hint=remedy)
+    if not compiler():
+        cxx = os.environ.get("CXX")
+        reason = f"CXX={cxx} is no program" if cxx else "CXX is not set, and the usual compiler is not on the path"
+        raise CompileError(
+            f"steps cannot be compiled: there is no C++ compiler ({reason})",
+            hint=_INSTALL_HINTS.get(sys.platform, _INSTALL_HINTS["linux"]),
+        )
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").exists():
-        asked = "steps cannot be compiled: Python's header files are missing"
-        raise CompileError(asked, available=f"no Python.h in {headers}", hint="install python3-dev, or python3-devel")
+        raise CompileError(
+            f"steps cannot be compiled: Python's header files are missing (no Python.h in {headers})",
+            hint="install python3-dev, or python3-devel",
+        )
 
 
 def _is_set(name: str) -> bool:
@@ -55,32 +60,32 @@ def _is_set(name: str) -> bool:
 
 
 def scan() -> Callable[..., Any] | None:
-    """torch's scan operator, None where this torch has none. It is private: its place may change."""
+    """torch's scan operator, None if this torch has none. It is private: its place may change."""
     try:
-        found: Callable[..., Any] = import_module("torch._higher_order_ops.scan").scan
+        operator: Callable[..., Any] = import_module("torch._higher_order_ops.scan").scan
     except (ImportError, AttributeError):
         return None
-    return found
+    return operator
 
 
-def told(error: Exception, label: str) -> CompileError:
+def compile_error(error: Exception, label: str) -> CompileError:
     """What stopped a compilation, in one line."""
     if isinstance(error, CompileError):
         return error
-    kind, words = type(error).__name__, _reason(error)
+    kind, reason = type(error).__name__, _reason(error)
     if isinstance(error, AnyaccelError):
         return CompileError(f"steps of segment {label!r} cannot be compiled: {error.problem}", hint=error.hint)
-    if kind in _UNTRACEABLE or "data-dependent" in words or "graph break" in words:
+    if kind in _UNTRACEABLE or "data-dependent" in reason or "graph break" in reason:
         return CompileError(
-            f"steps of segment {label!r} cannot be traced: {words}",
+            f"steps of segment {label!r} cannot be traced: {reason}",
             hint="avoid Python that depends on the values of tensors (if x.sum() > 0, x.item()), prints and the like",
         )
-    return CompileError(f"steps of segment {label!r} cannot be compiled: {kind}: {words}")
+    return CompileError(f"steps of segment {label!r} cannot be compiled: {kind}: {reason}")
 
 
 def _reason(error: Exception) -> str:
-    """The line that says why: torch puts it after an `Explanation:` or after a first line that says nothing."""
+    """The line that says why: torch puts it after `Explanation:`, or after a first line that says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
-    plain = [line for line in lines if not any(words in line for words in _EMPTY)]
-    return (said or (plain[0] if plain else first_line(error)) or "no reason was given")[:300]
+    explained = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
+    informative = [line for line in lines if not any(words in line for words in _UNINFORMATIVE)]
+    return (explained or (informative[0] if informative else first_line(error)) or "no reason was given")[:300]

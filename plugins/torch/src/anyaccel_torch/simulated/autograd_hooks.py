@@ -1,11 +1,11 @@
-"""The backward pass over simulated devices: in the thread of who calls it, and its errors told when it has ended.
+"""Backward passes over simulated devices: on the caller's thread, and with errors raised when the pass has ended.
 
-Inside it, torch asks the device for its streams by way of Python, and ends the process if an error of Python is on its
-way at that moment. So an error is kept, something useless is given in its place, which torch refuses by itself, and the
-error is raised in place of that refusal.
+During a backward pass, torch asks the device for its streams through Python, and ends the process if a Python error is
+pending at that moment. So an error is deferred: torch is given something that it refuses, and the deferred error is
+raised in place of that refusal.
 """
 
-# ruff: noqa: SLF001  (names inside torch, which inside.py asks for before)
+# ruff: noqa: SLF001  (private names of torch, which `registration` checks first)
 
 from __future__ import annotations
 
@@ -18,47 +18,46 @@ import torch
 from torch import Tensor
 from torch.autograd import function
 
-_kept = threading.local()
-NOTHING = "an error is on its way"
+_deferred = threading.local()
+REFUSED = "an error is deferred to the end of the backward pass"
 
 
-def is_under_way() -> bool:
+def in_backward() -> bool:
     """Whether this thread is in a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def keep(error: Exception) -> str:
-    """Keep an error until the pass has ended, and give what torch refuses. Of several errors, the first counts."""
-    if getattr(_kept, "error", None) is None:
-        _kept.error = error
-    return NOTHING
+def defer(error: Exception) -> str:
+    """Keep an error until the pass has ended, the first of several; returns what torch refuses."""
+    if getattr(_deferred, "error", None) is None:
+        _deferred.error = error
+    return REFUSED
 
 
 def install() -> None:
-    """Let torch's backward passes, and functions that users wrote for them, go this way."""
-    torch.autograd._engine_run_backward = _telling(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
-    function.BackwardCFunction.apply = _keeping(function.BackwardCFunction.apply)  # type: ignore[method-assign]
+    """Wrap torch's backward pass, and the backward functions that users write."""
+    torch.autograd._engine_run_backward = _raising_deferred(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
+    function.BackwardCFunction.apply = _deferring(function.BackwardCFunction.apply)  # type: ignore[method-assign]
 
 
-def _telling(run: Callable[..., Any]) -> Callable[..., Any]:
+def _raising_deferred(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def backward(outputs: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
-        _check(outputs, grads)
+        _check_devices(outputs, grads)
         with torch.autograd.set_multithreading_enabled(False):  # torch has a thread for sim:0 only
             try:
-                found = run(outputs, grads, *args, **kwargs)
+                return run(outputs, grads, *args, **kwargs)
             except Exception:
-                error, _kept.error = getattr(_kept, "error", None), None
+                error, _deferred.error = getattr(_deferred, "error", None), None
                 if error is None:
                     raise
                 raise error from None
-        return found
 
     return backward
 
 
-def _check(outputs: Sequence[Any], grads: Sequence[Any]) -> None:
-    """What torch leaves out for tensors like ours: that a pass begins with gradients where the outputs are."""
+def _check_devices(outputs: Sequence[Any], grads: Sequence[Any]) -> None:
+    """Check that gradients are where the outputs are, which torch does not do for tensor subclasses."""
     for i, (output, grad) in enumerate(zip(outputs, grads, strict=False)):
         if isinstance(output, Tensor) and isinstance(grad, Tensor) and grad.dim() and output.device != grad.device:
             raise RuntimeError(
@@ -67,12 +66,12 @@ def _check(outputs: Sequence[Any], grads: Sequence[Any]) -> None:
             )
 
 
-def _keeping(apply: Callable[..., Any]) -> Callable[..., Any]:
+def _deferring(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
     def call(self: Any, *args: Any) -> Any:
         try:
             return apply(self, *args)
         except Exception as error:
-            return keep(error)
+            return defer(error)
 
     return call

@@ -1,4 +1,4 @@
-"""SimulatedBackend: the backend of torch, over simulated devices. Making one does not import torch."""
+"""SimulatedBackend: the torch backend over simulated devices. Creating one does not import torch."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from anyaccel.device import Device
 from anyaccel.hookspecs import hookimpl
 from anyaccel.registry import registry
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.simulated.sim_device import KIND, missing, running
+from anyaccel_torch.simulated.sim_device import KIND, running, unavailable_reason
 
 _PLUGIN = "torch-simulated"
 
 
 class SimulatedBackend(TorchBackend):
-    """torch on `sim`: nothing but where things are is different from torch on a GPU."""
+    """torch on `sim`, which differs from torch on a GPU only in where things are."""
 
     kinds: ClassVar[tuple[str, ...]] = (KIND,)
-    pinning: ClassVar[frozenset[str]] = frozenset({KIND})  # a wish without effect, as there is no page-locked memory
+    pinned_kinds: ClassVar[frozenset[str]] = frozenset({KIND})  # without effect: there is no page-locked memory
 
     def __init__(self) -> None:
-        self._prepared = False
+        self._registered = False
 
     def devices(self) -> Sequence[Device]:
-        """As `Backend.devices`: those that were started, or that the environment asks for."""
-        return [one.device for one in running()]
+        """As `Backend.devices`: those that were started, or that the environment variable asks for."""
+        return [handle.device for handle in running()]
 
     def unavailable_reason(self, device: Device) -> str:
-        """As `Backend.why_not`: how many were started."""
-        return missing(device)
+        """As `Backend.unavailable_reason`: how many were started."""
+        return unavailable_reason(device)
 
-    def torch_device(self, device: Device) -> Any:
-        """As `TorchPlacement.torch_device`; the first call tells torch of the devices."""
-        if not self._prepared:
-            from anyaccel_torch.simulated.inside import prepare
+    def native_device(self, device: Device) -> Any:
+        """As `Backend.native_device`; the first call registers the devices with torch."""
+        if not self._registered:
+            from anyaccel_torch.simulated.registration import register
 
-            prepare()
-            self._prepared = True
-        return super().torch_device(device)
+            register()
+            self._registered = True
+        return super().native_device(device)
 
     def synchronize(self, device: Device) -> None:
-        """As `Backend.synchronize`; nothing is ever under way."""
+        """As `Backend.synchronize`; counts a wait, though nothing is ever pending."""
         import torch
 
-        torch.get_device_module(self.torch_device(device)).synchronize(device.index)
+        torch.get_device_module(self.native_device(device)).synchronize(device.index)
 
 
-def enter() -> None:
-    """Let anyaccel know the backend, if its plugin was loaded before there were simulated devices."""
+def add_to_registry() -> None:
+    """Register the backend with anyaccel, if its plugin was loaded before there were simulated devices."""
     if registry().serves("torch", KIND):
         return
     plugin = ModuleType(_PLUGIN)

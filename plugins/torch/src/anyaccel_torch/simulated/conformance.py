@@ -1,4 +1,4 @@
-"""What the conformance kit is told about simulated devices; needs ANYACCEL_TORCH_SIMULATE=2 in its process."""
+"""The conformance subject of simulated devices; needs ANYACCEL_TORCH_SIMULATE=2 in its process."""
 
 from __future__ import annotations
 

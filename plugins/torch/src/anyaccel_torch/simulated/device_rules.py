@@ -1,6 +1,6 @@
-"""What a GPU refuses: which operands of an operator may be elsewhere, as torch's own kernels have it."""
+"""Which operands of an operator may be on another device, as torch's GPU kernels have it."""
 
-# ruff: noqa: SLF001  (names inside torch, which inside.py asks for before)
+# ruff: noqa: SLF001  (private names of torch, which `registration` checks first)
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 
-# Numbers of the host (tensors without axes) that a kernel takes, beside those of pointwise operators, which take one.
-_HOST_NUMBERS: dict[Any, int] = {
+# How many host tensors without axes a kernel takes, beside pointwise operators, which take one.
+_HOST_SCALARS: dict[Any, int] = {
     aten.where.self: 2,
     aten.fill_.Tensor: 1,
     aten.fill.Tensor: 1,
@@ -28,7 +28,7 @@ _HOST_NUMBERS: dict[Any, int] = {
     aten.index_put_.default: 1,
     aten._index_put_impl_.default: 1,
 }
-# Operators that bring indices of the host to the device themselves; their indices are the second argument.
+# Operators that copy host indices, their second argument, to the device themselves.
 _INDEXING = frozenset(
     {
         aten.index.Tensor,
@@ -40,18 +40,25 @@ _INDEXING = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTraits:
     """What torch's schema and tags say of an operator.
 
-    `composite` says that it is made of others, `written` are the arguments that it writes to, by position and name;
-    `numbers` says how many tensors of the host without axes it takes; `itemwise` that it works on lists, item by item.
+    Attributes:
+        composite: it is made of other operators.
+        written: the arguments that it writes to, by position and name.
+        host_scalars: how many host tensors without axes it takes.
+        indexing: it takes host indices.
+        itemwise: it works on lists, item by item.
+        random: it draws random numbers.
+        takes_generator: it takes a generator as an argument.
+        waits: the host waits for its result.
     """
 
     name: str
     composite: bool
     written: tuple[tuple[int, str], ...]
-    numbers: int
+    host_scalars: int
     indexing: bool
     itemwise: bool
     random: bool
@@ -60,35 +67,38 @@ class Facts:
 
 
 @functools.cache
-def facts_of(func: OpOverload) -> Facts:
-    """The facts, looked up once for each operator."""
+def operator_traits(func: OpOverload) -> OperatorTraits:
+    """The traits of an operator."""
     arguments, tags, name = func._schema.arguments, func.tags, func._schema.name.removeprefix("aten::")
-    written = (
-        (i, one.name) for i, one in enumerate(arguments) if one.alias_info is not None and one.alias_info.is_write
-    )
     itemwise = name.startswith("_foreach_")
-    full: str = func.name()  # type: ignore[no-untyped-call]
-    return Facts(
-        name,
-        torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"),
-        tuple(written),
-        _HOST_NUMBERS.get(func, 1 if itemwise or torch.Tag.pointwise in tags else 0),
-        func in _INDEXING,
-        itemwise,
-        torch.Tag.nondeterministic_seeded in tags,
-        any(one.name == "generator" for one in arguments),
-        torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags,
+    full_name: str = func.name()  # type: ignore[no-untyped-call]
+    return OperatorTraits(
+        name=name,
+        composite=torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CompositeImplicitAutograd"),
+        written=tuple(
+            (i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
+        ),
+        host_scalars=_HOST_SCALARS.get(func, 1 if itemwise or torch.Tag.pointwise in tags else 0),
+        indexing=func in _INDEXING,
+        itemwise=itemwise,
+        random=torch.Tag.nondeterministic_seeded in tags,
+        takes_generator=any(argument.name == "generator" for argument in arguments),
+        waits=torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags,
     )
 
 
-def home(
-    facts: Facts, args: Sequence[Any], kwargs: dict[str, Any], sims: Sequence[Tensor], hosts: Sequence[Tensor]
+def common_device(
+    traits: OperatorTraits,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    sims: Sequence[Tensor],
+    hosts: Sequence[Tensor],
 ) -> torch.device:
     """The one device of an operator.
 
     Args:
-        facts: of the operator.
-        args, kwargs: as it was called.
+        traits: of the operator.
+        args, kwargs: its arguments.
         sims: the tensors among them that are on simulated devices, at least one.
         hosts: the others.
 
@@ -98,40 +108,44 @@ def home(
     device: torch.device = sims[0].device
     for other in sims:
         if other.device != device:
-            raise mixed(facts, device, other.device)
+            raise device_mismatch(traits, device, other.device)
     if hosts:
-        _check_hosts(facts, args, kwargs, device, hosts)
+        _check_hosts(traits, args, kwargs, device, hosts)
     return device
 
 
 def _check_hosts(
-    facts: Facts, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device, hosts: Sequence[Tensor]
+    traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device, hosts: Sequence[Tensor]
 ) -> None:
-    for position, name in facts.written:
+    for position, name in traits.written:
         target = args[position] if position < len(args) else kwargs.get(name)
-        for one in target if isinstance(target, (list, tuple)) else (target,):
-            if any(one is host for host in hosts):
-                raise mixed(facts, device, one.device)
-    free: list[Tensor] = []
-    if facts.indexing:
-        if any(args[0] is host for host in hosts):
+        for tensor in target if isinstance(target, (list, tuple)) else (target,):
+            if _is_among(tensor, hosts):
+                raise device_mismatch(traits, device, tensor.device)
+    indices: Sequence[Any] = ()
+    if traits.indexing:
+        if _is_among(args[0], hosts):
             raise RuntimeError(
                 f"indices should be either on {args[0].device} or on the same device as the indexed tensor "
                 f"({args[0].device})"
             )
-        free = [one for one in args[1] if one is not None]
-    numbers = 0
+        indices = args[1]
+    scalars = 0
     for host in hosts:
-        if any(host is one for one in free):
+        if _is_among(host, indices):
             continue
-        numbers += 1
-        if host.dim() or host.device.type != "cpu" or numbers > facts.numbers:
-            raise mixed(facts, device, host.device)
+        scalars += 1
+        if host.dim() or host.device.type != "cpu" or scalars > traits.host_scalars:
+            raise device_mismatch(traits, device, host.device)
 
 
-def mixed(facts: Facts, one: torch.device, other: torch.device) -> RuntimeError:
-    """The error of operands on two devices, in torch's own words."""
+def _is_among(tensor: Any, tensors: Sequence[Any]) -> bool:
+    return any(tensor is other for other in tensors)
+
+
+def device_mismatch(traits: OperatorTraits, device: torch.device, other: torch.device) -> RuntimeError:
+    """The error for operands on two devices, in torch's own words."""
     return RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, {one} and {other}! "
-        f"(when checking arguments of {facts.name})"
+        f"Expected all tensors to be on the same device, but found at least two devices, {device} and {other}! "
+        f"(when checking arguments of {traits.name})"
     )

@@ -1,6 +1,6 @@
-"""Memory of simulated devices: which there are, and what is on them until it is freed."""
+"""Memory on simulated devices, counted until it is freed."""
 
-# ruff: noqa: SLF001  (names inside torch, which inside.py asks for before)
+# ruff: noqa: SLF001  (private names of torch, which `registration` checks first)
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from anyaccel_torch.simulated.sim_device import KIND, SimulatedDevice, running
 _counted: set[int] = set()
 
 
-def there(device: Any) -> torch.device:
-    """A device of torch; a simulated one with its index, if it is one of those that run.
+def parse_device(device: Any) -> torch.device:
+    """A torch device; a simulated one gets an index.
 
     Raises:
-        RuntimeError: it is not.
+        RuntimeError: there is no such simulated device.
     """
-    found = torch.device(device)
-    if found.type != KIND:
-        return found
-    index = found.index or 0
+    parsed = torch.device(device)
+    if parsed.type != KIND:
+        return parsed
+    index = parsed.index or 0
     if index >= len(running()):
         raise RuntimeError(f"{KIND} error: invalid device ordinal {index}: there are {len(running())} devices")
     return torch.device(KIND, index)
 
 
-def handle(device: torch.device) -> SimulatedDevice:
+def handle_of(device: torch.device) -> SimulatedDevice:
     """The handle of a simulated device."""
     return running()[device.index]
 
 
-def take(held: Tensor, device: torch.device) -> None:
-    """Count the memory of a tensor as that of a device, until it is freed; memory that is shared counts once.
+def reserve(held: Tensor, device: torch.device) -> None:
+    """Count the memory of a tensor as a device's until it is freed; shared memory counts once.
 
     Raises:
         torch.OutOfMemoryError: it does not fit.
@@ -48,13 +48,13 @@ def take(held: Tensor, device: torch.device) -> None:
     key, nbytes = storage._cdata, storage.nbytes()
     if not nbytes or key in _counted:
         return
-    refused = handle(device).reserve(nbytes)
-    if refused:
-        raise torch.OutOfMemoryError(refused)
+    reason = handle_of(device).reserve(nbytes)
+    if reason:
+        raise torch.OutOfMemoryError(reason)
     _counted.add(key)
-    weakref.finalize(storage, _freed, key, handle(device), nbytes).atexit = False
+    weakref.finalize(storage, _free, key, handle_of(device), nbytes).atexit = False
 
 
-def _freed(key: int, device: SimulatedDevice, nbytes: int) -> None:
+def _free(key: int, device: SimulatedDevice, nbytes: int) -> None:
     _counted.discard(key)
     device.free(nbytes)

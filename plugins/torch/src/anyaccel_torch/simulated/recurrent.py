@@ -1,6 +1,6 @@
-"""Cells of recurrent layers, which torch computes in one piece on any device but the CPU, from smaller pieces.
+"""Cells of recurrent layers from elementary operators; torch has fused kernels for them on any device but the CPU.
 
-Entered where gradients are recorded, so that torch finds the way back through the pieces.
+Registered where gradients are recorded, so that torch differentiates through the elementary operators.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from torch import Tensor
 def lstm_cell(
     inputs: Tensor, hidden: Tensor, cell: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden state, cell state and what torch would keep for the way back; gates are [batch, 4 * size]."""
+    """Hidden state, cell state and what torch would save for backward; gates are [batch, 4 * size]."""
     gates = _biased(inputs, input_bias) + _biased(hidden, hidden_bias)
-    enter, forget, new, leave = gates.chunk(4, 1)
-    after = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(leave) * torch.tanh(after), after, gates.detach()
+    input_gate, forget_gate, new, output_gate = gates.chunk(4, 1)
+    after = torch.sigmoid(forget_gate) * cell + torch.sigmoid(input_gate) * torch.tanh(new)
+    return torch.sigmoid(output_gate) * torch.tanh(after), after, gates.detach()
 
 
 def gru_cell(
     inputs: Tensor, hidden: Tensor, before: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Hidden state and what torch would keep for the way back; gates are [batch, 3 * size]."""
-    given, kept = _biased(inputs, input_bias).chunk(3, 1), _biased(hidden, hidden_bias).chunk(3, 1)
-    reset, update = torch.sigmoid(given[0] + kept[0]), torch.sigmoid(given[1] + kept[1])
-    new = torch.tanh(given[2] + reset * kept[2])
+    """Hidden state and what torch would save for backward; gates are [batch, 3 * size]."""
+    given, recurrent = _biased(inputs, input_bias).chunk(3, 1), _biased(hidden, hidden_bias).chunk(3, 1)
+    reset, update = torch.sigmoid(given[0] + recurrent[0]), torch.sigmoid(given[1] + recurrent[1])
+    new = torch.tanh(given[2] + reset * recurrent[2])
     return (before - new) * update + new, reset.detach()
 
 

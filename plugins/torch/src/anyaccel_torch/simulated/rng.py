@@ -1,6 +1,6 @@
-"""Random numbers of the simulated devices: a generator for each, and `torch.Generator` for those that users make."""
+"""Random numbers on simulated devices: a generator for each, and `torch.Generator` for those that users create."""
 
-# ruff: noqa: SLF001  (names inside torch, which inside.py asks for before)
+# ruff: noqa: SLF001  (private names of torch, which `registration` checks first)
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from anyaccel_torch.simulated.device_rules import Facts
+from anyaccel_torch.simulated.device_rules import OperatorTraits
 from anyaccel_torch.simulated.sim_device import KIND, running
 
 _defaults: dict[int, torch.Generator] = {}
-_Original: Any = torch._C.Generator
-_homes: dict[int, torch.device] = {}
+_TorchGenerator: Any = torch._C.Generator
+_devices: dict[int, torch.device] = {}
 
 
-def default(index: int) -> torch.Generator:
+def default_generator(index: int) -> torch.Generator:
     """The generator of a device, which draws where no other is given."""
     if index not in _defaults:
         _defaults[index] = Generator(f"{KIND}:{index}")
@@ -25,26 +25,26 @@ def default(index: int) -> torch.Generator:
 
 
 def seed_all(seed: int) -> None:
-    """Start the generators of all devices from one seed, as `torch.manual_seed` does."""
-    for one in running():
-        default(one.device.index).manual_seed(seed)
+    """Seed the generators of all devices, as `torch.manual_seed` does."""
+    for handle in running():
+        default_generator(handle.device.index).manual_seed(seed)
 
 
-class _Kind(type(torch._C.Generator)):  # type: ignore[misc]
+class _GeneratorType(type(torch._C.Generator)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, _Original)
+        return isinstance(instance, _TorchGenerator)
 
 
-class Generator(_Original, metaclass=_Kind):  # type: ignore[misc]
-    """As `torch.Generator`, which it stands in for; those of a simulated device draw as those of the CPU do."""
+class Generator(_TorchGenerator, metaclass=_GeneratorType):  # type: ignore[misc]
+    """Replaces `torch.Generator`; one of a simulated device draws the same numbers as one of the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        wanted = torch.device(device)
-        if wanted.type != KIND:
-            return _Original(wanted)
-        made = super().__new__(cls, "cpu")
-        _homes[made._cdata] = torch.device(KIND, wanted.index or 0)
-        return made
+        parsed = torch.device(device)
+        if parsed.type != KIND:
+            return _TorchGenerator(parsed)
+        generator = super().__new__(cls, "cpu")
+        _devices[generator._cdata] = torch.device(KIND, parsed.index or 0)
+        return generator
 
     def __init__(self, device: Any = "cpu") -> None:
         super().__init__()
@@ -52,26 +52,28 @@ class Generator(_Original, metaclass=_Kind):  # type: ignore[misc]
     @property
     def device(self) -> torch.device:
         """The device whose tensors it may fill."""
-        return _homes[self._cdata]
+        return _devices[self._cdata]
 
     def __del__(self) -> None:
-        _homes.pop(self._cdata, None)
+        _devices.pop(self._cdata, None)
 
 
-def drawing(func: Any, facts: Facts, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a random operator, whose numbers come from the device's own generator unless one is given.
+def call_random(
+    func: Any, traits: OperatorTraits, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Call a random operator with the given generator, or else with the device's own.
 
     Raises:
         RuntimeError: a generator of another kind of device is given, in torch's own words.
     """
-    given = kwargs.get("generator") or next((one for one in args if isinstance(one, _Original)), None)
+    given = kwargs.get("generator") or next((value for value in args if isinstance(value, _TorchGenerator)), None)
     if given is not None:
-        where = _homes.get(given._cdata, given.device)
+        where = _devices.get(given._cdata, given.device)
         if where.type != KIND:
             raise RuntimeError(f"Expected a '{KIND}' device type for generator but found '{where.type}'")
         return func(*args, **kwargs)
-    own = default(device.index)
-    if facts.takes_generator:
+    own = default_generator(device.index)
+    if traits.takes_generator:
         return func(*args, **{**kwargs, "generator": own})
     before = torch.get_rng_state()
     torch.set_rng_state(own.get_state())

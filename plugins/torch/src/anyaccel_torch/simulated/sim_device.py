@@ -1,4 +1,4 @@
-"""The simulated devices themselves: what they hold, what has crossed, and how often the host waited. Without torch."""
+"""Handles of the simulated devices: memory in use, transfers, and waits of the host. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from anyaccel.numpy_backend.sim_device import Transfers
 
 SWITCH = "ANYACCEL_TORCH_SIMULATE"
 KIND = "sim"
-_MOST = 64
+_MAX_DEVICES = 64
 _lock = threading.RLock()  # memory is freed wherever Python frees an object, also by a thread that holds this
 _running: list[SimulatedDevice] = []
 
 
 class SimulatedDevice:
-    """A simulated device, as a handle: what it holds, and what has crossed.
+    """The handle of a simulated device.
 
     Attributes:
-        device: its name, `sim:k`.
+        device: `sim:k`.
         capacity: bytes that it can hold, None for no limit; may be changed at any time.
-        used: bytes it holds now.
-        peak: the most it held at once since the last `clear`.
+        used: bytes in use now.
+        peak: the most bytes in use since the last `clear`.
         transfers: from the host, to the host, and from or to another simulated device, since the last `clear`.
         syncs: how often the host waited for a value, since the last `clear`.
     """
@@ -40,15 +40,15 @@ class SimulatedDevice:
         return str(self.device)
 
     def clear(self) -> None:
-        """Set transfers and syncs to zero, and the peak to what is used now."""
+        """Set transfers and syncs to zero, and the peak to the bytes in use."""
         self.transfers, self.syncs, self.peak = Transfers(), 0, self.used
 
-    def waited(self) -> None:
+    def count_sync(self) -> None:
         """Count a wait of the host."""
         self.syncs += 1
 
     def reserve(self, nbytes: int) -> str:
-        """Count memory that is taken, and give `""`; or what stands against it, and count nothing."""
+        """Count allocated memory and return `""`; or return why it does not fit, and count nothing."""
         with _lock:
             if self.capacity is not None and self.used + nbytes > self.capacity:
                 free = max(self.capacity - self.used, 0)
@@ -61,56 +61,64 @@ class SimulatedDevice:
             return ""
 
     def free(self, nbytes: int) -> None:
-        """Count memory that is given back."""
+        """Count freed memory."""
         with _lock:
             self.used -= nbytes
 
 
-def make(count: int, capacity: int | None) -> Sequence[SimulatedDevice]:
-    """The devices, made if there are none.
+def create(count: int, capacity: int | None) -> Sequence[SimulatedDevice]:
+    """The devices, created if there are none.
 
     Raises:
-        ConfigError: a number that is not a positive int, or there are other devices.
+        ConfigError: a number that is not a positive int, or other devices exist.
     """
-    if not _is_count(count) or count > _MOST:
-        raise ConfigError(f"start({count!r}): that many devices cannot be simulated", available=f"1 to {_MOST}")
-    if capacity is not None and not _is_count(capacity):
-        raise ConfigError(f"start(capacity={capacity!r}) is not a positive number of bytes", hint="give an int")
+    if not _is_positive_int(count) or count > _MAX_DEVICES:
+        raise ConfigError(
+            f"start({count!r}): count must be an int from 1 to {_MAX_DEVICES}", hint="start(2) is enough for most tests"
+        )
+    if capacity is not None and not _is_positive_int(capacity):
+        raise ConfigError(
+            f"start(capacity={capacity!r}): capacity must be a positive number of bytes", hint="give an int"
+        )
     with _lock:
-        there = running()
-        if not there:
+        existing = running()
+        if not existing:
             _running.extend(SimulatedDevice(index, capacity) for index in range(count))
-        elif len(there) != count or any(one.capacity != capacity for one in there):
+        elif len(existing) != count or any(handle.capacity != capacity for handle in existing):
             raise ConfigError(
-                f"start({count}, capacity={capacity}): torch has simulated devices already, and keeps them",
-                available=", ".join(f"{one} ({one.capacity or 'no'} bytes)" for one in there),
-                hint="use these, or do it in another process; a capacity is changed on the handle of a device",
+                f"start({count}, capacity={capacity}): this process has other simulated devices, which torch keeps",
+                available=", ".join(f"{handle} ({_limit(handle)})" for handle in existing),
+                hint="use these, or start others in another process; change a capacity on the handle of a device",
             )
         return tuple(_running)
 
 
+def _limit(handle: SimulatedDevice) -> str:
+    return "no limit" if handle.capacity is None else f"{handle.capacity} bytes"
+
+
 def running() -> Sequence[SimulatedDevice]:
-    """The simulated devices of this process, none if it has none; asking makes those of the environment variable."""
+    """The simulated devices of this process; creates those that the environment variable asks for."""
     with _lock:
         text = os.environ.get(SWITCH, "")
         if not _running and text.isdecimal():
-            _running.extend(SimulatedDevice(index, None) for index in range(min(int(text), _MOST)))
+            _running.extend(SimulatedDevice(index, None) for index in range(min(int(text), _MAX_DEVICES)))
         return tuple(_running)
 
 
 def is_wanted() -> bool:
-    """Whether there are simulated devices, or the environment variable says something, be it nonsense."""
+    """Whether there are simulated devices, or the environment variable is set, even to nonsense."""
     return bool(_running or os.environ.get(SWITCH))
 
 
-def missing(device: Device) -> str:
-    """Why a simulated device is not there."""
-    text, there = os.environ.get(SWITCH, ""), len(running())
-    if not there and text and text != "0":
+def unavailable_reason(device: Device) -> str:
+    """Why a simulated device is not available."""
+    text, count = os.environ.get(SWITCH, ""), len(running())
+    if not count and text and text != "0":
         return f"{SWITCH}={text!r} is not a count"
-    made = f"{there} simulated device{'s were' if there > 1 else ' was'} started" if there else "none was started"
-    return f"{made}; {SWITCH}={device.index + 1} before Python is started makes it"
+    started = f"{count} simulated device{'s were' if count > 1 else ' was'} started" if count else "none was started"
+    return f"{started}; set {SWITCH}={device.index + 1} before Python starts"
 
 
-def _is_count(value: object) -> bool:
+def _is_positive_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

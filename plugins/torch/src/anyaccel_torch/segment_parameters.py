@@ -1,0 +1,70 @@
+"""The modules of a segment, and its trained parameters and optimizer states by node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from anyaccel.segment import NodeState, Segment
+from anyaccel_torch.losses import BoundLoss
+from anyaccel_torch.module_state import parameters
+
+_FRESH = NodeState()
+
+
+def segment_modules(segment: Segment, losses: Sequence[BoundLoss]) -> dict[nn.Module, bool]:
+    """The modules of a segment and of its custom losses, each once, and whether any node trains it."""
+    modules: dict[nn.Module, bool] = {}
+    trainable = {operation.label: operation.trainable for operation in segment.operations}
+    for operation in segment.operations:
+        if isinstance(operation.model, nn.Module):
+            modules[operation.model] = operation.trainable or modules.get(operation.model, False)
+    for term, loss in zip(segment.losses, losses, strict=True):
+        if loss.module is not None:
+            modules[loss.module] = trainable.get(term.on, True) or modules.get(loss.module, False)
+    return modules
+
+
+def trained_parameters(
+    segment: Segment, losses: Sequence[BoundLoss], nodes: Sequence[str], seen: set[int]
+) -> dict[str, dict[str, nn.Parameter]]:
+    """Trained parameters by node and name, those of custom losses as `loss.LABEL.NAME`.
+
+    Each parameter is listed once: `seen` (ids) holds models and parameters of earlier calls, and is added to. A node
+    whose model is an earlier node's is left out.
+    """
+    members: dict[str, dict[str, nn.Parameter]] = {}
+    for node in nodes:
+        model = next((operation.model for operation in segment.operations if operation.label == node), None)
+        named = dict(parameters(model)) if isinstance(model, nn.Module) else {}
+        for term, loss in zip(segment.losses, losses, strict=True):
+            if term.on == node and loss.module is not None:
+                named |= {f"loss.{term.label}.{name}": value for name, value in parameters(loss.module).items()}
+        own = {name: value for name, value in named.items() if value.requires_grad and id(value) not in seen}
+        if own or id(model) not in seen:
+            members[node] = own
+        seen.update(map(id, (model, *own.values())))
+    return members
+
+
+def shared_with_all(segment: Segment, states: Mapping[str, NodeState]) -> dict[str, NodeState]:
+    """States by node; nodes that share a model all get the state of the first, which lists its parameters."""
+    models = {operation.label: operation.model for operation in segment.operations}
+    result, first = dict(states), dict[int, str]()
+    for node in (node for group in segment.groups for node in group.nodes):
+        result[node] = result[first.setdefault(id(models.get(node, node)), node)]
+    return result
+
+
+def initial_states(segment: Segment) -> dict[str, NodeState]:
+    """The segment's optimizer states by node; nodes that share a model all get the one that has slots."""
+    states = dict(segment.states)
+    for operation in segment.operations:
+        if operation.model is None or states.get(operation.label, _FRESH).slots:
+            continue
+        sharing = (other.label for other in segment.operations if other.model is operation.model)
+        kept = next((states[label] for label in sharing if states.get(label, _FRESH).slots), None)
+        if kept is not None:
+            states[operation.label] = kept
+    return states

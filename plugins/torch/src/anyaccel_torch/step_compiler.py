@@ -1,0 +1,166 @@
+"""Compilation of a program's training steps: whether it pays, doing it, and running what was compiled.
+
+`anyaccel_torch.compiling`, which imports torch's compiler, is imported when a phase first asks about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from anyaccel.backend import CompileEstimate
+from anyaccel.errors import CompileError
+from anyaccel.segment import Segment
+from anyaccel_torch.eager_steps import gathered_blocks
+from anyaccel_torch.error_translation import translate_errors
+from anyaccel_torch.forward_plan import ForwardPlan
+from anyaccel_torch.losses import BoundLoss
+from anyaccel_torch.optimizers import GroupOptimizer
+
+if TYPE_CHECKING:
+    from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule
+    from anyaccel_torch.compiling.steps import CompiledSteps
+
+# Rows are gathered for many steps at once, which saves a gather per step; this bounds the memory for it.
+BLOCK_BYTES = 64 * 2**20
+
+
+class StepCompiler:
+    """The compiled steps of a program, by batch size and number of micro-batches.
+
+    Args:
+        segment: of the program.
+        plan: its operations.
+        modules: all of its modules.
+        losses: its losses.
+        groups: its parameter groups.
+        devices: where its operations and inputs are.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        plan: ForwardPlan,
+        modules: Sequence[nn.Module],
+        losses: Sequence[BoundLoss],
+        groups: Sequence[GroupOptimizer],
+        devices: set[torch.device],
+    ) -> None:
+        self._segment, self._plan, self._modules = segment, plan, modules
+        self._losses, self._groups, self._devices = losses, groups, devices
+        self._compiled: dict[tuple[int, int], CompiledSteps] = {}
+        self._segment_module: SegmentModule | None = None
+        self._eager_time: tuple[float, int] | None = None  # seconds a step, and its batch size
+        self._failed = False
+
+    def record_eager_time(self, seconds: float, batch: int) -> None:
+        """Remember what an uncompiled step takes: the least at the largest batch, as other work may disturb it."""
+        known = self._eager_time
+        if known is None or batch > known[1] or (batch == known[1] and seconds < known[0]):
+            self._eager_time = seconds, batch
+
+    def run(
+        self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, n_steps: int, batch: int, n_micro: int
+    ) -> tuple[int, list[Tensor]]:
+        """Do as many steps as are compiled, from the first; returns how many, and tables of their losses."""
+        compiled = self._compiled.get((batch, n_micro))
+        if compiled is None or n_steps == 0 or not compiled.fits():
+            return 0, []
+        calls = compiled.run(gathered_blocks(columns, orders, start, start + n_steps * batch, batch, BLOCK_BYTES))
+        tables = [torch.stack(losses, dim=1) for losses in calls]
+        return sum(map(len, tables)), tables
+
+    def estimate(self, max_steps: int) -> CompileEstimate | None:
+        """As `MultiStepProgram.estimate_compile`: from measured uncompiled steps and from earlier compilations."""
+        device = self._compilable_device()
+        if self._segment.compile == "off" or max_steps < 2 or self._compiled or self._failed or device is None:
+            return None
+        from anyaccel_torch.compiling.estimate import estimate_compile, request_key
+
+        request = self._request(device)
+        return estimate_compile(request, request_key(request, self._eager_time[1] if self._eager_time else 0))
+
+    def needs_compiling(self, batch: int, n_micro: int) -> bool:
+        """Whether steps of this size are to be compiled; not those of a last, smaller batch, as it would not pay."""
+        compiled = self._compiled.get((batch, n_micro))
+        is_smaller = any(size > batch and parts == n_micro for size, parts in self._compiled)
+        return not is_smaller and not (compiled is not None and compiled.fits())
+
+    def check(self) -> torch.device:
+        """The device to compile for.
+
+        Raises:
+            CompileError: compiling is off, or the segment is not on one CPU or CUDA device.
+        """
+        device = self._compilable_device()
+        if self._segment.compile == "off" or device is None:
+            devices = ", ".join(sorted(map(str, self._devices)))
+            raise CompileError(
+                f"training steps of segment {self._segment.label!r} cannot be compiled: "
+                f"compile={self._segment.compile!r}, devices: {devices}",
+                hint="set compile='auto', and train at least one node, all on one CPU or CUDA device",
+            )
+        return device
+
+    def compile(
+        self, columns: Sequence[Tensor], orders: Sequence[Tensor], batch: int, n_micro: int, device: torch.device
+    ) -> None:
+        """Compile steps of this size.
+
+        Raises:
+            CompileError: it fails, or does not pay; says why.
+        """
+        from anyaccel_torch.compiling.estimate import remember, request_key
+        from anyaccel_torch.compiling.steps import compile_steps
+
+        rows = _first_batch(columns, orders, batch)
+        request = self._request(device)
+        try:
+            with translate_errors(f"compiled steps of {batch} rows in segment {self._segment.label!r}"):
+                compiled = compile_steps(request, rows, n_micro)
+        except CompileError:
+            self._failed = True  # what failed once is not offered again
+            raise
+        self._compiled[batch, n_micro] = compiled
+        remember(request_key(request, batch), compiled.compile_seconds)
+
+    @property
+    def description(self) -> str:
+        """How the steps compiled last are run, in words; `""` without any."""
+        return next((compiled.description for compiled in reversed(self._compiled.values())), "")
+
+    def _compilable_device(self) -> torch.device | None:
+        """The segment's only device, if steps are compiled for such."""
+        trained = any(group.parameters for group in self._groups)
+        if len(self._devices) != 1 or not self._losses or not trained:
+            return None
+        (device,) = self._devices
+        return device if device.type in ("cpu", "cuda") else None
+
+    def _request(self, device: torch.device) -> CompileRequest:
+        from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule
+
+        if self._segment_module is None:
+            self._segment_module = SegmentModule(self._modules, self._plan.runs, self._losses)
+        return CompileRequest(
+            segment=self._segment,
+            module=self._segment_module,
+            losses=self._losses,
+            groups=self._groups,
+            device=device,
+            n_computed=self._plan.size - len(self._segment.inputs),
+            eager_seconds=self._eager_time[0] if self._eager_time else 0.0,
+        )
+
+
+def _first_batch(columns: Sequence[Tensor], orders: Sequence[Tensor], batch: int) -> list[Tensor]:
+    rows = next(gathered_blocks(columns, orders, 0, batch, batch, BLOCK_BYTES))
+    if any(len(column) < batch for column in rows):
+        raise CompileError(
+            f"steps of {batch} rows cannot be compiled: the shortest order has {min(map(len, rows))} rows",
+            hint="use a smaller batch_size",
+        )
+    return rows

@@ -1,0 +1,299 @@
+"""Whole steps compiled, as torch really does it: one program with some of everything in it, asked many things."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anyaccel.device import Device
+from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer, Schedule
+from anyaccel_torch.backend import TorchBackend
+from anyaccel_torch.program import TorchProgram
+
+CPU = Device("cpu")
+ROWS, BATCH = 1000, 10
+
+
+class Table(nn.Module):
+    """Two words to one vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        found: Tensor = self.embedding(words)
+        return found.flatten(1)
+
+
+def models() -> dict[str, nn.Module]:
+    """Words and waves are joined behind a frozen layer, and judged twice."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        waves = nn.Sequential(
+            nn.Conv1d(1, 3, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.LayerNorm(18), nn.Dropout(0.2)
+        )
+        return {
+            "words": Table(),
+            "waves": waves,
+            "frozen": nn.Sequential(nn.Linear(18, 5), nn.BatchNorm1d(5)).requires_grad_(False),
+            "head": nn.Sequential(nn.Linear(13, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)),
+        }
+
+
+def segment(held: dict[str, nn.Module]) -> Segment:
+    slow = Optimizer("momentum", lr=0.02, nesterov=True, weight_decay=0.01, clip_norm=0.5)
+    fast = Optimizer("adam", lr=0.01, eps=1e-4, schedule=Schedule("cosine", steps=90, warmup=5))
+    return Segment(
+        "s",
+        (
+            Operation("words", held["words"], ("w",), ("words",), CPU),
+            Operation("waves", held["waves"], ("x",), ("waves",), CPU),
+            Operation("frozen", held["frozen"], ("waves",), ("frozen",), CPU, trainable=False),
+            Operation("both", None, ("words", "frozen"), ("both",), CPU),
+            Operation("head", held["head"], ("both",), ("head",), CPU),
+        ),
+        {
+            "w": (TensorSpec((2,), "int64"), CPU),
+            "x": (TensorSpec((1, 8), "float32"), CPU),
+            "kind": (TensorSpec((), "int64"), CPU),
+            "size": (TensorSpec((3,), "float32"), CPU),
+        },
+        ("head",),
+        (
+            LossTerm("kind", "head", Loss("cross_entropy"), ("head", "kind"), CPU),
+            LossTerm("size", "head", Loss("mse"), ("head", "size"), CPU, 0.3),
+        ),
+        (ParameterGroup("slow", slow, ("words", "waves")), ParameterGroup("fast", fast, ("head",))),
+    )
+
+
+@dataclass
+class World:
+    """A plain and a compiled program over equal models, and their data."""
+
+    plain: Any
+    compiled: TorchProgram
+    held: tuple[dict[str, nn.Module], dict[str, nn.Module]]
+    columns: list[Tensor]
+    orders: list[Tensor]
+
+    def same(self) -> None:
+        for a, b in zip(values(self.held[0]), values(self.held[1]), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+    def steps(self, start: int, count: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
+        one, other = (
+            program.train_steps(self.columns, self.orders, start, count, batch)
+            for program in (self.plain, self.compiled)
+        )
+        return one, other
+
+
+def values(held: dict[str, nn.Module]) -> list[Tensor]:
+    return [tensor.detach().clone() for model in held.values() for tensor in model.state_dict().values()]
+
+
+def data() -> tuple[list[Tensor], list[Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(ROWS, 1, 8, generator=draw)
+    kind = (x.mean(2)[:, 0] * 5).round().long().clamp(-1, 1) + 1
+    words = torch.randint(0, 7, (ROWS, 2), generator=draw)
+    order = torch.randperm(ROWS, generator=draw)
+    return [words, x, kind, torch.randn(ROWS, 3, generator=draw)], [order, order, order.clone(), order]
+
+
+@pytest.fixture(scope="module")
+def world(backend: TorchBackend) -> Iterator[World]:
+    held = models(), models()
+    plain, compiled = (backend.build(segment(one)) for one in held)
+    assert isinstance(compiled, TorchProgram)
+    found = World(plain, compiled, held, *data())
+    before, random = values(held[1]), torch.get_rng_state()
+    compiled.compile(found.columns, found.orders, BATCH)
+    assert all(map(torch.equal, before, values(held[1]))) and torch.equal(random, torch.get_rng_state())
+    assert compiled.compiled_as == "all steps of a call in one compiled loop"
+    assert all(state.step == 0 for state in compiled.optimizer_states().values())
+    yield found
+    plain.close()
+    compiled.close()
+
+
+@pytest.fixture(autouse=True)
+def fresh(world: World) -> Iterator[None]:
+    """Both programs as they were."""
+    kept = [(program, program.snapshot()) for program in (world.plain, world.compiled)]
+    yield
+    for program, snapshot in kept:
+        program.restore(snapshot)
+
+
+def seeded(program: Any, key: int, *call: Any) -> Tensor:
+    program.seed(key)
+    found: Tensor = program.train_steps(*call)
+    return found
+
+
+def test_a_hundred_compiled_steps_are_those_of_the_plain_way(world: World) -> None:
+    """With dropout, buffers, clipping and a schedule: losses to 1e-4, values to 1e-3 of each other."""
+    plain, compiled = (seeded(p, 5, world.columns, world.orders, 0, 100, BATCH) for p in (world.plain, world.compiled))
+    assert compiled.shape == (100, 2) and not compiled.requires_grad
+    assert not world.compiled.compiled_as.endswith("changed")
+    torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
+    world.same()
+    theirs, ours = world.plain.optimizer_states(), world.compiled.optimizer_states()
+    assert {node: state.step for node, state in ours.items()} == dict.fromkeys(("words", "waves", "head"), 100)
+    for node, state in theirs.items():
+        for name, slots in state.slots.items():
+            for slot, value in slots.items():
+                torch.testing.assert_close(ours[node].slots[name][slot], value, rtol=1e-3, atol=1e-4)
+
+
+def test_every_number_of_steps_and_a_partial_batch_take_their_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is compiled anew, whatever the count; what does not fit is done in the plain way."""
+    for start, count, batch in (
+        (0, 2, BATCH),
+        (20, 7, BATCH),
+        (90, 1, BATCH),
+        (100, 33, BATCH),
+        (995, 1, 5),
+        (0, 0, 1),
+    ):
+        world.plain.seed(start)
+        plain = world.plain.train_steps(world.columns, world.orders, start, count, batch)
+        world.compiled.seed(start)
+        compiled = world.compiled.train_steps(world.columns, world.orders, start, count, batch)
+        assert compiled.shape == (count, 2)
+        torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
+    world.same()
+    monkeypatch.setattr("anyaccel_torch.step_compiler.BLOCK_BYTES", 3000)
+    world.compiled.seed(1)
+    cut = world.compiled.train_steps(world.columns, world.orders, 0, 20, BATCH)
+    monkeypatch.undo()
+    torch.testing.assert_close(
+        cut, seeded(world.plain, 1, world.columns, world.orders, 0, 20, BATCH), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_single_steps_snapshots_and_evaluation_see_the_true_values(world: World) -> None:
+    for program in (world.plain, world.compiled):
+        program.seed(2)
+        program.train_steps(world.columns, world.orders, 0, 5, BATCH)
+    rows = [column[:BATCH] for column in world.columns]
+    (plain,), _ = world.plain.forward(rows)
+    (compiled,), _ = world.compiled.forward(rows)
+    torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-4)
+    snapshot = world.compiled.snapshot()
+    for program in (world.plain, world.compiled):
+        program.seed(3)
+        _, _, pull = program.forward_pullback(rows)
+        pull([None])
+        program.optimizer_step()
+        program.train_steps(world.columns, world.orders, 0, 5, BATCH)
+    world.same()
+    assert world.compiled.optimizer_states()["head"].step == 11
+    world.compiled.restore(snapshot)
+    assert world.compiled.optimizer_states()["head"].step == 5
+    torch.testing.assert_close(world.compiled.forward(rows)[0][0], compiled)
+
+
+def test_a_step_that_parts_the_counts_is_seen(world: World) -> None:
+    """Parameters that were updated together may not be any more: then steps are plain, and right."""
+    rows = [column[:BATCH] for column in world.columns]
+    without: list[Any] = [None, *rows[1:]]
+    for program in (world.plain, world.compiled):
+        program.seed(4)
+        _, _, pull = program.forward_pullback(without)
+        pull([None])
+        program.optimizer_step()
+        program.train_steps(world.columns, world.orders, 0, 4, BATCH)
+    world.same()
+    assert world.compiled.optimizer_states()["head"].step == world.plain.optimizer_states()["head"].step
+
+
+class Moves(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Which operations wait for a device, or go from one to another."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if any(part in name for part in ("_local_scalar_dense", "_to_copy", "aten.item", "nonzero")):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+WAITS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__", "__index__", "__array__")
+
+
+@pytest.mark.parametrize("which", ["plain", "compiled"])
+def test_b18_resident_steps_wait_for_nothing_and_move_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    program = getattr(world, which)
+    program.train_steps(world.columns, world.orders, 0, 4, BATCH)
+    counted: list[str] = []
+
+    def counting(name: str, real: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            counted.append(name)
+            return real(*args, **kwargs)
+
+        return run
+
+    for name in WAITS:
+        monkeypatch.setattr(Tensor, name, counting(name, getattr(Tensor, name)))
+    with Moves() if which == "plain" else nullcontext() as moves:  # under a mode like this nothing compiled is used
+        assert program.train_steps(world.columns, world.orders, 0, 30, BATCH).shape == (30, 2)
+    assert counted == [] and (moves is None or moves.found == [])
+
+
+def test_another_program_of_the_same_kind_compiles_nothing(
+    world: World, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also over other models; and what was compiled keeps none of them alive."""
+    from torch._inductor import compile_fx
+
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda *args, **kwargs: pytest.fail("compiled anew"))
+    held = models()
+    program: Any = backend.build(segment(held))
+    program.compile(world.columns, world.orders, BATCH)
+    program.seed(5)
+    found = program.train_steps(world.columns, world.orders, 0, 10, BATCH)
+    torch.testing.assert_close(found, seeded(world.plain, 5, world.columns, world.orders, 0, 10, BATCH))
+    program.close()
+    refs = [weakref.ref(model) for model in held.values()]
+    del program, held
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 4
+
+
+def test_a_module_that_changes_its_mind_is_heard(world: World) -> None:
+    """What the compiled loop was made for holds no more: the steps are plain ones from then on, and right."""
+    drop = [part for held in world.held for part in held["waves"].modules() if isinstance(part, nn.Dropout)]
+    for one in drop:
+        one.p = 0.5
+    try:
+        plain, compiled = (
+            seeded(p, 6, world.columns, world.orders, 0, 6, BATCH) for p in (world.plain, world.compiled)
+        )
+        torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
+        world.same()
+        assert world.compiled.compiled_as.endswith(", until a module was changed")
+    finally:
+        for one in drop:
+            one.p = 0.2

@@ -1,0 +1,210 @@
+"""The ways to compile steps with nothing compiled (the same Python, run as it is), and two as torch does it."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anyaccel.segment import LossTerm, Segment
+from anyaccel.specs import Loss, Optimizer, Schedule
+from anyaccel_torch.backend import TorchBackend
+from anyaccel_torch.compiling import steps, strategies, toolchain_check
+
+Make = Callable[..., Segment]
+RECIPES = [
+    Optimizer("sgd", lr=0.1, clip_norm=0.2),
+    Optimizer("sgd", lr=0.1, weight_decay=0.01, momentum=0.5),
+    Optimizer("momentum", lr=0.05, weight_decay=0.01, schedule=Schedule("exponential", rate=0.99)),
+    Optimizer("momentum", lr=0.05, momentum=0.7, nesterov=True, clip_norm=0.3),
+    Optimizer("adam", lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.01),
+    Optimizer("adam", lr=0.01, schedule=Schedule("cosine", steps=80, warmup=10), clip_norm=0.1),
+    Optimizer("adamw", lr=0.01, weight_decay=0.1, schedule=Schedule("linear", steps=90, final=0.1)),
+    Optimizer("adamw", lr=0.01, weight_decay=0.0, schedule=Schedule("step", rate=0.5, every=30)),
+]
+
+
+def python_loop(function: Any, carry: Any, xs: list[Tensor]) -> Any:
+    """What torch's scan does."""
+    found = []
+    for i in range(len(xs[0])):
+        carry, outputs = function(carry, [x[i] for x in xs])
+        found.append(outputs)
+    return carry, [torch.stack(list(column)) for column in zip(*found, strict=True)]
+
+
+@pytest.fixture
+def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled: functions run as they are written."""
+    monkeypatch.setattr(strategies, "torch_compile", lambda function, options: function)
+    monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
+    monkeypatch.setattr(toolchain_check, "scan", lambda: python_loop)
+    monkeypatch.setattr(toolchain_check, "check", lambda: None)
+    monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)  # which uncompiled "compiled" steps are
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+
+
+def data(dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], list[Tensor]]:
+    draw = torch.Generator().manual_seed(7)
+    x, order = torch.randn(400, 3, generator=draw), torch.randperm(400, generator=draw)
+    y = torch.sin(x.sum(1, keepdim=True))
+    return [x.to(dtype), y.to(dtype)], [order, order]
+
+
+def trained(
+    backend: TorchBackend, segment: Segment, compile: bool, parts: int = 1, dtype: Any = torch.float32, batch: int = 4
+) -> Any:
+    """Losses of an epoch, 100 steps unless `batch` says otherwise, and the program."""
+    program: Any = backend.build(segment)
+    columns, orders = data(dtype)
+    if compile:
+        program.compile(columns, orders, batch, parts)
+        assert program.compiled_as
+    return program.train_steps(columns, orders, 0, 400 // batch, batch, parts), program
+
+
+def agree(one: Any, other: Any, rough: float = 1e-5) -> None:
+    torch.testing.assert_close(other[0], one[0], rtol=rough, atol=rough)
+    states, others = one[1].optimizer_states(), other[1].optimizer_states()
+    for node, state in states.items():
+        assert others[node].step == state.step == len(one[0])
+        assert {name: set(slots) for name, slots in others[node].slots.items()} == {
+            name: set(slots) for name, slots in state.slots.items()
+        }
+    for a, b in zip(weights(one[1]), weights(other[1]), strict=True):
+        torch.testing.assert_close(b, a, rtol=10 * rough, atol=10 * rough)
+
+
+def weights(program: Any) -> list[Tensor]:
+    return [tensor for operation in program.segment.operations for tensor in operation.model.state_dict().values()]
+
+
+@pytest.mark.usefixtures("as_written")
+@pytest.mark.parametrize("small", [True, False], ids=["loop", "in place"])
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.name}-{r.schedule.name}-{r.clip_norm}")
+def test_every_optimizer_ends_where_torchs_own_does(
+    backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, recipe: Optimizer, small: bool
+) -> None:
+    monkeypatch.setattr(steps, "FLAT_UP_TO", 1000 if small else 1)
+    one = trained(backend, segment_of(mlp(), optimizer=recipe), False)
+    other = trained(backend, segment_of(mlp(), optimizer=recipe), True)
+    assert other[1].compiled_as == ("all steps of a call in one compiled loop" if small else "one compiled step a call")
+    agree(one, other)
+
+
+@pytest.mark.usefixtures("as_written")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["adam", "momentum"])
+def test_other_dtypes(backend: TorchBackend, segment_of: Make, name: str, dtype: torch.dtype) -> None:
+    recipe = Optimizer(name, lr=0.01)
+    one, other = (
+        trained(backend, segment_of(mlp(dtype), optimizer=recipe), compile, dtype=dtype) for compile in (False, True)
+    )
+    agree(one, other, 5e-2 if dtype is torch.bfloat16 else 1e-10)
+
+
+@pytest.mark.usefixtures("as_written")
+@pytest.mark.parametrize("small", [True, False], ids=["loop", "in place"])
+def test_parts_are_the_whole(
+    backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    monkeypatch.setattr(steps, "FLAT_UP_TO", 1000 if small else 1)
+    recipe = Optimizer("adam", lr=0.01, clip_norm=0.1)
+    whole = trained(backend, segment_of(mlp(), optimizer=recipe), False)
+    agree(whole, trained(backend, segment_of(mlp(), optimizer=recipe), False, parts=2))
+    agree(whole, trained(backend, segment_of(mlp(), optimizer=recipe), True, parts=4))
+
+
+def test_unequal_parts_are_weighted_by_their_rows(backend: TorchBackend, segment_of: Make) -> None:
+    columns, orders = data()
+    found = []
+    for parts in (1, 3, 9):
+        model = mlp()
+        losses: Any = backend.build(segment_of(model)).train_steps(columns, orders, 0, 5, 7, parts)  # type: ignore[attr-defined]
+        found.append((losses, list(model.parameters())))
+    for losses, values in found[1:]:
+        torch.testing.assert_close(losses, found[0][0])
+        torch.testing.assert_close(values, found[0][1])
+
+
+@pytest.mark.usefixtures("as_written")
+def test_two_batch_sizes_stay_compiled_and_a_smaller_one_stays_plain(backend: TorchBackend, segment_of: Make) -> None:
+    program: Any = backend.build(segment_of(mlp()))
+    columns, orders = data()
+    for batch in (8, 16, 4):
+        program.compile(columns, orders, batch)
+    assert sorted(vars(vars(program)["_compiler"])["_compiled"]) == [(8, 1), (16, 1)]
+
+
+@pytest.mark.usefixtures("as_written")
+def test_a_parameter_that_no_loss_reaches_stays(backend: TorchBackend, segment_of: Make) -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = mlp(), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.used(x)
+
+    model = Idle()
+    before = [each.detach().clone() for each in model.idle.parameters()]
+    _, program = trained(backend, segment_of(model, optimizer=Optimizer("adamw", lr=0.1, weight_decay=0.5)), True)
+    assert all(map(torch.equal, before, model.idle.parameters()))
+    assert set(program.optimizer_states()["a"].slots) == {
+        "used.0.weight",
+        "used.0.bias",
+        "used.2.weight",
+        "used.2.bias",
+    }
+
+
+@pytest.mark.usefixtures("as_written")
+def test_a_module_that_writes_to_its_inputs_gets_copies(backend: TorchBackend, segment_of: Make) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.ELU(inplace=True), mlp())
+
+    columns, _ = data()
+    kept = [column.clone() for column in columns]
+    agree(trained(backend, segment_of(model()), False), trained(backend, segment_of(model()), True))
+    assert all(map(torch.equal, columns, kept))
+
+
+def test_parts_in_a_compiled_loop(backend: TorchBackend, segment_of: Make) -> None:
+    """A loop in the loop, with normalisation, whose statistics move with every part."""
+
+    def model() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return nn.Sequential(nn.Linear(3, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
+
+    recipe = Optimizer("momentum", lr=0.01, clip_norm=1.0)
+    one, other = (
+        trained(backend, segment_of(model(), optimizer=recipe), compile, 2, batch=20) for compile in (False, True)
+    )
+    assert other[1].compiled_as == "all steps of a call in one compiled loop"
+    agree(one, other, 1e-4)
+
+
+def test_without_a_scan_operator_a_few_steps_are_written_down(
+    backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is left over is done in the plain way; a loss of one's own is compiled, too."""
+    monkeypatch.setattr(toolchain_check, "scan", lambda: None)
+    monkeypatch.setattr(steps, "UNROLLED", 3)
+    terms = (LossTerm("l", "a", Loss(nn.HuberLoss()), ("a", "y"), segment_of(mlp()).losses[0].device),)
+    recipe = Optimizer("adam", lr=0.01)
+    one, other = (
+        trained(backend, segment_of(mlp(), optimizer=recipe, losses=terms), compile) for compile in (False, True)
+    )
+    assert other[1].compiled_as == "3 compiled steps a call"
+    agree(one, other, 1e-4)

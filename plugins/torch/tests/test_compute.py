@@ -1,0 +1,246 @@
+"""What models give, what they hold, and writing it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anyaccel import rng
+from anyaccel.errors import OutOfMemoryError, ShapeError, StateError
+from anyaccel.segment import TensorSpec
+from anyaccel_torch import SequentialMLP, shape_inference
+from anyaccel_torch.backend import TorchBackend
+
+
+def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(shape, dtype)
+
+
+class Function(nn.Module):
+    """A module that computes any function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+# -- infer -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "outputs"),
+    [
+        (nn.Linear(3, 2), [spec(3)], [spec(2)]),
+        (nn.Conv2d(1, 4, 3), [spec(1, 8, 8)], [spec(4, 6, 6)]),
+        (nn.Embedding(5, 2), [spec(7, dtype="int64")], [spec(7, 2)]),
+        (nn.BatchNorm1d(3), [spec(3)], [spec(3)]),
+        (nn.Bilinear(2, 3, 4), [spec(2), spec(3)], [spec(4)]),
+        (nn.Linear(3, 2, dtype=torch.bfloat16), [spec(3, dtype="bfloat16")], [spec(2, dtype="bfloat16")]),
+        (Function(lambda x: (x, x.sum(1))), [spec(3)], [spec(3), spec()]),
+        (Function(lambda x: {"b": x, "a": x > 0}), [spec(3)], [spec(3), spec(3, dtype="bool")]),
+        (Function(lambda x: [x.mean(1).argsort()]), [spec(3)], [spec(dtype="int64")]),
+        (nn.LazyLinear(2), [spec(3)], [spec(2)]),
+        (
+            nn.Sequential(nn.LazyConv1d(2, 1), nn.LazyBatchNorm1d(), nn.Flatten(), SequentialMLP()),
+            [spec(3, 4)],
+            [spec(1)],
+        ),
+        (nn.Linear(3, 2, device="meta"), [spec(3)], [spec(2)]),
+    ],
+)
+def test_infer(backend: TorchBackend, model: nn.Module, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> None:
+    assert backend.infer(model, inputs, 1) == tuple(outputs)
+    assert backend.infer(model, inputs, 2) == tuple(outputs)
+
+
+def test_infer_leaves_modes_buffers_and_random_state(backend: TorchBackend) -> None:
+    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3), Function(lambda x: x + torch.randn_like(x)))
+    model[1].eval()
+    model.register_buffer("calls", torch.zeros(()))
+    model.register_forward_hook(lambda m, i, o: setattr(m, "calls", m.calls.add_(1)))
+    buffers = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
+    random = torch.get_rng_state()
+    backend.infer(model, [spec(3)], 0)
+    assert (model.training, model[0].training, model[1].training) == (True, True, False)
+    assert torch.equal(torch.get_rng_state(), random)
+    for name, buffer in model.named_buffers():
+        assert buffer is buffers[name][0] and torch.equal(buffer, buffers[name][1])
+
+
+def test_infer_restores_after_an_error(backend: TorchBackend) -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Linear(3, 1))
+    with pytest.raises(ShapeError):
+        backend.infer(model, [spec(4)], 0)
+    assert model.training and model[1].training
+
+
+def test_lazy_modules_are_built_from_the_seed(backend: TorchBackend) -> None:
+    random = torch.get_rng_state()
+    models = [nn.LazyLinear(2) for _ in range(3)]
+    for model, seed in zip(models, (1, 1, 2), strict=True):
+        backend.infer(model, [spec(3)], seed)
+    first, same, other = (model.weight for model in models)
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_an_inner_sequential_mlp_is_built_from_seed_and_place(backend: TorchBackend) -> None:
+    model = nn.Sequential(SequentialMLP((4,)), SequentialMLP())
+    backend.infer(model, [spec(3)], 5)
+    alone = SequentialMLP()
+    alone.build([(4,)], rng.key(5, "1"))
+    assert torch.equal(model[1].layers[0].weight, alone.layers[0].weight)
+    assert backend.infer(model, [spec(3)], 6) == (spec(1),)
+
+
+def test_infer_tells_what_torch_says_and_which_dtype(backend: TorchBackend) -> None:
+    with pytest.raises(ShapeError) as caught:
+        backend.infer(nn.Linear(3, 2), [spec(3, dtype="float64")], 0)
+    assert str(caught.value) == (
+        "Linear does not accept float64[3] per sample. "
+        "Available: mat1 and mat2 must have the same dtype, but got Double and Float. Hint: "
+        "provide float32 inputs if the dtype is the problem, or convert the model: model.to(torch.float64)."
+    )
+    with pytest.raises(ShapeError, match=r"float32\[4\] per sample.*\(2x4 and 3x2\).*Hint: correct the sizes"):
+        backend.infer(nn.Linear(3, 2), [spec(4)], 0)
+    with pytest.raises(ShapeError, match=r"float32\[3\] and float32\[3\] per sample"):
+        backend.infer(nn.Linear(3, 2), [spec(3), spec(3)], 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x.sum(0), r"returns shape \[3\] for a batch of 2\. Available: the first axis.*Hint: keep the batch"),
+        (lambda x: x.sum(), r"returns shape \[\] for a batch of 2"),
+        (lambda x: x[:1], r"returns shape \[1, 3\] for a batch of 2"),
+        (lambda x: x @ x.T, r"returns float32\[2\] per sample for a batch of 2, but float32\[3\] for a batch of 3"),
+        (lambda x: (x, (x, x)), r"returned a tuple of Tensor, tuple, which cannot be the output of a node.*Hint: wrap"),
+        (lambda x: 3, r"returned a int, which cannot be the output"),
+        (lambda x: (), r"returned a tuple of nothing, which cannot be the output"),
+    ],
+)
+def test_outputs_that_cannot_be(backend: TorchBackend, function: Any, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        backend.infer(Function(function), [spec(3)], 0)
+
+
+def test_infer_without_room(backend: TorchBackend) -> None:
+    with pytest.raises(OutOfMemoryError, match="not enough memory for a batch of 2 through Function"):
+        backend.infer(Function(lambda x: x.new_empty(2**48)), [spec(3)], 0)
+
+
+def test_a_large_model_is_not_run(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape_inference, "LARGE_BYTES", 0)
+    seen: list[str] = []
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].device.type))
+    assert backend.infer(model, [spec(3)], 0) == (spec(2),)
+    assert seen == ["meta", "meta"]
+    assert not model[0].weight.is_meta
+
+
+def test_a_large_model_that_needs_values_is_run(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape_inference, "LARGE_BYTES", 0)
+    model = nn.Sequential(nn.Linear(3, 2), Function(lambda x: x if float(x.sum()) < 1e9 else x[:1]))
+    assert backend.infer(model, [spec(3)], 0) == (spec(2),)
+
+
+# -- facts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        (nn.Linear(1, 1), "float32"),
+        (nn.Linear(1, 1, dtype=torch.bfloat16), "bfloat16"),
+        (nn.LazyLinear(1, dtype=torch.float64), "float64"),
+        (SequentialMLP(dtype="float64"), "float64"),
+        (nn.ReLU(), None),
+    ],
+)
+def test_dtype_of(backend: TorchBackend, model: nn.Module, dtype: str | None) -> None:
+    assert backend.dtype_of(model) == dtype
+
+
+def test_parameters(backend: TorchBackend) -> None:
+    shared = nn.Linear(2, 2)
+    found = backend.parameters(nn.Sequential(shared, shared, nn.Linear(2, 1, bias=False, dtype=torch.float16)))
+    assert found == {"0.weight": spec(2, 2), "0.bias": spec(2), "2.weight": spec(1, 2, dtype="float16")}
+
+
+@pytest.mark.parametrize("model", [nn.LazyLinear(1), SequentialMLP(), nn.Sequential(nn.ReLU(), SequentialMLP())])
+def test_unbuilt_models_have_no_state(backend: TorchBackend, model: nn.Module) -> None:
+    for ask in (backend.parameters, backend.state, lambda m: backend.load_state(m, {})):
+        with pytest.raises(StateError, match=r"has no parameters yet.*Hint: build the graph"):
+            ask(model)
+
+
+# -- state -----------------------------------------------------------------------------------------------------------
+
+
+def buffered() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.register_buffer("cache", torch.ones(1), persistent=False)
+    return model
+
+
+def test_state_is_a_copy_with_names(backend: TorchBackend) -> None:
+    model = buffered()
+    state = backend.state(model)
+    assert list(state) == [
+        *(f"parameters/{name}" for name in ("0.weight", "0.bias", "1.weight", "1.bias")),
+        *(f"buffers/1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")),
+    ]
+    state["parameters/0.bias"][:] = 9
+    assert 9 not in model[0].bias
+
+
+def test_load_state_writes_in_place(backend: TorchBackend) -> None:
+    source, target = buffered(), buffered()
+    source[1].running_mean.fill_(3)
+    state = backend.state(source)
+    for array in state.values():
+        array.flags.writeable = False
+    before = list(target.parameters())
+    backend.load_state(target, state)
+    assert all(a is b for a, b in zip(target.parameters(), before, strict=True))
+    for name, value in backend.state(target).items():
+        np.testing.assert_array_equal(value, state[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parameters/0.bias": None}, r"the state lacks parameters/0\.bias\. Available: the model has parameters/0"),
+        ({"buffers/x": np.zeros(1)}, r"the state has buffers/x, which the model does not have.*Hint: load the state"),
+        (
+            {"parameters/0.bias": np.zeros(3, "f4")},
+            r"parameters/0\.bias in the state is float32\[3\]\. Available: .*\[2\]",
+        ),
+        (
+            {"parameters/0.bias": np.zeros(2)},
+            r"is float64\[2\]\. Available: .* of the model is float32\[2\]",
+        ),
+        ({"parameters/0.bias": np.zeros(2, "U1")}, r"parameters/0\.bias in the state is str32\[2\]"),
+    ],
+)
+def test_load_state_is_strict_and_whole(backend: TorchBackend, change: dict[str, Any], message: str) -> None:
+    model = buffered()
+    before = backend.state(model)
+    state = {name: value for name, value in {**before, **change}.items() if value is not None}
+    state["parameters/0.weight"] = state["parameters/0.weight"] + 1
+    with pytest.raises(StateError, match=message):
+        backend.load_state(model, state)
+    np.testing.assert_array_equal(backend.state(model)["parameters/0.weight"], before["parameters/0.weight"])
+
+
+def test_the_state_of_bfloat16_is_an_error(backend: TorchBackend) -> None:
+    with pytest.raises(StateError, match=r"weight has dtype bfloat16, which NumPy lacks.*Hint: convert the"):
+        backend.state(nn.Linear(1, 1, dtype=torch.bfloat16))

@@ -1,0 +1,147 @@
+"""Segments of many nodes: values, concatenation, devices, shared modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyaccel.device import Device
+from anyaccel.errors import GraphError, ShapeError, SpecError
+from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.specs import Loss, Optimizer
+from anyaccel_torch.backend import TorchBackend
+
+CPU, META = Device("cpu"), Device("meta")
+Data = tuple[Tensor, Tensor, Tensor]
+Make = Callable[..., Segment]
+
+
+class Function(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def mlp(seed: int = 0, *, wide: int = 8) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, wide), nn.ReLU(), nn.Linear(wide, 1))
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in model.parameters()]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_concat_several_outputs_and_inputs(backend: TorchBackend, data: Data) -> None:
+    x, y, order = data
+    two = Function(lambda a: {"sum": a + 1, "difference": a - 1})
+    head, hand = nn.Bilinear(6, 3, 1), nn.Bilinear(6, 3, 1)
+    hand.load_state_dict(head.state_dict())
+    operations = (
+        Operation("two", two, ("x",), ("two.sum", "two.difference"), CPU),
+        Operation("both", None, ("two.sum", "two.difference"), ("both",), CPU, axis=0),
+        Operation("head", head, ("both", "x"), ("head",), CPU),
+    )
+    inputs = {"x": (TensorSpec((3,), "float32"), CPU), "y": (TensorSpec((1,), "float32"), CPU)}
+    at_work = backend.build(
+        Segment(
+            "s",
+            operations,
+            inputs,
+            ("head", "both", "x"),
+            (LossTerm("l", "head", Loss("mse"), ("head", "y"), CPU),),
+            (ParameterGroup("g", Optimizer("sgd", lr=0.1), ("two", "head")),),
+        )
+    )
+    (out, both, same), _ = at_work.forward([x, y])
+    torch.testing.assert_close(both, torch.cat([x + 1, x - 1], 1))
+    torch.testing.assert_close(out, hand(both, x).detach())
+    assert torch.equal(same, x)
+    assert at_work.train_steps([x, y], [order, order], 0, 2, 4).shape == (2, 1)
+    assert list(at_work.optimizer_states()) == ["two", "head"]
+
+
+def test_the_batch_is_never_joined(backend: TorchBackend, data: Data) -> None:
+    x = data[0]
+    joined = (Operation("c", None, ("x", "x"), ("c",), CPU, axis=-1),)
+    for rows, axis in ((x[:, 0], -1), (x, -2)):
+        spec = {"x": (TensorSpec(tuple(rows.shape[1:]), "float32"), CPU)}
+        operation = Operation("c", None, ("x", "x"), ("c",), CPU, axis=axis)
+        with pytest.raises(ShapeError, match=rf"'c' cannot concatenate along axis {axis}: .*Hint: give an axis"):
+            backend.build(Segment("s", (operation,), spec, ("c",))).forward([rows])
+    spec = {"x": (TensorSpec((3,), "float32"), CPU)}
+    assert backend.build(Segment("s", joined, spec, ("c",))).forward([x])[0][0].shape == (24, 6)
+
+
+def test_outputs_that_change_their_number(backend: TorchBackend, data: Data) -> None:
+    operation = Operation("a", Function(lambda x: (x, x, x)), ("x",), ("a.0", "a.1"), CPU)
+    spec = {"x": (TensorSpec((3,), "float32"), CPU)}
+    with pytest.raises(GraphError, match=r"node 'a' returns 3 outputs; the graph was built with 2: a\.0, a\.1\. Hint"):
+        backend.build(Segment("s", (operation,), spec, ("a.0",))).forward([data[0]])
+
+
+def test_values_that_are_not_there(backend: TorchBackend, segment_of: Make) -> None:
+    with pytest.raises(GraphError, match=r"segment has no value 'z' before .*Available: x, y, a\. Hint: list the"):
+        backend.build(segment_of(mlp(), outputs=("z",)))
+    with pytest.raises(SpecError, match=r"node 'a': a Tensor is not callable\. Hint: give an nn\.Module"):
+        backend.build(segment_of(torch.zeros(1)))
+
+
+def test_a_value_is_moved_once_to_where_it_is_wanted(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = nn.Linear(3, 2, device="meta")
+    operations = (
+        Operation("a", nn.Linear(3, 3), ("x",), ("a",), CPU),
+        Operation("b", elsewhere, ("a",), ("b",), META),
+        Operation("c", elsewhere, ("a",), ("c",), META),
+        Operation("d", None, ("b", "c", "x"), ("d",), META),
+    )
+    at_work = backend.build(Segment("s", operations, {"x": (TensorSpec((3,), "float32"), CPU)}, ("d", "a")))
+    moved: list[Any] = []
+    real = Tensor.to
+    monkeypatch.setattr(Tensor, "to", lambda self, *a, **kw: moved.append(a[0]) or real(self, *a, **kw))
+    (d, a), _ = at_work.forward([torch.zeros(4, 3)])
+    assert d.is_meta and d.shape == (4, 7) and not a.is_meta
+    assert [to for to in moved if isinstance(to, torch.device)] == [torch.device("meta")] * 2
+
+
+def test_a_shared_module_is_trained_once(backend: TorchBackend, data: Data) -> None:
+    x, _, order = data
+    ours, hand = nn.Linear(3, 3), nn.Linear(3, 3)
+    hand.load_state_dict(ours.state_dict())
+    operations = tuple(Operation(b, ours, (a,), (b,), CPU) for a, b in (("x", "a"), ("a", "b")))
+    segment = Segment(
+        "s",
+        operations,
+        {"x": (TensorSpec((3,), "float32"), CPU)},
+        (),
+        (LossTerm("l", "b", Loss("mse"), ("b", "x"), CPU),),
+        (ParameterGroup("g", Optimizer("momentum", lr=0.1), ("a", "b")),),
+    )
+    at_work = backend.build(segment)
+    at_work.train_steps([x], [order], 0, 1, 24)
+    grads = torch.autograd.grad(F.mse_loss(hand(hand(x[order])), x[order]), list(hand.parameters()))
+    for a, b, grad in zip(weights(ours), weights(hand), grads, strict=True):
+        torch.testing.assert_close(a, b - 0.1 * grad)
+    states = at_work.close()
+    assert set(states["a"].slots) == {"weight", "bias"} and states["b"] is states["a"]
+    swapped = Segment(**{**vars_of(segment), "groups": (ParameterGroup("g", Optimizer("momentum"), ("b", "a")),)})
+    again = backend.build(Segment(**{**vars_of(swapped), "states": states}))
+    found = again.optimizer_states()
+    assert (found["a"].step, found["b"].step) == (1, 1) and set(found["b"].slots) == {"weight", "bias"}
+    assert torch.equal(found["b"].slots["weight"]["velocity"], states["a"].slots["weight"]["velocity"])
+
+
+def vars_of(segment: Segment) -> dict[str, Any]:
+    return {name: getattr(segment, name) for name in segment.__dataclass_fields__}

@@ -1,0 +1,178 @@
+"""Losses by the formulas of docs/reference/formulas.md, as means and as exact sums with weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anyaccel.device import Device
+from anyaccel.errors import ShapeError, SpecError
+from anyaccel.segment import LossTerm
+from anyaccel.specs import Loss
+from anyaccel_torch.losses import BoundLoss, bind
+
+HOST = torch.device("cpu")
+
+
+def bound(loss: Any, inputs: tuple[str, ...] = ("a", "y"), **kwargs: Any) -> BoundLoss:
+    term = LossTerm("l", "a", Loss(loss, loss_kwargs=kwargs or None), inputs, Device("cpu"))
+    return bind(term, range(len(inputs)), HOST)
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    return x - x.max(-1, keepdims=True) - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
+
+
+def by_formula(name: str, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+    if name == "mse":
+        return float(((x - y) ** 2).sum()), x.size
+    if name == "mae":
+        return float(np.abs(x - y).sum()), x.size
+    if name == "binary_cross_entropy":
+        return float((np.maximum(x, 0) - x * y + np.log1p(np.exp(-np.abs(x)))).sum()), x.size
+    chosen = y if y.dtype.kind == "f" else np.eye(x.shape[-1])[y]
+    return float(-(chosen * log_softmax(x)).sum()), int(np.prod(x.shape[:-1]))
+
+
+def cases() -> list[tuple[str, np.ndarray, np.ndarray]]:
+    random = np.random.default_rng(3)
+    x, y = random.normal(size=(7, 4)), random.uniform(size=(7, 4))
+    grid = random.normal(size=(5, 3, 4))
+    return [
+        *((name, x, y) for name in ("mse", "mae", "binary_cross_entropy")),
+        *((name, grid, grid.round()) for name in ("mse", "mae")),
+        ("mse", x, y.round().astype("int64")),
+        ("binary_cross_entropy", x, y > 0.5),
+        ("binary_cross_entropy", x * 100, y),
+        ("cross_entropy", x, random.integers(0, 4, 7)),
+        ("cross_entropy", x, random.integers(0, 4, 7).astype("int32")),
+        ("cross_entropy", x, random.integers(0, 4, 7).astype("uint8")),
+        ("cross_entropy", x, y / y.sum(-1, keepdims=True)),
+        ("cross_entropy", grid, random.integers(0, 4, (5, 3))),
+        ("cross_entropy", grid, np.abs(grid)),
+    ]
+
+
+@pytest.mark.parametrize(("name", "x", "y"), cases())
+def test_sum_weight_and_mean_are_those_of_the_formula(name: str, x: np.ndarray, y: np.ndarray) -> None:
+    values = [torch.tensor(x, requires_grad=True), torch.tensor(y)]
+    total, weight = by_formula(name, x, y)
+    found = bound(name)
+    exact = found.sum_and_weight(values)
+    assert (exact[0].shape, exact[1].shape) == ((), ())
+    assert exact[0].item() == pytest.approx(total, rel=1e-12) and exact[1].item() == weight
+    mean = found.mean(values)
+    assert mean.item() == pytest.approx(total / weight, rel=1e-12)
+    (by_sum,) = torch.autograd.grad(exact[0] / exact[1], values[:1])
+    (by_mean,) = torch.autograd.grad(mean, values[:1])
+    torch.testing.assert_close(by_sum, by_mean)
+
+
+def test_targets_take_the_dtype_of_the_outputs() -> None:
+    values = [torch.ones(3, 1, requires_grad=True), torch.zeros(3, 1, dtype=torch.float64)]
+    mean = bound("mse").mean(values)
+    mean.backward()
+    assert mean.dtype == torch.float32 and values[0].grad is not None
+
+
+def test_sums_of_16_bits_are_taken_in_32() -> None:
+    values = [torch.full((1000, 1), 100.0, dtype=torch.float16), torch.zeros(1000, 1, dtype=torch.float16)]
+    total, weight = bound("mse").sum_and_weight(values)
+    assert (total.item(), weight.item()) == (1e7, 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "targets"),
+    [
+        ("mse", torch.zeros(4, 1), torch.zeros(4)),
+        ("mae", torch.zeros(4, 2), torch.zeros(4, 1)),
+        ("binary_cross_entropy", torch.zeros(4), torch.zeros(4, 1)),
+        ("cross_entropy", torch.zeros(4, 3), torch.zeros(4, 1, dtype=torch.int64)),
+        ("cross_entropy", torch.zeros(4, 3), torch.zeros(4, 2)),
+        ("cross_entropy", torch.zeros(4), torch.zeros(4, dtype=torch.int64)),
+        ("cross_entropy", torch.zeros(4), torch.zeros(4)),
+    ],
+)
+def test_nothing_is_broadcast(name: str, outputs: Tensor, targets: Tensor) -> None:
+    for compute in (bound(name).mean, bound(name).sum_and_weight):
+        with pytest.raises(
+            ShapeError, match=rf"loss 'l' \({name}\): outputs \[4.*losses never broadcast\. Hint: give the"
+        ):
+            compute([outputs, targets])
+
+
+@pytest.mark.parametrize("index", [-1, -100, 3])
+def test_no_class_index_is_left_out(index: int) -> None:
+    values = [torch.zeros(2, 3), torch.tensor([0, index])]
+    with pytest.raises(IndexError, match="out of bounds"):
+        bound("cross_entropy").mean(values)
+
+
+def test_a_named_loss_takes_two_inputs() -> None:
+    with pytest.raises(SpecError, match=r"mse takes outputs and targets, got 1 inputs \(a\)\. Hint: give two inputs"):
+        bound("mse", ("a",))
+
+
+# -- own -------------------------------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self, factor: float = 2.0) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.factor * (x - y).square().mean()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        bound(nn.HuberLoss, delta=1.0),
+        bound(nn.HuberLoss(delta=1.0)),
+        bound(lambda x, y: nn.functional.huber_loss(x, y)),
+    ],
+)
+def test_an_own_loss_enters_as_mean_times_batch(loss: BoundLoss) -> None:
+    values = [torch.randn(6, 2), torch.randn(6, 2)]
+    mean = nn.functional.huber_loss(*values)
+    total, weight = loss.sum_and_weight(values)
+    assert loss.mean(values) == mean and weight.item() == 6
+    torch.testing.assert_close(total, mean * 6)
+
+
+def test_an_own_loss_takes_any_inputs() -> None:
+    loss = bound(lambda x, y, w: (w * (x - y).square()).mean(), ("a", "y", "w"))
+    assert loss.mean([torch.ones(2), torch.zeros(2), torch.tensor([1.0, 3.0])]).item() == 2
+
+
+def test_a_module_is_kept_and_placed() -> None:
+    mine = Scaled()
+    assert bound(mine).module is mine and isinstance(bound(Scaled, factor=3.0).module, Scaled)
+    assert bound(lambda x, y: x.mean()).module is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        (lambda x, y: x - y, r"shape \[2, 1\]"),
+        (lambda x, y: 1.0, "a float"),
+        (nn.MSELoss(reduction="none"), r"shape \[2"),
+    ],
+)
+def test_an_own_loss_gives_a_scalar(loss: Any, shown: str) -> None:
+    with pytest.raises(SpecError, match=rf"gives {shown}.*not a scalar tensor\. Hint: return the mean"):
+        bound(loss).mean([torch.zeros(2, 1), torch.zeros(2, 1)])
+
+
+def test_a_class_that_cannot_be_made() -> None:
+    with pytest.raises(SpecError, match=r"HuberLoss cannot be created with loss_kwargs sigma: .*'sigma'.*Hint: corr"):
+        bound(nn.HuberLoss, sigma=1)
+    with pytest.raises(SpecError, match=r"a object is not callable\. Hint: give a class such as torch.nn.MSELoss"):
+        bound(object)

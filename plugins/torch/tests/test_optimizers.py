@@ -1,0 +1,339 @@
+"""Optimizers by the formulas of docs/reference/formulas.md, against torch's own, and their state between phases."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anyaccel.errors import SpecError
+from anyaccel.segment import NodeState, ParameterGroup
+from anyaccel.specs import Optimizer, Schedule
+from anyaccel_torch.optimizers import GroupOptimizer, create_optimizer, slot_names
+
+RECIPES = [
+    Optimizer("sgd", lr=0.1),
+    Optimizer("sgd", lr=0.1, weight_decay=0.01, nesterov=True),
+    Optimizer("momentum", lr=0.1, weight_decay=0.01),
+    Optimizer("momentum", lr=0.1, momentum=0.7, nesterov=True),
+    Optimizer("adam", lr=0.1, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.01),
+    Optimizer("adamw", lr=0.1, weight_decay=0.1),
+    Optimizer("adam", lr=0.1, schedule=Schedule("cosine", steps=8, warmup=3)),
+    Optimizer("momentum", lr=0.1, schedule=Schedule("exponential", rate=0.5), clip_norm=0.5),
+]
+
+
+def group_of(recipe: Optimizer, parameters: dict[str, nn.Parameter], state: NodeState | None = None) -> GroupOptimizer:
+    states = {} if state is None else {"a": state}
+    return GroupOptimizer(ParameterGroup("g", recipe, ("a",)), {"a": parameters}, states)
+
+
+def parameters(dtype: torch.dtype = torch.float64) -> dict[str, nn.Parameter]:
+    draw = torch.Generator().manual_seed(1)
+    shapes = {"w": (3, 2), "b": (3,)}
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype))
+        for name, shape in shapes.items()
+    }
+
+
+def gradients(step: int, like: dict[str, Any]) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(step)
+    return {name: random.normal(size=tuple(value.shape)) for name, value in like.items()}
+
+
+def by_formula(recipe: Optimizer, values: dict[str, np.ndarray], steps: int) -> dict[str, np.ndarray]:
+    """The formulas, written again and plainly."""
+    values, slots = {name: value.copy() for name, value in values.items()}, {}
+    given = dict(recipe.settings)
+    for t in range(1, steps + 1):
+        grads = gradients(t, values)
+        if recipe.clip_norm is not None:
+            norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
+            grads = {name: g * min(1.0, recipe.clip_norm / (norm + 1e-6)) for name, g in grads.items()}
+        lr, decay = recipe.rate(t - 1), given["weight_decay"]
+        for name, g in grads.items():
+            w = values[name]
+            if recipe.name == "adamw":
+                w = w * (1 - lr * decay)
+            else:
+                g = g + decay * w
+            if "betas" in given:
+                (b1, b2), (m, v) = given["betas"], slots.get(name, (0.0, 0.0))
+                m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+                slots[name] = m, v
+                w = w - lr / (1 - b1**t) * m / (np.sqrt(v) / math.sqrt(1 - b2**t) + given["eps"])
+            elif given["momentum"] > 0:
+                velocity = given["momentum"] * slots.get(name, 0.0) + g
+                slots[name] = velocity
+                w = w - lr * (g + given["momentum"] * velocity if given["nesterov"] else velocity)
+            else:
+                w = w - lr * g
+            values[name] = w
+    return values
+
+
+def run(group: GroupOptimizer, named: dict[str, nn.Parameter], first: int, last: int) -> None:
+    step = group.stepper(clip=True)
+    for t in range(first, last + 1):
+        for name, g in gradients(t, named).items():
+            named[name].grad = torch.tensor(g, dtype=named[name].dtype)
+        step()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.name}-{r.schedule.name}-{len(r.settings)}")
+def test_steps_are_those_of_the_formula(recipe: Optimizer) -> None:
+    named = parameters()
+    wanted = by_formula(recipe, {name: p.detach().numpy() for name, p in named.items()}, 10)
+    run(group_of(recipe, named), named, 1, 10)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(named[name].detach().numpy(), value, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "plain"),
+    [
+        (Optimizer("momentum", lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True)),
+        (Optimizer("adam", lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1, fused=True)),
+        (Optimizer("adamw", lr=0.1), lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.01, fused=True)),
+        (Optimizer(torch.optim.RMSprop, lr=0.1, alpha=0.5), lambda p: torch.optim.RMSprop(p, lr=0.1, alpha=0.5)),
+    ],
+)
+def test_steps_are_torchs_own_to_the_bit(recipe: Optimizer, plain: Any) -> None:
+    ours, theirs = parameters(torch.float32), parameters(torch.float32)
+    optimizer = plain(list(theirs.values()))
+    run(group_of(recipe, ours), ours, 1, 5)
+    for t in range(1, 6):
+        for name, g in gradients(t, theirs).items():
+            theirs[name].grad = torch.tensor(g, dtype=torch.float32)
+        optimizer.step()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, Optimizer(torch.optim.RMSprop), Optimizer(torch.optim.NAdam)], ids=str)
+def test_going_on_from_a_state_equals_never_stopping(recipe: Optimizer) -> None:
+    whole, parted = parameters(), parameters()
+    run(group_of(recipe, whole), whole, 1, 7)
+    first = group_of(recipe, parted)
+    run(first, parted, 1, 4)
+    state = first.states(copies=False)["a"]
+    kept = {name: {slot: value.clone() for slot, value in slots.items()} for name, slots in state.slots.items()}
+    run(group_of(recipe, parted, state), parted, 5, 7)
+    for name in whole:
+        torch.testing.assert_close(parted[name], whole[name], rtol=1e-12, atol=1e-12)
+        for slot, value in kept.get(name, {}).items():  # the state that was given is not written to
+            assert torch.equal(state.slots[name][slot], value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "slots"),
+    [
+        (Optimizer("sgd"), set()),
+        (Optimizer("momentum"), {"velocity"}),
+        (Optimizer("adam"), {"m", "v"}),
+        (Optimizer(torch.optim.RMSprop), {"square_avg"}),
+        (Optimizer(torch.optim.ASGD), {"eta", "mu", "ax"}),
+    ],
+)
+def test_slots(recipe: Optimizer, slots: set[str]) -> None:
+    named = parameters()
+    group = group_of(recipe, named)
+    run(group, named, 1, 3)
+    state = group.states(copies=True)["a"]
+    assert state.step == 3
+    assert {name: set(kept) for name, kept in state.slots.items()} == (dict.fromkeys(named, slots) if slots else {})
+    assert slot_names(recipe, group.parameters) == slots
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Optimizer("adam"), Optimizer("momentum")),
+        (Optimizer("adam"), Optimizer("sgd")),
+        (Optimizer("sgd"), Optimizer("adam")),
+        (Optimizer("adam"), Optimizer(torch.optim.RMSprop)),
+        (Optimizer(torch.optim.RMSprop), Optimizer("adam")),
+    ],
+)
+def test_the_state_of_another_recipe_is_not_gone_on_with(before: Optimizer, after: Optimizer) -> None:
+    named, fresh = parameters(), parameters()
+    group = group_of(before, named)
+    run(group, named, 1, 2)
+    for name in named:
+        named[name].data.copy_(fresh[name].data)
+    second, alone = group_of(after, named, group.states(copies=True)["a"]), group_of(after, fresh)
+    run(second, named, 1, 2)
+    run(alone, fresh, 1, 2)
+    assert all(torch.equal(named[name], fresh[name]) for name in named)
+    assert second.states(copies=True)["a"].step == 2
+
+
+def test_the_state_of_other_shapes_is_not_gone_on_with() -> None:
+    odd = NodeState(5, {"w": {"velocity": torch.ones(9)}})
+    assert group_of(Optimizer("momentum"), parameters(), odd).states(copies=True)["a"].step == 0
+
+
+def test_a_parameter_may_get_its_first_gradient_later() -> None:
+    named = parameters()
+    group = group_of(Optimizer("momentum", lr=0.1), named)
+    step = group.stepper(clip=True)
+    named["w"].grad = torch.ones_like(named["w"])
+    step()
+    before = named["b"].detach().clone()
+    named["b"].grad = torch.ones_like(named["b"])
+    step()
+    torch.testing.assert_close(named["b"].detach(), before - 0.1)
+
+
+def in_turn(recipe: Optimizer) -> tuple[GroupOptimizer, dict[str, dict[str, nn.Parameter]]]:
+    """A group of three nodes, each with a parameter."""
+    members = {node: {"w": nn.Parameter(torch.ones(2, dtype=torch.float64))} for node in "abc"}
+    return GroupOptimizer(ParameterGroup("g", recipe, tuple(members)), members, {}), members
+
+
+def stepped(group: GroupOptimizer, members: dict[str, dict[str, nn.Parameter]], nodes: str) -> dict[str, float]:
+    """How far each node goes in a step that reaches some of them with a gradient of one."""
+    before = {node: named["w"].detach().clone() for node, named in members.items()}
+    for node, named in members.items():
+        named["w"].grad = torch.ones_like(named["w"]) if node in nodes else None
+    group.step_scaled()
+    return {node: round(float((before[node] - named["w"].detach()).max()), 9) for node, named in members.items()}
+
+
+def test_the_rate_is_by_the_steps_of_each_node() -> None:
+    group, members = in_turn(Optimizer("sgd", lr=1.0, schedule=Schedule("exponential", rate=0.5)))
+    assert stepped(group, members, "abc") == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert stepped(group, members, "a") == {"a": 0.5, "b": 0.0, "c": 0.0}
+    kept = group.snapshot()
+    for _ in range(2):
+        assert stepped(group, members, "abc") == {"a": 0.25, "b": 0.5, "c": 0.5}
+        assert stepped(group, members, "bc") == {"a": 0.0, "b": 0.25, "c": 0.25}
+        assert stepped(group, members, "ac") == {"a": 0.125, "b": 0.0, "c": 0.125}
+        group.restore(kept)
+    assert {node: state.step for node, state in group.states(copies=True).items()} == {"a": 2, "b": 1, "c": 1}
+
+
+class Counted(torch.optim.SGD):
+    """Writes down how many parameters each of its groups has at each step."""
+
+    steps: ClassVar[list[list[int]]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps.append([len(group["params"]) for group in self.param_groups])
+        return super().step(closure)
+
+
+def test_nodes_of_as_many_steps_are_updated_together() -> None:
+    """A schedule costs one kernel for all of them, as no schedule does."""
+    Counted.steps.clear()
+    group, members = in_turn(Optimizer(Counted, lr=0.1, schedule=Schedule("exponential", rate=0.5)))
+    for nodes in ("abc", "abc", "b", "abc"):
+        stepped(group, members, nodes)
+    assert Counted.steps == [[3], [3], [3], [2, 1]]
+
+
+class Halves(torch.optim.SGD):
+    """Makes groups of its own of its parameters, as optimizers do that treat some of them otherwise."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        first, *others = params
+        super().__init__([{"params": [first]}, {"params": others}], lr=lr)
+
+
+def test_an_optimizer_of_several_groups_has_a_schedule() -> None:
+    group, members = in_turn(Optimizer(Halves, lr=1.0, schedule=Schedule("exponential", rate=0.5)))
+    assert stepped(group, members, "abc") == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert stepped(group, members, "ab") == {"a": 0.5, "b": 0.5, "c": 0.0}
+    assert stepped(group, members, "abc") == {"a": 0.25, "b": 0.25, "c": 0.5}
+
+
+def test_b2_the_step_of_an_installed_state_is_where_torch_wants_it() -> None:
+    slots = {"w": {"square_avg": torch.zeros(3, 2)}}
+    named = {"w": nn.Parameter(torch.zeros(3, 2))}
+    group = group_of(Optimizer(torch.optim.RMSprop, lr=0.1), named, NodeState(4, slots))
+    run(group, named, 1, 1)
+    assert group.states(copies=True)["a"].step == 5
+    moved = {"w": nn.Parameter(torch.zeros(3, 2, device="meta"))}
+    snapshot = group_of(Optimizer(torch.optim.RMSprop, lr=0.1), moved, NodeState(4, slots)).snapshot().optimizer
+    assert snapshot is not None
+    kept = snapshot.state[moved["w"]]
+    assert kept["square_avg"].is_meta and kept["step"].device.type == "cpu" and kept["step"].item() == 4
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_fused_where_torch_has_them() -> None:
+    plain, whole = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    assert create_optimizer(Optimizer("adam"), [plain]).defaults["fused"] is True
+    assert create_optimizer(Optimizer("adam"), [plain, whole]).defaults["foreach"] is True
+    mixed = [plain, nn.Parameter(torch.zeros(2, device="meta"))]
+    assert create_optimizer(Optimizer("sgd"), mixed).defaults["foreach"] is True
+
+
+def test_stats_and_scaled_steps() -> None:
+    named = {
+        "w": nn.Parameter(torch.zeros(2)),
+        "b": nn.Parameter(torch.zeros(1)),
+        "unused": nn.Parameter(torch.zeros(1)),
+    }
+    group = group_of(Optimizer("sgd", lr=1.0), named)
+    square, finite = group.grad_stats()
+    assert (square.item(), finite.item()) == (0, True)
+    named["w"].grad, named["b"].grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0])
+    square, finite = group.grad_stats()
+    assert square.item() == pytest.approx(169) and finite.item()
+    group.step_scaled(torch.tensor(0.5))
+    assert named["w"].tolist() == [-1.5, -2] and named["unused"].tolist() == [0]
+    named["w"].grad, named["b"].grad = torch.tensor([1e25, 0.0]), torch.tensor([float("nan")])
+    assert not group.grad_stats()[1]
+    named["b"].grad = torch.tensor([0.0])
+    assert group.grad_stats()[1], "the square is too large for float32, the gradient is finite"
+
+
+def test_a_group_without_parameters_does_nothing() -> None:
+    group = group_of(Optimizer("adam"), {})
+    group.step_scaled()
+    group.restore(group.snapshot())
+    assert group.grad_stats()[1] and group.states(copies=True) == {"a": NodeState(0, {})}
+
+
+class NeedsClosure(torch.optim.Optimizer):
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (Optimizer(dict), r"dict is not an optimizer of torch\. Available: sgd, .*Hint: use one"),
+        (Optimizer(torch.optim.LBFGS), r"LBFGS needs a closure that computes the loss.*Hint: use another"),
+        (Optimizer(NeedsClosure), r"NeedsClosure needs a closure that computes the loss"),
+        (
+            Optimizer(torch.optim.RMSprop, speed=1),
+            r"RMSprop cannot be created with settings lr, speed: .*'speed'",
+        ),
+        (
+            Optimizer(torch.optim.RMSprop, alpha=-1),
+            r"RMSprop .* settings lr, alpha: Invalid alpha value: -1",
+        ),
+    ],
+)
+def test_recipes_that_cannot_be_made(recipe: Optimizer, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        create_optimizer(recipe, [nn.Parameter(torch.zeros(1))])
+
+
+def test_an_optimizer_that_cannot_be_tried_starts_afresh() -> None:
+    class Fails(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
+            raise ValueError
+
+    assert slot_names(Optimizer(Fails, lr=1.0), [nn.Parameter(torch.zeros(1))]) == set()

@@ -1,0 +1,235 @@
+"""Simulated torch devices, each test in a process of its own: torch cannot be rid of them again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from anyaccel.errors import DeviceMismatchError
+from anyaccel_torch.error_translation import raise_if_device_mismatch, translate_errors
+
+HERE = Path(__file__).parent
+SWITCH = "ANYACCEL_TORCH_SIMULATE"
+LEFT_OUT = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "ANYACCEL_SIMULATE", SWITCH)
+LEAST = 290  # tests of the kit that pass; there are more in later versions
+
+
+def child(*arguments: str, simulate: str | None = "2") -> subprocess.CompletedProcess[str]:
+    """A fresh Python with torch's plugin and no other."""
+    kept = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+    settings = {"ANYACCEL_PLUGINS": "torch"} | ({} if simulate is None else {SWITCH: simulate})
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=kept | settings, cwd=HERE, timeout=600, check=False
+    )
+
+
+def told(program: str, simulate: str | None = "2") -> str:
+    """What a program prints, which must end well."""
+    done = child("-W", "error", "-c", program, simulate=simulate)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def passing(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """The tests of a file beside this one, all of which must pass, and none be skipped."""
+    done = child("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *options, str(HERE / name))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_torch_passes_the_whole_kit_on_two_simulated_devices(tmp_path: Path) -> None:
+    """All of it: with two devices there is nothing that cannot be tested."""
+    card = tmp_path / "card"
+    passing("test_simulated_kit.py", "-p", "anyaccel.testing.json_report", f"--anyaccel-report={card}")
+    lines = [json.loads(line) for line in card.read_text("utf-8").splitlines()]
+    facts = next(line for line in lines if "backend" in line)
+    assert (facts["framework"], facts["devices"]) == ("torch", ["sim:0", "sim:1"])
+    assert {"device": "sim:0"} in lines and lines[-1] == {"end": True}
+    ends = [line for line in lines if "test" in line]
+    assert [(line["test"], line["message"]) for line in ends if line["outcome"] != "passed"] == []
+    passed = Counter(line["capability"] for line in ends)
+    assert set(passed) == {"backend", "exchange", "compute", "stepping", "memory"}
+    assert passed.total() >= LEAST
+    assert sum("second" in line["test"] or "another" in line["test"] for line in ends) > 0
+
+
+@pytest.mark.parametrize("part", ["device", "refusals", "graphs", "faults"])
+def test_on_simulated_devices(part: str) -> None:
+    assert "skipped" not in passing(f"test_simulated_{part}.py").stdout
+
+
+# -- what torch says of it elsewhere ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+        "Expected all tensors to be on the same device, but got mat1 is on cpu, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA_addmm)",
+        "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
+        "Input and parameter tensors are not at the same device, found input tensor at cuda:0 and parameter at cpu",
+        "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same",
+        "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same or input should be",
+        "Tensor for argument #2 'mat1' is on CPU, but expected it to be on GPU (while checking arguments for addmm)",
+        "Tensor for argument weight is on cpu but expected on mps",
+        "Placeholder storage has not been allocated on MPS device!",
+    ],
+)
+def test_torchs_words_for_several_devices_are_known(words: str) -> None:
+    with pytest.raises(DeviceMismatchError) as caught, translate_errors("a step"):
+        raise RuntimeError(words)
+    assert str(caught.value) == (
+        f"a step: an operation was given tensors on several devices: {words}. "
+        "Hint: move them to one device; create tensors on the device of the inputs."
+    )
+    with pytest.raises(DeviceMismatchError, match=r"node 'a' on gpu:0 .* its inputs are x on no device; torch says: "):
+        raise_if_device_mismatch(RuntimeError(words), "node 'a' on gpu:0", {"x": 3})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
+        "Input type (float) and bias type (double) should be the same",
+        "Input type (torch.cuda.DoubleTensor) and weight type (torch.cuda.FloatTensor) should be the same",
+        "Input type (torch.DoubleTensor) and weight type (torch.FloatTensor) should be the same",
+        "CUDA error: device-side assert triggered",
+    ],
+)
+def test_other_words_pass(words: str) -> None:
+    raise_if_device_mismatch(RuntimeError(words), "node 'a' on gpu:0", {})
+    with pytest.raises(RuntimeError) as caught, translate_errors("a step"):
+        raise RuntimeError(words)
+    assert type(caught.value) is RuntimeError and str(caught.value) == words
+
+
+# -- switched on and off ---------------------------------------------------------------------------------------------
+
+
+def test_the_environment_makes_them_and_listing_them_tells_torch_nothing() -> None:
+    program = """
+import anyaccel_torch, sys
+backends = anyaccel_torch.backends()
+print(*(type(one).__name__ for one in backends), *backends[-1].devices(), "torch" in sys.modules)
+print(backends[-1].device_string(backends[-1].devices()[1]), "torch" in sys.modules)
+import torch, anyaccel
+try:
+    torch.device("sim:1")
+except RuntimeError:
+    print("unknown")
+print(anyaccel.Accelerator("sim:1").move(torch.ones(1)).device, torch.device("sim:1"))
+"""
+    assert told(program).splitlines() == [
+        "TorchBackend SimulatedBackend sim:0 sim:1 False",
+        "sim:1 False",
+        "unknown",
+        "sim:1 sim:1",
+    ]
+
+
+def test_without_being_asked_for_they_are_not_there() -> None:
+    program = """
+import anyaccel_torch, anyaccel, torch, sys
+print(*map(type, anyaccel_torch.backends()), "anyaccel_torch.simulated.registration" in sys.modules)
+try:
+    anyaccel.Accelerator("sim:0").check("torch")
+except anyaccel.errors.FrameworkError as error:
+    print(error)
+"""
+    first, second = told(program, simulate=None).splitlines()
+    assert first == "<class 'anyaccel_torch.backend.TorchBackend'> False"
+    assert second.startswith("no installed plugin runs torch on 'sim'. Available: torch on gpu, xpu, cpu.")
+
+
+def test_start_enters_them_though_the_plugins_are_loaded() -> None:
+    program = """
+import anyaccel, torch
+from anyaccel.registry import registry
+print(registry().kinds("torch"))
+from anyaccel_torch import simulated
+print(*simulated.start(3, capacity=1000))
+print(registry().kinds("torch")[-1], *anyaccel.devices("sim", framework="torch"))
+x = torch.ones(2, device="sim:2")
+print(x.device, simulated.running()[2].used)
+"""
+    assert told(program, simulate=None).splitlines() == [
+        "('gpu', 'xpu', 'cpu')",
+        "sim:0 sim:1 sim:2",
+        "sim sim:0 sim:1 sim:2",
+        "sim:2 8",
+    ]
+
+
+def test_start_before_the_plugins_are_loaded_is_the_same() -> None:
+    program = """
+from anyaccel_torch import simulated
+simulated.start(2)
+import anyaccel
+print(*anyaccel.devices("sim", framework="torch"))
+"""
+    assert told(program, simulate=None) == "sim:0 sim:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("two", "ANYACCEL_TORCH_SIMULATE='two' is not a count"),
+        ("-1", "ANYACCEL_TORCH_SIMULATE='-1' is not a count"),
+        ("0", "none was started; set ANYACCEL_TORCH_SIMULATE=1 before Python starts"),
+    ],
+)
+def test_a_variable_that_makes_none_says_why(text: str, why: str) -> None:
+    program = """
+import anyaccel
+try:
+    anyaccel.Accelerator("sim:0").check("torch")
+except anyaccel.errors.DeviceUnavailableError as error:
+    print(error)
+"""
+    assert why in told(program, simulate=text)
+
+
+REFUSED = """
+import torch
+{before}
+from anyaccel.errors import CapabilityError
+from anyaccel_torch import simulated
+try:
+    simulated.start(2)
+except CapabilityError as error:
+    print(error)
+"""
+
+
+def test_another_device_in_torchs_one_place_is_told() -> None:
+    words = told(REFUSED.format(before="torch.utils.rename_privateuse1_backend('npu')"), simulate=None)
+    assert words == (
+        "torch supports one additional kind of device, and 'npu' is registered already. "
+        "Hint: simulate devices in a process that does not import the package that registers it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.utils.backend_registration", "_setup_privateuseone_for_python_backend"),
+        ("torch.autograd", "_engine_run_backward"),
+    ],
+)
+def test_a_torch_whose_inside_is_another_is_told(module: str, name: str) -> None:
+    words = told(REFUSED.format(before=f"import {module} as inside; del inside.{name}"), simulate=None)
+    assert f"does not support simulated devices: it has no {module}.{name}. Available: torch 2.13.0" in words
+    assert words.endswith("Hint: install that version for these tests.")
+
+
+def test_the_placement_of_a_chip_stays_small() -> None:
+    source = HERE.parent / "src/anyaccel_torch/simulated/backend.py"
+    assert len(source.read_text("utf-8").splitlines()) < 100

@@ -1,0 +1,125 @@
+"""Wrong backends: compiled steps, offers, and steps in parts."""
+
+from __future__ import annotations
+
+from anyaccel.adapter import ArrayProgram
+from anyaccel.backend import CompileEstimate
+from anyaccel.numpy_backend import NumpyBackend
+
+from .faults import fault
+from .multi_step import SwitchedOps
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+@fault("multi_step", "test_microbatched_steps_equal_whole_steps[sgd]")
+class PartsAreAddedUp(ArrayProgram):
+    def __init__(self, segment, ops):
+        super().__init__(segment, ops)
+        self._state.average_gradients = lambda n_microbatches: None
+
+
+@fault("multi_step", "test_microbatched_steps_equal_whole_steps[adam, clipped]")
+class PartsAreStepsOfTheirOwn(ArrayProgram):
+    def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
+        found = super().train_steps(columns, orders, start, n_steps * n_microbatches, batch_size // n_microbatches)
+        return found.reshape(n_steps, n_microbatches, -1).mean(axis=1)
+
+
+class FirstPartOnly(ArrayProgram):
+    """Its buffers change with the first part of a step."""
+
+    parts = 1
+
+    def __init__(self, segment, ops):
+        super().__init__(segment, ops)
+        self.switch = ops
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
+        self.parts = n_microbatches
+        found = super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
+        self.parts = 1
+        return found
+
+    def forward_pullback(self, inputs, scale=None):
+        found = super().forward_pullback(inputs, scale)
+        self.switch.off = self.parts > 1
+        return found
+
+    def optimizer_step(self, scale=None):
+        self.switch.off = False
+        super().optimizer_step(scale)
+
+
+@fault("multi_step", "test_buffers_are_carried_from_micro_batch_to_micro_batch")
+class BuffersOfTheFirstPart(NumpyBackend):
+    def build(self, segment):
+        return FirstPartOnly(segment, SwitchedOps())
+
+
+@fault("multi_step", "test_each_micro_batch_draws_its_own_random_numbers")
+class PartsDrawTheSame(ArrayProgram):
+    """Each part of a step is random as the first one is."""
+
+    first = None
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
+        self.first = [] if n_microbatches > 1 else None
+        return super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
+
+    def forward_pullback(self, inputs, scale=None):
+        if self.first is not None:
+            self.first.append(self._draws)
+            self._draws = self.first[0]
+        return super().forward_pullback(inputs, scale)
+
+    def optimizer_step(self, scale=None):
+        super().optimizer_step(scale)
+        self.first = None if self.first is None else []
+
+
+# -- compiling ---------------------------------------------------------------------------------------------------------
+
+
+@fault("multi_step", "test_compiled_steps_equal_eager_steps")
+class CompilingIsAStep(ArrayProgram):
+    def compile(self, columns, orders, batch_size, n_microbatches=1):
+        self.train_steps(columns, orders, 0, 1, batch_size)
+
+
+@fault("multi_step", "test_compiled_steps_equal_eager_steps")
+class CompiledStepsLackTheLastBatch(ArrayProgram):
+    batch = None
+
+    def compile(self, columns, orders, batch_size, n_microbatches=1):
+        self.batch = batch_size
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
+        before = self.snapshot()
+        found = super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
+        if self.batch not in (None, batch_size):
+            self.restore(before)
+        return found
+
+
+class LosesBuffersCompiled(ArrayProgram):
+    """Once it is compiled its steps change no buffers."""
+
+    def __init__(self, segment, ops):
+        super().__init__(segment, ops)
+        self.switch = ops
+
+    def compile(self, columns, orders, batch_size, n_microbatches=1):
+        self.switch.off = True
+
+
+@fault("multi_step", "test_compiled_microbatched_steps_carry_buffers")
+class CompiledStepsKeepBuffers(NumpyBackend):
+    def build(self, segment):
+        return LosesBuffersCompiled(segment, SwitchedOps())
+
+
+@fault("multi_step", "test_compile_off_is_never_compiled")
+class OffersAllTheSame(ArrayProgram):
+    def estimate_compile(self, max_steps):
+        return CompileEstimate(1.0, 0.5)

@@ -1,0 +1,120 @@
+"""The table of wrong backends, each with the capability and the test of the kit that it must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyaccel.adapter import ArrayProgram
+from anyaccel.backend import Program
+from anyaccel.device import Device
+from anyaccel.numpy_backend import NumpyBackend, simulate, zeros
+from anyaccel.numpy_backend.layers import BatchNorm, Dense
+from anyaccel.numpy_backend.ops import NumpyOps
+from anyaccel.numpy_backend.sequential import Sequential
+from anyaccel.segment import Segment
+from anyaccel.testing import Subject
+
+from .in_place_models import CopyingBackend, mutating_model
+
+FIRST, SECOND = Device("sim", 0), Device("sim", 1)
+AREAS = (
+    *("backend", "exchange", "ownership", "memory", "models", "model_traits", "programs", "missing_inputs"),
+    *("training", "multi_step", "compile"),
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A wrong backend, and the test that must detect it."""
+
+    cls: type[NumpyBackend]
+    capability: str
+    test: str
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def all_faults() -> dict[str, Fault]:
+    """The whole table, filled by importing the modules of this package."""
+    for area in AREAS:
+        import_module(f"{__package__}.{area}")
+    return FAULTS
+
+
+def fault(capability: str, test: str) -> Callable[[Any], Any]:
+    """Register a wrong backend, or a wrong program, wrong ops or a function that corrupts segments, in a right backend.
+
+    Args:
+        capability: the capability that the fault violates; tests of others must pass.
+        test: name of the test that must fail, with its parameters.
+    """
+
+    def register(wrong: Any) -> Any:
+        title, cls = wrong.__name__, wrong
+        if not isinstance(wrong, type):
+            title = title.title().replace("_", "")
+            cls = _backend_class(title, lambda segment: ArrayProgram(wrong(segment), NumpyOps()))
+        elif issubclass(wrong, ArrayProgram):
+            cls = _backend_class(title, lambda segment: wrong(segment, NumpyOps()))
+        elif issubclass(wrong, NumpyOps):
+            cls = _backend_class(title, lambda segment: ArrayProgram(segment, wrong()))
+        assert title not in FAULTS
+        FAULTS[title] = Fault(cls, capability, test)
+        return wrong
+
+    return register
+
+
+def _backend_class(name: str, build: Callable[[Segment], Program]) -> type[NumpyBackend]:
+    return type(name, (NumpyBackend,), {"build": lambda self, segment: build(segment)})
+
+
+class BrokenSubject(Subject):
+    """A wrong backend on simulated devices. Tensors are made and read by NumPy, not by the backend under test."""
+
+    cls: type[NumpyBackend] = NumpyBackend
+
+    @pytest.fixture
+    def backend(self) -> Iterator[NumpyBackend]:
+        with simulate(2):
+            backend = self.cls()
+            yield backend
+            for context in reversed(getattr(backend, "left_open", [])):
+                context.__exit__(None, None, None)
+
+    @pytest.fixture
+    def new_tensor(self):
+        return lambda: zeros((3,))
+
+    @pytest.fixture
+    def from_numpy(self):
+        return np.copy
+
+    @pytest.fixture
+    def to_numpy(self):
+        return lambda tensor: np.array(np.asarray(tensor))
+
+    @pytest.fixture
+    def buffered_model(self):
+        return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
+
+    @pytest.fixture
+    def mutating_model(self):
+        if not issubclass(self.cls, CopyingBackend):
+            pytest.skip("modules of the NumPy backend may not write to their inputs")
+        return mutating_model
+
+    @pytest.fixture
+    def device(self, backend) -> Device:
+        return FIRST
+
+    @pytest.fixture
+    def second_device(self, backend) -> Device:
+        return SECOND

@@ -1,0 +1,103 @@
+"""Wrong backends: how full devices are, and what is left to others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from anyaccel.backend import MemoryInfo
+from anyaccel.device import Device
+from anyaccel.numpy_backend import NumpyBackend, SimArray
+from anyaccel.numpy_backend.sim_array import bare
+
+from .faults import fault
+
+CPU = Device("cpu")
+
+
+@fault("memory", "test_memory_values_are_counts_of_bytes")
+class MemoryInGigabytes(NumpyBackend):
+    def memory(self, device):
+        info = super().memory(device)
+        return MemoryInfo(*(figure / 2**30 for figure in (info.total, info.free, info.used, info.peak)))
+
+    def device_info(self, device):
+        return replace(super().device_info(device), total_memory=0)
+
+
+@fault("memory", "test_used_and_free_memory_fit_into_the_total")
+class MoreFreeThanThereIs(NumpyBackend):
+    def memory(self, device):
+        info = super().memory(device)
+        return replace(info, free=info.total * 2)
+
+
+@fault("memory", "test_the_peak_is_at_least_what_is_used")
+class PeakOfAnotherTime(NumpyBackend):
+    def memory(self, device):
+        return replace(super().memory(device), used=2, peak=1)
+
+
+@fault("memory", "test_total_is_that_of_device_info")
+class TwoTotals(NumpyBackend):
+    def memory(self, device):
+        info = super().memory(device)
+        return replace(info, total=info.total + 1)
+
+    def device_info(self, device):
+        return replace(super().device_info(device), total_memory=17)
+
+
+@fault("memory", "test_the_cpu_reports_the_memory_limit_of_the_process")
+class TheWholeMachine(NumpyBackend):
+    def memory(self, device):
+        info = super().memory(device)
+        return replace(info, total=2**62) if device == CPU else info
+
+    def device_info(self, device):
+        return replace(super().device_info(device), total_memory=0)
+
+
+@fault("memory", "test_release_memory_keeps_live_tensors")
+class ReleasesWhatIsInUse(NumpyBackend):
+    last = None
+
+    def move(self, tensor, device, *, pinned=False):
+        self.last = super().move(tensor, device)
+        return self.last
+
+    def release_memory(self, device):
+        if isinstance(self.last, SimArray):
+            bare(self.last)[...] = 0
+
+
+@fault("memory", "test_release_memory_may_be_called_twice")
+class ReleasesOnce(NumpyBackend):
+    released = False
+
+    def release_memory(self, device):
+        if self.released:
+            raise RuntimeError("double free")
+        self.released = True
+
+
+@fault("memory", "test_share_returns_a_description")
+class SharesWithoutAWord(NumpyBackend):
+    def share(self, device, fraction):
+        return "" if device == CPU else None
+
+
+@fault("memory", "test_share_returns_a_description")
+class SharesOnce(NumpyBackend):
+    shared = False
+
+    def share(self, device, fraction):
+        if self.shared and device != CPU:
+            raise RuntimeError("initialised already")
+        self.shared = True
+        return ""
+
+
+@fault("memory", "test_share_does_nothing_on_the_cpu")
+class KeepsTheCpu(NumpyBackend):
+    def share(self, device, fraction):
+        return f"{device} is used already"

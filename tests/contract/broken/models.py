@@ -1,0 +1,194 @@
+"""Wrong backends: shapes, weights and state of models, and recipes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from anyaccel.device import Device
+from anyaccel.errors import StateError
+from anyaccel.numpy_backend import NumpyBackend, SequentialMLP
+from anyaccel.numpy_backend.module import Module
+from anyaccel.numpy_backend.sim_array import bare
+
+from .faults import SECOND, fault
+
+CPU = Device("cpu")
+
+
+def host(array):
+    """The array, past the device it is on."""
+    return np.array(np.asarray(array))
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+@fault("compute", "test_infer_gives_shape_and_dtype")
+class InfersTheBatchToo(NumpyBackend):
+    def infer(self, model, inputs, seed):
+        return tuple(replace(spec, shape=(1, *spec.shape)) for spec in super().infer(model, inputs, seed))
+
+
+@fault("compute", "test_infer_keeps_the_weights_of_a_built_model")
+class InfersAnew(NumpyBackend):
+    def infer(self, model, inputs, seed):
+        found = super().infer(model, inputs, seed)
+        if seed == 99:
+            model.build(inputs, seed)
+        return found
+
+
+@fault("compute", "test_infer_refuses_wrong_shapes[(5,)]")
+class InfersInItsOwnWords(NumpyBackend):
+    def infer(self, model, inputs, seed):
+        if inputs[0].shape == (5,):
+            raise ValueError("mat1 and mat2 shapes cannot be multiplied")
+        return super().infer(model, inputs, seed)
+
+
+@fault("compute", "test_dtype_of_is_the_dtype_of_its_inputs")
+class KnowsNoDtype(NumpyBackend):
+    def dtype_of(self, model):
+        return None if model.dtype == "float32" else model.dtype
+
+
+@fault("compute", "test_parameters_are_described_with_their_shapes")
+class ParametersPerSample(NumpyBackend):
+    def parameters(self, model):
+        return {name: replace(spec, shape=spec.shape[1:]) for name, spec in super().parameters(model).items()}
+
+
+class Forgetful(SequentialMLP):
+    """Leaves a setting out of its configuration."""
+
+    def get_config(self):
+        return {**super().get_config(), "hidden_dim": self.recipe.hidden_dim + 1}
+
+
+@fault("compute", "test_named_models_are_made_from_their_configuration")
+class ConfigurationIsAnother(NumpyBackend):
+    def models(self):
+        return {"SequentialMLP": Forgetful}
+
+
+@fault("compute", "test_the_standard_model_has_its_specified_weights[(4,)]")
+class WeightsOfItsOwn(NumpyBackend):
+    def infer(self, model, inputs, seed):
+        return super().infer(model, inputs, seed + 1)
+
+
+@fault("compute", "test_the_standard_model_depends_on_its_seed_alone")
+class IgnoresTheSeed(NumpyBackend):
+    def infer(self, model, inputs, seed):
+        return super().infer(model, inputs, 7)
+
+
+@fault("compute", "test_the_standard_model_takes_any_shapes")
+class TakesOneInput(NumpyBackend):
+    def infer(self, model, inputs, seed):
+        return super().infer(model, inputs[:1], seed) if len(inputs) == 1 else ()
+
+
+@fault("compute", "test_place_moves_a_model")
+class PlacesParametersOnly(NumpyBackend):
+    def place(self, obj, device):
+        if isinstance(obj, Module) and device == SECOND:
+            return obj
+        return super().place(obj, device)
+
+
+@fault("compute", "test_placing_a_placed_model_changes_nothing")
+class PlacesModelsAnew(NumpyBackend):
+    def place(self, obj, device):
+        if isinstance(obj, Module) and self.device_of(obj) == device:
+            obj.parameters.update({name: value * 0 for name, value in obj.parameters.items()})
+        return super().place(obj, device)
+
+
+@fault("compute", "test_it_owns_its_models")
+class OwnsArraysOnly(NumpyBackend):
+    def owns(self, obj):
+        return super().owns(obj) and not isinstance(obj, Module)
+
+
+@fault("compute", "test_state_maps_names_to_arrays")
+class StateHasAVersion(NumpyBackend):
+    def state(self, model):
+        return {**super().state(model), "version": np.array(1)}
+
+    def load_state(self, model, state):
+        super().load_state(model, {name: value for name, value in state.items() if name != "version"})
+
+
+@fault("compute", "test_state_has_buffers")
+class StateWithoutBuffers(NumpyBackend):
+    def load_state(self, model, state):
+        kept = {name: value for name, value in super().state(model).items() if name.startswith("buffers/")}
+        super().load_state(model, {**state, **kept})
+
+
+@fault("compute", "test_state_is_a_copy")
+class StateIsTheMemory(NumpyBackend):
+    def state(self, model):
+        live = {f"parameters/{name}": bare(value) for name, value in model.parameters.items()}
+        return {**super().state(model), **live}
+
+
+@fault("compute", "test_state_can_be_loaded_back")
+class LoadsWhatItLikes(NumpyBackend):
+    def load_state(self, model, state):
+        before = super().state(model)
+        if not all(name in before and (value == before[name] + 1).all() for name, value in state.items()):
+            super().load_state(model, state)
+
+
+@fault("compute", "test_load_state_keeps_the_model_on_its_device")
+class LoadingMoves(NumpyBackend):
+    def load_state(self, model, state):
+        super().load_state(model, state)
+        if self.device_of(model) == SECOND:
+            self.place(model, CPU)
+
+
+@fault("compute", "test_a_state_that_does_not_fit_is_refused_as_a_whole[missing name]")
+class LoadsWhatIsThere(NumpyBackend):
+    def load_state(self, model, state):
+        super().load_state(model, {**super().state(model), **state})
+
+
+@fault("compute", "test_a_state_that_does_not_fit_is_refused_as_a_whole[shape]")
+class LoadsHalfAndStops(NumpyBackend):
+    def load_state(self, model, state):
+        before = super().state(model)
+        try:
+            super().load_state(model, state)
+        except StateError:
+            fitting = {name: v for name, v in state.items() if name in before and v.shape == before[name].shape}
+            super().load_state(model, {**before, **fitting})
+            raise
+
+
+@fault("compute", "test_every_named_optimizer_is_supported[adamw]")
+class LacksAdamW(NumpyBackend):
+    def unsupported_reason(self, recipe):
+        return "no adamw" if recipe.name == "adamw" else super().unsupported_reason(recipe)
+
+
+@fault("compute", "test_every_named_loss_is_supported[mae]")
+class LacksMae(NumpyBackend):
+    def unsupported_reason(self, recipe):
+        return "no mae" if recipe.name == "mae" else super().unsupported_reason(recipe)
+
+
+@fault("compute", "test_batch_coupling_detects_models_that_mix_rows[buffered_model]")
+class MixesInSilence(NumpyBackend):
+    def batch_coupling(self, model):
+        return ""
+
+
+@fault("compute", "test_batch_coupling_detects_models_that_mix_rows[model]")
+class AllModelsMix(NumpyBackend):
+    def batch_coupling(self, model):
+        return "whatever it is"

@@ -1,0 +1,157 @@
+"""Wrong backends: whole steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anyaccel.adapter import ArrayProgram
+from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend.ops import NumpyOps
+from anyaccel.numpy_backend.sim_array import put
+
+from .faults import fault
+
+# -- whole steps -------------------------------------------------------------------------------------------------------
+
+
+@fault("multi_step", "test_train_steps_equal_single_steps[sgd]")
+class StepsDropARow(ArrayProgram):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        run = super().train_steps
+        return np.concatenate([run(columns, orders, start + i * batch_size, 1, batch_size - 1) for i in range(n_steps)])
+
+
+@fault("multi_step", "test_train_steps_equal_single_steps[sgd, clipped]")
+class StepsDoNotClip(ArrayProgram):
+    stepping = False
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        self.stepping = True
+        found = super().train_steps(columns, orders, start, n_steps, batch_size)
+        self.stepping = False
+        return found
+
+    def optimizer_step(self, scale=None):
+        super().optimizer_step(None if self.stepping else scale)
+
+
+@fault("multi_step", "test_each_column_has_its_own_order")
+class OneOrderForAll(ArrayProgram):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        return super().train_steps(columns, orders[:1] * len(orders), start, n_steps, batch_size)
+
+
+class SwitchedOps(NumpyOps):
+    """Loses buffers while it is switched off."""
+
+    off = False
+
+    def vjp(self, *args):
+        applied = super().vjp(*args)
+        return applied._replace(buffers=None) if self.off else applied
+
+
+class StepsWithoutBuffers(ArrayProgram):
+    """Its `steps` change no buffers."""
+
+    def __init__(self, segment, ops):
+        super().__init__(segment, ops)
+        self.switch = ops
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        self.switch.off = True
+        found = super().train_steps(columns, orders, start, n_steps, batch_size)
+        self.switch.off = False
+        return found
+
+
+@fault("multi_step", "test_buffers_change_as_in_single_steps")
+class StepsKeepBuffers(NumpyBackend):
+    def build(self, segment):
+        return StepsWithoutBuffers(segment, SwitchedOps())
+
+
+class ReadsOrdersAsWide(ArrayProgram):
+    """Takes the memory of an order for that of int64."""
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        return super().train_steps(columns, [order.view("int64") for order in orders], start, n_steps, batch_size)
+
+
+@fault("multi_step", "test_train_steps_equal_single_steps[sgd]")
+class StepsTakeWideOrdersOnly(NumpyBackend):
+    index_dtype = "int32"
+
+    def build(self, segment):
+        return ReadsOrdersAsWide(segment, NumpyOps())
+
+
+@fault("multi_step", "test_losses_are_a_matrix_on_the_device")
+class LossesAreARow(ArrayProgram):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        found = super().train_steps(columns, orders, start, n_steps, batch_size)
+        return found if len(self.segment.losses) == 1 else found.T
+
+
+@fault("multi_step", "test_one_call_equals_two_calls_of_half[random_model]")
+class CallsDrawTheSame(ArrayProgram):
+    key = 0
+
+    def seed(self, key):
+        self.key = key
+        super().seed(key)
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        super().seed(self.key)
+        return super().train_steps(columns, orders, start, n_steps, batch_size)
+
+
+@fault("multi_step", "test_steps_follow_the_seed")
+class StepsHaveTheirOwnSeed(ArrayProgram):
+    fresh = True
+
+    def seed(self, key):
+        self.fresh = True
+        super().seed(key)
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        if self.fresh:
+            super().seed(0)
+        self.fresh = False
+        return super().train_steps(columns, orders, start, n_steps, batch_size)
+
+
+@fault("multi_step", "test_train_steps_begin_at_start")
+class StepsCountBatches(ArrayProgram):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        return super().train_steps(columns, orders, start // batch_size * batch_size, n_steps, batch_size)
+
+
+@fault("multi_step", "test_train_steps_continue_from_single_steps")
+class StepsHaveTheirOwnState(ArrayProgram):
+    def __init__(self, segment, ops):
+        super().__init__(segment, ops)
+        self.inner = ArrayProgram(segment, ops)
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        return self.inner.train_steps(columns, orders, start, n_steps, batch_size)
+
+
+@fault("multi_step", "test_restore_undoes_train_steps")
+class StepsAreNotRestored(ArrayProgram):
+    stepped = False
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        self.stepped = True
+        return super().train_steps(columns, orders, start, n_steps, batch_size)
+
+    def restore(self, snapshot):
+        if not self.stepped:
+            super().restore(snapshot)
+
+
+@fault("multi_step", "test_train_steps_equal_single_steps[adam]")
+class StepsIgnoreTheOrder(ArrayProgram):
+    def train_steps(self, columns, orders, start, n_steps, batch_size):
+        plain = [put(np.arange(len(np.asarray(order))), order.on) for order in orders]
+        return super().train_steps(columns, plain, start, n_steps, batch_size)

@@ -1,0 +1,281 @@
+"""Wrong backends: programs, forward and back, and segments of several operations."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+
+from anyaccel.adapter import ArrayProgram, VjpResult
+from anyaccel.device import Device
+from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend.ops import NumpyOps
+from anyaccel.specs import Optimizer
+
+from .faults import fault
+
+CPU = Device("cpu")
+
+
+def host(array):
+    """The array, past the device it is on."""
+    return np.array(np.asarray(array))
+
+
+# -- forward and back --------------------------------------------------------------------------------------------------
+
+
+@fault("compute", "test_forward_is_deterministic")
+class ForwardRemembers(ArrayProgram):
+    calls = 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        (first, *rest), losses = super().forward(inputs)
+        return (first + 1e-6 * (self.calls - 1), *rest), losses
+
+
+@fault("compute", "test_forward_is_per_sample")
+class ForwardMixesSamples(ArrayProgram):
+    def forward(self, inputs):
+        (first, *rest), losses = super().forward(inputs)
+        return (first - first.mean() if len(first) > 4 else first, *rest), losses
+
+
+@fault("compute", "test_outputs_and_losses_stay_on_the_device")
+class LossesOnTheHost(ArrayProgram):
+    def forward(self, inputs):
+        outputs, losses = super().forward(inputs)
+        return outputs, {label: (host(total), host(weight)) for label, (total, weight) in losses.items()}
+
+
+@fault("compute", "test_evaluation_changes_nothing[buffered_model]")
+class EvaluationChangesBuffers(ArrayProgram):
+    def forward(self, inputs):
+        super().forward_pullback(inputs)
+        return super().forward(inputs)
+
+
+@fault("compute", "test_evaluation_is_not_random")
+class EvaluationIsRandom(ArrayProgram):
+    def forward(self, inputs):
+        return super().forward_pullback(inputs)[:2]
+
+
+@fault("compute", "test_training_randomness_follows_the_seed")
+class DrawsTheSameInEveryStep(ArrayProgram):
+    key = 0
+
+    def seed(self, key):
+        self.key = key
+        super().seed(key)
+
+    def forward_pullback(self, inputs, scale=None):
+        super().seed(self.key)
+        return super().forward_pullback(inputs, scale)
+
+
+@fault("compute", "test_a_named_loss_follows_its_formula[mse-False]")
+class MeansForSums(ArrayProgram):
+    def forward(self, inputs):
+        outputs, losses = super().forward(inputs)
+        return outputs, {label: (total / weight, weight / weight) for label, (total, weight) in losses.items()}
+
+
+class ReadsIndicesAsWide(ArrayProgram):
+    """Takes the memory of class indices for that of int64."""
+
+    def forward(self, inputs):
+        return super().forward([x.view("int64") if x.dtype == np.int32 else x for x in inputs])
+
+
+@fault("compute", "test_a_named_loss_follows_its_formula[cross_entropy-False]")
+class NarrowIndicesAreReadAsWide(NumpyBackend):
+    index_dtype = "int32"
+
+    def build(self, segment):
+        return ReadsIndicesAsWide(segment, NumpyOps())
+
+
+@fault("compute", "test_cross_entropy_takes_probabilities_too")
+class ProbabilitiesAreRounded(ArrayProgram):
+    def forward(self, inputs):
+        named = {term.loss.name for term in self.segment.losses}
+        return super().forward((inputs[0], np.round(inputs[1])) if named == {"cross_entropy"} else inputs)
+
+
+@fault("compute", "test_losses_never_broadcast[mse]")
+class LossesBroadcast(ArrayProgram):
+    def forward(self, inputs):
+        if len(inputs) == 2 and inputs[1].ndim == 2 and inputs[1].shape[1] == 1:
+            inputs = (inputs[0], np.repeat(inputs[1], 3, axis=1))
+        return super().forward(inputs)
+
+
+@fault("compute", "test_a_weight_is_not_in_the_loss")
+class WeightInTheLoss(ArrayProgram):
+    def forward(self, inputs):
+        outputs, losses = super().forward(inputs)
+        weights = {term.label: term.weight or 1.0 for term in self.segment.losses}
+        return outputs, {label: (weights[label] * total, weight) for label, (total, weight) in losses.items()}
+
+
+@fault("compute", "test_several_losses_are_returned_by_label")
+class LossesByNode(ArrayProgram):
+    def forward(self, inputs):
+        outputs, losses = super().forward(inputs)
+        return outputs, losses if len(losses) == 1 else {"node": losses.popitem()[1]}
+
+
+@fault("compute", "test_gradients_are_those_of_the_loss[mse]")
+class GradientsOfBiasesDouble(NumpyOps):
+    def vjp(self, *args):
+        applied = super().vjp(*args)
+
+        def pullback(cotangents):
+            gradients, back = applied.pullback(cotangents)
+            return {name: g * (1 + name.endswith("bias")) for name, g in gradients.items()}, back
+
+        return VjpResult(applied.outputs, pullback, applied.buffers)
+
+
+@fault("compute", "test_backward_uses_the_random_numbers_of_forward")
+class WayBackDrawsAnew(NumpyOps):
+    def vjp(self, model, parameters, buffers, inputs, train, key):
+        applied = super().vjp(model, parameters, buffers, inputs, train, key)
+        other = super().vjp(model, parameters, buffers, inputs, train, key ^ 1)
+        return applied._replace(pullback=other.pullback)
+
+
+@fault("compute", "test_a_trained_program_evaluates_like_a_new_one[random_model]")
+class EvaluatesAsItTrained(ArrayProgram):
+    trained = None
+
+    def forward_pullback(self, inputs, scale=None):
+        found = super().forward_pullback(inputs, scale)
+        self.trained = found[0]
+        return found
+
+    def forward(self, inputs):
+        outputs, losses = super().forward(inputs)
+        return outputs if self.trained is None else self.trained, losses
+
+
+@fault("compute", "test_cotangents_are_pulled_back_to_the_inputs")
+class NoCotangentsForInputs(ArrayProgram):
+    def forward_pullback(self, inputs, scale=None):
+        outputs, losses, pullback = super().forward_pullback(inputs, scale)
+        return outputs, losses, lambda cotangents: tuple(0 * each for each in pullback(cotangents))
+
+
+@fault("compute", "test_losses_and_cotangents_add_up")
+class CotangentsReplaceLosses(ArrayProgram):
+    def forward_pullback(self, inputs, scale=None):
+        outputs, losses, _ = super().forward_pullback(inputs, scale)
+
+        def pullback(cotangents):
+            given = any(cotangent is not None for cotangent in cotangents)
+            none = {term.label: 0.0 for term in self.segment.losses} if given else scale
+            return super(CotangentsReplaceLosses, self).forward_pullback(inputs, none)[2](cotangents)
+
+        return outputs, losses, pullback
+
+
+@fault("compute", "test_a_weight_scales_the_gradients")
+def weights_are_ignored(segment):
+    return replace(segment, losses=tuple(replace(term, weight=1.0) for term in segment.losses))
+
+
+@fault("compute", "test_two_half_batches_are_one_batch")
+class ScaleIsIgnored(ArrayProgram):
+    def forward_pullback(self, inputs, scale=None):
+        return super().forward_pullback(inputs)
+
+
+@fault("compute", "test_operations_on_two_devices_of_one_segment")
+def all_on_one_device(segment):
+    first = next(iter(segment.inputs.values()))[1]
+    return replace(segment, operations=tuple(replace(op, device=first) for op in segment.operations))
+
+
+# -- several operations ------------------------------------------------------------------------------------------------
+
+
+@fault("compute", "test_a_chain_equals_its_parts_in_sequence")
+class ChainsAreSquashed(ArrayProgram):
+    def forward(self, inputs):
+        outputs, losses = super().forward(inputs)
+        return (outputs if len(self.segment.operations) < 3 else tuple(map(np.tanh, outputs))), losses
+
+
+@fault("compute", "test_a_frozen_operation_is_not_changed[first]")
+def frozen_is_trained(segment):
+    modelled = [op.label for op in segment.operations if op.model is not None]
+    thawed = tuple(replace(op, trainable=True) for op in segment.operations)
+    return replace(segment, operations=thawed, groups=tuple(replace(g, nodes=(*modelled,)) for g in segment.groups[:1]))
+
+
+@fault("compute", "test_a_frozen_operation_is_in_evaluation_mode")
+def frozen_is_in_training_mode(segment):
+    return replace(segment, operations=tuple(replace(op, trainable=True) for op in segment.operations))
+
+
+@fault("compute", "test_a_shared_model_gets_the_sum_of_its_gradients")
+def shared_models_are_copied(segment):
+    seen: set[int] = set()
+    operations = []
+    for op in segment.operations:
+        operations.append(replace(op, model=copy.deepcopy(op.model)) if id(op.model) in seen else op)
+        seen.add(id(op.model))
+    return replace(segment, operations=tuple(operations))
+
+
+@fault("compute", "test_values_are_concatenated_along_a_sample_axis[0]")
+def axes_count_the_batch(segment):
+    moved = (replace(op, axis=op.axis - 1 if op.axis >= 0 else op.axis) for op in segment.operations)
+    return replace(segment, operations=tuple(moved))
+
+
+@fault("compute", "test_values_of_different_sizes_are_concatenated")
+class JoinsEqualSizes(ArrayProgram):
+    def forward(self, inputs):
+        if self.segment.operations[0].model is None and inputs[0].shape != inputs[1].shape:
+            raise ValueError("all input arrays must have the same shape")
+        return super().forward(inputs)
+
+
+@fault("compute", "test_each_group_has_its_own_optimizer")
+def one_optimizer_for_all(segment):
+    groups = (replace(group, optimizer=segment.groups[0].optimizer) for group in segment.groups)
+    return replace(segment, groups=tuple(groups))
+
+
+@fault("compute", "test_unused_inputs_have_a_zero_cotangent")
+class UnusedInputsRaise(ArrayProgram):
+    def forward_pullback(self, inputs, scale=None):
+        outputs, losses, pullback = super().forward_pullback(inputs, scale)
+
+        def strict(cotangents):
+            if not losses and all(cotangent is None for cotangent in cotangents):
+                raise RuntimeError("no gradient for an unused input")
+            return pullback(cotangents)
+
+        return outputs, losses, strict
+
+
+@fault("compute", "test_an_optimizer_of_another_framework_is_refused")
+class TakesForeignOptimizers(NumpyBackend):
+    def unsupported_reason(self, recipe):
+        return ""
+
+    def build(self, segment):
+        named = (g if g.optimizer.own is None else replace(g, optimizer=Optimizer("sgd")) for g in segment.groups)
+        return super().build(replace(segment, groups=tuple(named)))
+
+
+@fault("compute", "test_a_loss_of_another_framework_is_refused")
+class TakesForeignLosses(NumpyBackend):
+    def build(self, segment):
+        named = tuple(term for term in segment.losses if term.loss.own is None)
+        return super().build(replace(segment, losses=named))
