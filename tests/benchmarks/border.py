@@ -21,9 +21,9 @@ import numpy as np
 import anyaccel as aa
 from anyaccel.backend import Compute, ComputingBackend
 from anyaccel.graph import Request, resolve
-from anyaccel.phases.executor.cross_segment import Wires
-from anyaccel.phases.executor.links import Link
-from anyaccel.phases.loading.device_columns import Feed
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.loading.device_columns import DeviceColumn, DeviceColumns
 from anyaccel.registry import registry
 
 FEATURES, WIDTH, BATCH, STEPS = 50, 16, 64, 100
@@ -49,33 +49,32 @@ def model(framework: str, out: int) -> Any:
     return made((out,), 2, WIDTH)
 
 
-def links(made: aa.ModelGraph) -> list[Link]:
+def stages_of(made: aa.ModelGraph) -> list[PipelineStage]:
     """The segments of the graph, ready to run."""
     resolution = resolve(made, Request("bench", losses=(aa.AppliedLoss("mse", on="head"),), training=True))
     found = []
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         for one in segment.operations:
             backend.place(one.model, one.device)
-        found.append(Link(segment, backend, backend.build(segment), live=True))
+        found.append(PipelineStage(segment, backend, backend.build(segment), has_gradient=True))
     return found
 
 
-def together(ready: list[Link], feed: Feed) -> Block:
+def together(ready: list[PipelineStage], columns: DeviceColumns) -> Block:
     """Steps of the whole graph."""
-    wires = Wires(ready)
-    orders = {(("", ""), id(link.backend), CPU): order_of(link.backend) for link in ready}
-    fed = wires.fed(feed, orders)
+    steps = CrossSegmentStep(ready)
+    rows = steps.bind(columns)
 
     def block() -> float:
         began = time.perf_counter()
-        losses = wires.train(fed, 0, STEPS, BATCH)
+        losses = steps.train_steps(rows, 0, STEPS, BATCH)
         settle(ready, losses[-1].pairs)
         return time.perf_counter() - began
 
     return block
 
 
-def alone(ready: list[Link], feed: Feed) -> Block:
+def alone(ready: list[PipelineStage], columns: DeviceColumns) -> Block:
     """Steps of both segments side by side: what crosses is there already, in its own framework.
 
     What would cross is waited for, as it has to be there before the other can go on: a framework that computes in the
@@ -85,20 +84,21 @@ def alone(ready: list[Link], feed: Feed) -> Block:
     encoder, head = ready
     cotangent = encoder.backend.from_host(random.standard_normal((BATCH, WIDTH)).astype(np.float32) / BATCH, CPU)
     value = head.backend.from_host(random.standard_normal((BATCH, WIDTH)).astype(np.float32), CPU)
-    x, y = feed.columns["data.x"], feed.columns["data.y"]
-    orders = [order_of(link.backend) for link in ready]
+    x, y = columns["data.x"], columns["data.y"]
 
     def block() -> float:
         began = time.perf_counter()
         for start in range(0, STEPS * BATCH, BATCH):
             rows = (start, start + BATCH)
-            outputs, _, back = encoder.program.forward_pullback((encoder.backend.rows(x, *rows, orders[0]),))
+            outputs, _, back = encoder.program.forward_pullback((encoder.backend.gather_rows(x.rows, *rows, x.order),))
             encoder.backend.to_host(outputs[0])
-            _, pairs, pullback = head.program.forward_pullback((value, head.backend.rows(y, *rows, orders[1])))
+            _, pairs, pullback = head.program.forward_pullback(
+                (value, head.backend.gather_rows(y.rows, *rows, y.order))
+            )
             head.backend.to_host(pullback(())[0])
             back((cotangent,))
-            encoder.program.apply()
-            head.program.apply()
+            encoder.program.optimizer_step()
+            head.program.optimizer_step()
         settle(ready, pairs)
         return time.perf_counter() - began
 
@@ -110,29 +110,30 @@ def order_of(backend: ComputingBackend) -> Any:
     return backend.from_host(np.arange(BATCH * STEPS, dtype=backend.index_dtype), CPU)
 
 
-def settle(ready: list[Link], pairs: Any) -> None:
+def settle(ready: list[PipelineStage], pairs: Any) -> None:
     """Wait until everything is computed."""
     head = ready[-1].backend
     head.scalars([total for pair in pairs.values() for total in pair])
-    for link in ready:
-        state = link.program.states()
+    for stage in ready:
+        state = stage.program.optimizer_states()
         some = next(iter(next(iter(state.values())).slots.values()))
-        link.backend.to_host(some["m"])
+        stage.backend.to_host(some["m"])
 
 
 def measure(first: str, second: str, clip: float | None, blocks: int) -> dict[str, Any]:
     """Medians in microseconds a step."""
     made = graph(first, second, clip)
-    ready = links(made)
+    ready = stages_of(made)
     source = made["encoder"].upstreams[0].feature_set  # type: ignore[union-attr]
     columns = {
-        name: link.backend.from_host(source.array(name.partition(".")[2]), CPU)
-        for link in ready
-        for name in link.segment.inputs
+        name: DeviceColumn(
+            stage.backend.from_host(source.array(name.partition(".")[2]), CPU), order_of(stage.backend), "data"
+        )
+        for stage in ready
+        for name in stage.segment.inputs
         if name.startswith("data.")
     }
-    feed = Feed(columns)
-    loops = {"together": together(ready, feed), "alone": alone(ready, feed)}
+    loops = {"together": together(ready, columns), "alone": alone(ready, columns)}
     for loop in loops.values():
         loop()
     seconds: dict[str, list[float]] = {name: [] for name in loops}

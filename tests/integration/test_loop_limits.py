@@ -12,7 +12,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.backend import MultiStepProgram
 from anyaccel.errors import OutOfMemoryError
-from anyaccel.phases.loading import provision
+from anyaccel.phases.loading import loader_factory
 from anyaccel.registry import registry
 
 MSE = aa.AppliedLoss("mse", on="net")
@@ -110,7 +110,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.fixture(autouse=True)
 def no_threads() -> Any:
     yield
-    assert "anyaccel-ahead" not in [thread.name for thread in threading.enumerate()]
+    assert "anyaccel-prefetch" not in [thread.name for thread in threading.enumerate()]
 
 
 # -- streamed ----------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def no_threads() -> Any:
 def test_streamed_rows_give_the_numbers_of_resident_ones(
     framework: str, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provision, "BLOCK_BYTES", nbytes)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", nbytes)
     one, other = graph(framework), graph(framework)
     resident = trained(one, residency="resident", validation="val")
     streamed = trained(other, residency="streamed", validation="val")
@@ -131,7 +131,7 @@ def test_streamed_rows_give_the_numbers_of_resident_ones(
 
 
 def test_streamed_predictions_are_those_of_resident_rows(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provision, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 1000)
     made = graph(framework)
     ours = aa.Experiment("e", made, progress="none")
     found = [

@@ -29,7 +29,7 @@ MSE = aa.AppliedLoss("mse", on="net")
 @pytest.fixture(autouse=True)
 def no_threads() -> Iterator[None]:
     yield
-    assert "anyaccel-ahead" not in [one.name for one in threading.enumerate()]
+    assert "anyaccel-prefetch" not in [one.name for one in threading.enumerate()]
 
 
 def dataset() -> Any:

@@ -189,16 +189,16 @@ def test_nobody_listens_to_steps_unless_they_are_asked_for(registry, runs):
 
 
 def test_several_steps_stay_one_call_while_they_are_logged(logged, data, experiment, train, monkeypatch):
-    from anyaccel.phases.executor.stepper import Stepper
+    from anyaccel.phases.executor.pipeline import ChunkRunner
 
     calls = []
-    call = Stepper.__call__
+    call = ChunkRunner.train_steps
 
     def counted(self, start, count, *more):
         calls.append(count)
         return call(self, start, count, *more)
 
-    monkeypatch.setattr(Stepper, "__call__", counted)
+    monkeypatch.setattr(ChunkRunner, "train_steps", counted)
     experiment().run_phase(train(n_epochs=20))
     assert max(calls) == 4
 

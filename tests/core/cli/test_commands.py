@@ -126,7 +126,7 @@ def test_an_error_is_one_paragraph_or_one_document_and_status_2(arguments, kind,
     told = strict(answer.stdout)["error"]
     assert told["type"] == kind
     assert all(word in told["message"] for word in words)
-    assert told["asked"] in told["message"] and told["remedy"] in told["message"]
+    assert told["problem"] in told["message"] and told["hint"] in told["message"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from anyaccel.device import Device
 from anyaccel.graph.transfers import route
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
-from anyaccel.phases.executor.border import carrier
+from anyaccel.phases.executor.transfers import transfer
 
 CPU, GPU = Device("cpu"), Device("gpu")
 
@@ -113,12 +113,12 @@ def test_within_one_framework_values_are_moved():
     guest = Guest()
     assert route(guest, CPU, guest, GPU) == "move" == route(guest, CPU, Guest(kinds=("gpu",)), GPU)
     array = np.ones(2)
-    assert carrier(guest, CPU, guest, CPU)(array) is array
+    assert transfer(guest, CPU, guest, CPU)(array) is array
 
 
 def test_scalars_of_numpy_cross_as_arrays():
     guest = Guest()
-    crossed = carrier(NumpyBackend(), CPU, guest, CPU)(np.float32(3))
+    crossed = transfer(NumpyBackend(), CPU, guest, CPU)(np.float32(3))
     assert isinstance(crossed, np.ndarray) and crossed.shape == ()
     assert guest.crossed == ["adopt"]
 

@@ -113,7 +113,7 @@ def test_a_shape_that_does_not_fit_names_the_node_and_both_shapes(table, mlp):
         graph.build()
     message = str(caught.value)
     assert "node 'c' does not take float32[7] from b" in message
-    assert "Dense(3) takes samples with 4 features and was given float32[7]" in message
+    assert "Dense(3) takes samples with 4 features, got float32[7]" in message
 
 
 def test_a_module_that_breaks_is_told_with_its_own_words(table):
@@ -329,7 +329,7 @@ def test_a_backend_that_does_not_compute_is_told(serve, table):
 
 
 def test_an_array_is_no_model(table):
-    with pytest.raises(ShapeError, match=r"node 'a' does not take .*a ndarray is no model of numpy: its gradients"):
+    with pytest.raises(ShapeError, match=r"node 'a' does not take .*a ndarray is not a NumPy model: its gradients"):
         ModelGraph([ModelNode("a", np.zeros((4, 1), "float32"), table().reference())]).build()
 
 

@@ -19,7 +19,7 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import Callback, TrainPhase
-from anyaccel.phases.loading import provision
+from anyaccel.phases.loading import loader_factory
 from anyaccel.registry import Registry
 from anyaccel.specs import AppliedLoss, Optimizer
 
@@ -75,7 +75,7 @@ def drawn(size: int, **settings: Any) -> SimpleSampler:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that cannot take steps in parts."""
-    monkeypatch.setattr(ArrayProgram, "in_parts", False)
+    monkeypatch.setattr(ArrayProgram, "supports_microbatching", False)
 
 
 # 53 rows: batches of 5 leave 3, in groups of 4 that is 20, 20, 13; batches of 6 leave 5.
@@ -102,7 +102,7 @@ def test_batches_that_are_dropped_are_in_no_group() -> None:
 
 @pytest.mark.parametrize("nbytes", [1, 2000, 2**20])
 def test_streamed_batches_are_one(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provision, "BLOCK_BYTES", nbytes)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", nbytes)
     several = trained(line(), sampler=drawn(5), accumulate=4, residency="streamed")
     close(trained(line(), sampler=drawn(20)), several)
     resident = trained(line(), sampler=drawn(5), accumulate=4)
@@ -266,6 +266,6 @@ def test_batches_that_differ_cannot_be_put_together(schedule: str) -> None:
         with pytest.raises(PhaseError) as caught:
             attempt(phase)
         assert str(caught.value) == (
-            "phase 't' has accumulate=2, and samplers whose batches differ from each other. Hint: draw larger batches "
-            "instead, or give all samplers one batch size by 'zip_strict'."
+            "phase 't' has accumulate=2, and its samplers give batches of different sizes. Hint: draw larger batches "
+            "instead, or give all samplers one batch size and schedule='zip_strict'."
         )

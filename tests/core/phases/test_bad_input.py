@@ -150,7 +150,7 @@ def test_data_that_are_no_source(house, given, message):
 
 @pytest.mark.parametrize("given", [3, None], ids=["int", "None"])
 def test_data_that_are_none(house, given):
-    words = f"cannot take its data from {type(given).__name__}", "give a split's name, a FeatureSet or a view"
+    words = f"cannot take its data from {type(given).__name__}", "give the name of a split, a FeatureSet or a view"
     house(training(data=given), PhaseError, *words)
     house(training(data={"data": given}), PhaseError, *words)
 
@@ -255,14 +255,14 @@ def test_a_loss_on_a_column_that_is_not_there(house):
 
 def test_outputs_and_metrics_of_nodes_that_are_not_there(house):
     house(evaluation(outputs=["sorted"]), GraphError, "phase 'bad' names the node 'sorted'", "did you mean 'sort'")
-    house(evaluation(metrics=[Metric("mse", on="nit")]), GraphError, "metric 'mse' judges the node 'nit'")
+    house(evaluation(metrics=[Metric("mse", on="nit")]), GraphError, "metric 'mse' is on the node 'nit'")
 
 
 def test_metrics_without_a_column_to_compare_with(house):
     house(
         evaluation(metrics=[Metric("mse", targets="nothing")]),
         ColumnError,
-        "metric 'mse' compares with 'nothing', which is no column",
+        "metric 'mse' compares with 'nothing', which is not a column",
         "write 'FEATURE_SET.COLUMN'",
     )
 
@@ -285,7 +285,9 @@ def test_a_device_for_afterwards_that_is_not_here(house):
     house(
         training(final_device="sim:9"), DeviceUnavailableError, "sim:9 is not on this machine for numpy", "sim:0, sim:1"
     )
-    house(evaluation(final_device="gpu:3"), FrameworkError, "no installed plugin runs numpy on 'gpu'", "numpy on cpu, sim")
+    house(
+        evaluation(final_device="gpu:3"), FrameworkError, "no installed plugin runs numpy on 'gpu'", "numpy on cpu, sim"
+    )
 
 
 def test_a_policy_that_nobody_offers(house):
@@ -296,9 +298,7 @@ def test_a_fallback_where_warnings_are_errors(numpy_only, line, experiment, trai
     moved = []
     graph = line()
     offer_tpu(numpy_only)
-    with pytest.raises(
-        FallbackWarning, match="asks for 'tpu', on which these nodes are not served; they run on the CPU"
-    ):
+    with pytest.raises(FallbackWarning, match="asks for 'tpu', where these nodes cannot run; they run on the CPU"):
         experiment(graph).run_phase(
             train(accelerator="tpu", callbacks=[at("after_placement", lambda **_: moved.append(1))])
         )
@@ -331,7 +331,10 @@ def test_training_without_an_optimizer(data, experiment, train):
 
 def test_fitting_what_is_no_estimator(house):
     house(
-        FitPhase("bad", data="train", nodes="net"), PhaseError, "node 'net' is no estimator", "train it in a TrainPhase"
+        FitPhase("bad", data="train", nodes="net"),
+        PhaseError,
+        "node 'net' is not an estimator",
+        "train it in a TrainPhase",
     )
     house(FitPhase("bad", data="train", nodes=["nett"]), GraphError, "phase 'bad' fits the node 'nett'", "'net'")
     house(FitPhase("bad", data="train"), PhaseError, "phase 'bad' has nothing to fit", "nodes=[...] to fit one again")

@@ -26,11 +26,11 @@ from anyaccel.phases import (
     EvalPhase,
     TrainPhase,
     compile_policy,
-    recovery,
+    oom_recovery,
     step_pacing,
     train_loop,
 )
-from anyaccel.phases.loading import provision
+from anyaccel.phases.loading import loader_factory
 from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
@@ -79,7 +79,7 @@ class Fake(ArrayProgram):
 
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
     clock = Clock()
-    for module in (compile_policy, step_pacing, recovery, train_loop):
+    for module in (compile_policy, step_pacing, oom_recovery, train_loop):
         if hasattr(module, "time"):
             monkeypatch.setattr(module, "time", clock)
 
@@ -140,12 +140,12 @@ def train(steps: int, epochs: int = 1, *, rest: int = 0, batch: int = 4, **setti
 
 def told(result: Any) -> list[str]:
     """What was said of compiling, but for what is routine."""
-    return [event.text for event in result.events if event.what == "compile" and not event.verbose]
+    return [event.message for event in result.events if event.kind == "compile" and not event.verbose]
 
 
 def why_not(result: Any) -> list[str]:
     """What was said where steps are not compiled."""
-    return [event.text for event in result.events if event.what == "compile" and event.verbose]
+    return [event.message for event in result.events if event.kind == "compile" and event.verbose]
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_the_choice_says_why(speeds: Callable[..., SimpleNamespace]) -> None:
     speeds(each=1e-3, ratio=0.1, seconds=2.0)
     (text,) = told(train(5000, 2, batch=1))
     assert text.startswith("steps compiled in 2.0 s: 9,9") and text.endswith(
-        " steps are to come, of which each saves about 900 us; 2.0 s were expected for it"
+        " steps are left, of which each saves about 900 us; 2.0 s were expected for it"
     )
     speeds(each=1e-3, ratio=0.1, seconds=2.0)
     (text,) = told(train(5000, 2, batch=1, callbacks=[EARLY]))
@@ -306,9 +306,9 @@ def test_why_nothing_is_compiled_is_said_once_and_with_what_plain_steps_took(
 ) -> None:
     speeds(each=2e-4, ratio=0.5, seconds=14.0)
     result = train(200, 10)
-    (event,) = [one for one in result.events if one.what == "compile"]
+    (event,) = [one for one in result.events if one.kind == "compile"]
     assert (event.epoch, event.step, event.verbose) == (9, 200, True)
-    assert event.text == (
+    assert event.message == (
         "steps are not compiled: compiling would take about 14.0 s and save 0.2 s in 1,999 steps of 0.2 ms"
     )
     speeds(each=2e-5, ratio=0.5, seconds=0.05)
@@ -352,15 +352,15 @@ def test_steps_that_are_listened_to_say_that_none_are_offered(
 ) -> None:
     speeds(offered=None, computes=True)
     assert why_not(train(5, 2, callbacks=[at("step_end", lambda run: None)])) == [
-        "steps are not compiled: each is a call of its own, as somebody listens to step_end, and for such none are "
-        "offered"
+        "steps are not compiled: each is a call of its own, as there is a step_end hook, and single steps are not "
+        "compiled"
     ]
 
 
 def test_nothing_is_said_where_there_is_no_compiler() -> None:
     """NumPy has none, whatever is asked of it."""
     for mode in ("auto", "off"):
-        assert [event.what for event in train(20, 2, compile=mode).events] == ["residency"]
+        assert [event.kind for event in train(20, 2, compile=mode).events] == ["residency"]
 
 
 def test_nothing_is_said_where_no_step_was_taken(
@@ -384,8 +384,8 @@ def test_nothing_is_said_of_steps_after_others_were_compiled(
             raise OutOfMemoryError("full")
         return steps(self, *args)
 
-    monkeypatch.setattr(Fake, "steps", full)
-    monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
+    monkeypatch.setattr(Fake, "train_steps", full)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     result = train(20, 4)
     assert found.asked == [(4, 1, 80)] and [call[0] for call in found.calls][-1] == "plain"
     assert len(told(result)) == 1 and why_not(result) == []
@@ -468,17 +468,17 @@ def test_accumulated_steps_are_compiled_in_parts(speeds: Callable[..., SimpleNam
 def test_parts_that_a_program_does_not_take_run_one_by_one(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Fake, "in_parts", False)
+    monkeypatch.setattr(Fake, "supports_microbatching", False)
     found = speeds()
     result = train(20, 2, compile="steps", accumulate=5)
     assert found.asked == found.calls == []
-    assert told(result) == ["steps of 20 rows in pieces of 4 run one by one, uncompiled"]
+    assert told(result) == ["steps of 20 rows in micro-batches of 4 run one by one, uncompiled"]
 
 
 def test_streamed_blocks_are_compiled_once(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     found = speeds()
     train(23, 3, rest=2, compile="steps", residency="streamed")
     assert found.asked == [(4, 1, 20)]
@@ -526,7 +526,7 @@ def test_auto_says_that_no_single_program_takes_steps_whole_where_one_could_comp
 ) -> None:
     speeds(computes=True)
     if not able:
-        monkeypatch.setattr(Fake, "offer", MultiStepProgram.estimate_compile)
+        monkeypatch.setattr(Fake, "estimate_compile", MultiStepProgram.estimate_compile)
     data = numbers(12)
     graph = ModelGraph([ModelNode("net", Dense(1, dtype="float64"), data.reference())], "adam")
     graph.add_node(ModelNode("est", Mean(), "net"))
@@ -586,7 +586,7 @@ def test_compiling_for_which_there_is_no_room_leaves_steps_plain(speeds: Callabl
     found = speeds(fails=OutOfMemoryError("no room for a graph"))
     with pytest.warns(CompileWarning, match="steps run uncompiled: no room for a graph"):
         result = train(20, 3, compile="steps")
-    assert [event.what for event in result.events] == ["residency", "compile"] and len(found.asked) == 1
+    assert [event.kind for event in result.events] == ["residency", "compile"] and len(found.asked) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("now"), ZeroDivisionError("a bug")])
@@ -609,13 +609,13 @@ def test_steps_that_are_done_again_are_not_counted_twice(
 ) -> None:
     """The steps that are to come are known after memory ran out, too."""
     seen: list[int | None] = []
-    took = compile_policy.Compiling.took
+    took = compile_policy.CompilePolicy.record
 
     def watch(self: Any, *args: Any, **more: Any) -> None:
         took(self, *args, **more)
-        seen.append(self._left)
+        seen.append(self._steps_left)
 
-    monkeypatch.setattr(compile_policy.Compiling, "took", watch)
+    monkeypatch.setattr(compile_policy.CompilePolicy, "record", watch)
     found = speeds(computes=True)
     steps, left = Fake.train_steps, [3]
 
@@ -625,7 +625,7 @@ def test_steps_that_are_done_again_are_not_counted_twice(
             raise OutOfMemoryError("full")
         return steps(self, *args)
 
-    monkeypatch.setattr(Fake, "steps", full)
+    monkeypatch.setattr(Fake, "train_steps", full)
     train(50, 4)
     assert seen[-1] == 0 and found.calls
 
@@ -643,22 +643,22 @@ def test_other_blocks_are_compiled_anew(
             raise OutOfMemoryError("full")
         return steps(self, *args)
 
-    monkeypatch.setattr(Fake, "steps", full)
-    monkeypatch.setattr(provision, "BLOCK_BYTES", 4 * 4 * 8 * 5)
+    monkeypatch.setattr(Fake, "train_steps", full)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     result = train(20, 2, compile="steps")
     assert found.asked == [(4, 1, 80), (4, 1, 20)]
-    assert [event.what for event in result.events] == ["residency", "compile", "memory", "compile"]
+    assert [event.kind for event in result.events] == ["residency", "compile", "memory", "compile"]
 
 
 # -- pace --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_call_that_was_cut_short_does_not_slow_the_next() -> None:
-    one = step_pacing.Pace()
+    one = step_pacing.StepPacing()
     for _ in range(10):
-        one.took(one.next(), 1e-5 * one.next())
+        one.record(one.next(), 1e-5 * one.next())
     assert one.next() == 1024
-    one.took(3, 3e-5)
+    one.record(3, 3e-5)
     assert one.next() == 1024
-    one.took(3, 0.9)
+    one.record(3, 0.9)
     assert one.next() == 1

@@ -267,7 +267,10 @@ def test_a_misspelt_figure_of_the_validation_is_an_error_at_the_first_validation
     ("settings", "words"),
     [
         ({"mode": "least"}, r"mode='least'\. Available: 'min', 'max'"),
-        ({"patience": 0}, r"patience=0 and min_delta=0.0 are out of range\. Available: patience of 1 or more, min_delta of 0 or more"),
+        (
+            {"patience": 0},
+            r"patience=0 and min_delta=0.0 are out of range\. Available: patience of 1 or more, min_delta of 0 or more",
+        ),
         ({"min_delta": -1.0}, r"patience=5 and min_delta=-1.0 are out of range\. Available"),
         ({"min_delta": math.nan}, r"min_delta=nan are out of range\. Available"),
     ],

@@ -395,9 +395,12 @@ def test_a_run_that_somebody_keeps_holds_nothing_on_a_device(sims, line, experim
     experiment(graph).run_phase(train(accelerator="sim:0", callbacks=[holder]))
     assert sims[0].used == owned(graph, "sim:0")
     assert holder.run.step_losses() == {}
-    with pytest.raises(PhaseError, match=r"phase 'train' is not at work\. Hint: use snapshots between after_loading"):
+    with pytest.raises(
+        PhaseError,
+        match=r"phase 'train' is not running, so there is no state to snapshot or restore\. Hint: call this in a",
+    ):
         holder.run.snapshot()
-    with pytest.raises(PhaseError, match="is not at work"):
+    with pytest.raises(PhaseError, match="is not running"):
         holder.run.restore(None)
 
 
@@ -441,7 +444,7 @@ def test_a_graph_at_work_cannot_begin_another_phase(line, experiment, train, eva
     assert (
         told
         == [
-            "phase 'inner' cannot begin: graph 'graph' is at work in 'train'. Hint: evaluate with "
+            "phase 'inner' cannot start: 'train' is running on graph 'graph'. Hint: evaluate with "
             "TrainPhase(validation=...), or when that phase has ended."
         ]
         * 2

@@ -17,8 +17,8 @@ from anyaccel.specs import AppliedLoss, Optimizer
 MSE = AppliedLoss("mse", on="net")
 POINTS = 150
 SWALLOWED = ("_free", "<genexpr>")  # what Python calls when it frees an object: nothing that is raised there comes out
-TELLING = {"moments.py:_tell", "moments.py:phase_end", "experiment.py:_results"}  # with all that these call
-FIRST = "lifecycle.py:run"  # before anybody is told of anything
+TELLING = {"hooks.py:_call_with_named", "hooks.py:phase_end", "experiment.py:_results"}  # with all that these call
+FIRST = "runner.py:run"  # before anybody is told of anything
 OURS = str(Path(anyaccel.__file__).parent)
 
 

@@ -14,7 +14,7 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import Callback, TrainPhase, step_pacing, train_loop
-from anyaccel.phases.step_pacing import Flight, Pace
+from anyaccel.phases.step_pacing import PendingCalls, StepPacing
 from anyaccel.specs import AppliedLoss
 
 
@@ -34,16 +34,16 @@ def call(clock: SimpleNamespace, until: float) -> Any:
 
 
 def test_a_call_is_waited_for_once_the_next_lies_ready(clock: SimpleNamespace) -> None:
-    flight = Flight()
-    assert list(flight.launched(call(clock, 101.0), 8, 100.0)) == []
-    ((steps, seconds),) = flight.launched(call(clock, 103.0), 16, 100.1)
+    pending = PendingCalls()
+    assert list(pending.launched(call(clock, 101.0), 8, 100.0)) == []
+    ((steps, seconds),) = pending.launched(call(clock, 103.0), 16, 100.1)
     assert steps == 8
     assert seconds == pytest.approx(1.0, abs=1e-3)
     clock.now = 103.0
-    ((steps, seconds),) = flight.over()
+    ((steps, seconds),) = pending.finish()
     assert steps == 16
     assert seconds == pytest.approx(2.0, abs=1e-3), "from when the one before was done"
-    assert list(flight.over()) == []
+    assert list(pending.finish()) == []
 
 
 def test_what_is_between_epochs_is_no_calls_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,12 +57,12 @@ def test_what_is_between_epochs_is_no_calls_time(monkeypatch: pytest.MonkeyPatch
         def epoch_start(self, run: Any) -> None:
             shift[0] += 1000.0
 
-    class Noting(Pace):
-        def took(self, count: int, seconds: float) -> None:
+    class Noting(StepPacing):
+        def record(self, n_steps: int, seconds: float) -> None:
             taken.append(seconds)
-            super().took(count, seconds)
+            super().record(n_steps, seconds)
 
-    monkeypatch.setattr(train_loop, "Pace", Noting)
+    monkeypatch.setattr(train_loop, "StepPacing", Noting)
     monkeypatch.setattr(NumpyBackend, "is_ready", lambda self, value: shift[0] > 1000.0, raising=False)
     x = np.ones((64, 3), "float32")
     data = FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])

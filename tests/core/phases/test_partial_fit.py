@@ -328,8 +328,8 @@ def test_an_estimator_that_cannot_be_copied_cannot_be_brought_back(data, experim
     with pytest.raises(EstimatorError) as caught:
         experiment(alone(data, Stuck())).run_phase(phase)
     assert str(caught.value) == (
-        "Stuck cannot be copied, so that nothing could bring it back: TypeError: a lock. Hint: freeze its node, or do "
-        "without snapshots (EarlyStopping(restore_best=True) takes them)."
+        "Stuck cannot be copied for a snapshot: TypeError: a lock. Hint: freeze its node, or use "
+        "no snapshots (EarlyStopping(restore_best=True) takes them)."
     )
 
 
@@ -345,7 +345,7 @@ def test_a_fit_that_names_no_nodes_asks_about_what_learnt_before(data, experimen
     with pytest.raises(PhaseError) as caught:
         ours.run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "phase 'fit' names no nodes, and 'est' learnt by partial_fit before. Available: not fitted: two. "
+        "phase 'fit' names no nodes, and 'est' learned by partial_fit before. Available: not fitted: two. "
         "Hint: name nodes=[...], or graph.freeze('est') to keep it as it is."
     )
     graph.freeze(["est"])
@@ -360,7 +360,7 @@ def test_what_only_learns_batch_by_batch_is_not_fitted(data, experiment):
         ours.run_phase(FitPhase("fit", data="train"))
     with pytest.raises(
         PhaseError,
-        match=r"phase 'fit' fits 'est', and Counts has no fit\. Available: partial_fit\. Hint: let it learn in",
+        match=r"phase 'fit' fits 'est', and Counts has no fit\. Available: partial_fit\. Hint: train it in",
     ):
         ours.run_phase(FitPhase("fit", data="train", nodes="est"))
 
@@ -375,7 +375,7 @@ def test_a_loss_on_what_learns_without_is_refused(data, experiment):
         with pytest.raises(PhaseError) as caught:
             attempt(phase)
         assert str(caught.value) == (
-            "phase 't' has a loss on 'est', which learns by partial_fit and by no loss. Hint: judge it in the "
+            "phase 't' has a loss on 'est', which learns by partial_fit and not from a loss. Hint: judge it in the "
             "validation: EvalPhase(..., metrics=[Metric('mse', on='est')]), or freeze it."
         )
     assert not learnt(ours.graph).diary
@@ -385,7 +385,7 @@ def test_what_learns_from_what_has_learnt_nothing_is_refused(data, experiment):
     nodes = [ModelNode("one", Steps(), data.reference(["x"], ["y"])), ModelNode("two", Steps(), "one")]
     ours = experiment(ModelGraph(nodes))
     with pytest.raises(
-        PhaseError, match=r"phase 't': 'two' learns from what 'one' gives, which has learnt nothing yet\."
+        PhaseError, match=r"phase 't': 'two' learns from the output of 'one', which has learned nothing yet\."
     ):
         ours.run_phase(TrainPhase("t", data="train"))
 
@@ -417,12 +417,12 @@ def test_one_estimator_in_two_nodes_that_differ_is_refused(data, experiment):
     ]
     graph = ModelGraph(nodes).freeze("b")
     with pytest.raises(
-        PhaseError, match=r"nodes 'a' and 'b' have one estimator, and differ in being frozen\. Hint: fre"
+        PhaseError, match=r"nodes 'a' and 'b' share one estimator, and only one of them is frozen\. Hint: fre"
     ):
         experiment(graph).run_phase(TrainPhase("t", data="train"))
     graph.unfreeze()
     graph["b"].upstreams = (data.reference(["x"], ["y"]),)
-    with pytest.raises(PhaseError, match=r"nodes 'a' and 'b' have one estimator, and differ in their inputs"):
+    with pytest.raises(PhaseError, match=r"nodes 'a' and 'b' share one estimator, and their inputs differ"):
         experiment(graph).run_phase(TrainPhase("t", data="train"))
 
 
@@ -457,7 +457,7 @@ def test_what_fails_says_which_node_and_keeps_the_epochs(data):
     run = Run(TrainPhase("t", data="train", sampler=16, n_epochs=5), alone(data, Fails()))
     with pytest.raises(RuntimeError, match="singular") as caught:
         execute(run)
-    assert "while node 'est' learnt by partial_fit from a batch of 16" in caught.value.__notes__
+    assert "while node 'est' learned by partial_fit from a batch of 16" in caught.value.__notes__
     assert len(run.history) == 2
 
 

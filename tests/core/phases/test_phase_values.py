@@ -28,8 +28,16 @@ def train(**settings):
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"losses": ["mse"]}, PhaseError, "phase 't': losses must be AppliedLoss objects, got 'mse'. Hint: losses=[AppliedLoss('mse', on="),
-        ({"losses": [MSE, MSE]}, PhaseError, "phase 't' has several losses with the label net. Hint: give each its own"),
+        (
+            {"losses": ["mse"]},
+            PhaseError,
+            "phase 't': losses must be AppliedLoss objects, got 'mse'. Hint: losses=[AppliedLoss('mse', on=",
+        ),
+        (
+            {"losses": [MSE, MSE]},
+            PhaseError,
+            "phase 't' has several losses with the label net. Hint: give each its own",
+        ),
         ({"callbacks": [print]}, PhaseError, "is not a Callback. Hint: derive it from anyaccel.Callback"),
         ({"callbacks": [Callback]}, PhaseError, "is not a Callback"),
         ({"n_epochs": -1}, PhaseError, "phase 't': n_epochs must be an int of at least 0, got -1"),

@@ -18,11 +18,11 @@ from anyaccel.errors import OutOfMemoryError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SequentialMLP, simulate
-from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, Run, TrainPhase, execute, recovery
-from anyaccel.phases.loading import provision
+from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, Run, TrainPhase, execute, oom_recovery
+from anyaccel.phases.loading import loader_factory
 from anyaccel.phases.metrics import Metric
+from anyaccel.phases.oom_recovery import Snapshots, smaller
 from anyaccel.phases.progress import Progress
-from anyaccel.phases.relief import smaller
 from anyaccel.specs import AppliedLoss, Optimizer
 
 MSE = AppliedLoss("mse", on="net")
@@ -61,7 +61,9 @@ def unusual(result: Any) -> list[Any]:
 def told(result: Any) -> list[tuple[int, int, str]]:
     """Where each measure was taken, and what it was."""
     return [
-        (event.epoch, event.step, event.text.rpartition("; ")[2]) for event in result.events if event.what == "memory"
+        (event.epoch, event.step, event.message.rpartition("; ")[2])
+        for event in result.events
+        if event.kind == "memory"
     ]
 
 
@@ -199,7 +201,7 @@ def test_rows_that_are_streamed_are_streamed_in_smaller_blocks(
     after: int, size: int, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken up again at any step: blocks lie otherwise then, and the last partial batch goes with another."""
-    monkeypatch.setattr(provision, "BLOCK_BYTES", size)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", size)
     graph, plain = line(), line()
     expected = run(plain, train())
     device(8, after=after)
@@ -223,7 +225,7 @@ def test_single_rows_are_streamed_in_smaller_blocks(
 
 @pytest.mark.parametrize("after", [0, 3, 7])
 def test_a_block_that_cannot_be_sent(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provision, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 2000)
     graph, plain = line(), line()
     run(plain, train())
     send, count = NumpyBackend.copy_async, itertools.count()
@@ -271,10 +273,10 @@ def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch
     result = run(graph, train(validation="val"))
     same(graph, plain, within=0.0)
     np.testing.assert_array_equal(history(result), history(expected))
-    assert [(event.epoch, event.step, event.text) for event in unusual(result)] == [
+    assert [(event.epoch, event.step, event.message) for event in unusual(result)] == [
         (-1, -1, "the data of t: streamed, as there was no room for them: the device has no room")
     ]
-    (other,) = [event.text for event in result.events if event.verbose]
+    (other,) = [event.message for event in result.events if event.verbose]
     assert other.startswith("the data of val: resident, as its rows take ")
 
 
@@ -362,7 +364,7 @@ def test_estimators_that_cannot_be_copied_train_as_long_as_there_is_room(device:
     assert len(graph["est"].model.estimator.diary) == 18
     device(0, after=4, times=1)
     with pytest.raises(
-        OutOfMemoryError, match="phase 't': no room to train 16 rows at once, which are not computed in"
+        OutOfMemoryError, match="phase 't': no room to train 16 rows at once, and micro-batches are ruled"
     ):
         run(graph, train())
 
@@ -370,7 +372,7 @@ def test_estimators_that_cannot_be_copied_train_as_long_as_there_is_room(device:
 def test_listeners_hear_steps_that_are_done_again(
     device: Callable[..., Device], at: Callable[..., Callback], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "_SHARE", 1e-12)  # one snapshot, at the start of the epoch
+    monkeypatch.setattr(oom_recovery, "_SNAPSHOT_SHARE", 1e-12)  # one snapshot, at the start of the epoch
     device(0, after=9, times=1)
     heard: list[Any] = []
     run(line(), train(n_epochs=2, callbacks=[at("step_end", lambda run: heard.append((run.epoch, run.step)))]))
@@ -415,7 +417,8 @@ def test_a_validation_is_computed_in_smaller_parts(most: int, device: Callable[.
     texts = [text for _, _, text in told(result)]
     assert texts[:2] == [STREAMED, "20 rows of 40 at once now"]
     assert all(
-        event.text.startswith("the data of check: memory ran out (the device has no room)") for event in unusual(result)
+        event.message.startswith("the data of check: memory ran out (the device has no room)")
+        for event in unusual(result)
     )
     assert {(event.epoch, event.step) for event in unusual(result)} == {(0, 6)}
 
@@ -467,10 +470,10 @@ def test_an_evaluation_that_does_not_fit_says_what_would(device: Callable[..., D
     with pytest.raises(OutOfMemoryError) as caught:
         run(graph, phase)
     assert str(caught.value).startswith(
-        "phase 'p': no room for 30 rows at once, which are not computed in parts because of the loss 'net', which is "
+        "phase 'p': no room for 30 rows at once, and micro-batches are ruled out by the loss 'net', which is "
         "your own: the device has no room. Available: cpu:0 (numpy): parameters "
     )
-    assert str(caught.value).endswith("; 11 rows would fit. Hint: batches of at most 11, or a smaller model.")
+    assert str(caught.value).endswith("; 11 rows would fit. Hint: use batches of at most 11, or a smaller model.")
 
 
 # -- what stops --------------------------------------------------------------------------------------------------------
@@ -489,15 +492,16 @@ def test_batch_normalization_stops_with_the_figures(most: int, after: int, devic
     with pytest.raises(OutOfMemoryError) as caught:
         run(graph, train())
     fits = {0: "not even one row fits", 1: "1 row would fit"}.get(most, f"{most} rows would fit")
-    remedy = f"batches of at most {most}, or a smaller model" if most else "a smaller model"
+    remedy = f"use batches of at most {most}, or a smaller model" if most else "use a smaller model"
     text = str(caught.value)
     assert text.startswith(
-        "phase 't': no room to train 16 rows at once, which are not computed in parts because of BatchNorm in node "
+        "phase 't': no room to train 16 rows at once, and micro-batches are ruled out by BatchNorm in node "
         "'net': the device has no room. Available: cpu:0 (numpy): parameters 232 B, gradients 232 B, optimizer "
         "state 464 B, data (streamed) 2.8 KiB; activations and the rest: what is left of "
     ), text
     assert text.endswith(
-        f"; {fits}. Hint: {remedy}, or microbatching='approximate', to compute batches in parts all the same."
+        f"; {fits}. Hint: {remedy}, or write microbatching='approximate', to compute batches in "
+        "micro-batches all the same."
     )
 
 
@@ -536,7 +540,7 @@ def test_own_losses_are_not_split_unless_asked(device: Callable[..., Device]) ->
         return (error**2).sum(), len(error), (2 * error, None)
 
     device(5)
-    with pytest.raises(OutOfMemoryError, match=r"in parts because of the loss 'net', which is your own: the device"):
+    with pytest.raises(OutOfMemoryError, match=r"ruled out by the loss 'net', which is your own: the device"):
         run(line(), train(losses=AppliedLoss(own, on="net")))
     result = run(line(), train(losses=AppliedLoss(own, on="net"), microbatching="approximate"))
     assert len(result.epochs) == 3
@@ -548,7 +552,7 @@ def test_rows_that_are_to_be_resident_stay_so(device: Callable[..., Device]) -> 
     assert [text for _, _, text in told(result)] == ["8 rows of 16 at once now", "4 rows of 8 at once now"]
     device(5)
     with pytest.raises(
-        OutOfMemoryError, match=r"Hint: batches of at most 5, or a smaller model, or residency='auto', to"
+        OutOfMemoryError, match=r"Hint: use batches of at most 5, or a smaller model, or write residency='auto', to"
     ):
         run(mixed(), train(residency="resident"))
 
@@ -581,10 +585,10 @@ def test_a_phase_for_which_there_is_no_room_at_all_ends(device: Callable[..., De
     assert str(caught.value).startswith(
         "phase 't': no room to train 1 row at once: the device has no room. Available: "
     )
-    assert str(caught.value).endswith("; not even one row fits. Hint: a smaller model.")
+    assert str(caught.value).endswith("; not even one row fits. Hint: use a smaller model.")
 
 
-@pytest.mark.parametrize("name", ["send", "from_host", "take"])
+@pytest.mark.parametrize("name", ["copy_async", "from_host", "from_host_owned"])
 def test_a_device_that_takes_nothing_ends_the_phase(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [0]
 
@@ -593,7 +597,7 @@ def test_a_device_that_takes_nothing_ends_the_phase(name: str, monkeypatch: pyte
         raise OutOfMemoryError(FULL.problem)
 
     monkeypatch.setattr(NumpyBackend, name, full)
-    if name == "take":
+    if name == "from_host_owned":
         assert len(run(line(), train()).epochs) == 3  # they are streamed
         return
     with pytest.raises(OutOfMemoryError, match="phase 't': no room to train 1 row at once: the device has no room"):
@@ -608,7 +612,7 @@ def test_a_phase_that_fails_for_good_keeps_its_epochs_and_goes_on_later(device: 
     with pytest.raises(OutOfMemoryError):
         ours.run_phase(train())
     assert [epoch.number for epoch in ours.last_run.epochs] == [0, 1] and graph.progress == {"t": 2}
-    assert [event.text.rpartition("; ")[2] for event in unusual(ours.last_run)][:1] == [STREAMED]
+    assert [event.message.rpartition("; ")[2] for event in unusual(ours.last_run)][:1] == [STREAMED]
     made.most = 100
     assert [epoch.number for epoch in ours.run_phase(train(n_epochs=1)).epochs] == [2]
 
@@ -665,7 +669,7 @@ def test_snapshots_never_keep_a_phase_from_training(monkeypatch: pytest.MonkeyPa
 
     capacities = range(30_000, 70_000, 1_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recovery.Marks, "_take", lambda self, done, losses: None)
+        patch.setattr(Snapshots, "_take", lambda self, step, n_losses: None)
         least = next(capacity for capacity in capacities if fits(capacity) is not None)
     result = fits(least)
     assert result is not None and told(result)[-1][2] == "snapshots, which need room, are not taken any more"
@@ -687,13 +691,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     made = Clock()
-    monkeypatch.setattr(recovery, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    monkeypatch.setattr(oom_recovery, "time", SimpleNamespace(perf_counter=made.perf_counter))
     yield made
 
 
 @pytest.mark.parametrize(("cost", "step"), [(1.0, 0.1), (1.0, 1.0), (0.01, 1.0), (5.0, 7.0), (0.0, 1.0)])
 def test_snapshots_take_at_most_a_small_part_of_the_time(cost: float, step: float, clock: Clock) -> None:
-    class Chain:
+    class Copied:
         taken = 0
 
         def snapshot(self) -> int:
@@ -704,31 +708,30 @@ def test_snapshots_take_at_most_a_small_part_of_the_time(cost: float, step: floa
         def restore(self, snapshot: int) -> None:
             assert snapshot == self.taken
 
-    chain, tally = Chain(), SimpleNamespace(__len__=lambda: 0)
-    marks = recovery.Marks(chain, within=True)  # type: ignore[arg-type]
-    marks.begin()
+    pipeline = Copied()
+    snapshots = Snapshots(pipeline, within_epoch=True)  # type: ignore[arg-type]
+    snapshots.begin_epoch()
     for done in range(1, 5001):
         clock.now += step
-        marks.pass_by(done, [None] * done)  # type: ignore[arg-type]
-    assert chain.taken >= 1 and (chain.taken - 1) * cost <= 0.002 * clock.now
+        snapshots.after_step(done, [None] * done)  # type: ignore[arg-type]
+    assert pipeline.taken >= 1 and (pipeline.taken - 1) * cost <= 0.002 * clock.now
     if cost and step * 5000 > 1500 * cost:
-        assert (chain.taken - 1) * cost >= 0.001 * clock.now - cost, "nor much less"
-    del tally
+        assert (pipeline.taken - 1) * cost >= 0.001 * clock.now - cost, "nor much less"
 
 
 def test_what_cannot_be_had_again_is_remembered_from_its_start_only(clock: Clock) -> None:
     taken = []
-    chain = SimpleNamespace(snapshot=lambda: taken.append(clock.now), restore=lambda snapshot: None)
-    marks = recovery.Marks(chain, within=False)  # type: ignore[arg-type]
-    marks.begin()
+    pipeline = SimpleNamespace(snapshot=lambda: taken.append(clock.now), restore=lambda snapshot: None)
+    snapshots = Snapshots(pipeline, within_epoch=False)  # type: ignore[arg-type]
+    snapshots.begin_epoch()
     for done in range(100):
         clock.now += 1.0
-        marks.pass_by(done, [])  # type: ignore[arg-type]
+        snapshots.after_step(done, [])  # type: ignore[arg-type]
     assert taken == [0.0]
-    cut: list[int] = []
-    assert marks.go_back(SimpleNamespace(cut=cut.append)) == 0 and cut == [0]  # type: ignore[arg-type]
-    marks.end()
-    assert marks.go_back(SimpleNamespace(cut=cut.append)) is None  # type: ignore[arg-type]
+    kept: list[int] = []
+    assert snapshots.restore(SimpleNamespace(truncate=kept.append)) == 0 and kept == [0]  # type: ignore[arg-type]
+    snapshots.clear()
+    assert snapshots.restore(SimpleNamespace(truncate=kept.append)) is None  # type: ignore[arg-type]
 
 
 # -- sizes of parts ----------------------------------------------------------------------------------------------------

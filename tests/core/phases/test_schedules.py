@@ -337,7 +337,7 @@ def train(**settings: Any) -> TrainPhase:
 def test_strict_means_equal_numbers_of_batches(schedule: str) -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 2, "b": 2}, schedule=schedule)))
     assert message == (
-        f"phase 't' takes its samplers by {schedule!r}, and they have different numbers of batches. Available: a: 5, "
+        f"phase 't' has schedule={schedule!r}, and its samplers give different numbers of batches. Available: a: 5, "
         f"b: 3. Hint: change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}."
     )
 
@@ -348,16 +348,21 @@ def test_schedules_that_cannot_be() -> None:
     assert "did you mean 'zip_cycle'?" in message
     for sampler in (4, SimpleSampler(4), {"a": SimpleSampler(4)}):
         message = refused(PhaseError, lambda s=sampler: train(sampler=s, schedule="zip_strict"))
-        assert "phase 't' has schedule='zip_strict' but only one sampler. Hint: leave schedule out, or write sampler={" in message
-    assert "sampler must be a Sampler or a batch size" in refused(PhaseError, lambda: train(sampler={"a": 4, "b": "many"}))
-    assert "sampler={} is sampler must be a Sampler or a batch size" in refused(PhaseError, lambda: train(sampler={}))
+        assert (
+            "phase 't' has schedule='zip_strict' but only one sampler. Hint: leave schedule out, or write sampler={"
+            in message
+        )
+    assert "sampler must be a Sampler or a batch size" in refused(
+        PhaseError, lambda: train(sampler={"a": 4, "b": "many"})
+    )
+    assert "sampler must be a Sampler or a batch size, got {}" in refused(PhaseError, lambda: train(sampler={}))
 
 
 def test_samplers_of_other_sets() -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 4, "bb": 2})))
     assert message == (
-        "phase 't' has a sampler for 'bb', which is no feature set that it takes. Available: a, b. Hint: did you mean "
-        "'b'?"
+        "phase 't' has a sampler for 'bb', which is not a feature set that it takes. Available: a, b. Hint: did you "
+        "mean 'b'?"
     )
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 4})))
     assert message == ("phase 't' has no sampler for b. Available: samplers for a. Hint: add 'b' to sampler={...}.")
@@ -383,13 +388,13 @@ TOP = [AppliedLoss("mse", "top", ["outputs", "a.y"])]
 def test_nodes_that_join_sets_get_equal_batches() -> None:
     message = refused(PhaseError, lambda: run(joined(8, 4), train(losses=TOP, sampler={"a": 4, "b": 2})))
     assert message == (
-        "phase 't': node 'j' joins a and b, of which a step takes different rows. Available: a: 4, b: 2. Hint: give "
-        "their samplers one batch size (and drop_last=True), and the data as many rows."
+        "phase 't': node 'j' combines a and b, and a step takes unequal numbers of rows. Available: a: 4, b: 2. "
+        "Hint: give their samplers one batch size (and drop_last=True), and the data as many rows."
     )
     message = refused(
         PhaseError, lambda: run(joined(), train(losses=TOP, sampler={"a": 4, "b": 4}, schedule="alternate_strict"))
     )
-    assert "Available: a: 4, b: none. Hint: take them by schedule='zip_strict'" in message
+    assert "Available: a: 4, b: none. Hint: combine them by schedule='zip_strict'" in message
     message = refused(PhaseError, lambda: run(joined(8, 7), train(losses=TOP, sampler={"a": 4, "b": 4})))
     assert "Available: a: 4, b: 3" in message
     assert run(joined(8, 7), train(losses=TOP, sampler={
@@ -400,14 +405,14 @@ def test_nodes_that_join_sets_get_equal_batches() -> None:
 def test_losses_and_metrics_that_join_sets() -> None:
     losses = [AppliedLoss("mse", "na", ["outputs", "b.y"], label="across"), AppliedLoss("mse", "nb")]
     message = refused(PhaseError, lambda: run(apart(), train(losses=losses)))
-    assert "the loss 'across' joins a and b" in message
+    assert "the loss 'across' combines a and b" in message
     compared = [AppliedLoss("mse", "na", ["outputs", "nb"])]
-    assert "the loss 'na' joins a and b" in refused(PhaseError, lambda: run(apart(), train(losses=compared)))
+    assert "the loss 'na' combines a and b" in refused(PhaseError, lambda: run(apart(), train(losses=compared)))
     metrics = EvalPhase("e", data="all", metrics=[Metric("mse", "na", "b.y", label="odd")])
-    assert "the metric 'odd' joins a and b" in refused(PhaseError, lambda: run(apart(), metrics))
+    assert "the metric 'odd' combines a and b" in refused(PhaseError, lambda: run(apart(), metrics))
     whole = EvalPhase("e", data="all", outputs=["top"])
     message = refused(PhaseError, lambda: run(joined(8, 6), whole))
-    assert "node 'j' joins a and b, of which a step takes different rows. Available: a: 8, b: 6" in message
+    assert "node 'j' combines a and b, and a step takes unequal numbers of rows. Available: a: 8, b: 6" in message
     assert "Hint: give the data of each as many rows" in message
 
 

@@ -17,6 +17,9 @@ MSE = AppliedLoss("mse", on="net")
 SORT = AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"], weight=0.4)
 
 
+METHODS = ("forward", "forward_pullback", "optimizer_step", "grad_stats", "train_steps", "snapshot", "restore", "close")
+
+
 class Watched(NumpyBackend):
     """NumPy once more, under another name, on the CPU; writes down what its programs are asked, by segment."""
 
@@ -33,7 +36,16 @@ class Watched(NumpyBackend):
 
     def build(self, segment):
         program = super().build(segment)
-        for name in ("forward", "forward_pullback", "apply", "grad_stats", "steps", "snapshot", "restore", "release"):
+        for name in (
+            "forward",
+            "forward_pullback",
+            "optimizer_step",
+            "grad_stats",
+            "train_steps",
+            "snapshot",
+            "restore",
+            "close",
+        ):
             setattr(program, name, self.told(segment, name, getattr(program, name)))
         return program
 
@@ -244,8 +256,8 @@ def test_every_segment_is_asked_once_a_step(calls, graph_of, experiment):
     for label in ("one:0", "two:1", "one:2"):
         taken = count(calls, label)
         assert taken.pop("snapshot") >= 1  # at the start, and now and then, in case memory runs out
-        assert taken == {"forward_pullback": 4, "pullback": 4, "apply": 4, "release": 1}
-    step = [(label, name) for label, name in calls if name not in ("release", "snapshot")][: 3 * 3]
+        assert taken == {"forward_pullback": 4, "pullback": 4, "optimizer_step": 4, "close": 1}
+    step = [(label, name) for label, name in calls if name not in ("close", "snapshot")][: 3 * 3]
     assert step == [
         ("one:0", "forward_pullback"),
         ("two:1", "forward_pullback"),
@@ -253,9 +265,9 @@ def test_every_segment_is_asked_once_a_step(calls, graph_of, experiment):
         ("one:2", "pullback"),
         ("two:1", "pullback"),
         ("one:0", "pullback"),
-        ("one:0", "apply"),
-        ("two:1", "apply"),
-        ("one:2", "apply"),
+        ("one:0", "optimizer_step"),
+        ("two:1", "optimizer_step"),
+        ("one:2", "optimizer_step"),
     ]
 
 
@@ -265,8 +277,8 @@ def test_a_frozen_first_segment_gets_no_pullback(calls, graph_of, experiment):
     before = graph.state()
     experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=2))
     done = [count([one for one in calls if one[1] != "snapshot"], label) for label in ("one:0", "two:1")]
-    assert done[0] == {"forward": 8, "release": 1}
-    assert done[1] == {"forward_pullback": 8, "pullback": 8, "grad_stats": 8, "apply": 8, "release": 1}
+    assert done[0] == {"forward": 8, "close": 1}
+    assert done[1] == {"forward_pullback": 8, "pullback": 8, "grad_stats": 8, "optimizer_step": 8, "close": 1}
     after = graph.state()
     changed = {name.partition("/")[0] for name in before if not np.array_equal(before[name], after[name])}
     assert changed == {"b", "net"} == set(graph.optimizer_states)
@@ -317,12 +329,12 @@ def test_a_loss_may_compare_values_of_two_segments(calls, graph_of, experiment, 
 
 def test_evaluations_ask_for_no_pullback(calls, graph_of, experiment):
     experiment(graph_of("chain", ["one", "two"])).run_phase(EvalPhase("e", data="val", losses=[MSE], batch_size=4))
-    assert {name for _, name in calls} == {"forward", "release"}
+    assert {name for _, name in calls} == {"forward", "close"}
 
 
 def test_a_graph_of_one_segment_takes_whole_steps(calls, graph_of, experiment):
     experiment(graph_of("chain", ["one"])).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
-    assert set(count(calls, "one:0")) == {"snapshot", "steps", "release"}
+    assert set(count(calls, "one:0")) == {"snapshot", "train_steps", "close"}
 
 
 # -- lifecycle of several segments -------------------------------------------------------------------------------------
@@ -340,7 +352,7 @@ def test_every_segment_is_released_though_one_fails(calls, graph_of, experiment,
             method()
             raise RuntimeError(f"stuck: {segment.label}")
 
-        return failing if name == "release" and segment.label == "two:1" else told(self, segment, name, method)
+        return failing if name == "close" and segment.label == "two:1" else told(self, segment, name, method)
 
     monkeypatch.setattr(Watched, "told", fail)
     with pytest.raises(RuntimeError, match="stuck: two:1"):
@@ -363,7 +375,7 @@ def test_a_segment_that_cannot_be_built_lets_the_others_go(calls, graph_of, expe
     graph = graph_of("chain", ["one", "two"])
     with pytest.raises(RuntimeError, match="no compiler"):
         experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
-    assert calls == [("one:0", "release"), ("two:1", "release")]
+    assert calls == [("one:0", "close"), ("two:1", "close")]
     assert graph.optimizer_states == {}
 
 

@@ -15,10 +15,12 @@ from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, NumpyBackend, Sequential, SequentialMLP
-from anyaccel.phases import EvalPhase, TrainPhase, runner, train_loop
-from anyaccel.phases.executor.links import Losses
-from anyaccel.phases.loss_accumulator import Tally
+from anyaccel.phases import EvalPhase, TrainPhase, train_loop
+from anyaccel.phases.evaluation import Evaluation
+from anyaccel.phases.executor.stage import Losses
+from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.metrics import Metric
+from anyaccel.registry import registry
 from anyaccel.specs import AppliedLoss, Optimizer, Schedule
 
 MSE = AppliedLoss("mse", on="net")
@@ -289,7 +291,7 @@ def test_optimizer_state_stands_with_its_node_whatever_the_phase_says(sims, data
         ours.run_phase(train(losses=WIDE_LOSSES, accelerator=accelerator))
         wanted = {"left": "cpu:0", "right": "sim:1", "net": head, "sort": "cpu:0"}
         for label, device in wanted.items():
-            backend = runner.registry().computing("numpy")
+            backend = registry().computing("numpy")
             arrays = [*graph[label].model.parameters.values()]
             arrays += [a for slots in graph.optimizer_states[label].slots.values() for a in slots.values()]
             assert {str(backend.device_of(a)) for a in arrays} == {device}
@@ -344,7 +346,7 @@ def test_listening_to_steps_changes_no_number(model, line, experiment, train, at
 def test_how_many_steps_a_call_takes_changes_no_number(line, experiment, train, values, same, monkeypatch):
     graphs = []
     for fixed in (1, 2, 3, 100):
-        monkeypatch.setattr(train_loop.Pace, "next", lambda self, fixed=fixed: fixed)
+        monkeypatch.setattr(train_loop.StepPacing, "next", lambda self, fixed=fixed: fixed)
         graphs.append(line(SequentialMLP((1,), 2, 5, "tanh", 0.3)))
         experiment(graphs[-1]).run_phase(train(sampler=2, n_epochs=3))
     for graph in graphs[1:]:
@@ -532,7 +534,7 @@ def watch(sims, monkeypatch):
         counts = [(s.transfers.into.number, s.transfers.out.number, s.transfers.between.number, s.syncs) for s in sims]
         marks.append((name, np.array(counts)))
 
-    means, evaluation = Tally.means, runner.evaluate
+    means, evaluation = LossAccumulator.means, Evaluation.run
 
     def noted_means(self):
         note("before losses")
@@ -540,14 +542,14 @@ def watch(sims, monkeypatch):
         note("after losses")
         return found
 
-    def noted_evaluation(*args, **kwargs):
+    def noted_evaluation(self):
         note("before validation")
-        found = evaluation(*args, **kwargs)
+        found = evaluation(self)
         note("after validation")
         return found
 
-    monkeypatch.setattr(Tally, "means", noted_means)
-    monkeypatch.setattr(runner, "evaluate", noted_evaluation)
+    monkeypatch.setattr(LossAccumulator, "means", noted_means)
+    monkeypatch.setattr(Evaluation, "run", noted_evaluation)
     return marks, note
 
 
@@ -667,7 +669,9 @@ def test_a_thousand_steps_need_no_more_memory_than_ten(table, line, experiment, 
 
 
 def test_rows_beyond_the_steps_of_a_call_do_not_count() -> None:
-    tally = Tally()
+    accumulator = LossAccumulator()
     means = np.array([[1.0, 10.0], [3.0, 20.0], [100.0, 100.0]])
-    tally.add([Losses(NumpyBackend(), 4, ("a", "b"), means, 2), Losses(NumpyBackend(), 8, ("a", "b"), means[1:], 1)])
-    assert tally.means() == {"a": (4 * (1 + 3) + 8 * 3) / 16, "b": (4 * (10 + 20) + 8 * 20) / 16}
+    accumulator.add(
+        [Losses(NumpyBackend(), 4, ("a", "b"), means, 2), Losses(NumpyBackend(), 8, ("a", "b"), means[1:], 1)]
+    )
+    assert accumulator.means() == {"a": (4 * (1 + 3) + 8 * 3) / 16, "b": (4 * (10 + 20) + 8 * 20) / 16}

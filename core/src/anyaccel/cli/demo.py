@@ -12,7 +12,8 @@ from anyaccel.errors import CapabilityError, FrameworkError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.phases import EvalPhase, TrainPhase
-from anyaccel.registry import BUILT_IN, Registry, registry
+from anyaccel.plugin_loader import BUILT_IN
+from anyaccel.registry import Registry, registry
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.specs import AppliedLoss, Optimizer
 

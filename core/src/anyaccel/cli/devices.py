@@ -11,7 +11,8 @@ from typing import Any
 
 from anyaccel.cli.console import print_json, print_line, print_table, size
 from anyaccel.cli.device_probe import listing
-from anyaccel.registry import BUILT_IN, registry
+from anyaccel.plugin_loader import BUILT_IN
+from anyaccel.registry import registry
 
 _TIMEOUT = 120.0
 

@@ -142,11 +142,7 @@ class FeatureSetView(_SplitRows):
     """
 
     def __init__(
-        self,
-        feature_set: FeatureSet,
-        name: str,
-        rows: Sequence[int] | np.ndarray,
-        columns: Sequence[str] | None = None,
+        self, feature_set: FeatureSet, name: str, rows: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None
     ) -> None:
         schema = feature_set.schema
         if columns is not None:
@@ -392,8 +388,7 @@ class FeatureSet(_SplitRows):
     ) -> Self:
         """Make a feature set of array-likes of shape [n, *shape] by name.
 
-        Every chosen column is copied once and keeps its dtype, so that later writes to `data` do not show here
-        (Arrow tags are not copied). Columns that no role names are left out.
+        Every chosen column is copied once and keeps its dtype (Arrow tags are not copied); others are left out.
 
         Raises:
             DataError: `data` is not a mapping, or there are no rows.
@@ -416,9 +411,8 @@ class FeatureSet(_SplitRows):
 
         Takes a `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, any object with `__arrow_c_stream__` or
         `__arrow_c_array__`, and the capsule of a stream. Without any names the roles are those that `to_arrow` wrote
-        into the schema. Columns without a role are left out. `fixed_shape_tensor` and fixed-size list columns have a
-        shape per sample, and so have features and targets of lists of one length. Text laid out as views
-        (`string_view`) and run-end encoded columns are rewritten in the plain layout.
+        into the schema. `fixed_shape_tensor` and fixed-size list columns have a shape per sample, and so have features
+        and targets of lists of one length. Text views and run-end encoded columns are rewritten in the plain layout.
 
         Raises:
             DataError: not an Arrow table, one whose buffers do not fit, or one without rows.
@@ -442,12 +436,9 @@ class FeatureSet(_SplitRows):
     ) -> Self:
         """Make a feature set of a data frame, of pandas or of another library.
 
-        - pandas: each chosen column is copied once and keeps its dtype, nullable and Arrow dtypes too; the index is
-          left out.
-        - Polars data frames, DuckDB relations and all else with `__arrow_c_stream__`: as `from_arrow`, without a copy.
-        - Objects that have only `__dataframe__`, the dataframe interchange protocol: copied.
-
-        The names of the other constructors, `feature_keys`, `target_keys` and `tag_keys`, mean the same.
+        Chosen columns of pandas are copied once and keep their dtype, nullable and Arrow dtypes too; the index is left
+        out. Frames with `__arrow_c_stream__` (Polars, DuckDB relations) are read as by `from_arrow`, without a copy;
+        those that have only `__dataframe__` are copied. `feature_keys` and the like mean the same as `feature_cols`.
 
         Raises:
             DataError: `df` is not a data frame, or has no rows.
@@ -528,8 +519,7 @@ class FeatureSet(_SplitRows):
     def array(self, name: str) -> np.ndarray:
         """Values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
 
-        On Arrow's memory without a copy, except that a column of several chunks is combined once, and bool is unpacked
-        once.
+        On Arrow's memory without a copy; only chunks are combined, and bool is unpacked, once.
 
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
@@ -724,8 +714,8 @@ class FeatureSet(_SplitRows):
     def undo_transform(self) -> FeatureSet:
         """A new feature set without the last transform: its columns are, bit by bit, what they were before it.
 
-        Changes of these columns since (a cast) are undone with it. Columns left out since stay out; if the result of
-        `into=` is there and its source is not, the source comes back.
+        Later casts of these columns are undone with it. Columns left out since stay out, but the source of a result of
+        `into=` that is still there comes back.
 
         Raises:
             TransformError: there is no transform (left).

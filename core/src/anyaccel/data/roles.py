@@ -62,11 +62,7 @@ class WithRoles:
 
 
 def check_label(label: str) -> None:
-    """Check the label of a feature set or source.
-
-    Raises:
-        DataError: it is not text, is empty, or has a dot.
-    """
+    """Check the label of a feature set or source."""
     if not isinstance(label, str) or not label or "." in label:
         raise DataError(
             f"{label!r} is not a label of a feature set",
@@ -81,11 +77,7 @@ def of_role(roles: Mapping[str, str], role: str) -> tuple[str, ...]:
 
 
 def names_of(given: Names) -> tuple[str, ...]:
-    """Column names as a tuple; a single text is one name, None is no name.
-
-    Raises:
-        ColumnError: a name is not text.
-    """
+    """Column names as a tuple; a single text is one name, None is no name."""
     is_single = isinstance(given, str) or not isinstance(given, Iterable)
     names: tuple[Any, ...] = () if given is None else (given,) if is_single else tuple(given)
     for name in names:
@@ -120,11 +112,7 @@ def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnErro
 def assign_roles(
     label: str, columns: Sequence[str], features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
 ) -> dict[str, str]:
-    """The role of each chosen column, by name, in the order features, targets, tags.
-
-    Raises:
-        ColumnError: an unknown name, a name in two roles or of two columns, no feature, or `...` for two roles.
-    """
+    """The role of each chosen column, by name, in the order features, targets, tags."""
     roles: dict[str, str] = {}
     for role, names in zip(ROLES, _without_rest(label, columns, (features, targets, tags)), strict=True):
         for name in names:
@@ -159,11 +147,7 @@ def _without_rest(label: str, columns: Sequence[str], given: Sequence[NamesOrRes
 def chosen_roles(
     label: str, schema: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
 ) -> dict[str, str]:
-    """The role of each chosen column of an Arrow schema: as named, or as in its metadata if all three are None.
-
-    Raises:
-        ColumnError: as `assign_roles` or `read_roles`, or `...` covers a column that is not numeric.
-    """
+    """The role of each chosen column of an Arrow schema: as named, or as in its metadata if all three are None."""
     if features is None and targets is None and tags is None:
         return read_roles(label, schema)
     roles = assign_roles(label, schema.names, features, targets, tags)
@@ -183,11 +167,7 @@ def open_roles(features: NamesOrRest, targets: NamesOrRest) -> list[str]:
 
 
 def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, ColumnError]) -> None:
-    """Check that the columns covered by `...` can have its role; `errors` says by name why they cannot.
-
-    Raises:
-        ColumnError: `errors` is not empty; one message for all of them.
-    """
+    """Check that the columns covered by `...` can have its role; `errors` says by name why they cannot."""
     if not errors:
         return
     role = roles[next(iter(errors))]
@@ -199,11 +179,7 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
 
 
 def selected(label: str, roles: Mapping[str, str], features: Names, targets: Names, tags: Names) -> list[str]:
-    """Names of the columns that a selection keeps; None keeps all of the role, in their order.
-
-    Raises:
-        ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
-    """
+    """Names of the columns that a selection keeps; None keeps all of the role, in their order."""
     given = dict(zip(ROLES, (features, targets, tags), strict=True))
     for role, names in given.items():
         for name in names_of(names):
@@ -220,11 +196,7 @@ def selected(label: str, roles: Mapping[str, str], features: Names, targets: Nam
 
 
 def read_roles(label: str, schema: Any) -> dict[str, str]:
-    """The role of each column of an Arrow schema that has one in its field metadata, by name, in schema order.
-
-    Raises:
-        ColumnError: no column has a role, a role is unknown, or two columns have one name.
-    """
+    """The role of each column of an Arrow schema that has one in its field metadata, by name, in schema order."""
     stamped = [(field.name, (field.metadata or {}).get(_KEY)) for field in schema]
     roles = {name: role.decode(errors="replace") for name, role in stamped if role is not None}
     if not roles:

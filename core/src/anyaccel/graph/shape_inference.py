@@ -26,7 +26,7 @@ from anyaccel.graph.memory_sharing import announce
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name, shown_name
 from anyaccel.install_hints import hint_of
 from anyaccel.numpy_backend.estimator import Estimator
-from anyaccel.numpy_backend.estimator_methods import fits, is_estimator, no_predict
+from anyaccel.numpy_backend.estimator_methods import is_estimator, is_fittable, no_predict_error
 from anyaccel.registry import Registry
 from anyaccel.segment import TensorSpec
 
@@ -123,8 +123,8 @@ def _framework(node: ModelNode, found: Registry) -> str:
             return found.owner(node.model)
         found.kinds(node.framework)
     except NoBackendError as error:
-        foreign = fits(node.model) and hint_of(type(node.model)) is None
-        known: AnyaccelError = no_predict(node.model) if foreign else error
+        foreign = is_fittable(node.model) and hint_of(type(node.model)) is None
+        known: AnyaccelError = no_predict_error(node.model) if foreign else error
         raise type(known)(f"node {node.label!r}: {known.problem}", available=known.available, hint=known.hint) from None
     except (AmbiguousOwnerError, FrameworkError) as error:
         raise type(error)(f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint) from None

@@ -1,11 +1,10 @@
 """Phases: what is to be done with a graph, and how it is carried out."""
 
 from anyaccel.phases.callbacks import Callback, EarlyStopping
-from anyaccel.phases.estimator_fit import Fitted
-from anyaccel.phases.evaluation import Figures
 from anyaccel.phases.events import Event
 from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
 from anyaccel.phases.model_placement import place
+from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
@@ -16,8 +15,8 @@ __all__ = [
     "EarlyStopping",
     "Epoch",
     "EvalPhase",
+    "EvaluationValues",
     "Event",
-    "Figures",
     "FitPhase",
     "Fitted",
     "HTMLProgress",

@@ -1,4 +1,4 @@
-"""Compiling: whether whole steps are compiled, decided by what it costs and by the steps that are to come."""
+"""Compile policy: whether whole steps are compiled, decided by what it costs and by the steps that are left."""
 
 from __future__ import annotations
 
@@ -10,185 +10,194 @@ from collections.abc import Callable
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, CompileWarning, OutOfMemoryError
 from anyaccel.phases.events import LogEvent
-from anyaccel.phases.executor.stepper import Stepper
-from anyaccel.phases.traceback_cleanup import forget
+from anyaccel.phases.executor.pipeline import ChunkRunner
+from anyaccel.phases.traceback_cleanup import release_frames
 
-_SURE_SECONDS, _SURE_SHARE = 0.02, 0.02
-"""Plain steps are timed for so long, or for such a part of the compilation, before they say anything."""
+_TIMED_SECONDS, _TIMED_SHARE = 0.02, 0.02
+"""Plain steps are timed for so long, or for this share of the compilation, before a decision."""
+_UNLIMITED = 2**31
 
-Key = tuple[int, int | None, int]
-"""Steps that are compiled together: of so many rows, at most so many at once, from columns of so many rows."""
+_Shape = tuple[int, int | None, int]
+"""What a step is compiled for: rows of a step, rows computed at once, rows of the columns."""
 
 
-class Compiling:
-    """The choice of one TrainPhase.
+class CompilePolicy:
+    """The decision of one TrainPhase.
 
     `off` compiles nothing, `steps` compiles before the first step. `auto` times plain steps first; it compiles as soon
-    as the steps that are to come take longer plain than compiled, the compilation included. Where the phase may end
-    before its last epoch (`early`), it waits until plain steps have taken as long as the compilation would, so that it
-    never takes more than twice the time of the better choice. Where it compiled nothing it says why at the end.
+    as the steps that are left take longer plain than compiled, the compilation included. If the phase may stop before
+    its last epoch it waits until plain steps have taken as long as the compilation would, so that it never takes more
+    than twice the time of the better choice. If it compiled nothing, `end` logs why.
 
     Args:
         mode: one of `auto`, `off` and `steps`.
-        steps: that the phase takes in all; None where that is not known.
-        most: the most steps that one call may take.
-        early: whether the phase may end before.
-        able: whether there is something to compile with; where there is not, `auto` has nothing to say.
-        tell: is told what is decided, and why.
-        doing: is told that it is being compiled, and when that is over.
+        total_steps: of the phase; None if that is not known.
+        max_call_steps: the most steps of one call.
+        may_stop_early: whether the phase may stop before its last epoch.
+        can_compile: whether there is something to compile with; without, `auto` logs nothing.
+        log_event: receives the decisions.
+        on_activity: is called with `"compiling"`, and with `""` when that is over.
     """
 
     def __init__(
         self,
         mode: str,
-        steps: int | None,
-        most: int,
-        early: bool,
-        able: bool,
-        tell: LogEvent,
-        doing: Callable[[str], None],
+        *,
+        total_steps: int | None,
+        max_call_steps: int,
+        may_stop_early: bool,
+        can_compile: bool,
+        log_event: LogEvent,
+        on_activity: Callable[[str], None],
     ) -> None:
-        self._mode, self._left, self._most = mode, steps, most
-        self._early = early
-        self._tell, self._doing = tell, doing
-        self._tried: set[Key] = set()
-        self._key: Key | None = None
-        self._spent = 0.0
+        self._mode, self._steps_left, self._max_call_steps = mode, total_steps, max_call_steps
+        self._open_ended = may_stop_early or total_steps is None
+        self._can_compile = can_compile
+        self._log_event, self._on_activity = log_event, on_activity
+        self._tried: set[_Shape] = set()
+        self._shape: _Shape | None = None
+        self._plain_seconds = 0.0
         self._timed_steps, self._timed_seconds = 0, 0.0
-        self._wait = math.inf
-        self._settled = mode == "off"
-        self._offer: CompileEstimate | None = None
-        self._able = able
+        self._wait_seconds = math.inf
+        self._decided = mode == "off"
+        self._estimate: CompileEstimate | None = None
 
-    def before(self, step: Stepper, batch: int, piece: int | None) -> None:
-        """Called before each call of steps: compile now, if it is time."""
-        self._key, self._wait = (batch, piece, step.rows), math.inf
-        if self._settled or self._key in self._tried:
+    def before_call(self, runner: ChunkRunner, batch_size: int, microbatch_size: int | None) -> None:
+        """Called before each call of steps: compile them now, if that pays off."""
+        self._shape, self._wait_seconds = (batch_size, microbatch_size, runner.n_rows), math.inf
+        if self._decided or self._shape in self._tried:
             return
-        if step.program is None:
-            self._never("no single program takes them whole")
+        if runner.program is None:
+            self._give_up("no single program takes them whole")
         elif self._mode == "steps":
-            self._compile(step, batch, piece, "as the phase asks")
+            self._compile(runner, batch_size, microbatch_size, "as the phase asks")
         else:
-            self._choose(step, batch, piece, step.program.estimate_compile(self._most))
+            self._estimate = runner.program.estimate_compile(self._max_call_steps)
+            if self._estimate is not None:
+                self._decide(runner, batch_size, microbatch_size, self._estimate)
 
     @property
-    def limit(self) -> int:
-        """The most steps of the next call: no more than there are until the next decision."""
-        if not self._timed_steps or self._wait == math.inf:
-            return 2**31
-        return max(1, math.ceil(self._wait / max(self._each, 1e-9)))
+    def max_steps(self) -> int:
+        """The most steps of the next call, so that the next decision is not late."""
+        if not self._timed_steps or self._wait_seconds == math.inf:
+            return _UNLIMITED
+        return max(1, math.ceil(self._wait_seconds / max(self._step_seconds, 1e-9)))
 
-    def took(self, count: int, seconds: float) -> None:
-        """A call of `count` steps has taken so long; the first says little of the others."""
-        if self._left is not None:
-            self._left -= count
-        if self._key in self._tried:
+    def record(self, n_steps: int, seconds: float) -> None:
+        """A call of `n_steps` steps took so long. The first call is not timed: it says little of the others."""
+        if self._steps_left is not None:
+            self._steps_left -= n_steps
+        if self._shape in self._tried:
             return
-        if self._spent > 0.0:
-            self._timed_steps += count
+        if self._plain_seconds > 0.0:
+            self._timed_steps += n_steps
             self._timed_seconds += seconds
-        self._spent += seconds
+        self._plain_seconds += seconds
 
-    def again(self, count: int) -> None:
-        """So many steps are to be done once more."""
-        if self._left is not None:
-            self._left += count
+    def repeat(self, n_steps: int) -> None:
+        """So many steps are done once more."""
+        if self._steps_left is not None:
+            self._steps_left += n_steps
 
     def end(self) -> None:
-        """The loop is over, and steps were taken: say why none are compiled, unless that was said."""
-        if self._settled or self._tried:
+        """The loop is over: log why no steps were compiled, unless that was logged."""
+        if self._decided or self._tried:
             return
-        if self._key is None:
-            self._never("batches differ from each other")
-        elif self._offer is not None:
-            self._plain(self._why_not(self._offer))
-        elif self._most == 1:
-            self._plain("each is a call of its own, as somebody listens to step_end, and for such none are offered")
+        if self._shape is None:
+            self._give_up("batches differ from each other")
+        elif self._estimate is not None:
+            self._log_plain(self._why_not(self._estimate))
+        elif self._max_call_steps == 1:
+            self._log_plain("each is a call of its own, as there is a step_end hook, and single steps are not compiled")
         else:
-            self._plain("the backend offers none, as they cannot be or would gain little; compile='steps' tries it")
+            self._log_plain("the backend offers none, as they cannot be or would gain little; compile='steps' tries it")
 
     @property
-    def _each(self) -> float:
+    def _step_seconds(self) -> float:
         return self._timed_seconds / self._timed_steps
 
-    def _never(self, why: str) -> None:
-        self._settled = True
+    def _give_up(self, why: str) -> None:
+        self._decided = True
         if self._mode == "steps":
-            self._tell("compile", f"steps run one by one, uncompiled: {why}")
+            self._log_event("compile", f"steps run one by one, uncompiled: {why}")
         else:
-            self._plain(why)
+            self._log_plain(why)
 
-    def _plain(self, why: str) -> None:
-        if self._able:
-            self._tell("compile", f"steps are not compiled: {why}", verbose=True)
+    def _log_plain(self, why: str) -> None:
+        if self._can_compile:
+            self._log_event("compile", f"steps are not compiled: {why}", verbose=True)
 
-    def _choose(self, step: Stepper, batch: int, piece: int | None, offer: CompileEstimate | None) -> None:
-        self._offer = offer
-        if offer is None:
-            return
-        sure = min(_SURE_SECONDS, _SURE_SHARE * offer.compile_seconds)
-        if offer.compile_seconds <= 0.0 and offer.step_ratio <= 1.0:
-            self._compile(step, batch, piece, "that takes no longer than plain steps do")
-        elif not self._timed_steps or self._timed_seconds < sure:
-            self._wait = sure - self._timed_seconds
-        elif self._pays(offer):
-            self._compile(step, batch, piece, f"{self._why(offer)}; {offer.compile_seconds:.1f} s were expected for it")
+    def _decide(
+        self, runner: ChunkRunner, batch_size: int, microbatch_size: int | None, estimate: CompileEstimate
+    ) -> None:
+        seconds = estimate.compile_seconds
+        timed_enough = min(_TIMED_SECONDS, _TIMED_SHARE * seconds)
+        if seconds <= 0.0 and estimate.step_ratio <= 1.0:
+            self._compile(runner, batch_size, microbatch_size, "that takes no longer than plain steps do")
+        elif not self._timed_steps or self._timed_seconds < timed_enough:
+            self._wait_seconds = timed_enough - self._timed_seconds
+        elif self._pays_off(estimate):
+            why = f"{self._why(estimate)}; {seconds:.1f} s were expected for it"
+            self._compile(runner, batch_size, microbatch_size, why)
 
-    def _pays(self, offer: CompileEstimate) -> bool:
-        """Whether to compile now, as far as is known; notes how long to wait with that at least."""
-        left = math.inf if self._left is None else self._left
-        if offer.step_ratio >= 1.0 or left * self._each * (1.0 - offer.step_ratio) <= offer.compile_seconds:
+    def _pays_off(self, estimate: CompileEstimate) -> bool:
+        """Whether to compile now, as far as is known; sets how long to wait with that at least."""
+        left = math.inf if self._steps_left is None else self._steps_left
+        if estimate.step_ratio >= 1.0:
             return False
-        if (self._early or self._left is None) and self._spent < offer.compile_seconds:
-            self._wait = offer.compile_seconds - self._spent
+        if left * self._step_seconds * (1.0 - estimate.step_ratio) <= estimate.compile_seconds:
+            return False
+        if self._open_ended and self._plain_seconds < estimate.compile_seconds:
+            self._wait_seconds = estimate.compile_seconds - self._plain_seconds
             return False
         return True
 
-    def _why(self, offer: CompileEstimate) -> str:
-        if self._early or self._left is None:
-            return f"plain steps have taken {self._spent:.1f} s"
-        saved = self._each * (1 - offer.step_ratio) * 1e6
-        return f"{self._left:,} steps are to come, of which each saves about {saved:.0f} us"
+    def _why(self, estimate: CompileEstimate) -> str:
+        if self._open_ended:
+            return f"plain steps have taken {self._plain_seconds:.1f} s"
+        saved = self._step_seconds * (1 - estimate.step_ratio) * 1e6
+        return f"{self._steps_left:,} steps are left, of which each saves about {saved:.0f} us"
 
-    def _why_not(self, offer: CompileEstimate) -> str:
-        """What is known when all is over: the choice may have been made when less was."""
-        if offer.step_ratio >= 1.0:
+    def _why_not(self, estimate: CompileEstimate) -> str:
+        """What is known at the end: the decision may have been made when less was."""
+        if estimate.step_ratio >= 1.0:
             return "compiled ones would take no less time"
-        takes = f"compiling would take about {_shown(offer.compile_seconds)}"
+        costs = f"compiling would take about {_duration(estimate.compile_seconds)}"
         if not self._timed_steps:
-            return f"{takes}, and the phase was over before plain ones were timed"
-        saved = self._timed_seconds * (1.0 - offer.step_ratio)
-        late = ", as was known too late" if saved > offer.compile_seconds else ""
-        steps = f"{self._timed_steps:,} step{'s' * (self._timed_steps > 1)} of {_shown(self._each)}"
-        return f"{takes} and save {_shown(saved)} in {steps}{late}"
+            return f"{costs}, and the phase was over before plain ones were timed"
+        saved = self._timed_seconds * (1.0 - estimate.step_ratio)
+        late = ", as was known too late" if saved > estimate.compile_seconds else ""
+        steps = f"{self._timed_steps:,} step{'s' * (self._timed_steps > 1)} of {_duration(self._step_seconds)}"
+        return f"{costs} and save {_duration(saved)} in {steps}{late}"
 
-    def _compile(self, step: Stepper, batch: int, piece: int | None, why: str) -> None:
-        self._tried.add((batch, piece, step.rows))
-        if step.parts(batch, piece) is None:
-            self._tell("compile", f"steps of {batch} rows in pieces of {piece} run one by one, uncompiled")
+    def _compile(self, runner: ChunkRunner, batch_size: int, microbatch_size: int | None, why: str) -> None:
+        self._tried.add((batch_size, microbatch_size, runner.n_rows))
+        if runner.n_microbatches(batch_size, microbatch_size) is None:
+            self._log_event(
+                "compile",
+                f"steps of {batch_size} rows in micro-batches of {microbatch_size} run one by one, uncompiled",
+            )
             return
-        self._doing("compiling")
+        self._on_activity("compiling")
         began = time.perf_counter()
         try:
-            step.compile(batch, piece)
+            runner.compile(batch_size, microbatch_size)
         except (CompileError, OutOfMemoryError) as error:  # neither has changed anything
-            self._uncompiled(error)
+            self._failed(error)
         else:
-            self._tell("compile", f"steps compiled in {time.perf_counter() - began:.1f} s: {why}")
+            self._log_event("compile", f"steps compiled in {time.perf_counter() - began:.1f} s: {why}")
         finally:
-            self._doing("")
+            self._on_activity("")
 
-    def _uncompiled(self, error: CompileError | OutOfMemoryError) -> None:
-        self._settled = True
-        forget(error)
-        self._tell("compile", f"steps run uncompiled: {error}")
+    def _failed(self, error: CompileError | OutOfMemoryError) -> None:
+        self._decided = True
+        release_frames(error)
+        self._log_event("compile", f"steps run uncompiled: {error}")
         if self._mode == "steps":
             warnings.warn(f"steps run uncompiled: {error}", CompileWarning, stacklevel=9)
 
 
-def _shown(seconds: float) -> str:
-    """A time for people, of a step or of a compilation."""
+def _duration(seconds: float) -> str:
     if seconds >= 0.1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.0f} us"

@@ -1,4 +1,4 @@
-"""Evaluation: losses, metrics and predictions of an EvalPhase over programs that are ready."""
+"""Evaluation: losses, metrics and predictions of an EvalPhase, computed by programs that are ready."""
 
 from __future__ import annotations
 
@@ -11,215 +11,208 @@ import numpy as np
 from anyaccel.data import joined_array
 from anyaccel.errors import ColumnError, OutOfMemoryError, SpecError
 from anyaccel.graph import ModelGraph, input_columns, topology
-from anyaccel.phases.executor.pipeline import Chain
+from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.kinds import EvalPhase
-from anyaccel.phases.loading import Portion, Stretch, parts_of
-from anyaccel.phases.loading.sight import Sight
-from anyaccel.phases.loss_accumulator import Tally
+from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.loader import Chunk
+from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.metrics import Metric
+from anyaccel.phases.oom_recovery import OutOfMemoryPolicy
+from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.relief import Relief
 from anyaccel.specs import AppliedLoss
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A metric bound to the value it judges and the columns it compares with."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundMetric:
+    """A metric, the node whose output it takes, and the columns that it compares it with."""
 
     label: str
     metric: Metric
     node: str
-    source: str
+    feature_set: str
     columns: tuple[str, ...]
     stream: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What an evaluation gave: losses by label and their sum (NaN of none), metrics by label, outputs by value name."""
-
-    losses: dict[str, float]
-    loss: float
-    metrics: dict[str, float]
-    outputs: dict[str, np.ndarray]
-
-    @property
-    def named(self) -> dict[str, float]:
-        """Every figure by name: `loss`, `loss.LABEL`, and the metrics."""
-        losses = (
-            {"loss": self.loss, **{f"loss.{name}": value for name, value in self.losses.items()}} if self.losses else {}
-        )
-        return {**losses, **self.metrics}
-
-
-def judged(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[Judgement]:
-    """The metrics of a phase, bound; one without a node judges every node that a loss does, else the tails.
+def bind_metrics(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[BoundMetric]:
+    """The metrics of a phase, bound; one without a node is bound to every node with a loss, else the output nodes.
 
     Raises:
         ColumnError: there is no target to compare with.
         GraphError: a node that is not in the graph.
-        SpecError: two metrics of one label.
+        SpecError: two metrics with one label.
     """
-    nodes = list(dict.fromkeys(loss.on for loss in losses)) or list(graph.output_nodes)
-    found = []
+    default_nodes = list(dict.fromkeys(loss.on for loss in losses)) or list(graph.output_nodes)
+    bound = []
     for metric in phase.metrics:
-        on = [metric.on] if metric.on is not None else nodes
-        for node in on:
-            source, names, stream = _targets(metric, node, losses, graph)
-            label = metric.label if len(on) == 1 else f"{node}.{metric.label}"
-            found.append(Judgement(label, metric, node, source.label, names, stream or ""))
-    labels = [one.label for one in found]
+        nodes = [metric.on] if metric.on is not None else default_nodes
+        for node in nodes:
+            source, columns, stream = _targets(metric, node, losses, graph)
+            label = metric.label if len(nodes) == 1 else f"{node}.{metric.label}"
+            feature_set, stream = source.label, stream or ""
+            bound.append(
+                BoundMetric(
+                    label=label, metric=metric, node=node, feature_set=feature_set, columns=columns, stream=stream
+                )
+            )
+    labels = [metric.label for metric in bound]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
         raise SpecError(f"phase {phase.label!r} has two metrics called {', '.join(twice)}", hint="give each a label=")
-    return found
+    return bound
 
 
 def _targets(metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> input_columns.Chosen:
     if node not in graph.nodes:
-        raise topology.unknown_node(f"metric {metric.label!r} judges the node {node!r}", node, graph.nodes)
+        raise topology.unknown_node(f"metric {metric.label!r} is on the node {node!r}", node, graph.nodes)
     own = [name for loss in losses if loss.on == node for name in loss.inputs[1:]]
     text = metric.targets if metric.targets != "targets" or not own else own[0]
     if text == "targets":
         return input_columns.targets_of(AppliedLoss("mse", on=node), graph.nodes)
-    named = input_columns.named_column(text, graph.nodes)
-    if named is None:
+    chosen = input_columns.named_column(text, graph.nodes)
+    if chosen is None:
         raise ColumnError(
-            f"metric {metric.label!r} compares with {text!r}, which is no column", hint="write 'FEATURE_SET.COLUMN'"
+            f"metric {metric.label!r} compares with {text!r}, which is not a column",
+            hint="write 'FEATURE_SET.COLUMN'",
         )
-    return named
+    return chosen
 
 
-def evaluate(
-    chain: Chain,
-    relief: Relief,
-    sight: Sight,
-    losses: Sequence[AppliedLoss],
-    judgements: Sequence[Judgement],
-    keep: Sequence[str],
-    names: Mapping[str, Sequence[str]],
-) -> Figures:
-    """Run over all rows; where memory runs out, once more with less at once.
+class Evaluation:
+    """Evaluates rows; may run many times, as the validation of a TrainPhase does.
 
     Args:
-        chain: programs.
-        relief: the data, and what is done when there is no room for them.
-        sight: what is evaluated, in host memory too, for metrics.
+        pipeline: the programs.
+        policy: the rows on devices, and what is done when they do not fit.
+        rows: the same in host memory, for metrics.
         losses: those wanted.
-        judgements: metrics, bound.
+        metrics: those wanted.
         keep: labels of nodes whose outputs are kept.
-        names: names of each node's values.
-
-    Raises:
-        OutOfMemoryError: there is no room for the least.
+        value_names: names of each node's values.
+        learners: estimators that are learning; their metrics are computed on the host.
     """
-    wanted = [name for label in dict.fromkeys([*keep, *(one.node for one in judgements)]) for name in names[label]]
-    while True:
-        tally, parts = Tally(), {name: list[np.ndarray]() for name in wanted}
-        failure = _tried(chain, relief, tally, parts)
-        if failure is None:
-            break
-        relief.give(failure, relief.batch)
-    outputs = {name: np.concatenate(part) for name, part in parts.items()}
-    all_means = tally.means()
-    means = {loss.label: all_means[loss.label] for loss in losses}
-    total = sum(loss.weight * means[loss.label] for loss in losses) if losses else float("nan")
-    metrics = {one.label: measured(one, outputs[names[one.node][0]], sight, judgements) for one in judgements}
-    return Figures(means, total, metrics, {name: outputs[name] for label in keep for name in names[label]})
 
+    def __init__(
+        self,
+        *,
+        pipeline: Pipeline,
+        policy: OutOfMemoryPolicy,
+        rows: EvaluationRows,
+        losses: Sequence[AppliedLoss],
+        metrics: Sequence[BoundMetric],
+        keep: Sequence[str],
+        value_names: Mapping[str, Sequence[str]],
+        learners: HostLearners,
+    ) -> None:
+        self._pipeline, self._policy, self._rows = pipeline, policy, rows
+        self._losses, self._metrics, self._learners = losses, metrics, learners
+        on_host = [metric.node for metric in metrics if metric.node in learners.labels]
+        computed = [metric.node for metric in metrics if metric.node not in learners.labels]
+        self._names = value_names
+        self._kept = [name for label in keep for name in value_names[label]]
+        inputs = learners.upstreams if on_host else ()
+        self._wanted = [name for label in dict.fromkeys([*keep, *inputs, *computed]) for name in value_names[label]]
 
-def _tried(
-    chain: Chain, relief: Relief, tally: Tally, parts: Mapping[str, list[np.ndarray]]
-) -> OutOfMemoryError | None:
-    """All outputs and losses; the outputs of a portion come to the host when it is over."""
-    try:
-        with closing(relief.supply.portions(0, 0, chain.order)) as portions:
-            for portion in portions:
-                _add(chain, portion, relief.piece, tally, parts)
-                del portion  # its rows must not outlive the next
-    except OutOfMemoryError as error:
-        return error
-    return None
+    def run(self) -> EvaluationValues:
+        """Compute all rows; if memory runs out, once more with fewer at once.
 
+        Raises:
+            OutOfMemoryError: there is no room for the least.
+        """
+        while True:
+            losses, parts = LossAccumulator(), {name: list[np.ndarray]() for name in self._wanted}
+            failure = self._attempt(losses, parts)
+            if failure is None:
+                break
+            self._policy.make_room(failure, self._policy.batch_size)
+        outputs = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        all_means = losses.means()
+        means = {loss.label: all_means[loss.label] for loss in self._losses}
+        total = sum(loss.weight * means[loss.label] for loss in self._losses) if self._losses else float("nan")
+        metrics = {metric.label: self._measure(metric, outputs) for metric in self._metrics}
+        return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
 
-def _add(
-    chain: Chain, portion: Portion, piece: int | None, tally: Tally, parts: Mapping[str, list[np.ndarray]]
-) -> None:
-    pending: list[tuple[str, object]] = []
-    step = chain.evaluator(portion.feed, portion.orders)
-    for work in portion.works:
-        for turn in [work] if piece is None else parts_of(work, piece):
-            assert not isinstance(turn, Stretch)
-            values, found = step(turn)
-            tally.add(found)
-            pending += [(name, values[name]) for name in parts if values[name] is not None]
-    for name, value in pending:
-        parts[name].append(np.array(chain.to_host(name, value)))
+    def _attempt(self, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]) -> OutOfMemoryError | None:
+        try:
+            with closing(self._policy.loader.chunks(0)) as chunks:
+                for chunk in chunks:
+                    self._compute(chunk, losses, parts)
+                    del chunk  # its rows must not outlive the next
+        except OutOfMemoryError as error:
+            return error
+        return None
 
+    def _compute(self, chunk: Chunk, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]) -> None:
+        """Outputs come to the host when the chunk is over, so that nothing waits for a device before."""
+        pending: list[tuple[str, object]] = []
+        runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.microbatch_size
+        for step in chunk.steps:
+            for part in [step] if max_rows is None else step.split(max_rows):
+                values, step_losses = runner.evaluate(part.rows)
+                losses.add(step_losses)
+                pending += [(name, values[name]) for name in parts if values[name] is not None]
+        for name, value in pending:
+            parts[name].append(np.array(self._pipeline.to_host(name, value)))
 
-def measured(one: Judgement, outputs: np.ndarray, sight: Sight, others: Sequence[Judgement] = ()) -> float:
-    """A metric of whole outputs, compared with columns of the same rows.
-
-    Args:
-        one: the metric, bound.
-        outputs: of its node.
-        sight: what is evaluated.
-        others: all metrics of the phase, for the message.
-
-    Raises:
-        SpecError: the metric cannot compare them; names the node.
-    """
-    try:
-        return float(one.metric.measure(outputs, joined_array(sight.of(one.source, one.stream), one.columns)))
-    except SpecError as error:
-        nodes = [other.node for other in others if other.metric is one.metric and other.node != one.node]
-        on = f"name the node that it judges: Metric({one.metric.label!r}, on={nodes[0]!r})" if nodes else error.hint
-        asked = f"metric {one.label!r} on node {one.node!r}: {error.problem}"
-        raise SpecError(asked, available=error.available, hint=on) from None
+    def _measure(self, metric: BoundMetric, outputs: Mapping[str, np.ndarray]) -> float:
+        if metric.node in self._learners.labels:
+            predicted = self._learners.predict(metric.node, outputs, self._rows.rows)
+        else:
+            predicted = outputs[self._names[metric.node][0]]
+        targets = joined_array(self._rows.of(metric.feature_set, metric.stream), metric.columns)
+        try:
+            return float(metric.metric.measure(predicted, targets))
+        except SpecError as error:
+            others = [one.node for one in self._metrics if one.metric is metric.metric and one.node != metric.node]
+            on = f"name the node to judge: Metric({metric.metric.label!r}, on={others[0]!r})" if others else error.hint
+            problem = f"metric {metric.label!r} on node {metric.node!r}: {error.problem}"
+            raise SpecError(problem, available=error.available, hint=on) from None
 
 
 Compared = tuple[str, tuple[str, ...]]
-"""Label of a feature set, with `@STREAM` where a sampler draws them by another stream, and names of its columns."""
+"""Label of a feature set, with `@STREAM` for another stream of its sampler than the first, and names of columns."""
 
 
 def compared(phase: Phase, graph: ModelGraph, values: Iterable[str]) -> dict[str, Compared]:
-    """What each value (a node's label, or `label.OUTPUT`) is compared with; those that are with nothing are left out.
+    """The columns that each value (`NODE` or `NODE.OUTPUT`) is compared with; values without any are left out.
 
-    A loss of the phase on the node says so, else a metric that names a column, else it is the targets of the data
-    that feed the node.
+    They are what a loss of the phase on the node takes, else what a metric names, else the targets of the data that
+    feed the node.
     """
-    found = {value: _columns(phase, graph, value) for value in values}
-    return {value: one for value, one in found.items() if one is not None}
+    columns = {value: _compared_columns(phase, graph, value) for value in values}
+    return {value: chosen for value, chosen in columns.items() if chosen is not None}
 
 
-def _columns(phase: Phase, graph: ModelGraph, value: str) -> Compared | None:
+def _compared_columns(phase: Phase, graph: ModelGraph, value: str) -> Compared | None:
     node = value.partition(".")[0]
-    for text in _texts(phase, node, value):
+    for text in _candidates(phase, node, value):
         try:
-            whole = input_columns.targets_of(AppliedLoss("mse", on=node), graph.nodes) if text == "targets" else None
-            chosen = whole or input_columns.named_column(text, graph.nodes)
+            targets = input_columns.targets_of(AppliedLoss("mse", on=node), graph.nodes) if text == "targets" else None
+            chosen = targets or input_columns.named_column(text, graph.nodes)
         except ColumnError:
             continue
         if chosen is not None:
-            return f"{chosen.source.label}{_drawn(phase, chosen)}", chosen.names
+            return f"{chosen.source.label}{_stream_suffix(phase, chosen)}", chosen.names
     return None
 
 
-def _drawn(phase: Phase, chosen: input_columns.Chosen) -> str:
-    """`@STREAM` where the rows of an EvalPhase are another stream's; without a sampler all streams are the rows."""
-    samplers = getattr(phase, "sampler", None)
-    sampler = samplers.get(chosen.source.label) if isinstance(samplers, Mapping) else samplers
-    streams: tuple[str, ...] = getattr(sampler, "streams", ())
-    return f"@{chosen.stream}" if chosen.stream in streams[1:] else ""
-
-
-def _texts(phase: Phase, node: str, value: str) -> Iterator[str]:
-    """What may name the columns, the surest first."""
-    own = {"outputs", value, f"outputs.{value.partition('.')[2]}"}
+def _candidates(phase: Phase, node: str, value: str) -> Iterator[str]:
+    """What may name the columns, the most certain first."""
+    outputs = {"outputs", value, f"outputs.{value.partition('.')[2]}"}
     for loss in phase.losses:
-        if loss.on == node and own & set(loss.inputs):
-            yield from (text for text in loss.inputs if text not in own)
+        if loss.on == node and outputs & set(loss.inputs):
+            yield from (text for text in loss.inputs if text not in outputs)
     for metric in getattr(phase, "metrics", ()):
         if metric.on in (None, node) and metric.targets != "targets":
             yield metric.targets
     yield "targets"
+
+
+def _stream_suffix(phase: Phase, chosen: input_columns.Chosen) -> str:
+    """`@STREAM` if the rows of an EvalPhase are those of another stream; without a sampler all streams are the rows."""
+    samplers = getattr(phase, "sampler", None)
+    sampler = samplers.get(chosen.source.label) if isinstance(samplers, Mapping) else samplers
+    streams: tuple[str, ...] = getattr(sampler, "streams", ())
+    return f"@{chosen.stream}" if chosen.stream in streams[1:] else ""

@@ -1,4 +1,4 @@
-"""Adding up losses: kept on their devices during an epoch, brought to the host once at its end."""
+"""Loss accumulator: losses stay on their devices during an epoch and come to the host once, at its end."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from anyaccel.backend import ComputingBackend
-from anyaccel.phases.executor.links import Losses
+from anyaccel.phases.executor.stage import Losses
 
 
-class Tally:
+class LossAccumulator:
     """Losses of many steps."""
 
     def __init__(self) -> None:
-        self._kept: list[Losses] = []
+        self._losses: list[Losses] = []
 
     def add(self, losses: Iterable[Losses]) -> None:
-        """Keep the losses of some steps; nothing is waited for."""
-        self._kept.extend(losses)
+        """Keep the losses of some steps, without waiting for them."""
+        self._losses.extend(losses)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._losses)
 
-    def cut(self, length: int) -> None:
-        """Forget all but the first so many entries: their steps are done again."""
-        del self._kept[length:]
+    def truncate(self, length: int) -> None:
+        """Keep only the first so many entries; the steps of the others are done again."""
+        del self._losses[length:]
 
     def means(self) -> dict[str, float]:
-        """Means over all that was added, by label, in float64; waits for the devices."""
+        """Means over all that was added, by label, in float64. Waits for the devices."""
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}
         for label, total, weight in [*self._of_calls(), *self._of_pairs()]:
@@ -37,27 +37,27 @@ class Tally:
         return {label: sums[label] / weights[label] if weights[label] else float("nan") for label in sums}
 
     def _of_calls(self) -> Iterator[tuple[str, float, float]]:
-        """Label, sum and weight for each call of many steps, in which a mean weighs as much as its batch."""
-        for losses in self._kept:
+        """Label, sum and weight for each call of several steps; a mean weighs as much as its batch."""
+        for losses in self._losses:
             if losses.pairs is None:
-                means = np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)[: losses.count]
+                means = np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)[: losses.n_steps]
                 for label, column in zip(losses.labels, means.T, strict=True):
-                    yield label, float(column.sum()) * losses.batch, float(len(column) * losses.batch)
+                    yield label, float(column.sum()) * losses.batch_size, float(len(column) * losses.batch_size)
 
     def _of_pairs(self) -> Iterator[tuple[str, float, float]]:
-        """Label, sum and weight for each step, brought over together from each backend."""
-        found: dict[ComputingBackend, list[tuple[str, object, object]]] = {}
-        for losses in self._kept:
+        """Label, sum and weight for each step, copied together from each backend."""
+        by_backend: dict[ComputingBackend, list[tuple[str, object, object]]] = {}
+        for losses in self._losses:
             pairs = [(label, *pair) for label, pair in (losses.pairs or {}).items()]
-            found.setdefault(losses.backend, []).extend(pairs)
-        for backend, triples in found.items():
-            totals = _numbers(backend, [total for _, total, _ in triples])
-            weights = _numbers(backend, [weight for _, _, weight in triples])
+            by_backend.setdefault(losses.backend, []).extend(pairs)
+        for backend, triples in by_backend.items():
+            totals = _floats(backend, [total for _, total, _ in triples])
+            weights = _floats(backend, [weight for _, _, weight in triples])
             yield from zip((label for label, _, _ in triples), totals, weights, strict=True)
 
 
-def _numbers(backend: ComputingBackend, values: Sequence[object]) -> list[float]:
-    """Scalars of devices, and plain numbers among them, as plain numbers."""
-    there = [value for value in values if not isinstance(value, (int, float))]
-    found = iter(backend.scalars(there).tolist() if there else ())
-    return [float(value) if isinstance(value, (int, float)) else next(found) for value in values]
+def _floats(backend: ComputingBackend, values: Sequence[object]) -> list[float]:
+    """Scalars, some on devices and some plain numbers, as plain numbers."""
+    tensors = [value for value in values if not isinstance(value, (int, float))]
+    copied = iter(backend.scalars(tensors).tolist() if tensors else ())
+    return [float(value) if isinstance(value, (int, float)) else next(copied) for value in values]

@@ -1,4 +1,4 @@
-"""Placing: nodes and their optimizer state, where a plan says, and where a phase leaves them."""
+"""Model placement: moves nodes and their optimizer state to the devices of a plan, and to where a phase leaves them."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from anyaccel.registry import registry
 from anyaccel.segment import NodeState
 
 
-def afterwards(phase: Phase, plan: Plan) -> dict[str, Device]:
-    """Where nodes go when the phase has ended; those that are not served there stay, unless the phase is strict.
+def final_devices(phase: Phase, plan: Plan) -> dict[str, Device]:
+    """Where nodes go when the phase has ended. Without `strict`, nodes whose framework does not run there stay.
 
     Raises:
         FrameworkError, DeviceUnavailableError: no node can go there.
     """
     if phase.final_device is None:
         return {}
-    device, found = phase.final_device.device, registry()
-    served = [one for one in plan.assignments if phase.strict or found.serves(one.framework, device.kind)]
-    for one in served or plan.assignments:
-        found.serving(one.framework, device, vendor=phase.final_device.vendor)
-    return {one.node: device for one in served}
+    device, backends = phase.final_device.device, registry()
+    served = [one for one in plan.assignments if phase.strict or backends.serves(one.framework, device.kind)]
+    for assignment in served or plan.assignments:
+        backends.serving(assignment.framework, device, vendor=phase.final_device.vendor)
+    return {assignment.node: device for assignment in served}
 
 
-def warn(plan: Plan) -> None:
-    """LogEvent once of nodes that run on the CPU although the phase asks for another device."""
-    fallbacks = [one for one in plan.assignments if one.reason == "fallback"]
+def warn_of_fallbacks(plan: Plan) -> None:
+    """Warn once of nodes that run on the CPU although the phase asks for another device."""
+    fallbacks = [assignment for assignment in plan.assignments if assignment.reason == "fallback"]
     if fallbacks:
-        names = ", ".join(f"{one.node} ({one.framework})" for one in fallbacks)
+        names = ", ".join(f"{assignment.node} ({assignment.framework})" for assignment in fallbacks)
         warnings.warn(
-            f"phase {plan.phase!r} asks for {fallbacks[0].written!r}, on which these nodes are not served; they run on "
-            f"the CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to forbid it.",
+            f"phase {plan.phase!r} asks for {fallbacks[0].written!r}, where these nodes cannot run; they run on the "
+            f"CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to make this an error.",
             FallbackWarning,
             stacklevel=7,
         )
 
 
 def place(graph: ModelGraph, devices: Mapping[str, Device]) -> None:
-    """Place nodes, and the optimizer state that training left them, on devices; the graph holds what comes back."""
+    """Place nodes, with the optimizer state that training left them, on devices; the graph holds the placed models."""
     models = [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
     for label, device in devices.items():
         node = graph[label]
@@ -53,7 +53,7 @@ def place(graph: ModelGraph, devices: Mapping[str, Device]) -> None:
             continue
         backend = registry().computing(graph.shapes.frameworks[label], device.kind)
         before, after = node.model, backend.place(node.model, device)
-        for other in models:  # those that share the model go on sharing it, whether they take part or not
+        for other in models:  # nodes that share the model go on sharing it, whether they take part or not
             if other.model is before:
                 other.model = after
         if label in graph.optimizer_states:

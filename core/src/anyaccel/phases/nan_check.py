@@ -1,4 +1,4 @@
-"""NaN in the data of a TrainPhase: told once, before it has turned every loss and parameter to NaN in silence."""
+"""NaN check: warns once of NaN in the data of a TrainPhase, which would silently make every loss and parameter NaN."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def notes(
     rows: Mapping[str, Rows],
     arrays: Mapping[str, np.ndarray],
 ) -> tuple[str, ...]:
-    """A note for each column whose NaN would go to what a TrainPhase trains by gradients.
+    """A note for each column whose NaN would reach what a TrainPhase trains by gradients.
 
-    Features count where no estimator, which may know what to do with NaN, stands before the node that is trained;
-    targets where a named loss takes them: a loss of the user's own may leave out what is NaN.
+    Features count unless an estimator, which may handle NaN, comes before the node that is trained; targets count if a
+    named loss takes them: a custom loss may leave out what is NaN.
 
     Args:
-        phase: any phase; of others than a TrainPhase there is nothing to tell.
+        phase: any phase; only a TrainPhase has notes.
         plan: of the phase.
         segments: that carry it out, in the order of computation.
         rows: the data of the phase, by feature set.
@@ -39,52 +39,48 @@ def notes(
         return ()
     reached = _reached(segments)
     known = [column for column in plan.columns if column.name in reached and column.name in arrays]
-    found = [column for column in known if _has_nan(arrays[column.name])]
-    return tuple(dict.fromkeys(_told(found, rows)))
+    return tuple(dict.fromkeys(_notes([column for column in known if _has_nan(arrays[column.name])], rows)))
 
 
-def warn(label: str, told: Sequence[str]) -> None:
-    """Warn of what `notes` gave for the phase of this label.
-
-    Warns:
-        NaNWarning: once for all of them.
-    """
-    if told:
-        warnings.warn(f"phase {label!r}: {'. '.join(told)}.", NaNWarning, stacklevel=7)
+def warn(label: str, nan_notes: Sequence[str]) -> None:
+    """Issue one NaNWarning with the notes on the phase of this label, if there are any."""
+    if nan_notes:
+        warnings.warn(f"phase {label!r}: {'. '.join(nan_notes)}.", NaNWarning, stacklevel=7)
 
 
 def _reached(segments: Sequence[Segment]) -> set[str]:
-    """Names of the values that go to trained nodes and named losses, through all that hands NaN on."""
+    """Names of the values that reach trained nodes and named losses, through all that passes NaN on."""
+    operations = [operation for segment in segments for operation in segment.operations]
     trained = {label for segment in segments for group in segment.groups for label in group.nodes}
-    behind: dict[str, set[str]] = {}
-    found: set[str] = set()
-    for operation in (one for segment in segments for one in segment.operations):
-        given = {name for taken in operation.inputs for name in behind.get(taken, {taken})}
-        behind.update(dict.fromkeys(operation.outputs, set() if isinstance(operation.model, Estimator) else given))
-        found |= given if operation.label in trained else set()
-    for term in (one for segment in segments for one in segment.losses if one.loss.own is None):
-        found.update(name for taken in term.inputs for name in behind.get(taken, {taken}))
-    return found
+    origins: dict[str, set[str]] = {}
+    reached: set[str] = set()
+    for operation in operations:
+        inputs = {name for value in operation.inputs for name in origins.get(value, {value})}
+        origins.update(dict.fromkeys(operation.outputs, set() if isinstance(operation.model, Estimator) else inputs))
+        reached |= inputs if operation.label in trained else set()
+    for term in (term for segment in segments for term in segment.losses if term.loss.own is None):
+        reached.update(name for value in term.inputs for name in origins.get(value, {value}))
+    return reached
 
 
 def _has_nan(array: np.ndarray) -> bool:
-    """Whether any number is NaN; the smallest one is then, and finding it takes no memory."""
+    """Whether any number is NaN: then the minimum is, and computing that allocates nothing."""
     if array.dtype.kind != "f":
         return False
     with np.errstate(invalid="ignore"):
         return bool(np.isnan(array.min(initial=np.inf)))
 
 
-def _told(found: Sequence[Column], rows: Mapping[str, Rows]) -> Iterator[str]:
-    for column in found:
-        its = rows[column.feature_set]
+def _notes(columns: Sequence[Column], rows: Mapping[str, Rows]) -> Iterator[str]:
+    for column in columns:
+        own_rows = rows[column.feature_set]
         for name in column.columns:
-            count = _rows_with_nan(joined_array(its, (name,)))
+            count = _rows_with_nan(joined_array(own_rows, (name,)))
             if count:
                 role = "features" if column.role == "features" else "targets"
                 yield (
-                    f"{role} {name!r} hold NaN in {count} of {len(its)} rows; losses will be NaN. "
-                    f"Hint: {_remedy(role, its.label, name)}"
+                    f"{role} {name!r} hold NaN in {count} of {len(own_rows)} rows; losses will be NaN. "
+                    f"Hint: {_hint(role, own_rows.label, name)}"
                 )
 
 
@@ -94,7 +90,7 @@ def _rows_with_nan(array: np.ndarray) -> int:
     return int(np.isnan(array.reshape(len(array), -1)).any(axis=1).sum())
 
 
-def _remedy(role: str, label: str, name: str) -> str:
+def _hint(role: str, label: str, name: str) -> str:
     if role == "features":
         return f"{label}.fit_transform(SimpleImputer(), [{name!r}], fit_on='train')"
     return f"train without these rows, data={label}.split('train').filter({{{name!r}: np.isfinite}})"

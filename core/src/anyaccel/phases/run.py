@@ -9,12 +9,11 @@ from typing import Any
 from anyaccel.data import Rows
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan
-from anyaccel.phases.estimator_fit import Fitted
-from anyaccel.phases.evaluation import Figures
 from anyaccel.phases.events import Event, log
-from anyaccel.phases.executor.links import Losses
-from anyaccel.phases.executor.pipeline import Chain
-from anyaccel.phases.loss_accumulator import Tally
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.executor.stage import Losses
+from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.outcomes import EvaluationValues, Fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Run:
         self.epoch = 0
         self.step = 0
         self.history: list[Epoch] = []
-        self.evaluation: Figures | None = None
+        self.evaluation: EvaluationValues | None = None
         self.fitted: list[Fitted] = []
         self.rows: Mapping[str, Rows] = {}
         self.error: BaseException | None = None
@@ -91,7 +90,7 @@ class Run:
         self.events: list[Event] = []
         self.heard: Callable[[Event], None] | None = None
         self.last_losses: list[Losses] = []
-        self._chain: Chain | None = None
+        self._pipeline: Pipeline | None = None
         self._last: Any = None
 
     def __repr__(self) -> str:
@@ -132,13 +131,13 @@ class Run:
 
     def step_losses(self) -> dict[str, float]:
         """Mean losses of the last step, by label. Waits for the devices."""
-        tally = Tally()
-        tally.add(self.last_losses)
-        return tally.means()
+        losses = LossAccumulator()
+        losses.add(self.last_losses)
+        return losses.means()
 
-    def attach(self, chain: Chain | None) -> None:
+    def attach(self, pipeline: Pipeline | None) -> None:
         """Set the programs of this run; None drops them and everything the run holds on devices."""
-        self._chain = chain
+        self._pipeline = pipeline
         self._last, self.last_losses = None, []
 
     def snapshot(self) -> Any:
@@ -158,10 +157,10 @@ class Run:
         if self._last is not None:
             self.restore(self._last)
 
-    def _programs(self) -> Chain:
-        if self._chain is None:
+    def _programs(self) -> Pipeline:
+        if self._pipeline is None:
             raise PhaseError(
                 f"phase {self.phase.label!r} is not running, so there is no state to snapshot or restore",
                 hint="call this in a callback, between after_loading and the last epoch_end",
             )
-        return self._chain
+        return self._pipeline

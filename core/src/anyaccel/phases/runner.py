@@ -1,4 +1,4 @@
-"""The lifecycle of a phase: resolve, place, load, build, run, release, and the moments in between."""
+"""Runner: executes a phase: resolve, place, load, build, loop, release, with the hooks in between."""
 
 from __future__ import annotations
 
@@ -7,70 +7,71 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from anyaccel.backend import Program
-from anyaccel.data import FeatureSet
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
-from anyaccel.phases import estimator_fit, nan_check
+from anyaccel.phases import nan_check
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.estimator_partial_fit import Learners
-from anyaccel.phases.evaluation import Figures, evaluate
-from anyaccel.phases.executor.links import Link
-from anyaccel.phases.executor.pipeline import Chain
+from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
+from anyaccel.phases.estimator_inputs import upstream_nodes
+from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.evaluation import Evaluation
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.hooks import Moments
 from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
-from anyaccel.phases.loading import Supply, growth, supplies
-from anyaccel.phases.loading.sight import Sight
-from anyaccel.phases.loading.taking import streams_of
-from anyaccel.phases.model_placement import afterwards, place, warn
-from anyaccel.phases.parts import kept_by, losses_of, request_of
+from anyaccel.phases.loading.input_data import ReadCache
+from anyaccel.phases.loading.loader import BatchLoader
+from anyaccel.phases.loading.residency import load_all, training_growth
+from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
+from anyaccel.phases.oom_recovery import OutOfMemoryPolicy, custom_losses, training_couplings
+from anyaccel.phases.oom_report import OutOfMemoryReport
+from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.prepared import Prepared, check, prepare
+from anyaccel.phases.plan_request import kept_outputs, learners_of, losses_of, plan_request, streams_of
+from anyaccel.phases.prepare import PreparedPart, check, prepare
 from anyaccel.phases.progress import Progress
-from anyaccel.phases.relief import Relief
-from anyaccel.phases.relieving import relieved
 from anyaccel.phases.run import Run
-from anyaccel.phases.traceback_cleanup import forget
-from anyaccel.phases.train_loop import Training
+from anyaccel.phases.traceback_cleanup import release_frames
+from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.registry import registry
 from anyaccel.segment import Segment
 
-# While a phase is at work its programs hold the state; what anybody else would see or leave in the models is not it.
-_AT_WORK: MutableMapping[ModelGraph, Run] = weakref.WeakKeyDictionary()
+# While a phase runs its programs hold the state: the models must not be read or changed by another phase.
+_RUNNING: MutableMapping[ModelGraph, Run] = weakref.WeakKeyDictionary()
 
 
 def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
     """The plan of a phase on a graph, without doing anything.
 
     Raises:
-        AnyaccelError: whatever stands in the way.
+        AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
     """
-    plan = estimator_fit.noted(phase, resolve(graph, request_of(phase, graph)).plan, graph)
+    plan = with_fit_note(phase, resolve(graph, plan_request(phase, graph)).plan, graph)
     check(phase, plan, graph)
     return plan
 
 
-def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | None = None) -> Figures | None:
-    """Carry out the phase of a run on its graph. `run` holds what is complete, whatever happens.
+def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | None = None) -> EvaluationValues | None:
+    """Execute the phase of a run on its graph. `run` holds what is complete, whatever happens.
 
     Returns:
-        the figures of an EvalPhase; None for a TrainPhase, whose figures are in `run.history`.
+        the values of an EvalPhase; None for a TrainPhase, whose epochs are in `run.history`.
 
     Raises:
-        AnyaccelError: whatever stands in the way; PhaseError if the graph is at work in another phase.
+        AnyaccelError: whatever keeps the phase from running; PhaseError if another phase is running on the graph.
     """
     shown = (progress or Progress()).begin(run.phase.label)
     run.heard = shown.event
     try:
-        return _executed(_Execution(run, Moments(registry().hooks, [*callbacks, *run.phase.callbacks]), shown), run)
+        return _execute(_PhaseExecution(run, Moments(registry().hooks, [*callbacks, *run.phase.callbacks]), shown), run)
     finally:
         shown.end()
 
 
-def _executed(execution: _Execution, run: Run) -> Figures | None:
+def _execute(execution: _PhaseExecution, run: Run) -> EvaluationValues | None:
     try:
-        _begin(run)
+        _claim_graph(run)
         return execution.run()
     except BaseException as error:
         run.error = error
@@ -83,120 +84,161 @@ def _executed(execution: _Execution, run: Run) -> Figures | None:
             raise
 
 
-def _begin(run: Run) -> None:
-    other = _AT_WORK.setdefault(run.graph, run)
+def _claim_graph(run: Run) -> None:
+    other = _RUNNING.setdefault(run.graph, run)
     if other is not run:
         raise PhaseError(
-            f"phase {run.phase.label!r} cannot begin: graph {run.graph.label!r} is at work in {other.phase.label!r}",
+            f"phase {run.phase.label!r} cannot start: {other.phase.label!r} is running on graph {run.graph.label!r}",
             hint="evaluate with TrainPhase(validation=...), or when that phase has ended",
         )
 
 
-class _Execution:
-    """One way through the house."""
+class _PhaseExecution:
+    """Runs one phase: resolve, place, load, build, loop, release."""
 
-    def __init__(self, run: Run, moments: Moments, progress: Progress) -> None:
+    def __init__(self, run: Run, hooks: Moments, progress: Progress) -> None:
         self._run = run
         self._phase: Phase = run.phase
         self._graph = run.graph
-        self._moments = moments
+        self._hooks = hooks
         self._progress = progress
-        self._chain: Chain | None = None
-        self._learners: Learners | None = None
-        self._reliefs: list[Relief] = []
-        self._read: dict[tuple[str, str], FeatureSet] = {}
-        self._afterwards: dict[str, Device] = {}
+        self._pipeline: Pipeline | None = None
+        self._policies: list[OutOfMemoryPolicy] = []
+        self._read_cache: ReadCache = {}
+        self._final_devices: dict[str, Device] = {}
 
-    def run(self) -> Figures | None:
+    def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
-        self._moments.call("phase_start", phase=phase, run=self._run)
+        self._hooks.call("phase_start", phase=phase, run=self._run)
         if not isinstance(phase, FitPhase):
             return self._round()
-        with estimator_fit.awaiting(estimator_fit.left(phase, graph), graph):
-            done = self._round()
-            while estimator_fit.left(phase, graph, self._run.done):  # what these need is known only now
-                self._let_go()
-                done = self._round()
-        return done
+        with awaiting_fit(left_to_fit(phase, graph), graph):
+            values = self._round()
+            while left_to_fit(phase, graph, self._run.done):  # what these need is known only now
+                self._close()
+                values = self._round()
+        return values
 
-    def _round(self) -> Figures | None:
-        """From a plan to its end. A FitPhase has several rounds where estimators wait for each other."""
+    def _round(self) -> EvaluationValues | None:
+        """From a plan to its end. A FitPhase has several rounds if estimators need each other's outputs."""
         phase, graph, run = self._phase, self._graph, self._run
-        resolution = resolve(graph, request_of(phase, graph, run.done))
-        run.plan = estimator_fit.noted(phase, resolution.plan, graph, run.done)
-        ready = prepare(phase, resolution, graph, run.done, self._read)
-        own = ready[0]
-        run.rows = own.draw.rows if isinstance(own.draw, Sight) else own.rows
-        self._learners = Learners(phase, graph, own.rows, streams_of(phase, graph))
-        strange = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.provision.arrays)
-        plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *strange))
-        later = afterwards(phase, plan)
+        resolution = resolve(graph, plan_request(phase, graph, run.done))
+        run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
+        parts = prepare(phase, resolution, graph, run.done, self._read_cache)
+        own = parts[0]
+        run.rows = own.evaluated.rows
+        learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
+        nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
+        plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *nan_notes))
+        after = final_devices(phase, plan)
         memory_sharing.share(plan, registry())
-        self._moments.call("before_placement", phase=phase, plan=plan, run=run)
-        warn(plan)
-        nan_check.warn(phase.label, strange)
-        self._afterwards.update(later)
-        place(graph, {one.node: one.device for one in plan.assignments})
-        self._moments.call("after_placement", phase=phase, plan=plan, run=run)
-        for note in (note for one in ready for note in one.provision.notes()):
+        self._hooks.call("before_placement", phase=phase, plan=plan, run=run)
+        warn_of_fallbacks(plan)
+        nan_check.warn(phase.label, nan_notes)
+        self._final_devices.update(after)
+        place(graph, {assignment.node: assignment.device for assignment in plan.assignments})
+        self._hooks.call("after_placement", phase=phase, plan=plan, run=run)
+        for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
-        rows = self._loaded(ready, resolution)
-        self._chain = _build(resolution, graph, phase.compile)
-        run.attach(self._chain)
-        graph.refresh = partial(self._chain.publish, graph.optimizer_states)
-        reliefs = self._reliefs = relieved(phase, ready, rows, self._chain, self._learners, run.log_event)
-        del rows
-        self._moments.call("after_loading", phase=phase, plan=plan, run=run)
-        return self._loop(resolution, ready, reliefs)
+        loaders = self._load(parts, resolution)
+        pipeline = self._pipeline = _build(resolution, graph, phase.compile, learners)
+        run.attach(pipeline)
+        graph.refresh = partial(pipeline.sync_models, graph.optimizer_states)
+        self._policies = [self._policy(*one, pipeline, learners) for one in zip(parts, loaders, strict=True)]
+        del loaders  # a loader that is replaced must not be kept
+        self._hooks.call("after_loading", phase=phase, plan=plan, run=run)
+        return self._loop(pipeline, parts, learners, resolution.shapes.outputs)
 
-    def _loaded(self, ready: Sequence[Prepared], resolution: Resolution) -> list[Supply]:
+    def _load(self, parts: Sequence[PreparedPart], resolution: Resolution) -> list[BatchLoader]:
         phase = self._phase
-        self._progress.loading(f"the data of {phase.label}", sum(one.nbytes for one in ready))
-        added = growth(resolution.plan, resolution.segments, self._graph.optimizer_states)
-        names = [f"the data of {one.part.label}" for one in ready]
-        provisions = [one.provision for one in ready]
-        return supplies(phase.residency, provisions, names, added, self._run.log_event, self._progress.loaded)
+        self._progress.loading(f"the data of {phase.label}", sum(part.nbytes for part in parts))
+        growth = training_growth(resolution.plan, resolution.segments, self._graph.optimizer_states)
+        factories, names = [part.factory for part in parts], [part.name for part in parts]
+        return load_all(phase.residency, factories, names, growth, self._run.log_event, self._progress.loaded)
 
-    def _loop(self, resolution: Resolution, ready: Sequence[Prepared], reliefs: Sequence[Relief]) -> Figures | None:
-        assert self._chain is not None
-        phase, chain, names = self._phase, self._chain, resolution.shapes.outputs
-        if isinstance(phase, EvalPhase):
-            self._run.evaluation = self._evaluate(chain, ready[0], reliefs[0], names)
-            return self._run.evaluation
+    def _policy(
+        self, part: PreparedPart, loader: BatchLoader, pipeline: Pipeline, learners: HostLearners
+    ) -> OutOfMemoryPolicy:
+        may_stream, trains = self._phase.residency != "resident", isinstance(part.part, TrainPhase)
+        report = OutOfMemoryReport(
+            label=part.part.label,
+            trains=trains,
+            may_stream=may_stream,
+            couplings=_couplings(part.part, pipeline, learners),
+            factory=part.factory,
+            pipeline=pipeline,
+        )
+        return OutOfMemoryPolicy(
+            name=part.name,
+            loader=loader,
+            batch_size=part.factory.batch_size,
+            streamed=part.factory.streamed if may_stream else None,
+            report=report,
+            log_event=self._run.log_event,
+        )
+
+    def _loop(
+        self,
+        pipeline: Pipeline,
+        parts: Sequence[PreparedPart],
+        learners: HostLearners,
+        value_names: Mapping[str, Sequence[str]],
+    ) -> EvaluationValues | None:
+        phase, run = self._phase, self._run
+        evaluations = [
+            self._evaluation(pipeline, part, policy, learners, value_names)
+            for part, policy in zip(parts, self._policies, strict=True)
+            if not isinstance(part.part, TrainPhase)
+        ]
+        if isinstance(phase, TrainPhase):
+            TrainLoop(
+                phase=phase,
+                run=run,
+                pipeline=pipeline,
+                policy=self._policies[0],
+                hooks=self._hooks,
+                progress=self._progress,
+                learners=learners,
+                validation=evaluations[0] if evaluations else None,
+            ).run()
+            return None
+        values = evaluations[0].run()
         if isinstance(phase, FitPhase):
-            return self._fit(phase, chain, ready[0], reliefs[0], names)
-        assert isinstance(phase, TrainPhase)
-        taken = None
-        if self._learners:
-            taken = self._learners.begin
-            chain.teach(self._learners)
-        loop = Training(phase, self._run, chain, reliefs[0], self._moments, self._progress, taken)
-        loop.run(partial(self._evaluate, chain, ready[1], reliefs[1], names) if phase.validation else None)
-        return None
+            labels = next_to_fit(phase, self._graph, run.done)
+            fit(labels, self._graph, values.outputs, parts[0].evaluated.rows, run.fitted)
+            return replace(values, outputs={})
+        run.evaluation = values
+        return values
 
-    def _evaluate(self, chain: Chain, ready: Prepared, relief: Relief, names: Mapping[str, Sequence[str]]) -> Figures:
-        part, wanted, learners = ready.part, ready.judgements, self._learners
-        assert isinstance(part, EvalPhase)
-        losses, keep = losses_of(self._phase, part), kept_by(part, self._graph) if part is self._phase else ()
-        if not learners or not learners.mine(wanted):
-            return evaluate(chain, relief, ready.sight, losses, wanted, keep, names)
-        others = [one for one in wanted if one not in learners.mine(wanted)]
-        done = evaluate(chain, relief, ready.sight, losses, others, learners.sources, names)
-        return replace(learners.judge(done, wanted, ready.sight), outputs={})
-
-    def _fit(
-        self, phase: FitPhase, chain: Chain, ready: Prepared, relief: Relief, names: Mapping[str, Sequence[str]]
-    ) -> Figures:
-        labels = estimator_fit.to_fit(phase, self._graph, self._run.done)
-        keep = estimator_fit.sources(labels, self._graph)
-        done = evaluate(chain, relief, ready.sight, (), (), keep, names)
-        estimator_fit.fit(labels, self._graph, done.outputs, ready.sight.rows, self._run.fitted)
-        return replace(done, outputs={})
+    def _evaluation(
+        self,
+        pipeline: Pipeline,
+        part: PreparedPart,
+        policy: OutOfMemoryPolicy,
+        learners: HostLearners,
+        value_names: Mapping[str, Sequence[str]],
+    ) -> Evaluation:
+        phase, graph = part.part, self._graph
+        keep: Sequence[str] = ()
+        if isinstance(phase, FitPhase):
+            keep = upstream_nodes(next_to_fit(phase, graph, self._run.done), graph)
+        elif isinstance(phase, EvalPhase) and phase is self._phase:
+            keep = kept_outputs(phase, graph)
+        return Evaluation(
+            pipeline=pipeline,
+            policy=policy,
+            rows=part.evaluated,
+            losses=losses_of(self._phase, phase),
+            metrics=part.metrics,
+            keep=keep,
+            value_names=value_names,
+            learners=learners,
+        )
 
     def end(self, interrupt: BaseException | None = None) -> None:
-        """State back to its owners, then the last moment; both happen whatever the other does. Does nothing twice."""
+        """Give the state back to the models, and call `phase_end`, whatever else fails. A second call is ignored."""
         run = self._run
-        if _AT_WORK.get(self._graph) is not run:
+        if _RUNNING.get(self._graph) is not run:
             return
         if run.error is None:
             run.error = interrupt
@@ -209,43 +251,55 @@ class _Execution:
             run.error.add_note(f"release also failed: {type(failure).__name__}: {failure}")
         finally:
             run.attach(None)
-            _AT_WORK.pop(self._graph, None)
+            _RUNNING.pop(self._graph, None)
             if run.error is not None:
-                forget(run.error)
-            self._moments.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)
+                release_frames(run.error)
+            self._hooks.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)
 
-    def _let_go(self) -> None:
-        chain, self._chain = self._chain, None
-        reliefs, self._reliefs = self._reliefs, []
+    def _close(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        policies, self._policies = self._policies, []
         self._graph.refresh = None
         try:
-            for relief in reliefs:
-                relief.supply.close()
+            for policy in policies:
+                policy.loader.close()
         finally:
-            if chain is not None:
-                chain.release(self._graph.optimizer_states)
+            if pipeline is not None:
+                pipeline.close(self._graph.optimizer_states)
 
     def _release(self) -> None:
-        self._let_go()
-        place(self._graph, self._afterwards)
+        self._close()
+        place(self._graph, self._final_devices)
 
 
-def _build(resolution: Resolution, graph: ModelGraph, mode: str) -> Chain:
-    """Programs over the models as they were placed; if one cannot be built, those before it are released."""
-    links: list[Link] = []
+def _couplings(part: Phase, pipeline: Pipeline, learners: HostLearners) -> list[str]:
+    """Why the steps of a phase, or of its validation, may not be computed in micro-batches."""
+    if not isinstance(part, TrainPhase):
+        return custom_losses(pipeline.stages)
+    if part.microbatching == "approximate":
+        return []
+    each_batch = [f"the estimator {label!r}, which learns from each batch" for label in learners.labels]
+    return training_couplings(pipeline.stages) + each_batch
+
+
+def _build(resolution: Resolution, graph: ModelGraph, compile_mode: str, learners: HostLearners) -> Pipeline:
+    """Programs over the models as they were placed; if one cannot be built, those before it are closed."""
+    stages: list[PipelineStage] = []
     try:
         for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-            segment = replace(_with_placed(segment, graph), compile=mode)
-            live = any(name in resolution.live for operation in segment.operations for name in operation.outputs)
-            program: Program = backend.build(segment)
-            links.append(Link(segment, backend, program, live))
+            segment = replace(_with_placed_models(segment, graph), compile=compile_mode)
+            names = (name for operation in segment.operations for name in operation.outputs)
+            has_gradient = any(name in resolution.live for name in names)
+            stages.append(PipelineStage(segment, backend, backend.build(segment), has_gradient))
     except BaseException:
-        Chain(links).release({})
+        Pipeline(stages).close({})
         raise
-    return Chain(links)
+    return Pipeline(stages, learners or None)
 
 
-def _with_placed(segment: Segment, graph: ModelGraph) -> Segment:
-    operations = tuple(replace(one, model=getattr(graph[one.label], "model", None)) for one in segment.operations)
+def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:
+    operations = tuple(
+        replace(operation, model=getattr(graph[operation.label], "model", None)) for operation in segment.operations
+    )
     states = {label: graph.optimizer_states[label] for label in segment.states}
     return replace(segment, operations=operations, states=states)

@@ -1,4 +1,4 @@
-"""Pace: how many steps one call takes, so that progress and Ctrl-C need not wait for long."""
+"""Step pacing: how many steps one call takes, so that progress and Ctrl-C do not wait for long."""
 
 from __future__ import annotations
 
@@ -6,72 +6,75 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from anyaccel.phases.executor.links import Losses
+from anyaccel.phases.executor.stage import Losses
 
-# Half a second is the limit, this the aim.
+# A call may last half a second; this is what is aimed at.
 _AIM_SECONDS = 0.2
-_NAP_SECONDS = 0.0005
+_POLL_SECONDS = 0.0005
+_UNLIMITED = 2**31
 
 
-class Pace:
-    """How many steps one call should take: few at first, then as many as the aimed time holds."""
+class StepPacing:
+    """How many steps one call should take: few at first, then as many as fit into the aimed time.
+
+    `fixed` is a number that never changes: 1 where every step is to be seen.
+    """
 
     def __init__(self, fixed: int | None = None) -> None:
         self._fixed = fixed
-        self._count = 1
+        self._n_steps = 1
 
     def next(self) -> int:
         """Steps for the next call."""
-        return self._fixed or self._count
+        return self._fixed or self._n_steps
 
-    def took(self, count: int, seconds: float) -> None:
-        """Learn from a call. Grows by doubling only: the first calls are slow and say little.
+    def record(self, n_steps: int, seconds: float) -> None:
+        """Learn from a call. Grows by doubling only, as the first calls are slow and say little.
 
-        A power of two, as some frameworks compile something small for every number that they meet.
-
-        A call of fewer steps, as at the end of an epoch, says nothing unless it was too slow.
+        Always a power of two, as some frameworks compile something small for every number that they see. A call of
+        fewer steps, as at the end of an epoch, counts only if it was too slow.
         """
-        if count < self._count and seconds <= _AIM_SECONDS:
+        if n_steps < self._n_steps and seconds <= _AIM_SECONDS:
             return
-        fitting = int(count * _AIM_SECONDS / max(seconds, 1e-9))
-        self._count = min(self._count * 2, 1 << max(fitting.bit_length() - 1, 0))
+        fitting = int(n_steps * _AIM_SECONDS / max(seconds, 1e-9))
+        self._n_steps = min(self._n_steps * 2, 1 << max(fitting.bit_length() - 1, 0))
 
     @property
-    def most(self) -> int:
-        """The most steps that a call may ever take: 1 where every step is to be seen."""
-        return self._fixed or 2**31
+    def max_steps(self) -> int:
+        """The most steps that a call may ever take."""
+        return self._fixed or _UNLIMITED
 
 
-class Flight:
-    """Calls that were asked for and are not done: at most two, as some frameworks give back what is still computed.
+class PendingCalls:
+    """Calls that were launched and may still be computed: at most two.
 
-    Nothing waits for a device: it is asked now and then whether a call is done, while the next one lies ready there.
+    Nothing waits for a device: it is asked now and then whether a call is done, while the next one is queued there.
     """
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Sequence[Losses], int, float]] = deque()
-        self._landed = 0.0
+        self._finished_at = 0.0
 
-    def launched(self, losses: Sequence[Losses], count: int, began: float) -> Iterator[tuple[int, float]]:
-        """A call of `count` steps was asked for; gives the steps and seconds of each call that is done by now."""
-        self._calls.append((losses, count, began))
+    def launched(self, losses: Sequence[Losses], n_steps: int, began: float) -> Iterator[tuple[int, float]]:
+        """Add a call of `n_steps` steps; yields the steps and seconds of each call that is done by now."""
+        self._calls.append((losses, n_steps, began))
         while self._calls:
             while not all(one.is_ready() for one in self._calls[0][0]):
                 if len(self._calls) < 2:
                     return
-                time.sleep(_NAP_SECONDS)
-            yield self._land()
+                time.sleep(_POLL_SECONDS)
+            yield self._finish()
 
-    def over(self) -> Iterator[tuple[int, float]]:
-        """As `launched`, of the calls that are left when all losses have been read: what comes then is not theirs."""
+    def finish(self) -> Iterator[tuple[int, float]]:
+        """As `launched`, of the calls that are left once all losses have been read."""
         while self._calls:
-            yield self._land()
+            yield self._finish()
 
-    def _land(self) -> tuple[int, float]:
-        _, steps, start = self._calls.popleft()
-        before, self._landed = self._landed, time.perf_counter()
-        return steps, self._landed - max(start, before)
+    def _finish(self) -> tuple[int, float]:
+        _, n_steps, began = self._calls.popleft()
+        before, self._finished_at = self._finished_at, time.perf_counter()
+        return n_steps, self._finished_at - max(began, before)
 
-    def forget(self) -> None:
-        """Calls that have failed."""
+    def clear(self) -> None:
+        """Drop calls that have failed."""
         self._calls.clear()

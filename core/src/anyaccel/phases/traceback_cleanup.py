@@ -1,4 +1,4 @@
-"""What a failure keeps alive: results hold the error, the error its frames, and these columns and activations."""
+"""Traceback cleanup: drop what the frames of an error hold, so that it does not keep tensors on a device alive."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import contextlib
 from collections.abc import Iterator
 from types import FrameType
 
-_OURS = "anyaccel"
+_PACKAGE = "anyaccel"
 
 
-def forget(error: BaseException) -> None:
-    """Let the finished frames of an error drop their values, so that nothing stays on a device for its sake.
+def release_frames(error: BaseException) -> None:
+    """Clear the local variables of an error's finished frames.
 
-    Only frames of anyaccel and its plugins: whoever looks into a failed model or callback still finds everything. When
-    memory has run out, all of them: what fills it lies in the frameworks' frames.
+    Only frames of anyaccel and its plugins, so that those of a failed model or callback can still be inspected. Of an
+    OutOfMemoryError all frames, as tensors in those of the frameworks fill the memory.
     """
     for frame in _frames(error, set()):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if isinstance(error, MemoryError) or package == _OURS or package.startswith(f"{_OURS}_"):
-            with contextlib.suppress(RuntimeError):  # it is still at work
+        if isinstance(error, MemoryError) or package == _PACKAGE or package.startswith(f"{_PACKAGE}_"):
+            with contextlib.suppress(RuntimeError):  # it is still running
                 frame.clear()
 
 
 def _frames(error: BaseException | None, seen: set[int]) -> Iterator[FrameType]:
-    """Of the error, and of those that it followed."""
+    """Of the error, its cause and its context."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))

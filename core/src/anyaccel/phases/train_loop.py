@@ -1,202 +1,207 @@
-"""The training loop: epochs of steps, nothing looked up or waited for inside."""
+"""Train loop: epochs of steps; inside, nothing is looked up or waited for."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
 from anyaccel import rng
 from anyaccel.errors import OutOfMemoryError
-from anyaccel.phases.compile_policy import Compiling
-from anyaccel.phases.evaluation import Figures
-from anyaccel.phases.executor.links import Losses
-from anyaccel.phases.executor.pipeline import Chain
-from anyaccel.phases.executor.stepper import Stepper
+from anyaccel.phases.compile_policy import CompilePolicy
+from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.evaluation import Evaluation
+from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
+from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.hooks import Moments
 from anyaccel.phases.kinds import TrainPhase
-from anyaccel.phases.loading import Portion, Stretch
-from anyaccel.phases.loss_accumulator import Tally
+from anyaccel.phases.loading.epoch_plan import StepRange
+from anyaccel.phases.loading.loader import Chunk
+from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.oom_recovery import OutOfMemoryPolicy, Snapshots
 from anyaccel.phases.progress import Progress
-from anyaccel.phases.recovery import Marks
-from anyaccel.phases.relief import Relief
 from anyaccel.phases.run import Epoch, Run
-from anyaccel.phases.step_pacing import Flight, Pace
-from anyaccel.phases.traceback_cleanup import forget
-
-Validate = Callable[[], Figures]
+from anyaccel.phases.step_pacing import PendingCalls, StepPacing
+from anyaccel.phases.traceback_cleanup import release_frames
 
 
-class Training:
-    """The loop of one TrainPhase over programs that are ready.
+class TrainLoop:
+    """The loop of one TrainPhase.
 
     Args:
-        phase, run, chain: what is executed, its record, and the programs.
-        relief: the rows, and what is done when there is no room for them.
-        moments: who listens.
-        progress: hears how far it is.
-        taken: is told the orders of every portion, in host memory.
+        phase: what is executed.
+        run: its record.
+        pipeline: the programs.
+        policy: the rows, and what is done when they do not fit.
+        hooks: plugins and callbacks.
+        progress: is told how far it is.
+        learners: estimators that learn from every step.
+        validation: run after epochs; None without one.
     """
 
     def __init__(
         self,
+        *,
         phase: TrainPhase,
         run: Run,
-        chain: Chain,
-        relief: Relief,
-        moments: Moments,
+        pipeline: Pipeline,
+        policy: OutOfMemoryPolicy,
+        hooks: Moments,
         progress: Progress,
-        taken: Callable[..., None] | None = None,
+        learners: HostLearners,
+        validation: Evaluation | None,
     ) -> None:
-        self._phase = phase
-        self._run = run
-        self._chain = chain
-        self._relief = relief
-        self._moments = moments
-        self._progress = progress
-        self._taken = taken
+        self._phase, self._run, self._pipeline, self._policy = phase, run, pipeline, policy
+        self._hooks, self._progress = hooks, progress
+        self._learners, self._validation = learners, validation
         self._weights = {loss.label: loss.weight for loss in phase.losses}
-        self._pace = Pace(1 if moments.step_listeners else None)
-        self._compiling = self._choice()
-        self._flight = Flight()
-        self._marks = Marks(chain, relief.supply.repeats)
-        relief.spare = self._marks.refrain
-        self._batch, self._widest = 0, relief.batch
+        self._pacing = StepPacing(1 if hooks.step_listeners else None)
+        epoch_steps = policy.loader.n_steps
+        self._compile_policy = CompilePolicy(
+            phase.compile,
+            total_steps=None if epoch_steps is None else epoch_steps * phase.n_epochs,
+            max_call_steps=self._pacing.max_steps,
+            may_stop_early=hooks.may_stop,
+            can_compile=pipeline.can_compile,
+            log_event=run.log_event,
+            on_activity=progress.doing,
+        )
+        self._pending = PendingCalls()
+        self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable)
+        self._tried_rows, self._full_batch = 0, policy.batch_size
 
-    def _choice(self) -> Compiling:
-        phase, each = self._phase, self._relief.supply.steps
-        steps = None if each is None else each * phase.n_epochs
-        early, able = self._moments.may_stop, self._chain.compiles
-        return Compiling(phase.compile, steps, self._pace.most, early, able, self._run.log_event, self._progress.doing)
-
-    def run(self, validate: Validate | None) -> None:
-        """All epochs, or as many as there are until somebody stops the run."""
+    def run(self) -> None:
+        """All epochs, or fewer if the run is asked to stop."""
         try:
             self._run.looping = True
-            self._progress.start(self._phase.label, self._phase.n_epochs, self._relief.supply.steps)
+            self._progress.start(self._phase.label, self._phase.n_epochs, self._policy.loader.n_steps)
             for epoch in range(self._phase.n_epochs):
-                self._epoch(epoch, validate)
+                self._epoch(epoch)
                 if self._run.stopped:
                     break
             if self._run.history:
-                self._compiling.end()
-            self._marks.end()
+                self._compile_policy.end()
+            self._snapshots.clear()
             self._run.finalize()
         finally:
-            self._marks.end()
-            self._relief.supply.foresee(None)
+            self._snapshots.clear()
+            self._policy.loader.prefetch(None)
             self._progress.stop()
 
-    def _epoch(self, epoch: int, validate: Validate | None) -> None:
+    def _epoch(self, epoch: int) -> None:
         run, label = self._run, self._phase.label
         run.epoch, run.step = epoch, 0
         number = run.graph.progress.get(label, 0)
-        self._moments.call("epoch_start", run=run)
+        self._hooks.call("epoch_start", run=run)
         if run.stopped:
             return
         began = time.perf_counter()
-        self._chain.seed(rng.key(run.graph.seed, "steps", label, number))
-        losses, steps = self._steps(number)
+        self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number))
+        losses, n_steps = self._train(number)
         seconds = time.perf_counter() - began
         run.graph.progress[label] = number + 1
-        due = validate is not None and (
-            (epoch + 1) % self._phase.validate_every == 0 or epoch + 1 == self._phase.n_epochs
-        )
         total = sum(self._weights[name] * value for name, value in losses.items()) if losses else float("nan")
-        run.history.append(Epoch(number, total, losses, steps, seconds))
-        if validate is not None and due:  # the epoch is complete, and kept, whatever comes of this
-            self._progress.doing("validating")
-            run.history[-1] = replace(run.history[-1], validation=validate().named)
-            self._progress.doing("")
+        run.history.append(Epoch(number, total, losses, n_steps, seconds))
+        self._validate(epoch)  # the epoch is complete, and recorded, whatever comes of this
         self._progress.epoch(run.history[-1].figures)
-        self._moments.call("epoch_end", run=run)
+        self._hooks.call("epoch_end", run=run)
 
-    def _steps(self, number: int) -> tuple[dict[str, float], int]:
-        """One epoch; where memory runs out it is taken up again where the last snapshot was taken."""
-        tally, run = Tally(), self._run
-        self._marks.begin()
-        last = run.epoch + 1 == self._phase.n_epochs
+    def _validate(self, epoch: int) -> None:
+        due = (epoch + 1) % self._phase.validate_every == 0 or epoch + 1 == self._phase.n_epochs
+        if self._validation is not None and due:
+            self._progress.doing("validating")
+            values = self._validation.run().named
+            self._run.history[-1] = replace(self._run.history[-1], validation=values)
+            self._progress.doing("")
+
+    def _train(self, number: int) -> tuple[dict[str, float], int]:
+        """One epoch; if memory runs out it is resumed from the last snapshot. Mean losses, and the number of steps."""
+        losses, run = LossAccumulator(), self._run
+        self._snapshots.begin_epoch()
         while True:
-            failure = self._tried(number, tally, last=last)
+            failure = self._attempt(number, losses)
             if failure is None:
                 break
-            forget(failure)  # what it holds would be in the way
-            done = self._marks.go_back(tally)
-            if done is None:
-                raise self._relief.refusal(failure, self._batch) from None
-            self._relief.give(failure, self._batch)
-            self._flight.forget()
-            self._compiling.again(run.step - done)
-            self._progress.advance(done - run.step)
-            run.step = done
-        self._marks.end()  # a validation may need the room
-        means = tally.means()
-        self._learn(self._flight.over())
+            release_frames(failure)  # what it holds would be in the way
+            resumed = self._snapshots.restore(losses)
+            if resumed is None:
+                raise self._policy.final_error(failure, self._tried_rows) from None
+            self._policy.make_room(failure, self._tried_rows)
+            self._pending.clear()
+            self._compile_policy.repeat(run.step - resumed)
+            self._progress.advance(resumed - run.step)
+            run.step = resumed
+        self._snapshots.clear()  # a validation may need the room
+        means = losses.means()
+        self._record(self._pending.finish())
         return {label: means[label] for label in self._weights if label in means}, run.step
 
-    def _tried(self, number: int, tally: Tally, *, last: bool) -> OutOfMemoryError | None:
-        self._batch = 0
+    def _attempt(self, number: int, losses: LossAccumulator) -> OutOfMemoryError | None:
+        self._tried_rows = 0
+        loader = self._policy.loader
+        prefetches = self._run.epoch + 1 < self._phase.n_epochs
         try:
-            with closing(self._relief.supply.portions(number, self._run.step, self._chain.order)) as portions:
-                for portion in portions:
-                    if not last:  # once this epoch has its own
-                        self._relief.supply.foresee(number + 1)
-                        last = True
-                    self._portion(tally, portion)
+            with closing(loader.chunks(number, self._run.step)) as chunks:
+                for chunk in chunks:
+                    if prefetches:  # once this epoch has its own order
+                        loader.prefetch(number + 1)
+                        prefetches = False
+                    self._chunk(chunk, losses)
                     if self._run.stopped:
                         break
-                    del portion
+                    del chunk
         except OutOfMemoryError as error:
             return error
         return None
 
-    def _portion(self, tally: Tally, portion: Portion) -> None:
-        if self._taken is not None:
-            self._taken(portion.taken)
-        step = self._chain.stepper(portion.feed, portion.orders)
-        turn = None
-        for work in portion.works:
+    def _chunk(self, chunk: Chunk, losses: LossAccumulator) -> None:
+        self._learners.begin(chunk.host_orders)
+        runner = self._pipeline.runner(chunk.columns)
+        for steps in chunk.steps:
             if self._run.stopped:
                 break
-            if isinstance(work, Stretch):
-                self._stretch(tally, step, work)
+            if steps.uniform:
+                self._uniform_steps(runner, steps, losses)
                 continue
-            turn = self._chain.turner(portion.feed, portion.orders) if turn is None else turn
-            self._batch = smallest(self._relief.piece, max(stop - start for start, stop in work.values())) or 0
-            self._took(tally, turn(work, self._relief.piece), 1)
+            max_rows = self._policy.microbatch_size
+            self._tried_rows = smallest(max_rows, steps.batch_size) or 0
+            self._step_done(losses, runner.train_step(steps.rows, max_rows), 1)
 
-    def _stretch(self, tally: Tally, step: Stepper, work: Stretch) -> None:
-        """As many steps in one call as the pace allows."""
-        done, piece = 0, smallest(self._relief.piece, work.piece)
-        self._batch = min(piece or work.size, work.size)
-        self._widest = max(self._widest, work.size)
-        while done < work.count and not self._run.stopped:
-            if work.size == self._widest:  # no last partial batch
-                self._compiling.before(step, work.size, piece)
-            count = min(self._pace.next(), work.count - done, self._compiling.limit)
+    def _uniform_steps(self, runner: ChunkRunner, steps: StepRange, losses: LossAccumulator) -> None:
+        """As many steps in one call as the pacing allows."""
+        run, policy = self._run, self._compile_policy
+        start, size, n_steps = steps.start, steps.batch_size, steps.n_steps
+        microbatch = smallest(self._policy.microbatch_size, steps.microbatch_size)
+        self._tried_rows = min(microbatch or size, size)
+        self._full_batch = max(self._full_batch, size)
+        done = 0
+        while done < n_steps and not run.stopped:
+            if size == self._full_batch:  # a last, partial batch is not worth a compilation
+                policy.before_call(runner, size, microbatch)
+            count = min(self._pacing.next(), n_steps - done, policy.max_steps)
             began = time.perf_counter()
-            losses = step(work.start + done * work.size, count, work.size, piece)
-            self._took(tally, losses, count)
-            self._learn(self._flight.launched(losses, count, began))
+            step_losses = runner.train_steps(start + done * size, count, size, microbatch)
+            self._step_done(losses, step_losses, count)
+            self._record(self._pending.launched(step_losses, count, began))
             done += count
 
-    def _learn(self, calls: Iterable[tuple[int, float]]) -> None:
-        for count, seconds in calls:
-            self._pace.took(count, seconds)
-            self._compiling.took(count, seconds)
+    def _record(self, calls: Iterable[tuple[int, float]]) -> None:
+        for n_steps, seconds in calls:
+            self._pacing.record(n_steps, seconds)
+            self._compile_policy.record(n_steps, seconds)
 
-    def _took(self, tally: Tally, losses: list[Losses], count: int) -> None:
-        tally.add(losses)
-        self._progress.advance(count)
-        if self._moments.step_listeners:
-            self._run.last_losses = losses
-            for listener in self._moments.step_listeners:
+    def _step_done(self, losses: LossAccumulator, step_losses: list[Losses], n_steps: int) -> None:
+        losses.add(step_losses)
+        self._progress.advance(n_steps)
+        if self._hooks.step_listeners:
+            self._run.last_losses = step_losses
+            for listener in self._hooks.step_listeners:
                 listener(run=self._run)
-        self._run.step += count
-        self._marks.pass_by(self._run.step, tally)
+        self._run.step += n_steps
+        self._snapshots.after_step(self._run.step, losses)
 
 
 def smallest(*sizes: int | None) -> int | None:
-    """The least of some limits, of which None is none."""
+    """The smallest of some limits, of which None is no limit."""
     return min((size for size in sizes if size is not None), default=None)

@@ -11,7 +11,7 @@ import numpy as np
 
 from anyaccel.data import Rows
 from anyaccel.errors import ResultError
-from anyaccel.phases import Figures
+from anyaccel.phases import EvaluationValues
 from anyaccel.phases.evaluation import Compared
 from anyaccel.results import formatting, inverse_transform, plots, prediction_columns
 from anyaccel.results.base import PhaseResults
@@ -229,7 +229,7 @@ class EvalResults(PhaseResults):
         }
 
 
-def eval_results(label: str, figures: Figures | None, **fields: Any) -> EvalResults:
+def eval_results(label: str, figures: EvaluationValues | None, **fields: Any) -> EvalResults:
     """Results of an EvalPhase, without values if it did not complete; `fields` are those of EvalResults."""
     if figures is None:
         return EvalResults(label=label, **fields)

@@ -13,8 +13,8 @@ from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import PluginError
 from anyaccel.numpy_backend import BatchNorm, Dense, Sequential, zeros
-from anyaccel.plugin_loader import Plugin
-from anyaccel.registry import BUILT_IN, registry
+from anyaccel.plugin_loader import BUILT_IN, Plugin
+from anyaccel.registry import registry
 from anyaccel.testing.subject import Subject
 
 GROUP = "anyaccel.conformance"  # entry-point group in which plugins publish their Subjects

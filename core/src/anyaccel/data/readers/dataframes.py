@@ -23,11 +23,7 @@ _VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 
 def check_table(label: str, table: Any) -> None:
-    """Check that `table`, given to `FeatureSet` itself, is an Arrow table.
-
-    Raises:
-        DataError: it is not; the hint names the constructor to use.
-    """
+    """Check that `table`, given to `FeatureSet` itself, is an Arrow table."""
     if isinstance(table, pa.Table):
         return
     if isinstance(table, Mapping):
@@ -44,11 +40,7 @@ def check_table(label: str, table: Any) -> None:
 
 
 def one_spelling(label: str, role: str, cols: NamesOrRest, keys: NamesOrRest) -> NamesOrRest:
-    """The names of a role that were given as `*_cols` or as `*_keys`.
-
-    Raises:
-        ColumnError: both were given.
-    """
+    """The names of a role that were given as `*_cols` or as `*_keys`."""
     if cols is not None and keys is not None:
         raise ColumnError(
             f"the {role}s of {label!r} are named twice: by {role}_cols and by {role}_keys",
@@ -62,12 +54,7 @@ def one_spelling(label: str, role: str, cols: NamesOrRest, keys: NamesOrRest) ->
 def table_from_dict(
     label: str, data: Mapping[str, Any], features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
 ) -> Any:
-    """A table from array-likes by name; each column that has a role is copied once.
-
-    Raises:
-        DataError: `data` is not a mapping.
-        ColumnError: invalid roles or columns, or columns of unequal length.
-    """
+    """A table from array-likes by name; each column that has a role is copied once."""
     if not isinstance(data, Mapping):
         raise DataError(
             f"the data of {label!r} is a {type(data).__name__}",
@@ -109,10 +96,6 @@ def table_from_frame(label: str, df: Any, features: NamesOrRest, targets: NamesO
     pandas: each column that has a role is copied once, and the index is left out. What has the Arrow PyCapsule
     interface (Polars, DuckDB's relations) is read as by `table_from_arrow`; what has only the dataframe interchange
     protocol is copied.
-
-    Raises:
-        DataError: `df` is not a data frame, or cannot export its data.
-        ColumnError: invalid roles or columns.
     """
     if hasattr(df, "iloc") and hasattr(df, "columns"):
         roles = assign_roles(label, list(df.columns), features, targets, tags)
@@ -136,10 +119,6 @@ def table_from_arrow(label: str, table: Any, features: NamesOrRest, targets: Nam
 
     Text and bytes laid out as views, and run-end encoded columns, are rewritten in the plain layout, because Arrow
     cannot gather them.
-
-    Raises:
-        DataError: not a table, or one that cannot be imported or whose buffers do not fit its schema.
-        ColumnError: invalid roles.
     """
     if not isinstance(table, pa.Table):
         table = _imported(label, table)

@@ -67,11 +67,6 @@ def table_from_parquet(
         path: a file, a folder or a list of files, as for `FeatureSet.from_parquet`.
         features, targets, tags: names of columns by role; all None takes the roles of the first file.
         row_groups: numbers of the row groups to read, of a single file; None reads all.
-
-    Raises:
-        OSError: a file cannot be opened.
-        DataError: no file, an invalid Parquet file, or wrong row groups.
-        ColumnError: invalid roles, or a column that is not of one type in all files.
     """
     files = discover_files(label, path)
     if row_groups is not None and len(files) > 1:
@@ -88,11 +83,7 @@ def table_from_parquet(
 def choose_files(
     label: str, path: Paths, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
 ) -> ParquetFiles:
-    """The files and columns that `table_from_parquet` would read; only the schemas are read.
-
-    Raises:
-        OSError, DataError, ColumnError: as `table_from_parquet`.
-    """
+    """The files and columns that `table_from_parquet` would read; only the schemas are read."""
     return _choose(label, discover_files(label, path), features, targets, tags)
 
 
@@ -111,11 +102,7 @@ def _choose(
 def read_parquet(
     label: str, source: Any, shown: str, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
 ) -> Any:
-    """A table from one open Arrow file; `shown` is its name in messages.
-
-    Raises:
-        DataError, ColumnError: as `table_from_parquet`.
-    """
+    """A table from one open Arrow file; `shown` is its name in messages."""
     import pyarrow.parquet as pq
 
     with parquet_errors(shown):
@@ -126,11 +113,7 @@ def read_parquet(
 
 @contextmanager
 def parquet_errors(shown: str) -> Iterator[None]:
-    """Turn errors of reading the Parquet file named `shown` into DataError.
-
-    Raises:
-        DataError: the file is not a Parquet file, or broken.
-    """
+    """Turn errors of reading the Parquet file named `shown` into DataError."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

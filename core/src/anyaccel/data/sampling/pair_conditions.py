@@ -223,11 +223,7 @@ Conditions = PairCondition | Iterable[PairCondition]
 
 
 def conditions_of(argument: str, given: Any) -> tuple[PairCondition, ...]:
-    """One condition or several as a tuple.
-
-    Raises:
-        SamplerError: no condition, or something else.
-    """
+    """One condition or several as a tuple."""
     several = (given,) if isinstance(given, PairCondition) else given
     conditions = tuple(several) if isinstance(several, Iterable) and not isinstance(several, str) else (several,)
     for condition in conditions:
@@ -248,11 +244,7 @@ def field_names(value: Any) -> tuple[str, ...]:
 
 
 def condition_from_config(config: Any) -> PairCondition:
-    """Read what `get_config` of a condition wrote.
-
-    Raises:
-        ConfigError: not such a configuration.
-    """
+    """Read what `get_config` of a condition wrote."""
     kind = config.get("condition") if isinstance(config, Mapping) else None
     cls = _CLASSES.get(kind) if isinstance(kind, str) else None
     if cls is None or set(config) != {"condition", *field_names(cls)}:

@@ -1,4 +1,4 @@
-"""Clipping by a norm over several segments, computed on the devices."""
+"""Clipping of gradients by a norm over several segments, computed on the devices."""
 
 from __future__ import annotations
 
@@ -7,60 +7,64 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyaccel.device import Device
-from anyaccel.phases.executor.border import Carrier, carrier
-from anyaccel.phases.executor.links import Link
+from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.executor.transfers import Transfer, transfer
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A segment with parameters of a group; `there` carries its squared norm to the first, `back` the factor."""
+    """A stage with parameters of a group: how its squared norm gets to the group's first stage, and the factor back."""
 
-    link: Link
-    there: Carrier
-    back: Carrier
+    stage: PipelineStage
+    to_first: Transfer
+    from_first: Transfer
 
 
-class Clipping:
-    """The parameter groups that have a limit, and the segments that each lies in.
+class GradientClipping:
+    """The parameter groups that have a `clip_norm`, and the stages that each lies in.
 
-    The first segment of a group adds up the squared norms of all, and finds the factor; nothing waits for a device
+    The first stage of a group adds up the squared norms of all and computes the factor; nothing waits for a device
     where memory is shared.
     """
 
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._links = tuple(links)
+    def __init__(self, stages: Sequence[PipelineStage]) -> None:
+        self._stages = tuple(stages)
         limits = {
             group.name: group.optimizer.clip_norm
-            for link in links
-            for group in link.segment.groups
+            for stage in stages
+            for group in stage.segment.groups
             if group.optimizer.clip_norm is not None
         }
-        self._groups = [(name, limit, _members(name, links)) for name, limit in limits.items()]
+        self._groups = [(name, limit, _members(name, stages)) for name, limit in limits.items()]
 
     def scales(self) -> Mapping[int, Mapping[str, Any] | None]:
-        """By `id` of a link, the factor for each of its groups that has a limit."""
+        """By `id` of a stage, the factor for the gradients of each of its groups that has a limit."""
         if not self._groups:
-            return {id(link): None for link in self._links}
-        stats = {id(link): link.program.grad_stats() for link in self._links}
-        found: dict[int, dict[str, Any]] = {id(link): {} for link in self._links}
+            return {id(stage): None for stage in self._stages}
+        stats = {id(stage): stage.program.grad_stats() for stage in self._stages}
+        scales: dict[int, dict[str, Any]] = {id(stage): {} for stage in self._stages}
         for name, limit, members in self._groups:
-            squares = [member.there(stats[id(member.link)][name][0]) for member in members]
-            factor = members[0].link.program.clip_factor(limit, squares)
+            squares = [member.to_first(stats[id(member.stage)][name][0]) for member in members]
+            factor = members[0].stage.program.clip_factor(limit, squares)
             for member in members:
-                found[id(member.link)][name] = factor if isinstance(factor, float) else member.back(factor)
-        return found
+                scales[id(member.stage)][name] = factor if isinstance(factor, float) else member.from_first(factor)
+        return scales
 
 
-def _members(name: str, links: Sequence[Link]) -> list[_Member]:
-    mine = [(link, home) for link in links if (home := _home(name, link)) is not None]
-    first, hub = mine[0]
+def _members(name: str, stages: Sequence[PipelineStage]) -> list[_Member]:
+    devices = [(stage, device) for stage in stages if (device := _norm_device(name, stage)) is not None]
+    first, first_device = devices[0]
     return [
-        _Member(link, carrier(link.backend, home, first.backend, hub), carrier(first.backend, hub, link.backend, home))
-        for link, home in mine
+        _Member(
+            stage,
+            transfer(stage.backend, device, first.backend, first_device),
+            transfer(first.backend, first_device, stage.backend, device),
+        )
+        for stage, device in devices
     ]
 
 
-def _home(name: str, link: Link) -> Device | None:
-    """The device of a group's first node in a segment, where its squared norm is."""
-    node = next((group.nodes[0] for group in link.segment.groups if group.name == name), None)
-    return next((op.device for op in link.segment.operations if op.label == node), None)
+def _norm_device(group: str, stage: PipelineStage) -> Device | None:
+    """The device of a group's first node in a stage, on which its squared norm is."""
+    node = next((one.nodes[0] for one in stage.segment.groups if one.name == group), None)
+    return next((operation.device for operation in stage.segment.operations if operation.label == node), None)

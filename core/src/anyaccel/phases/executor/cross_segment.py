@@ -1,4 +1,4 @@
-"""Steps over several segments: forward through all, back through those that learn, clip together, apply."""
+"""Cross-segment steps: forward through all segments, back through those that learn, clip together, update."""
 
 from __future__ import annotations
 
@@ -8,206 +8,212 @@ from functools import partial
 from typing import Any
 
 from anyaccel.device import Device
-from anyaccel.phases.executor.border import Carrier, carrier
-from anyaccel.phases.executor.clipping import Clipping
-from anyaccel.phases.executor.links import Link, Losses
-from anyaccel.phases.loading.device_columns import Feed
-from anyaccel.phases.loading.epoch_batches import Lane, Span, Spans, Turn
+from anyaccel.phases.executor.clipping import GradientClipping
+from anyaccel.phases.executor.stage import Losses, PipelineStage
+from anyaccel.phases.executor.transfers import Transfer, transfer
+from anyaccel.phases.loading.device_columns import DeviceColumns
+from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
 
+SpanOf = Callable[[str], RowSpan | None]
+"""Which rows of a feature set a step takes; None for none."""
 Rows = tuple[str, Callable[[int, int], Any]]
-"""A column: its feature set, and its rows start to stop, in the order of the epoch."""
-Fed = tuple[Mapping[str, Rows], ...]
-"""For each link, its columns by name of value."""
-Orders = Mapping[tuple[Lane, int, Device], Any]
-"""An epoch's orders on the devices, by lane, `id` of a backend and device."""
+"""A column: its feature set, and a function that gathers rows start to stop of its order."""
+StageRows = tuple[Mapping[str, Rows], ...]
+"""For each stage, its columns by value name."""
+Watcher = Callable[[Mapping[str, Any], SpanOf], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """How a value gets into a segment: from a column, or over a border from an earlier segment."""
+class _Input:
+    """A value that a stage takes: from a column, or transferred from the stage that makes it."""
 
     name: str
-    carry: Carrier | None
+    transfer: Transfer | None
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
-    """Over which border the cotangent of a value goes back."""
+class _GradientOutput:
+    """A value whose cotangent goes back to the stage that made it."""
 
     name: str
-    carry: Carrier
+    transfer: Transfer
 
 
-class Wires:
-    """What lies between the links: every way over a border is chosen once, here."""
+class CrossSegmentStep:
+    """Single steps over the stages of a pipeline; every transfer between them is chosen once, here."""
 
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._links = tuple(links)
-        makers = {name: link for link in links for name in link.segment.outputs}
-        self._arrivals = [tuple(_arrivals(link, makers)) for link in links]
-        self._returns = {id(link): tuple(_returns(link, makers)) for link in links if link.live}
-        self._clipping = Clipping([link for link in links if link.live])
-        self.watcher: Callable[[Mapping[str, Any], Spans], None] | None = None
-        """Is shown the values of every training step when it is done."""
+    def __init__(self, stages: Sequence[PipelineStage]) -> None:
+        self._stages = tuple(stages)
+        makers = {name: stage for stage in stages for name in stage.segment.outputs}
+        self._inputs = [tuple(_inputs_of(stage, makers)) for stage in stages]
+        self._gradients = {id(stage): tuple(_gradients_of(stage, makers)) for stage in stages if stage.has_gradient}
+        self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient])
+        self.watcher: Watcher | None = None
+        """Is called with the values and rows of every training step when it is done."""
 
-    def fed(self, feed: Feed, orders: Orders) -> Fed:
-        """The columns of a feed as the links take them, in their orders; those that have none as they are."""
+    def bind(self, columns: DeviceColumns) -> StageRows:
+        """The columns of a chunk as the stages take them."""
         return tuple(
-            {name: self._rows(link, name, feed, orders) for name in link.segment.inputs if name in feed.columns}
-            for link in self._links
+            {name: _rows(stage, name, columns) for name in stage.segment.inputs if name in columns}
+            for stage in self._stages
         )
 
-    def _rows(self, link: Link, name: str, feed: Feed, orders: Orders) -> Rows:
-        lane = feed.lane(name)
-        order = orders.get((lane, id(link.backend), link.segment.inputs[name][1]))
-        return lane[0], partial(link.backend.gather_rows, feed.columns[name], order=order)
-
-    def train(self, fed: Fed, start: int, count: int, batch: int, piece: int | None = None) -> list[Losses]:
-        """`count` training steps, one by one; each takes the same rows of every order, at most `piece` at once."""
+    def train_steps(
+        self, rows: StageRows, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
+    ) -> list[Losses]:
+        """Steps one by one, each with the same rows of every order, of which at most `microbatch_size` at once."""
         losses: list[Losses] = []
-        for first in range(start, start + count * batch, batch):
-            last, most = first + batch, piece or batch
+        for first in range(start, start + n_steps * batch_size, batch_size):
+            last, most = first + batch_size, microbatch_size or batch_size
             spans = [(begin, min(begin + most, last)) for begin in range(first, last, most)]
-            losses += self._step(fed, [(partial(_everywhere, span), span[1] - span[0]) for span in spans])
+            losses += self._step(rows, [(partial(_same_span, span), span[1] - span[0]) for span in spans])
         return losses
 
-    def turn(self, fed: Fed, turn: Turn, piece: int | None = None) -> list[Losses]:
-        """One training step on rows of some feature sets; at most `piece` at once where it takes equally many of each.
+    def train_step(self, rows: StageRows, step: StepRows, microbatch_size: int | None = None) -> list[Losses]:
+        """One step with some rows of each feature set in it.
 
-        Where it does not, parts would weigh each set's losses by other numbers of rows: it is computed as a whole.
+        It is computed in micro-batches only where it takes equally many rows of each: otherwise these would weigh the
+        losses of each feature set by other numbers of rows.
         """
-        sizes = {stop - start for start, stop in turn.values()}
+        sizes = {stop - start for start, stop in step.values()}
         batch = max(sizes)
-        if piece is None or piece >= batch or len(sizes) > 1:
-            return self._step(fed, [(turn.get, 1)])
-        cuts = [(low, min(low + piece, batch)) for low in range(0, batch, piece)]
-        return self._step(fed, [(partial(_within, turn, cut), cut[1] - cut[0]) for cut in cuts])
+        if microbatch_size is None or microbatch_size >= batch or len(sizes) > 1:
+            return self._step(rows, [(step.get, 1)])
+        cuts = [(low, min(low + microbatch_size, batch)) for low in range(0, batch, microbatch_size)]
+        return self._step(rows, [(partial(_part_of, step, cut), cut[1] - cut[0]) for cut in cuts])
 
-    def attempt(self, fed: Fed, turn: Turn) -> None:
-        """One training step with some rows, seen by nobody; whoever asks for it goes back to a snapshot."""
+    def try_step(self, rows: StageRows, step: StepRows) -> None:
+        """One step that the watcher does not see; the caller restores a snapshot afterwards."""
         watcher, self.watcher = self.watcher, None
         try:
-            self._step(fed, [(turn.get, 1)])
+            self._step(rows, [(step.get, 1)])
         finally:
             self.watcher = watcher
-            for link in self._links:
-                link.program.zero_grad()
+            for stage in self._stages:
+                stage.program.zero_grad()
 
-    def _step(self, fed: Fed, parts: Sequence[tuple[Spans, int]]) -> list[Losses]:
-        """One update with the gradients of all parts, each of which is some rows, and weighs as many as there are.
-
-        Gradients of the losses' means are added up; before a part of another size comes, those so far are brought to
-        its measure, and at the end all to that of the whole.
-        """
-        losses: list[Losses] = []
-        reached: dict[int, Link] = {}
-        measure = parts[0][1]
-        for spans, size in parts:
-            if size != measure:
-                self._rescale(reached.values(), measure / size)
-                measure = size
-            for link in self._part(fed, spans, losses):
-                reached[id(link)] = link
-        if len(parts) > 1:
-            self._rescale(reached.values(), measure / sum(size for _, size in parts))
-        scales = self._clipping.scales()
-        for link in reached.values():
-            link.program.optimizer_step(scales[id(link)])
-        return losses
-
-    def _rescale(self, links: Iterable[Link], factor: float) -> None:
-        for link in links:
-            link.program.map_gradients(partial(_times, factor))
-
-    def _part(self, fed: Fed, spans: Spans, losses: list[Losses]) -> list[Link]:
-        """Forward and back through all segments; the gradients stay with the programs, which are told."""
-        values: dict[str, Any] = {}
-        pullbacks: list[tuple[Link, Any]] = []
-        for link, arrivals, rows in zip(self._links, self._arrivals, fed, strict=True):
-            inputs = _inputs(arrivals, rows, values, spans)
-            if all(value is None for value in inputs):  # this step has nothing for it
-                values.update(dict.fromkeys(link.segment.outputs))
-                continue
-            if link.trains:
-                outputs, pairs, pullback = link.program.forward_pullback(inputs)
-                if link.live:
-                    pullbacks.append((link, pullback))
-            else:
-                outputs, pairs = link.program.forward(inputs)
-            values.update(zip(link.segment.outputs, outputs, strict=True))
-            losses.append(Losses(link.backend, 0, tuple(pairs), pairs=pairs))
-        self._pull_back(pullbacks)
-        if self.watcher is not None:
-            self.watcher(values, spans)
-        return [link for link, _ in pullbacks]
-
-    def _pull_back(self, pullbacks: Sequence[tuple[Link, Any]]) -> None:
-        cotangents: dict[str, Any] = {}
-        for link, pullback in reversed(pullbacks):
-            given = pullback(tuple(cotangents.get(name) for name in link.segment.outputs))
-            for way, cotangent in zip(self._returns[id(link)], given, strict=True):
-                if cotangent is not None:
-                    back = way.carry(cotangent)
-                    cotangents[way.name] = back if way.name not in cotangents else cotangents[way.name] + back
-
-    def evaluate(self, fed: Fed, turn: Turn) -> tuple[dict[str, Any], list[Losses]]:
+    def evaluate(self, rows: StageRows, step: StepRows) -> tuple[dict[str, Any], list[Losses]]:
         """Outputs by value name (None where rows that they need are missing) and losses, in evaluation mode."""
         values: dict[str, Any] = {}
         losses: list[Losses] = []
-        for link, arrivals, rows in zip(self._links, self._arrivals, fed, strict=True):
-            inputs = _inputs(arrivals, rows, values, turn.get)
+        for stage, needed, columns in zip(self._stages, self._inputs, rows, strict=True):
+            inputs = _gather(needed, columns, values, step.get)
             if all(value is None for value in inputs):
-                values.update(dict.fromkeys(link.segment.outputs))
+                values.update(dict.fromkeys(stage.segment.outputs))
                 continue
-            outputs, pairs = link.program.forward(inputs)
-            values.update(zip(link.segment.outputs, outputs, strict=True))
-            losses.append(Losses(link.backend, 0, tuple(pairs), pairs=pairs))
+            outputs, pairs = stage.program.forward(inputs)
+            values.update(zip(stage.segment.outputs, outputs, strict=True))
+            losses.append(Losses(stage.backend, 0, tuple(pairs), pairs=pairs))
         return values, losses
 
+    def _step(self, rows: StageRows, parts: Sequence[tuple[SpanOf, int]]) -> list[Losses]:
+        """One update with the gradients of all parts, each of which is some rows, and how many.
 
-def _arrivals(link: Link, makers: Mapping[str, Link]) -> list[Arrival]:
+        Gradients of the losses' means are added up. Before a part of another size comes, those so far are rescaled to
+        it, and at the end all to the whole.
+        """
+        losses: list[Losses] = []
+        trained: dict[int, PipelineStage] = {}
+        scale = parts[0][1]
+        for span_of, size in parts:
+            if size != scale:
+                _rescale(trained.values(), scale / size)
+                scale = size
+            for stage in self._forward_backward(rows, span_of, losses):
+                trained[id(stage)] = stage
+        if len(parts) > 1:
+            _rescale(trained.values(), scale / sum(size for _, size in parts))
+        clip_scales = self._clipping.scales()
+        for stage in trained.values():
+            stage.program.optimizer_step(clip_scales[id(stage)])
+        return losses
+
+    def _forward_backward(self, rows: StageRows, span_of: SpanOf, losses: list[Losses]) -> list[PipelineStage]:
+        """Forward and back through all stages; gradients stay with the programs of the stages returned."""
+        values: dict[str, Any] = {}
+        pullbacks: list[tuple[PipelineStage, Any]] = []
+        for stage, needed, columns in zip(self._stages, self._inputs, rows, strict=True):
+            inputs = _gather(needed, columns, values, span_of)
+            if all(value is None for value in inputs):  # this step has no rows for it
+                values.update(dict.fromkeys(stage.segment.outputs))
+                continue
+            if stage.in_train_mode:
+                outputs, pairs, pullback = stage.program.forward_pullback(inputs)
+                if stage.has_gradient:
+                    pullbacks.append((stage, pullback))
+            else:
+                outputs, pairs = stage.program.forward(inputs)
+            values.update(zip(stage.segment.outputs, outputs, strict=True))
+            losses.append(Losses(stage.backend, 0, tuple(pairs), pairs=pairs))
+        self._backward(pullbacks)
+        if self.watcher is not None:
+            self.watcher(values, span_of)
+        return [stage for stage, _ in pullbacks]
+
+    def _backward(self, pullbacks: Sequence[tuple[PipelineStage, Any]]) -> None:
+        cotangents: dict[str, Any] = {}
+        for stage, pullback in reversed(pullbacks):
+            given = pullback(tuple(cotangents.get(name) for name in stage.segment.outputs))
+            for target, cotangent in zip(self._gradients[id(stage)], given, strict=True):
+                if cotangent is not None:
+                    moved, name = target.transfer(cotangent), target.name
+                    cotangents[name] = moved if name not in cotangents else cotangents[name] + moved
+
+
+def _inputs_of(stage: PipelineStage, makers: Mapping[str, PipelineStage]) -> list[_Input]:
     return [
-        Arrival(name, None if name not in makers else _over(makers[name], name, link, device))
-        for name, (_, device) in link.segment.inputs.items()
+        _Input(name, None if name not in makers else _between(makers[name], name, stage, device))
+        for name, (_, device) in stage.segment.inputs.items()
     ]
 
 
-def _over(maker: Link, name: str, taker: Link, device: Device) -> Carrier:
-    return carrier(maker.backend, maker.device_of(name), taker.backend, device)
+def _between(maker: PipelineStage, name: str, taker: PipelineStage, device: Device) -> Transfer:
+    return transfer(maker.backend, maker.device_of(name), taker.backend, device)
 
 
-def _returns(link: Link, makers: Mapping[str, Link]) -> list[Return]:
-    found = []
-    for name in link.segment.needs_pullback:
-        maker, (_, device) = makers[name], link.segment.inputs[name]
-        found.append(Return(name, carrier(link.backend, device, maker.backend, maker.device_of(name))))
-    return found
+def _gradients_of(stage: PipelineStage, makers: Mapping[str, PipelineStage]) -> list[_GradientOutput]:
+    targets = []
+    for name in stage.segment.needs_pullback:
+        maker, (_, device) = makers[name], stage.segment.inputs[name]
+        back = transfer(stage.backend, device, maker.backend, maker.device_of(name))
+        targets.append(_GradientOutput(name, back))
+    return targets
 
 
-def _inputs(
-    arrivals: Sequence[Arrival], rows: Mapping[str, Rows], values: Mapping[str, Any], spans: Spans
+def _rows(stage: PipelineStage, name: str, columns: DeviceColumns) -> Rows:
+    column = columns[name]
+    return column.feature_set, partial(stage.backend.gather_rows, column.rows, order=column.order)
+
+
+def _gather(
+    needed: Sequence[_Input], columns: Mapping[str, Rows], values: Mapping[str, Any], span_of: SpanOf
 ) -> tuple[Any, ...]:
-    """What a link is given: None for rows that this step has not, and for values that would need them."""
-    found: list[Any] = []
-    for one in arrivals:
-        if one.carry is None:
-            name, cut = rows[one.name]
-            span = spans(name)
-            found.append(None if span is None else cut(*span))
+    """The inputs of a stage: None for rows that this step does not have, and for values that would need them."""
+    inputs: list[Any] = []
+    for one in needed:
+        if one.transfer is None:
+            feature_set, gather_rows = columns[one.name]
+            span = span_of(feature_set)
+            inputs.append(None if span is None else gather_rows(*span))
         else:
             value = values[one.name]
-            found.append(None if value is None else one.carry(value))
-    return tuple(found)
+            inputs.append(None if value is None else one.transfer(value))
+    return tuple(inputs)
 
 
-def _everywhere(span: Span, _: str) -> Span:
-    return span
-
-
-def _within(turn: Turn, cut: Span, name: str) -> Span | None:
-    span = turn.get(name)
-    return None if span is None else (span[0] + cut[0], span[0] + cut[1])
+def _rescale(stages: Iterable[PipelineStage], factor: float) -> None:
+    for stage in stages:
+        stage.program.map_gradients(partial(_times, factor))
 
 
 def _times(factor: float, gradient: Any) -> Any:
     return gradient * factor
+
+
+def _same_span(span: RowSpan, _: str) -> RowSpan:
+    return span
+
+
+def _part_of(step: StepRows, cut: RowSpan, feature_set: str) -> RowSpan | None:
+    span = step.get(feature_set)
+    return None if span is None else (span[0] + cut[0], span[0] + cut[1])

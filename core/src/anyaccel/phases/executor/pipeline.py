@@ -1,103 +1,187 @@
-"""A chain of programs: the segments of a graph at work, values and cotangents carried between them."""
+"""Pipeline: the programs of a phase, one per segment in the order of computation, and steps over a chunk of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from anyaccel.backend import MultiStepProgram
-from anyaccel.device import Device
-from anyaccel.phases.executor.cross_segment import Orders, Wires
-from anyaccel.phases.executor.links import Link, Losses
-from anyaccel.phases.executor.stepper import Stepper
-from anyaccel.phases.loading.device_columns import Feed
-from anyaccel.phases.loading.epoch_batches import Lane, Turn
+from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep, StageRows
+from anyaccel.phases.executor.stage import Losses, PipelineStage
+from anyaccel.phases.loading.device_columns import DeviceColumns
+from anyaccel.phases.loading.epoch_batches import StepRows
 from anyaccel.segment import NodeState
 
-if TYPE_CHECKING:
-    from anyaccel.phases.estimator_partial_fit import Learners
 
+@dataclass(frozen=True, slots=True)
+class ChunkRunner:
+    """Trains and evaluates with the rows of one chunk; everything is looked up beforehand.
 
-class Chain:
-    """The links of one phase, in the order of computation."""
+    No closure: the frames of an error would hold it, and with it the columns, for as long as the error is kept.
 
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._links = tuple(links)
-        self._makers = {name: link for link in links for name in link.segment.outputs}
-        self._wires = Wires(self._links)
-        only = links[0].program if len(links) == 1 else None
-        self._stepping = only if isinstance(only, MultiStepProgram) else None
-        self._learners: Learners | None = None
+    Attributes:
+        cross_segment: takes steps one by one.
+        rows: of the chunk, for each stage.
+        stage: the only stage, if its program takes several steps in one call; else None.
+        program: that program.
+        columns: its columns, in the order of its inputs.
+        orders: of each of these.
+        labels: of its losses.
+    """
+
+    cross_segment: CrossSegmentStep
+    rows: StageRows
+    stage: PipelineStage | None = None
+    program: MultiStepProgram | None = None
+    columns: Sequence[Any] = ()
+    orders: Sequence[Any] = ()
+    labels: tuple[str, ...] = ()
+
+    def train_steps(
+        self, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
+    ) -> list[Losses]:
+        """Train steps of `batch_size` rows each from row `start` of all orders on, `microbatch_size` rows at once."""
+        n_microbatches = self.n_microbatches(batch_size, microbatch_size)
+        if n_microbatches is None or self.program is None or self.stage is None:
+            return self.cross_segment.train_steps(self.rows, start, n_steps, batch_size, microbatch_size)
+        more = () if n_microbatches == 1 else (n_microbatches,)
+        means = self.program.train_steps(self.columns, self.orders, start, n_steps, batch_size, *more)
+        return [Losses(self.stage.backend, batch_size, self.labels, means, n_steps)]
+
+    def train_step(self, step: StepRows, microbatch_size: int | None = None) -> list[Losses]:
+        """Train one step with some rows of each feature set in it, at most `microbatch_size` at once."""
+        return self.cross_segment.train_step(self.rows, step, microbatch_size)
+
+    def try_step(self, step: StepRows) -> None:
+        """Train one step for a test of memory; the caller restores a snapshot afterwards."""
+        self.cross_segment.try_step(self.rows, step)
+
+    def evaluate(self, step: StepRows) -> tuple[dict[str, Any], list[Losses]]:
+        """Outputs by value name (None where rows that they need are missing) and losses, left on the devices."""
+        return self.cross_segment.evaluate(self.rows, step)
 
     @property
-    def links(self) -> tuple[Link, ...]:
-        """The segments at work."""
-        return self._links
+    def n_rows(self) -> int:
+        """Length of the row orders, as programs are compiled for; 0 without a program."""
+        return int(self.orders[0].shape[0]) if self.orders else 0
+
+    def n_microbatches(self, batch_size: int, microbatch_size: int | None) -> int | None:
+        """In how many micro-batches the program takes a step; None if it cannot, or there is no program."""
+        if self.program is None or microbatch_size is None or microbatch_size >= batch_size:
+            return None if self.program is None else 1
+        divides = self.program.supports_microbatching and batch_size % microbatch_size == 0
+        return batch_size // microbatch_size if divides else None
+
+    def compile(self, batch_size: int, microbatch_size: int | None) -> None:
+        """Compile steps of `batch_size` rows.
+
+        Raises:
+            CompileError: they cannot be compiled.
+        """
+        n_microbatches = self.n_microbatches(batch_size, microbatch_size)
+        if self.program is not None and n_microbatches is not None:
+            self.program.compile(self.columns, self.orders, batch_size, n_microbatches)
+
+
+class Pipeline:
+    """The programs of one phase.
+
+    Args:
+        stages: in the order of computation.
+        learners: estimators that learn from every training step; with some, steps are taken one by one.
+    """
+
+    def __init__(self, stages: Sequence[PipelineStage], learners: HostLearners | None = None) -> None:
+        self._stages = tuple(stages)
+        self._learners = learners
+        self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
+        self._cross_segment = CrossSegmentStep(self._stages)
+        if learners is not None:
+            self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
+        only = stages[0].program if len(stages) == 1 and learners is None else None
+        self._multi_step = only if isinstance(only, MultiStepProgram) else None
 
     @property
-    def stepping(self) -> bool:
-        """Whether whole steps are one call."""
-        return self._stepping is not None
+    def stages(self) -> tuple[PipelineStage, ...]:
+        """The segments and their programs."""
+        return self._stages
 
     @property
-    def compiles(self) -> bool:
+    def can_compile(self) -> bool:
         """Whether any of the programs has something to compile its steps with."""
-        kinds = [type(link.program) for link in self._links]
+        programs = [type(stage.program) for stage in self._stages]
         return any(
-            issubclass(kind, MultiStepProgram) and kind.estimate_compile is not MultiStepProgram.estimate_compile
-            for kind in kinds
+            issubclass(program, MultiStepProgram) and program.estimate_compile is not MultiStepProgram.estimate_compile
+            for program in programs
         )
 
-    # -- the whole -------------------------------------------------------------------------------------------------
+    def runner(self, columns: DeviceColumns) -> ChunkRunner:
+        """What trains and evaluates with the rows of a chunk."""
+        rows = self._cross_segment.bind(columns)
+        if self._multi_step is None:
+            return ChunkRunner(self._cross_segment, rows)
+        stage = self._stages[0]
+        inputs = [columns[name] for name in stage.segment.inputs]
+        return ChunkRunner(
+            self._cross_segment,
+            rows,
+            stage,
+            self._multi_step,
+            columns=tuple(column.rows for column in inputs),
+            orders=tuple(column.order for column in inputs),
+            labels=tuple(term.label for term in stage.segment.losses),
+        )
+
+    def to_host(self, name: str, value: Any) -> np.ndarray:
+        """One output in host memory."""
+        return self._makers[name].backend.to_host(value)
 
     def seed(self, key: int) -> None:
         """Restart the random streams of all programs."""
-        for link in self._links:
-            link.program.seed(key)
-
-    def teach(self, learners: Learners) -> None:
-        """Let estimators learn from every training step; from now on steps are taken one by one."""
-        self._learners, self._stepping = learners, None
-        self._wires.watcher = partial(learners.step, to_host=self.to_host)
+        for stage in self._stages:
+            stage.program.seed(key)
 
     def snapshot(self) -> tuple[Any, list[Any]]:
-        """Everything a step changes.
+        """A copy of everything that a step changes.
 
         Raises:
+            OutOfMemoryError: no room for a copy.
             EstimatorError: an estimator that learns cannot be copied.
         """
-        taught = None if self._learners is None else self._learners.snapshot()
-        return taught, [link.program.snapshot() for link in self._links]
+        learned = None if self._learners is None else self._learners.snapshot()
+        return learned, [stage.program.snapshot() for stage in self._stages]
 
     def restore(self, snapshot: tuple[Any, Sequence[Any]]) -> None:
         """Go back to a snapshot."""
-        taught, parts = snapshot
+        learned, states = snapshot
         if self._learners is not None:
-            self._learners.restore(taught)
-        for link, part in zip(self._links, parts, strict=True):
-            link.program.restore(part)
+            self._learners.restore(learned)
+        for stage, state in zip(self._stages, states, strict=True):
+            stage.program.restore(state)
 
-    def publish(self, states: MutableMapping[str, NodeState]) -> None:
-        """Let the user's models, and `states`, hold the values of now."""
-        for link in self._links:
-            link.program.sync_models()
-            states.update(link.program.optimizer_states())
+    def sync_models(self, states: MutableMapping[str, NodeState]) -> None:
+        """Copy the current values to the user's models, and the optimizer state of each node to `states`."""
+        for stage in self._stages:
+            stage.program.sync_models()
+            states.update(stage.program.optimizer_states())
 
-    def release(self, states: MutableMapping[str, NodeState]) -> None:
-        """End all programs: the user's models hold the result, and `states` receives the optimizer state by node.
+    def close(self, states: MutableMapping[str, NodeState]) -> None:
+        """End all programs: the user's models receive the result, `states` the optimizer state of each node.
 
-        Every program is released, whatever one raises, and once more where an interrupt came in between: models must
+        Every program is closed, whatever another raises, and once more if an interrupt came in between: models must
         not be left with values of two steps. The first failure is raised at the end.
         """
-        self._learners = self._wires.watcher = None  # a circle: it would keep the programs until it is collected
+        self._learners = self._cross_segment.watcher = None  # a cycle that would keep the programs until collected
         failures: list[BaseException] = []
-        for link in self._links:
+        for stage in self._stages:
             for _ in range(2):
                 try:
-                    states.update(link.program.close())
+                    states.update(stage.program.close())
                     break
                 except Exception as failure:
                     failures.append(failure)
@@ -106,54 +190,3 @@ class Chain:
                     failures.append(interrupt)
         if failures:
             raise failures[0]
-
-    # -- steps -----------------------------------------------------------------------------------------------------
-
-    def order(self, feed: Feed, orders: Mapping[Lane, np.ndarray]) -> Orders:
-        """An epoch's orders on every device that has columns of their lanes: the only transfer of the epoch."""
-        found: dict[tuple[Lane, int, Device], Any] = {}
-        sent: dict[tuple[int, int, Device], Any] = {}  # one sampler gives every feature set the same
-        for link in self._links:
-            for name, (_, device) in link.segment.inputs.items():
-                order = orders.get(feed.lane(name)) if name in feed.columns else None
-                if order is None:
-                    continue
-                key = (id(order), id(link.backend), device)
-                if key not in sent:
-                    ordered = order.astype(link.backend.index_dtype, copy=False)
-                    sent[key] = link.backend.from_host(ordered, device)
-                found[feed.lane(name), id(link.backend), device] = sent[key]
-        return found
-
-    def turner(self, feed: Feed, orders: Orders) -> Callable[[Turn, int | None], list[Losses]]:
-        """A function that trains one step on rows of some feature sets, at most so many at once."""
-        return partial(self._wires.turn, self._wires.fed(feed, orders))
-
-    def trier(self, feed: Feed, orders: Orders) -> Callable[[Turn], None]:
-        """A function that trains one step on rows of some feature sets and shows nobody; go back to a snapshot."""
-        return partial(self._wires.attempt, self._wires.fed(feed, orders))
-
-    def stepper(self, feed: Feed, orders: Orders) -> Stepper:
-        """What trains steps over some rows, with everything looked up beforehand."""
-        plain = partial(self._wires.train, self._wires.fed(feed, orders))
-        if self._stepping is None:
-            return Stepper(plain)
-        link, program = self._links[0], self._stepping
-        names = tuple(link.segment.inputs)
-        columns = tuple(feed.columns[name] for name in names)
-        mine = tuple(orders[feed.lane(name), id(link.backend), link.segment.inputs[name][1]] for name in names)
-        labels = tuple(term.label for term in link.segment.losses)
-        return Stepper(plain, link, program, columns, mine, labels)
-
-    # -- evaluation ------------------------------------------------------------------------------------------------
-
-    def evaluator(self, feed: Feed, orders: Orders) -> Callable[[Turn], tuple[dict[str, Any], list[Losses]]]:
-        """A function of rows that gives outputs by value name and losses, in evaluation mode, left on the devices.
-
-        Outputs that need rows which are not given are None.
-        """
-        return partial(self._wires.evaluate, self._wires.fed(feed, orders))
-
-    def to_host(self, name: str, value: Any) -> np.ndarray:
-        """One output in host memory."""
-        return self._makers[name].backend.to_host(value)

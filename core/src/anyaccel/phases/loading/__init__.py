@@ -1,32 +1,7 @@
-"""Feeding: how the rows of a phase come to its programs, all at once or streamed."""
+"""Loading: from what a user gave as data to chunks of rows on their devices. Stands on data and graph.
 
-from anyaccel.phases.loading.batching import Batching, of_drawing, of_sight
-from anyaccel.phases.loading.epoch_plan import Pass, Stretch, Work, parts_of
-from anyaccel.phases.loading.loader import Portion, Resident, Supply
-from anyaccel.phases.loading.prefetch import ahead
-from anyaccel.phases.loading.provision import Place, Provision, RowsProvision, SourceProvision, free_memory
-from anyaccel.phases.loading.residency import growth, slots_of, supplies
-from anyaccel.phases.loading.streaming import Streamed
-
-__all__ = [
-    "Batching",
-    "Pass",
-    "Place",
-    "Portion",
-    "Provision",
-    "Resident",
-    "RowsProvision",
-    "SourceProvision",
-    "Streamed",
-    "Stretch",
-    "Supply",
-    "Work",
-    "ahead",
-    "free_memory",
-    "growth",
-    "of_drawing",
-    "of_sight",
-    "parts_of",
-    "slots_of",
-    "supplies",
-]
+`input_data` (what was given, as rows or a source), `host_columns` (columns in host memory, as the plan loads them),
+`epoch_batches` and `evaluation_rows` (samplers to row orders), `epoch_plan` (what each step of an epoch takes),
+`loader` (the protocol `BatchLoader`, and rows that stay on their devices), `streaming` and `source_loader` (rows that
+are sent in chunks), `loader_factory` and `residency` (which of these, decided from measured memory).
+"""

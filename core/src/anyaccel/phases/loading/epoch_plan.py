@@ -1,160 +1,250 @@
-"""Passes over the rows of a phase: what each step takes, in which order, and the same in pieces, one by one."""
+"""Epoch plan: what each step of an epoch takes of the row orders, as ranges of equal steps, and in blocks of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
+from anyaccel.errors import PhaseError
+from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, SampledBatches, StepRows
+from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.prefetch import BackgroundCall
 
-from anyaccel.phases.loading.epoch_batches import Lane, Span, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Steps of one size, one after the other: `count` of `size` rows each, from row `start` of every order on.
-
-    `piece` is how many rows are computed at once where a step is several batches; else None.
-    """
-
-    start: int
-    count: int
-    size: int
-    piece: int | None = None
-
-    @property
-    def stop(self) -> int:
-        """The row after the last."""
-        return self.start + self.count * self.size
-
-    def first(self, count: int) -> Stretch:
-        """Its first steps."""
-        return replace(self, count=count)
-
-    def without(self, count: int) -> Stretch:
-        """What is left without its first steps."""
-        return replace(self, start=self.start + count * self.size, count=self.count - count)
-
-
-Work = Stretch | Turn
-"""Steps of one size that take the same of every feature set, or one step that takes what it says."""
+THREAD_ROWS = 8192
+"""An order of fewer rows is drawn faster than a thread starts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """One pass over the rows: what an epoch, or an evaluation, takes.
+class StepRange:
+    """A run of equal steps, one after the other.
 
     Attributes:
-        sets: labels of the feature sets.
-        works: its steps.
-        orders: for each lane the rows in the order in which they are taken; lanes that have none go as they lie.
+        rows: what the first step takes of the row orders, by feature set; each further step takes as many rows, right
+            behind those of the step before.
+        n_steps: how many steps.
+        uniform: whether each step takes the same rows of the orders of all feature sets, as one call of
+            `MultiStepProgram.train_steps` does.
+        microbatch_size: rows that are computed at once where a step accumulates several batches; else None.
     """
 
-    sets: tuple[str, ...]
-    works: tuple[Work, ...]
-    orders: Mapping[Lane, np.ndarray]
+    rows: StepRows
+    n_steps: int = 1
+    uniform: bool = False
+    microbatch_size: int | None = None
 
     @property
-    def steps(self) -> int:
-        """How many there are."""
-        return sum(steps_of(work) for work in self.works)
+    def start(self) -> int:
+        """The first row of a uniform range in every order."""
+        return next(iter(self.rows.values()))[0]
 
-    def without(self, done: int) -> Pass:
-        """What is left without its first steps."""
-        return replace(self, works=tuple(_without(self.works, done)))
+    @property
+    def batch_size(self) -> int:
+        """The most rows that a step takes of one feature set."""
+        return max(stop - start for start, stop in self.rows.values())
 
-    def parted(self, most: int) -> Pass:
-        """The same rows in more steps: those that are turns take at most so many rows of each feature set."""
-        return replace(self, works=tuple(part for work in self.works for part in parts_of(work, most)))
+    @property
+    def covered(self) -> StepRows:
+        """The rows that all its steps take."""
+        return {name: (start, start + self.n_steps * (stop - start)) for name, (start, stop) in self.rows.items()}
 
-    def cut(self, most: int) -> Iterator[Cut]:
-        """Pieces of at most `most` steps; a single step of another size goes with those before it."""
-        block: list[Work] = []
-        for work in _broken(self.works, most):
-            if block and _steps(block) + steps_of(work) > most and not _is_tail(work, block):
-                yield self._cut(block)
-                block = []
-            block.append(work)
-        if block:
-            yield self._cut(block)
+    def first(self, n: int) -> StepRange:
+        """Its first `n` steps."""
+        return replace(self, n_steps=n)
 
-    def _cut(self, works: list[Work]) -> Cut:
-        spans = _hulls(works, self.sets)
-        orders = {lane: order[slice(*spans[lane[0]])] for lane, order in self.orders.items() if lane[0] in spans}
-        return Cut(tuple(_shifted(work, spans) for work in works), spans, orders)
+    def skip(self, n: int) -> StepRange:
+        """Its steps but the first `n`."""
+        rows = {
+            name: (start + n * (stop - start), stop + n * (stop - start)) for name, (start, stop) in self.rows.items()
+        }
+        return replace(self, rows=rows, n_steps=self.n_steps - n)
+
+    def shifted(self, origins: StepRows) -> StepRange:
+        """The same rows, counted from the start of each of these spans."""
+        rows = {name: (start - origins[name][0], stop - origins[name][0]) for name, (start, stop) in self.rows.items()}
+        return replace(self, rows=rows)
+
+    def split(self, max_rows: int) -> Iterator[StepRange]:
+        """A single step as several, each of at most so many rows of each feature set that has some left."""
+        for low in range(0, self.batch_size, max_rows):
+            rows = {
+                name: (start + low, min(start + low + max_rows, stop))
+                for name, (start, stop) in self.rows.items()
+                if start + low < stop
+            }
+            yield replace(self, rows=rows)
+
+
+def uniform_range(
+    feature_sets: Iterable[str], start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
+) -> StepRange:
+    """`n_steps` of `batch_size` rows each, from row `start` of every order on."""
+    rows = dict.fromkeys(feature_sets, (start, start + batch_size))
+    return StepRange(rows, n_steps, uniform=True, microbatch_size=microbatch_size)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Some steps of a pass: `works` count from the first row of the piece, `spans` say which rows these are."""
+class StepBlock:
+    """Consecutive steps that are loaded together; their rows count from the first row of the block.
 
-    works: tuple[Work, ...]
-    spans: Mapping[str, Span]
-    orders: Mapping[Lane, np.ndarray]
+    `spans` says which rows of the epoch's orders these are, `orders` has that part of the orders.
+    """
 
-
-def steps_of(work: Work) -> int:
-    """How many steps it is."""
-    return work.count if isinstance(work, Stretch) else 1
+    steps: tuple[StepRange, ...]
+    spans: Mapping[str, RowSpan]
+    orders: RowOrders
 
 
-def parts_of(work: Work, most: int) -> Iterator[Work]:
-    """A turn in parts of at most so many rows of each feature set that has some left; a stretch as it is."""
-    if isinstance(work, Stretch):
-        yield work
-        return
-    for low in range(0, max(stop - start for start, stop in work.values()), most):
-        yield {
-            name: (start + low, min(start + low + most, stop))
-            for name, (start, stop) in work.items()
-            if start + low < stop
-        }
+@dataclass(frozen=True, slots=True)
+class EpochSteps:
+    """The steps of one epoch, or of one evaluation, and the row orders that they take rows of."""
+
+    steps: tuple[StepRange, ...]
+    orders: RowOrders
+
+    def skip(self, n: int) -> EpochSteps:
+        """All steps but the first `n`."""
+        return replace(self, steps=tuple(_skip(self.steps, n))) if n else self
+
+    def split(self, max_rows: int) -> EpochSteps:
+        """The same rows in more steps, of at most so many rows of each feature set. For evaluations."""
+        return replace(self, steps=tuple(part for step in self.steps for part in step.split(max_rows)))
+
+    def blocks(self, max_steps: int) -> Iterator[StepBlock]:
+        """Blocks of at most `max_steps` steps; a last, smaller batch goes with those before it."""
+        block: list[StepRange] = []
+        for steps in _limited(self.steps, max_steps):
+            if block and _count(block) + steps.n_steps > max_steps and not _is_last_batch(steps, block):
+                yield self._block(block)
+                block = []
+            block.append(steps)
+        if block:
+            yield self._block(block)
+
+    def _block(self, block: Sequence[StepRange]) -> StepBlock:
+        spans: dict[str, RowSpan] = {}
+        for steps in block:
+            for name, (start, stop) in steps.covered.items():
+                low, high = spans.get(name, (start, stop))
+                spans[name] = (min(low, start), max(high, stop))
+        orders = {key: order[slice(*spans[key[0]])] for key, order in self.orders.items() if key[0] in spans}
+        return StepBlock(tuple(steps.shifted(spans) for steps in block), spans, orders)
 
 
-def _steps(works: Iterable[Work]) -> int:
-    return sum(steps_of(work) for work in works)
+def _count(steps: Iterable[StepRange]) -> int:
+    return sum(one.n_steps for one in steps)
 
 
-def _without(works: Iterable[Work], done: int) -> Iterator[Work]:
-    for work in works:
-        here = min(done, steps_of(work))
-        done -= here
-        if here == 0:
-            yield work
-        elif isinstance(work, Stretch) and here < work.count:
-            yield work.without(here)
+def _skip(ranges: Iterable[StepRange], n: int) -> Iterator[StepRange]:
+    for steps in ranges:
+        here = min(n, steps.n_steps)
+        n -= here
+        if here < steps.n_steps:
+            yield steps.skip(here) if here else steps
 
 
-def _broken(works: Iterable[Work], most: int) -> Iterator[Work]:
-    for work in works:
-        if not isinstance(work, Stretch):
-            yield work
-            continue
-        for done in range(0, work.count, most):
-            yield work.without(done).first(min(most, work.count - done))
+def _limited(ranges: Iterable[StepRange], max_steps: int) -> Iterator[StepRange]:
+    for steps in ranges:
+        for done in range(0, steps.n_steps, max_steps):
+            yield steps.skip(done).first(min(max_steps, steps.n_steps - done))
 
 
-def _is_tail(work: Work, block: list[Work]) -> bool:
-    """Whether it is the last, smaller batch of an epoch: a block of its own would have a shape of its own."""
-    return (
-        isinstance(work, Stretch)
-        and work.count == 1
-        and all(isinstance(one, Stretch) and one.size > work.size for one in block)
-    )
+def _is_last_batch(steps: StepRange, block: Sequence[StepRange]) -> bool:
+    """Whether this is the last, smaller batch of an epoch: a block of its own would have a shape of its own."""
+    equal = steps.uniform and steps.n_steps == 1
+    return equal and all(one.batch_size > steps.batch_size for one in block)
 
 
-def _hulls(works: Iterable[Work], sets: Iterable[str]) -> dict[str, Span]:
-    """The rows from the first to the last that some steps take, by feature set."""
-    found: dict[str, Span] = {}
-    for work in works:
-        taken = dict.fromkeys(sets, (work.start, work.stop)) if isinstance(work, Stretch) else work
-        for name, (start, stop) in taken.items():
-            low, high = found.get(name, (start, stop))
-            found[name] = (min(low, start), max(high, stop))
-    return found
+class EpochPlan(ABC):
+    """How a phase goes over its rows.
+
+    Attributes:
+        n_steps: steps of an epoch; updates, where several batches make one.
+        batch_size: the most rows of one feature set in a step.
+        splittable: whether a step may be computed as several, as those of evaluations.
+    """
+
+    n_steps: int
+    batch_size: int
+    splittable: bool
+
+    @abstractmethod
+    def epoch(self, number: int) -> EpochSteps:
+        """The steps and row orders of an epoch. If all epochs are equal, the orders are the same object."""
+
+    def prefetch(self, number: int | None) -> None:
+        """Begin to draw the orders of an epoch in a thread; None waits for what was begun and drops it."""
 
 
-def _shifted(work: Work, spans: Mapping[str, Span]) -> Work:
-    if isinstance(work, Stretch):
-        return replace(work, start=work.start - next(iter(spans.values()))[0])
-    return {name: (start - spans[name][0], stop - spans[name][0]) for name, (start, stop) in work.items()}
+class TrainingEpochs(EpochPlan):
+    """The epochs of a TrainPhase: an update after `accumulate` batches, and one after those that are left.
+
+    Args:
+        label: of the phase.
+        batches: what its samplers draw.
+        accumulate: batches for one update.
+
+    Raises:
+        PhaseError: batches are to be accumulated whose feature sets differ in size.
+    """
+
+    splittable = False
+
+    def __init__(self, label: str, batches: SampledBatches, accumulate: int) -> None:
+        self._batches = batches
+        self._steps = _training_steps(label, batches, accumulate)
+        self._pending: tuple[int, BackgroundCall[RowOrders]] | None = None
+        self.n_steps = _count(self._steps)
+        self.batch_size = max(steps.batch_size for steps in self._steps)
+
+    def epoch(self, number: int) -> EpochSteps:
+        """As of `EpochPlan`."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending[1].join()
+            if pending[0] == number:
+                return EpochSteps(self._steps, pending[1].result())
+        return EpochSteps(self._steps, self._batches.orders(number))
+
+    def prefetch(self, number: int | None) -> None:
+        """As of `EpochPlan`; nothing is begun if that is not worth a thread."""
+        if self._pending is not None:
+            self._pending[1].join()
+            self._pending = None
+        if number is not None and self._batches.n_drawn >= THREAD_ROWS:
+            self._pending = number, BackgroundCall(self._batches.orders, number)
+
+
+def _training_steps(label: str, batches: SampledBatches, accumulate: int) -> tuple[StepRange, ...]:
+    if batches.equal_batches is None:
+        if accumulate > 1:
+            raise PhaseError(
+                f"phase {label!r} has accumulate={accumulate}, and its samplers give batches of different sizes",
+                hint="draw larger batches instead, or give all samplers one batch size and schedule='zip_strict'",
+            )
+        return tuple(StepRange(rows) for rows in batches.steps)
+    full, size, last = batches.equal_batches
+    n_steps, batch = full // accumulate, size * accumulate
+    rest = (full % accumulate) * size + last
+    microbatch = size if accumulate > 1 else None
+    sets = batches.feature_sets
+    ranges = [
+        uniform_range(sets, 0, n_steps, batch, microbatch),
+        uniform_range(sets, n_steps * batch, 1, rest, microbatch),
+    ]
+    return tuple(steps for steps in ranges if steps.n_steps and steps.batch_size)
+
+
+class EvaluationEpochs(EpochPlan):
+    """An evaluation of all rows in batches; every epoch is the same."""
+
+    splittable = True
+
+    def __init__(self, rows: EvaluationRows, batch_size: int) -> None:
+        self._epoch = EpochSteps(tuple(StepRange(step) for step in rows.steps(batch_size)), rows.orders)
+        self.n_steps = len(self._epoch.steps)
+        self.batch_size = max(steps.batch_size for steps in self._epoch.steps)
+
+    def epoch(self, number: int) -> EpochSteps:
+        """As of `EpochPlan`."""
+        return self._epoch

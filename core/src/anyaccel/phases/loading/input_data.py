@@ -1,9 +1,10 @@
-"""Sourcing: what a phase is given as its data, where these are a source rather than rows."""
+"""Input data: from what a user gave as the data of a phase to rows by feature set, or to a source that is streamed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +14,98 @@ from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Ro
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import PhaseError
-from anyaccel.phases.kinds import TrainPhase
-from anyaccel.phases.phase import Data, Phase
+
+ReadCache = MutableMapping[tuple[str, str], FeatureSet]
+"""Sources that were read into memory, by label of the phase and of the feature set."""
 
 
-class ItemRows(Rows):
-    """The rows of a source of items: counted at once, read when a column is asked for."""
+@dataclass(frozen=True, slots=True)
+class InputData:
+    """The data of a phase, or of its validation.
+
+    Attributes:
+        rows: by feature set; an example of a source that is streamed.
+        source: what is streamed, None if all rows are there.
+    """
+
+    rows: dict[str, Rows]
+    source: Source | None
+
+
+def input_data(
+    label: str,
+    data: Any,
+    sets: Mapping[str, FeatureSet],
+    *,
+    may_stream: bool,
+    equal_lengths: bool,
+    read: bool,
+    cache: ReadCache,
+) -> InputData:
+    """The data of a phase as rows, and the source that is streamed if there is one.
+
+    Sources that are not streamed are read into memory, if `read`. If not, nothing is read of a loader or generator,
+    which would lose its first batch: the rows of the graph's feature set stand for it.
+
+    Args:
+        label: of the phase.
+        data: what was given: name of a split, rows, a source, or a mapping from feature sets to these.
+        sets: the feature sets that the phase needs data of.
+        may_stream: whether a source may be streamed, as by a TrainPhase.
+        equal_lengths: whether all feature sets need equally many rows, as one sampler draws from all of them.
+        read: whether rows are needed.
+        cache: keeps what was read, so that each source is read once.
+
+    Raises:
+        PhaseError: a feature set without data, data for none, no rows, different numbers of rows; a source beside
+            other feature sets, several, or one for a graph whose data were transformed.
+        SourceError: neither rows nor a source, or a source that cannot be read.
+        SplitError: a split that a feature set does not have.
+    """
+    source = None
+    if isinstance(data, Mapping) or len(sets) == 1:
+        given = dict(data) if isinstance(data, Mapping) else {_label_of(data, sets): data}
+        _check_source_labels(label, given, sets)
+        inferred = {name: as_source(name, value, sets[name]) for name, value in given.items() if name in sets}
+        sources = {name: one for name, one in inferred.items() if one is not None}
+        source = _streamed_source(label, sets, sources, may_stream)
+        for name, one in sources.items():
+            given[name] = _rows_for(label, one, given[name], sets[name], streamed=one is source, read=read, cache=cache)
+        data = given if sources else data
+    elif isinstance(data, Source):
+        raise PhaseError(
+            f"phase {label!r} was given only the source {data.label!r}",
+            available=f"the graph takes {', '.join(sets)}",
+            hint="give data={'LABEL': ..., ...} with rows for each feature set",
+        )
+    return InputData(_rows_of(label, data, sets, equal_lengths), source)
+
+
+def _rows_for(
+    label: str,
+    source: Source | FeatureSet,
+    given: Any,
+    known: FeatureSet,
+    *,
+    streamed: bool,
+    read: bool,
+    cache: ReadCache,
+) -> Rows:
+    """The rows that stand for a source."""
+    if isinstance(source, FeatureSet):
+        return source
+    if not read and isinstance(source, BatchSource) and source is not given:
+        return known
+    if streamed or not read:
+        return MapSourceRows(source) if isinstance(source, MapSource) else source.example
+    key = (label, known.label)
+    if key not in cache:
+        cache[key] = read_source(source)
+    return cache[key]
+
+
+class MapSourceRows(Rows):
+    """The rows of a MapSource: counted at once, read when a column is asked for."""
 
     def __init__(self, source: MapSource) -> None:
         super().__init__(source.label, source.example.schema)
@@ -28,32 +115,32 @@ class ItemRows(Rows):
         return self.source.rows
 
     @cached_property
-    def whole(self) -> FeatureSet:
-        """All items in memory."""
-        return collected(self.source)
+    def in_memory(self) -> FeatureSet:
+        """All items, read once."""
+        return read_source(self.source)
 
     def array(self, name: str) -> np.ndarray:
         """As of `Rows`."""
-        return self.whole.array(name)
+        return self.in_memory.array(name)
 
     def column(self, name: str) -> Any:
         """As of `Rows`."""
-        return self.whole.column(name)
+        return self.in_memory.column(name)
 
     def to_arrow(self) -> Any:
         """As of `Rows`."""
-        return self.whole.to_arrow()
+        return self.in_memory.to_arrow()
 
     def view(self) -> FeatureSetView:
         """As of `Rows`."""
-        return self.whole.view()
+        return self.in_memory.view()
 
     def select(self, features: Any = None, targets: Any = None, tags: Any = None) -> Any:
         """As of `Rows`."""
-        return self.whole.select(features, targets, tags)
+        return self.in_memory.select(features, targets, tags)
 
 
-def collected(source: Source) -> FeatureSet:
+def read_source(source: Source) -> FeatureSet:
     """All rows of one epoch of a source as a feature set in host memory.
 
     Raises:
@@ -69,98 +156,121 @@ def collected(source: Source) -> FeatureSet:
     return FeatureSet.from_dict(source.label, columns, source.features, source.targets, source.tags)
 
 
-def rows_given(
-    part: Phase,
-    sets: Mapping[str, FeatureSet],
-    *,
-    read: bool,
-    kept: MutableMapping[tuple[str, str], FeatureSet] | None = None,
-) -> tuple[Data, Source | None]:
-    """The data of a phase as rows, and the source that is to be streamed, if there is one.
+# -- sources -----------------------------------------------------------------------------------------------------------
 
-    A TrainPhase streams a source: its rows are an example then. Other phases need all rows in host memory and read
-    it whole, if `read`. If not, nothing is read of a loader or generator as it is, which would lose its first batch:
-    the rows of the graph's feature set stand for it.
 
-    Args:
-        part: the phase, or its validation.
-        sets: the feature sets that it needs data of.
-        read: whether rows are needed.
-        kept: what was read whole, by label of the part and of the feature set; read once by whoever keeps it.
-
-    Raises:
-        PhaseError: a source beside other feature sets, several, or one for a graph whose data were transformed.
-        SourceError: what is neither rows nor a source, or a source that cannot be read.
-    """
-    given = part.data if isinstance(part.data, Mapping) else None
-    if given is None and len(sets) != 1:
-        _refuse_alone(part, sets)
-        return part.data, None
-    mapping = dict(given) if given is not None else {_label(part.data, sets): part.data}
-    _check_labels(part, mapping, sets)
-    found = {name: as_source(name, one, sets[name]) for name, one in mapping.items() if name in sets}
-    sources = {name: one for name, one in found.items() if one is not None}
-    streamed = _streamed(part, sets, sources)
+def _streamed_source(
+    label: str, sets: Mapping[str, FeatureSet], given: Mapping[str, Source | FeatureSet], may_stream: bool
+) -> Source | None:
+    sources = {name: one for name, one in given.items() if isinstance(one, Source)}
     for name, one in sources.items():
-        if isinstance(one, FeatureSet):
-            mapping[name] = one
-        elif not read and isinstance(one, BatchSource) and one is not mapping[name]:
-            mapping[name] = sets[name]
-        elif one is streamed or not read:
-            mapping[name] = ItemRows(one) if isinstance(one, MapSource) else one.example
-        else:
-            memory = {} if kept is None else kept
-            mapping[name] = memory.get((part.label, name)) or memory.setdefault((part.label, name), collected(one))
-    return (mapping, streamed) if sources else (part.data, None)
-
-
-def _streamed(part: Phase, sets: Mapping[str, FeatureSet], found: Mapping[str, Source | FeatureSet]) -> Source | None:
-    """The source that a TrainPhase streams."""
-    sources = [one for one in found.values() if isinstance(one, Source)]
-    for name, one in found.items():
-        if isinstance(one, Source):
-            _check_transforms(part, one, sets[name])
-    if not sources or not isinstance(part, TrainPhase):
+        _check_untransformed(label, one, sets[name])
+    if not sources or not may_stream:
         return None
     if len(sets) > 1:
         raise PhaseError(
-            f"phase {part.label!r} trains on {', '.join(sets)} and has a source among their data",
-            available="a source is streamed, and feeds a graph with one feature set",
-            hint="bring all columns by one source, or read it into memory: FeatureSet.from_dict(...)",
+            f"phase {label!r} trains on {', '.join(sets)}, and one of their data is a source",
+            available="a streamed source feeds a graph that has one feature set",
+            hint="put all columns into one source, or read it into memory: FeatureSet.from_dict(...)",
         )
-    return sources[0]
+    return next(iter(sources.values()))
 
 
-def _check_transforms(part: Phase, source: Source, known: FeatureSet) -> None:
-    """Rows of a source come as they are, and would give wrong numbers where the graph's were transformed."""
-    made = relevant_transforms(known.transforms, known.features)
-    if made:
+def _check_untransformed(label: str, source: Source, known: FeatureSet) -> None:
+    """Rows of a source come as they are, and would give wrong numbers if the graph's data were transformed."""
+    transforms = relevant_transforms(known.transforms, known.features)
+    if transforms:
         raise PhaseError(
-            f"phase {part.label!r} was given the source {source.label!r}, whose rows come as they are",
-            available=f"the features of the graph's data were transformed: {listed(made[::-1])}",
+            f"phase {label!r} was given the source {source.label!r}, whose rows are not transformed",
+            available=f"the features of the graph's data were transformed: {listed(transforms[::-1])}",
             hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({known.label}), "
-            "or wire a graph to the source: source.reference()",
+            "or build the graph on the source: source.reference()",
         )
 
 
-def _label(data: Any, sets: Mapping[str, FeatureSet]) -> str:
+def _label_of(data: Any, sets: Mapping[str, FeatureSet]) -> str:
     return data.label if isinstance(data, (Rows, Source)) else next(iter(sets))
 
 
-def _check_labels(part: Phase, mapping: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> None:
-    for name, one in mapping.items():
-        if isinstance(one, Source) and name not in sets:
+def _check_source_labels(label: str, given: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> None:
+    for name, value in given.items():
+        if isinstance(value, Source) and name not in sets:
             raise PhaseError(
-                f"phase {part.label!r} was given the source {name!r}",
+                f"phase {label!r} was given the source {name!r}",
                 available=f"the graph takes {', '.join(sets)}",
                 hint=f"if these are such data, say so: data={{{next(iter(sets), 'LABEL')!r}: source}}",
             )
 
 
-def _refuse_alone(part: Phase, sets: Mapping[str, FeatureSet]) -> None:
-    if isinstance(part.data, Source):
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_lengths: bool) -> dict[str, Rows]:
+    given = dict(data) if isinstance(data, Mapping) else _for_each(label, data, sets)
+    unknown = sorted(set(given) - set(sets))
+    missing = sorted(set(sets) - set(given))
+    if unknown or missing:
         raise PhaseError(
-            f"phase {part.label!r} was given the source {part.data.label!r} alone",
+            f"phase {label!r} has data for {', '.join(sorted(given)) or 'nothing'}",
             available=f"the graph takes {', '.join(sets)}",
-            hint="give data={'LABEL': ..., ...}, rows for each feature set",
+            hint=_labels_hint(unknown, missing, sorted(set(given) - set(unknown))),
         )
+    rows = {name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in given.items()}
+    counts = {name: len(own) for name, own in rows.items()}
+    if equal_lengths and len(set(counts.values())) > 1:
+        raise PhaseError(
+            f"phase {label!r} has different numbers of rows",
+            available=", ".join(f"{name}: {count}" for name, count in counts.items()),
+            hint="batches are drawn together: give each feature set the same number of rows, or a sampler of its own",
+        )
+    if not counts:
+        raise PhaseError(
+            f"phase {label!r} has nothing to compute",
+            available="no losses, metrics or outputs",
+            hint="leave outputs out to keep those of all output nodes, or name some",
+        )
+    for name, own in rows.items():
+        _check_same_transforms(label, own, sets[name])
+    if not all(counts.values()):
+        raise PhaseError(f"phase {label!r} has no rows", hint="choose another split")
+    return rows
+
+
+def _labels_hint(unknown: Sequence[str], missing: Sequence[str], known: Sequence[str]) -> str:
+    """What to write where data were given under labels that are not those of the graph's feature sets."""
+    if len(unknown) == len(missing) == 1:
+        return f"if {unknown[0]!r} are such data, say so: data={{{missing[0]!r}: {unknown[0]}}}"
+    each = f"give data={{{', '.join(f'{name!r}: ...' for name in [*known, *missing])}}}, a split or view for each"
+    if not known:
+        return each
+    first = known[0]
+    return f"{each}; or compute only what {first!r} feeds: data={{{first!r}: {first}['SPLIT']}}, outputs=['NODE']"
+
+
+def _check_same_transforms(label: str, rows: Rows, known: FeatureSet) -> None:
+    """Features in other units would give wrong numbers in a graph that was built for those of its data."""
+    given = rows.feature_set if isinstance(rows, FeatureSetView) else rows
+    if given is known or not isinstance(given, FeatureSet):
+        return
+    expected, applied = (relevant_transforms(one.transforms, known.features)[::-1] for one in (known, given))
+    if len(expected) == len(applied) and all(one.is_like(other) for one, other in zip(expected, applied, strict=True)):
+        return
+    difference = "with other transforms than" if applied else "as it was before the transforms of"
+    raise PhaseError(
+        f"phase {label!r} was given {rows.label!r} {difference} the graph's data",
+        available=f"the graph's data: {listed(expected)}; given: {listed(applied)}",
+        hint="name a split of the graph's feature set, or give fresh.transform_like(data) of untransformed data",
+    )
+
+
+def _for_each(label: str, data: Any, sets: Mapping[str, FeatureSet]) -> dict[str, Any]:
+    return dict.fromkeys(sets, data) if isinstance(data, str) else {_rows(label, data).label: data}
+
+
+def _rows(label: str, data: Any) -> Rows:
+    if not isinstance(data, Rows):
+        raise PhaseError(
+            f"phase {label!r} cannot take its data from {type(data).__name__}",
+            hint="give the name of a split, a FeatureSet or a view",
+        )
+    return data

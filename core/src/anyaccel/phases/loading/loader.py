@@ -1,111 +1,104 @@
-"""Supplies: where the rows of a phase are while it runs, and the portions in which its programs get them."""
+"""Loader: the protocol by which a training or evaluation loop gets its rows, and rows that stay on their devices."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
-from anyaccel.phases.loading.device_columns import Feed
-from anyaccel.phases.loading.epoch_batches import Lane
-from anyaccel.phases.loading.epoch_plan import Pass, Work
-from anyaccel.phases.loading.foreseen import Foreseen
-
-Order = Callable[[Feed, Mapping[Lane, np.ndarray]], Any]
-"""Puts orders on the devices that need them: `Chain.order`."""
-Passes = Callable[[int], Pass]
-"""What the epoch of a number takes."""
+from anyaccel.graph import Column
+from anyaccel.phases.loading.device_columns import DeviceColumns, load_orders, with_orders
+from anyaccel.phases.loading.epoch_batches import RowOrders
+from anyaccel.phases.loading.epoch_plan import EpochPlan, StepRange
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class Chunk:
     """Rows that are on their devices, and the steps that take them.
 
     Attributes:
-        feed: the columns.
-        orders: for each lane, on its devices.
-        works: the steps, by rows of these orders.
-        taken: the orders in host memory, as rows of the data.
+        columns: on their devices with their row orders, by value name.
+        steps: as rows of these orders.
+        host_orders: the orders in host memory, as rows of the data; empty of a source of batches.
     """
 
-    feed: Feed
-    orders: Any
-    works: tuple[Work, ...]
-    taken: Mapping[Lane, np.ndarray]
+    columns: DeviceColumns
+    steps: tuple[StepRange, ...]
+    host_orders: RowOrders
 
 
-class Supply(ABC):
-    """The rows of one phase, or of its validation."""
+class BatchLoader(ABC):
+    """The rows of a phase, or of its validation, epoch by epoch.
+
+    Attributes:
+        residency: `"resident"` or `"streamed"`.
+        repeatable: whether an epoch can be loaded again from any step on, with the same rows.
+        n_steps: steps of an epoch; None if that is not known beforehand.
+    """
 
     residency: ClassVar[str]
-    """`"resident"` or `"streamed"`."""
-    steps: int | None
-    """Steps of an epoch, None where they are not known beforehand."""
-    repeats: ClassVar[bool] = True
-    """Whether the steps of an epoch can be had again from any step on, and are the same."""
+    repeatable: bool = True
+    n_steps: int | None
 
     @abstractmethod
-    def portions(self, number: int, done: int, order: Order) -> Generator[Portion]:
-        """The portions of an epoch, one after the other; close the generator when you leave it early.
+    def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
+        """The chunks of an epoch, one after the other; close the generator to leave it early.
 
         Args:
-            number: of the epoch.
-            done: steps of it that are done already, and left out.
-            order: puts orders on devices.
+            epoch: its number.
+            start_step: steps of the epoch before this one are left out.
+
+        Raises:
+            OutOfMemoryError: no room on a device.
+            SourceError: a source cannot be read.
         """
 
-    def foresee(self, number: int | None) -> None:
-        """Begin to draw the order of an epoch that will be asked for; None lets go of what was begun."""
+    def prefetch(self, epoch: int | None) -> None:
+        """Begin to draw the row orders of an epoch that will be asked for; None drops what was begun."""
 
     def shrink(self) -> bool:
-        """Hold less on the devices at once; False if that cannot be."""
+        """Hold less on the devices at once from now on; False if that is not possible."""
         return False
 
-    def part(self, most: int) -> None:
-        """Of steps that may be taken in parts (those of evaluations) hold at most so many rows at once."""
+    def limit_rows(self, max_rows: int) -> None:
+        """Load at most so many rows at once of steps that can be computed as several, as those of evaluations."""
 
     def close(self) -> None:
         """Let go of what is held on devices."""
 
 
-class Resident(Supply):
-    """All rows on their devices, for good; an epoch costs one transfer, that of its order.
+class ResidentLoader(BatchLoader):
+    """All rows on their devices for as long as the phase runs; an epoch costs one copy, that of its row orders.
 
     Args:
-        feed: the columns.
-        passes: what an epoch of a number takes.
-        steps: of an epoch.
+        columns: of the plan.
+        tensors: all rows of each, on its device, by value name.
+        plan: of the epochs.
     """
 
     residency = "resident"
 
-    def __init__(self, feed: Feed, passes: Passes, steps: int) -> None:
-        self.steps: int | None = steps
-        self._feed: Feed | None = feed
-        self._passes = passes
-        self._known: tuple[Mapping[Lane, np.ndarray], Any] | None = None
+    def __init__(self, columns: Sequence[Column], tensors: Mapping[str, Any], plan: EpochPlan) -> None:
+        self.n_steps: int | None = plan.n_steps
+        self._columns, self._plan = tuple(columns), plan
+        self._tensors: Mapping[str, Any] = tensors
+        self._host_orders: RowOrders | None = None
+        self._loaded: DeviceColumns = {}
 
-    def portions(self, number: int, done: int, order: Order) -> Generator[Portion]:
-        """One: everything. An order that is the same as before is there already."""
-        assert self._feed is not None
-        taken = self._passes(number)
-        if self._known is None or self._known[0] is not taken.orders:
-            self._known = taken.orders, order(self._feed, taken.orders)
-        yield Portion(self._feed, self._known[1], taken.without(done).works, taken.orders)
+    def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
+        """One chunk with everything. Row orders that are those of the epoch before are there already."""
+        steps = self._plan.epoch(epoch)
+        if self._host_orders is not steps.orders:
+            self._loaded, self._host_orders = {}, None  # the orders of the epoch before make room
+            self._loaded = with_orders(self._columns, self._tensors, load_orders(self._columns, steps.orders))
+            self._host_orders = steps.orders
+        yield Chunk(self._loaded, steps.skip(start_step).steps, steps.orders)
 
-    def foresee(self, number: int | None) -> None:
-        """As of `Supply`."""
-        foresee(self._passes, number)
+    def prefetch(self, epoch: int | None) -> None:
+        """As of `BatchLoader`."""
+        self._plan.prefetch(epoch)
 
     def close(self) -> None:
-        """As of `Supply`."""
-        self._feed = self._known = None
-
-
-def foresee(passes: Passes, number: int | None) -> None:
-    """Begin the pass of an epoch, where passes can be begun."""
-    if isinstance(passes, Foreseen):
-        passes.begin(number)
+        """As of `BatchLoader`."""
+        self._tensors, self._loaded, self._host_orders = {}, {}, None

@@ -1,4 +1,4 @@
-"""What is made ahead of its use, by a thread that ends with the loop that uses it."""
+"""Prefetch: run a generator, or a single call, in a background thread ahead of its use."""
 
 from __future__ import annotations
 
@@ -7,88 +7,114 @@ import queue
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-# Queues in C: Python's own locks can be lost where an interrupt falls within a wait ("release unlocked lock").
-_Found: TypeAlias = "tuple[T | None, BaseException | None, bool]"
-_Queue: TypeAlias = "queue.SimpleQueue[_Found[T]]"
+# SimpleQueue is written in C: Python's own locks can be lost where an interrupt falls within a wait ("release unlocked
+# lock").
+_Entry: TypeAlias = "tuple[T | None, BaseException | None, bool]"
+_Queue: TypeAlias = "queue.SimpleQueue[_Entry[T]]"
 
-PATIENCE = 0.7
-"""Seconds for which the end of a loop waits for the thread: its maker may wait for a disk or a worker for long."""
-_LISTEN = 0.2
-"""Where a wait cannot be interrupted, it ends so often, to let an interrupt through."""
+THREAD_NAME = "anyaccel-prefetch"
+JOIN_SECONDS = 0.7
+"""How long the end of a loop waits for the thread, whose generator may be blocked by a disk or a worker process."""
+_POLL_SECONDS = 0.2
+"""Where a wait cannot be interrupted it ends this often, to let an interrupt through."""
 
 
-def ahead(make: Callable[[], Generator[T]], depth: int = 1, name: str = "anyaccel-ahead") -> Generator[T]:
-    """What a generator yields, made in a thread up to `depth` (and one more) before it is asked for.
+def prefetch(make: Callable[[], Generator[T]], depth: int = 1) -> Generator[T]:
+    """Yield what a generator yields, computed in a thread up to `depth` (and one more) items ahead.
 
-    An error of the maker is raised when its turn comes. When the caller is done, ends early or is interrupted, the
-    generator is closed by its thread and the thread is waited for, at most `PATIENCE` seconds: one whose maker does
-    not come back by then ends as soon as it does, and does not keep the process alive.
+    An error of the generator is raised in its place in the sequence. When the caller is done, stops early or is
+    interrupted, the thread closes the generator and is joined for at most `JOIN_SECONDS`; a generator that is blocked
+    for longer ends as soon as it can, and does not keep the process alive.
 
     Args:
-        make: called in the thread.
-        depth: how many may wait.
-        name: of the thread.
+        make: called in the thread; returns the generator.
+        depth: how many items may wait.
     """
-    found: _Queue[T] = queue.SimpleQueue()
+    items: _Queue[T] = queue.SimpleQueue()
     room: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for _ in range(depth):
         room.put(True)
-    thread = threading.Thread(target=_work, args=(make, found, room), name=name, daemon=True)
+    thread = threading.Thread(target=_produce, args=(make, items, room), name=THREAD_NAME, daemon=True)
     try:
         thread.start()
         while True:
-            one, error, last = _next(found)
+            item, error, last = _next(items)
             room.put(True)
             if error is not None:
                 raise error
             if last:
                 return
-            yield one  # type: ignore[misc]
-            del one  # a block on a device must not outlive the next
+            yield item  # type: ignore[misc]
+            del item  # a block on a device must not outlive the next
     finally:
         _drain(room)
         room.put(False)
-        _drain(found)
-        if thread.is_alive():  # it is not, where an interrupt came before it was started
-            thread.join(PATIENCE)
-        _drain(found)  # what was put there in between: an error there, and its frames, would keep each other
+        _drain(items)
+        if thread.is_alive():  # it is not if an interrupt came before it was started
+            thread.join(JOIN_SECONDS)
+        _drain(items)  # an error put there meanwhile and its frames would keep each other alive
 
 
-def _drain(found: queue.SimpleQueue[Any]) -> None:
+def _drain(items: queue.SimpleQueue[Any]) -> None:
     with contextlib.suppress(queue.Empty):
         while True:
-            found.get_nowait()
+            items.get_nowait()
 
 
-def _next(found: _Queue[T]) -> _Found[T]:
+def _next(items: _Queue[T]) -> _Entry[T]:
     while True:
         with contextlib.suppress(queue.Empty):
-            return found.get(timeout=_LISTEN)
+            return items.get(timeout=_POLL_SECONDS)
 
 
-def _work(make: Callable[[], Generator[T]], found: _Queue[T], room: queue.SimpleQueue[bool]) -> None:
+def _produce(make: Callable[[], Generator[T]], items: _Queue[T], room: queue.SimpleQueue[bool]) -> None:
     error: BaseException | None = None
     try:
-        with closing(make()) as made:
-            for one in made:
+        with closing(make()) as generator:
+            for item in generator:
                 if not _has_room(room):
                     return
-                found.put((one, None, False))
-                del one
-    except BaseException as failure:  # the thread that waits for it must hear of anything
+                items.put((item, None, False))
+                del item
+    except BaseException as failure:  # raised again in the thread that waits
         error = failure
     if _has_room(room):
-        found.put((None, error, True))
-    del error  # a circle
+        items.put((None, error, True))
+    del error  # it would form a reference cycle with this frame
 
 
 def _has_room(room: queue.SimpleQueue[bool]) -> bool:
-    """Waits for it; False once the loop has ended, however often it is asked."""
+    """Wait for room; False once the loop has ended, however often it is asked."""
     if room.get():
         return True
     room.put(False)
     return False
+
+
+class BackgroundCall(threading.Thread, Generic[T]):
+    """One call in a thread of its own, started at once."""
+
+    def __init__(self, function: Callable[..., T], *args: Any) -> None:
+        super().__init__(name="anyaccel-row-order", daemon=True)
+        self._function, self._args = function, args
+        self._result: T
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Called by the thread."""
+        try:
+            self._result = self._function(*self._args)
+        except BaseException as error:  # raised by `result`
+            self._error = error
+
+    def result(self) -> T:
+        """Wait for the call; its value, or its error raised."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._result

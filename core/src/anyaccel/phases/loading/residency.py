@@ -2,113 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from anyaccel.display import size
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.graph import Plan
 from anyaccel.phases.events import LogEvent
-from anyaccel.phases.loading.loader import Supply
-from anyaccel.phases.loading.provision import Place, Provision, free_memory
-from anyaccel.phases.traceback_cleanup import forget
+from anyaccel.phases.loading.loader import BatchLoader
+from anyaccel.phases.loading.loader_factory import LoaderFactory, OnLoaded, Place, free_memory
+from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.segment import NodeState, Segment
 from anyaccel.specs import Optimizer
 
-_FULL = 0.8
+_FILL_SHARE = 0.8
 """The part of the free memory that data and what training adds may fill; the rest is for activations."""
-_SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+_STATE_SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 
-def supplies(
-    wish: str,
-    provisions: Sequence[Provision],
+def load_all(
+    residency: str,
+    factories: Sequence[LoaderFactory],
     names: Sequence[str],
     growth: Mapping[Place, int],
-    tell: LogEvent,
-    loaded: Callable[[int], None] | None = None,
-) -> list[Supply]:
-    """A supply for each provision, in their order; what comes first is resident first.
+    log_event: LogEvent,
+    on_loaded: OnLoaded | None = None,
+) -> list[BatchLoader]:
+    """A loader for each factory, in their order: the first have the first claim on memory.
 
-    Where `auto` decides, it says what and why: routine if rows stay.
+    With `auto` it logs what was decided and why; verbosely if rows stay.
 
     Args:
-        wish: one of `auto`, `resident` and `streamed`.
-        provisions: the rows of a phase, and of its validation.
-        names: of these, for what is told.
+        residency: `auto`, `resident` or `streamed`.
+        factories: the rows of a phase, and of its validation.
+        names: of these, for events.
         growth: bytes that training adds, by framework and device.
-        tell: is told what was decided, and why.
-        loaded: is told the bytes of each column that is on its device.
+        log_event: receives the decisions.
+        on_loaded: see `OnLoaded`.
 
     Raises:
         OutOfMemoryError: no room for rows that are to be resident.
     """
-    places = {place for one in provisions for place in one.nbytes()}
-    left = {place: free for place in places if (free := free_memory(place)) is not None}
-    room = {place: _FULL * free - growth.get(place, 0) for place, free in left.items()}
-    found: list[Supply] = []
-    for provision, name in zip(provisions, names, strict=True):
-        if wish == "streamed":
-            found.append(provision.streamed())
+    places = {place for factory in factories for place in factory.nbytes()}
+    free = {place: nbytes for place in places if (nbytes := free_memory(place)) is not None}
+    room = {place: _FILL_SHARE * nbytes - growth.get(place, 0) for place, nbytes in free.items()}
+    loaders: list[BatchLoader] = []
+    for factory, name in zip(factories, names, strict=True):
+        if residency == "streamed":
+            loaders.append(factory.streamed())
             continue
-        needs = provision.nbytes()
+        needs = factory.nbytes()
         short = next((place for place, need in needs.items() if need > room.get(place, need)), None)
-        if wish == "auto" and short is not None:
-            tell("residency", f"{name}: streamed, as its rows take {_weighed(short, needs[short], left, growth)}")
-            found.append(provision.streamed())
+        if residency == "auto" and short is not None:
+            log_event("residency", f"{name}: streamed, as its rows take {_needed(short, needs[short], free, growth)}")
+            loaders.append(factory.streamed())
             continue
-        found.append(_loaded(wish, provision, name, tell, loaded))
-        if wish == "auto" and any(needs.values()) and found[-1].residency == "resident":
-            weighed = "; ".join(_weighed(place, need, left, growth) for place, need in needs.items())
-            tell("residency", f"{name}: resident, as its rows take {weighed}", verbose=True)
+        loaders.append(_resident(residency, factory, name, log_event, on_loaded))
+        if residency == "auto" and any(needs.values()) and loaders[-1].residency == "resident":
+            reasons = "; ".join(_needed(place, need, free, growth) for place, need in needs.items())
+            log_event("residency", f"{name}: resident, as its rows take {reasons}", verbose=True)
         for place, need in needs.items():
             if place in room:
                 room[place] -= need
-                left[place] -= need
-    return found
+                free[place] -= need
+    return loaders
 
 
-def _loaded(wish: str, provision: Provision, name: str, tell: LogEvent, loaded: Callable[[int], None] | None) -> Supply:
-    needs = provision.nbytes()
+def _resident(
+    residency: str, factory: LoaderFactory, name: str, log_event: LogEvent, on_loaded: OnLoaded | None
+) -> BatchLoader:
+    needs = factory.nbytes()
     try:
-        return provision.resident(loaded)
+        return factory.resident(on_loaded)
     except OutOfMemoryError as error:
-        forget(error)
-        if wish == "resident":
-            raise _full(name, needs, error) from None
-        tell("memory", f"{name}: streamed, as there was no room for them: {error.problem}")
-    return provision.streamed()
+        release_frames(error)
+        if residency == "resident":
+            raise _no_room(name, needs, error) from None
+        log_event("memory", f"{name}: streamed, as there was no room for them: {error.problem}")
+    return factory.streamed()
 
 
-def _full(name: str, needs: Mapping[Place, int], error: OutOfMemoryError) -> OutOfMemoryError:
-    taken = ", ".join(f"{size(nbytes)} on {device} ({framework})" for (framework, device), nbytes in needs.items())
+def _no_room(name: str, needs: Mapping[Place, int], error: OutOfMemoryError) -> OutOfMemoryError:
+    rows = ", ".join(f"{size(nbytes)} on {device} ({framework})" for (framework, device), nbytes in needs.items())
     return OutOfMemoryError(
         f"{name}: {error.problem}",
-        available=f"{error.available}; all rows take {taken}" if error.available else f"all rows take {taken}",
-        hint="write residency='auto', so that they are streamed where they do not fit",
+        available=f"{error.available}; all rows take {rows}" if error.available else f"all rows take {rows}",
+        hint="write residency='auto', so that rows that do not fit are streamed",
     )
 
 
-def _weighed(place: Place, need: int, left: Mapping[Place, int], growth: Mapping[Place, int]) -> str:
+def _needed(place: Place, nbytes: int, free: Mapping[Place, int], growth: Mapping[Place, int]) -> str:
     added, where = growth.get(place, 0), f"{place[1]} ({place[0]})"
-    whole = f"{size(need)} and training adds {size(added)}" if added else size(need)
-    if place in left:
-        return f"{whole}, and {size(left[place])} are free on {where}"
-    return f"{whole} on {where}, which does not say what is free"
+    total = f"{size(nbytes)} and training adds {size(added)}" if added else size(nbytes)
+    if place in free:
+        return f"{total}, and {size(free[place])} are free on {where}"
+    return f"{total} on {where}, which does not say what is free"
 
 
-def growth(plan: Plan, segments: Sequence[Segment], states: Mapping[str, NodeState]) -> dict[Place, int]:
-    """Bytes that training adds on each device: gradients, and slots of optimizers that are not there yet."""
-    recipes = {node: group.optimizer for one in segments for group in one.groups for node in group.nodes}
-    found: dict[Place, int] = {}
+def training_growth(plan: Plan, segments: Sequence[Segment], states: Mapping[str, NodeState]) -> dict[Place, int]:
+    """Bytes that training adds on each device: gradients, and optimizer state that is not there yet."""
+    optimizers = {node: group.optimizer for segment in segments for group in segment.groups for node in group.nodes}
+    added: dict[Place, int] = {}
     for one in plan.assignments:
-        if one.node in recipes:
-            known = one.node in states and states[one.node].slots
-            slots = 0 if known else slots_of(recipes[one.node])
+        if one.node in optimizers:
+            has_state = one.node in states and states[one.node].slots
+            slots = 0 if has_state else state_slots(optimizers[one.node])
             place = (one.framework, one.device)
-            found[place] = found.get(place, 0) + one.nbytes * (1 + slots)
-    return found
+            added[place] = added.get(place, 0) + one.nbytes * (1 + slots)
+    return added
 
 
-def slots_of(recipe: Optimizer) -> int:
-    """How many values an optimizer keeps for each parameter; of one that is not known as many as Adam does."""
-    return _SLOTS.get(recipe.name, 2)
+def state_slots(optimizer: Optimizer) -> int:
+    """How many values an optimizer keeps for each parameter; for an unknown one as many as Adam does."""
+    return _STATE_SLOTS.get(optimizer.name, 2)

@@ -1,4 +1,4 @@
-"""Streamed rows: gathered in host memory and sent ahead of the compute, block by block, by a thread."""
+"""Streaming: rows in host memory, gathered and copied to their devices block by block, ahead of the compute."""
 
 from __future__ import annotations
 
@@ -15,175 +15,166 @@ from anyaccel.backend import AsyncCopy, ComputingBackend
 from anyaccel.data.column_copy import gather
 from anyaccel.device import Device
 from anyaccel.graph import Column
-from anyaccel.phases.loading.device_columns import Feed
-from anyaccel.phases.loading.epoch_batches import Lane, Span
-from anyaccel.phases.loading.epoch_plan import Cut, Pass
-from anyaccel.phases.loading.loader import Order, Passes, Portion, Supply, foresee
-from anyaccel.phases.loading.prefetch import ahead
-from anyaccel.registry import registry
+from anyaccel.phases.loading.device_columns import backend_of, load_orders, stream_of, with_orders
+from anyaccel.phases.loading.epoch_batches import RowSpan, StreamKey
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock
+from anyaccel.phases.loading.loader import BatchLoader, Chunk
+from anyaccel.phases.loading.prefetch import prefetch
 
 BLOCKS = 3
 """Blocks that are on a device at once: one is computed, one waits, one is on its way."""
-SLOTS = 2
+BUFFERS = 2
 """Host buffers for each column: one is filled while the other is read."""
 
 
 @dataclass(slots=True)
-class _Carried:
+class _StreamedColumn:
     """A column as it is streamed; `names` are all values that have the same rows."""
 
     names: tuple[str, ...]
-    lane: Lane
+    stream: StreamKey
     array: np.ndarray
     backend: ComputingBackend
     device: Device
 
-    def buffer(self, rows: int) -> np.ndarray:
+    def buffer(self, n_rows: int) -> np.ndarray:
         """Host memory for so many rows."""
-        return self.backend.staging_buffer((rows, *self.array.shape[1:]), str(self.array.dtype), self.device)
+        return self.backend.staging_buffer((n_rows, *self.array.shape[1:]), str(self.array.dtype), self.device)
 
 
 @dataclass(slots=True)
-class _Slot:
-    """A host buffer for each column by its first name, and what was sent from them and may still be being read."""
+class _Buffers:
+    """A host buffer for each column by its first name, and the copies that may still read from them."""
 
-    buffers: dict[str, np.ndarray]
-    sent: list[AsyncCopy] = field(default_factory=list)
+    arrays: dict[str, np.ndarray]
+    copies: list[AsyncCopy] = field(default_factory=list)
 
-    def free(self) -> None:
-        for one in self.sent:
-            one.source_reusable()
-        self.sent = []
+    def wait(self) -> None:
+        """Until they may be written to again."""
+        for copy in self.copies:
+            copy.source_reusable()
+        self.copies = []
 
 
-class Streamed(Supply):
+class StreamingLoader(BatchLoader):
     """Rows in host memory, on their devices only while they are computed.
 
-    Every block has the same shape, so that nothing is compiled for it alone: the last one ends in rows of no meaning,
-    which no step takes.
+    Every block has the same shape, so that nothing is compiled for one alone: the last one ends in rows without
+    meaning, which no step takes.
 
     Args:
-        columns: what is loaded.
-        arrays: in host memory, by value name, in the form in which they are loaded.
-        passes: what an epoch of a number takes.
-        steps: of an epoch.
-        most: steps in one block.
-        whole: whether steps must be taken as a whole; else a block may be a part of one.
+        columns: of the plan.
+        arrays: their rows in host memory as they are loaded, by value name.
+        plan: of the epochs.
+        block_steps: the most steps in one block.
     """
 
     residency = "streamed"
 
     def __init__(
-        self,
-        columns: Sequence[Column],
-        arrays: Mapping[str, np.ndarray],
-        passes: Passes,
-        steps: int,
-        most: int,
-        whole: bool = True,
+        self, columns: Sequence[Column], arrays: Mapping[str, np.ndarray], plan: EpochPlan, block_steps: int
     ) -> None:
-        self.steps: int | None = steps
-        self._passes = passes
-        self._most = most
-        self._whole, self._part = whole, 0
-        self._early = True
-        self._lanes = {one.name: (one.feature_set, one.stream) for one in columns}
-        self._carried = list(_carried(columns, arrays))
-        self._orders: Any = None
-        self._rows = 0
-        self._slots: list[_Slot] = []
+        self.n_steps: int | None = plan.n_steps
+        self._columns, self._plan = tuple(columns), plan
+        self._block_steps = block_steps
+        self._max_rows = 0
+        self._ahead = True
+        self._streamed = _streamed_columns(columns, arrays)
+        self._orders: dict[str, Any] = {}
+        self._block_rows = 0
+        self._buffers: list[_Buffers] = []
 
-    def portions(self, number: int, done: int, order: Order) -> Generator[Portion]:
+    def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
         """Blocks of whole steps, made ahead."""
-        left = self._passes(number).without(done)
-        if self._part:
-            left = left.parted(self._part)
-        self._prepare(left, order)
-        slots, self._slots = self._slots, []  # of this thread alone: one that is slow to end may still write to its own
-        make = partial(self._blocks, left, slots)
-        with closing(ahead(make) if self._early else make()) as blocks:
-            for cut, sent in blocks:
-                feed = Feed(arrived(sent), self._lanes)
-                del sent
-                yield Portion(feed, self._orders, cut.works, cut.orders)
-                del feed
+        steps = self._plan.epoch(epoch).skip(start_step)
+        if self._max_rows:
+            steps = steps.split(self._max_rows)
+        self._allocate(steps)
+        buffers, self._buffers = self._buffers, []  # of this thread alone: a slow one may still write to its own
+        make = partial(self._blocks, steps, buffers)
+        with closing(prefetch(make) if self._ahead else make()) as blocks:
+            for block, copies in blocks:
+                columns = with_orders(self._columns, arrived(copies), self._orders)
+                del copies
+                yield Chunk(columns, block.steps, block.orders)
+                del columns
 
     def shrink(self) -> bool:
-        """Blocks of a quarter of the steps; when there is one step in a block, one block at a time."""
-        if self._most == 1 and not self._early:
+        """Blocks of a quarter of the steps; once a block is a single step, one block at a time."""
+        if self._block_steps == 1 and not self._ahead:
             return False
-        self._early = self._most > 1
-        self._most = max(1, self._most // 4)
+        self._ahead = self._block_steps > 1
+        self._block_steps = max(1, self._block_steps // 4)
         self.close()
         return True
 
-    def part(self, most: int) -> None:
-        """As of `Supply`."""
-        if not self._whole:
-            self._part = most
+    def limit_rows(self, max_rows: int) -> None:
+        """As of `BatchLoader`."""
+        if self._plan.splittable:
+            self._max_rows = max_rows
             self.close()
 
-    def foresee(self, number: int | None) -> None:
-        """As of `Supply`."""
-        foresee(self._passes, number)
+    def prefetch(self, epoch: int | None) -> None:
+        """As of `BatchLoader`."""
+        self._plan.prefetch(epoch)
 
     def close(self) -> None:
-        """As of `Supply`."""
-        self._orders, self._rows, self._slots = None, 0, []
+        """As of `BatchLoader`."""
+        self._orders, self._block_rows, self._buffers = {}, 0, []
 
-    def _prepare(self, left: Pass, order: Order) -> None:
-        """Orders for the largest block, and buffers, once: rows of a block lie in the order in which they are taken."""
-        rows = max((stop - start for cut in left.cut(self._most) for start, stop in cut.spans.values()), default=0)
-        if self._orders is None or rows > self._rows:
-            self._rows, self._slots = rows, []
-            straight = np.arange(rows, dtype=np.int64)
-            empty = Feed(dict.fromkeys(self._lanes), self._lanes)
-            self._orders = order(empty, dict.fromkeys(self._lanes.values(), straight))
-        if not self._slots:
-            self._slots = [self._slot() for _ in range(SLOTS if self._early else 1)]
+    def _allocate(self, steps: EpochSteps) -> None:
+        """Buffers and row orders for the largest block, once: rows of a block lie in the order of the steps."""
+        blocks = steps.blocks(self._block_steps)
+        n_rows = max((stop - start for block in blocks for start, stop in block.spans.values()), default=0)
+        if not self._orders or n_rows > self._block_rows:
+            self._block_rows, self._buffers = n_rows, []
+            as_they_lie = np.arange(n_rows, dtype=np.int64)
+            self._orders = load_orders(self._columns, dict.fromkeys(map(stream_of, self._columns), as_they_lie))
+        if not self._buffers:
+            self._buffers = [self._new_buffers() for _ in range(BUFFERS if self._ahead else 1)]
 
-    def _slot(self) -> _Slot:
-        return _Slot({one.names[0]: one.buffer(self._rows) for one in self._carried})
+    def _new_buffers(self) -> _Buffers:
+        return _Buffers({one.names[0]: one.buffer(self._block_rows) for one in self._streamed})
 
-    def _blocks(self, left: Pass, slots: list[_Slot]) -> Generator[tuple[Cut, dict[str, AsyncCopy]]]:
-        rows = self._rows
+    def _blocks(self, steps: EpochSteps, buffers: list[_Buffers]) -> Generator[tuple[StepBlock, dict[str, AsyncCopy]]]:
+        n_rows = self._block_rows
         try:
-            for cut, slot in zip(left.cut(self._most), cycle(slots), strict=False):
-                slot.free()
-                sent = self._sent(cut, slot)
-                yield cut, sent
-                del sent
+            for block, buffer in zip(steps.blocks(self._block_steps), cycle(buffers), strict=False):
+                buffer.wait()
+                copies = self._copied(block, buffer)
+                yield block, copies
+                del copies
         finally:
-            for slot in slots:
-                slot.free()
-            if rows == self._rows:  # they are used again
-                self._slots = slots
+            for buffer in buffers:
+                buffer.wait()
+            if n_rows == self._block_rows:  # they are used again
+                self._buffers = buffers
 
-    def _sent(self, cut: Cut, slot: _Slot) -> dict[str, AsyncCopy]:
-        self.fill(cut, slot.buffers)
-        found: dict[str, AsyncCopy] = {}
-        for one in self._carried:
-            sent = one.backend.copy_async(slot.buffers[one.names[0]], one.device)
-            slot.sent.append(sent)
-            found.update(dict.fromkeys(one.names, sent))
-        return found
+    def _copied(self, block: StepBlock, buffers: _Buffers) -> dict[str, AsyncCopy]:
+        self.fill(block, buffers.arrays)
+        copies: dict[str, AsyncCopy] = {}
+        for column in self._streamed:
+            copy = column.backend.copy_async(buffers.arrays[column.names[0]], column.device)
+            buffers.copies.append(copy)
+            copies.update(dict.fromkeys(column.names, copy))
+        return copies
 
-    def fill(self, cut: Cut, buffers: Mapping[str, np.ndarray]) -> None:
-        """Put the rows of a block into buffers, in front; nothing where no step of it takes any of a feature set."""
-        for one in self._carried:
-            span = cut.spans.get(one.lane[0])
+    def fill(self, block: StepBlock, buffers: Mapping[str, np.ndarray]) -> None:
+        """Put the rows of a block at the start of the buffers; feature sets that no step of it takes are left out."""
+        for column in self._streamed:
+            span = block.spans.get(column.stream[0])
             if span is not None:
-                _fill(one.array, buffers[one.names[0]], span, cut.orders.get(one.lane))
+                _fill(column.array, buffers[column.names[0]], span, block.orders.get(column.stream))
 
 
-def arrived(sent: Mapping[str, AsyncCopy]) -> dict[str, Any]:
-    """The tensors that were sent, by name of value; what is asked of their devices from now on waits for them."""
-    for one in sent.values():
-        one.wait()
-    return {name: one.tensor for name, one in sent.items()}
+def arrived(copies: Mapping[str, AsyncCopy]) -> dict[str, Any]:
+    """The tensors of copies that are under way, by value name; work on their devices from now on waits for them."""
+    for copy in copies.values():
+        copy.wait()
+    return {name: copy.tensor for name, copy in copies.items()}
 
 
-def _fill(array: np.ndarray, buffer: np.ndarray, span: Span, order: np.ndarray | None) -> None:
+def _fill(array: np.ndarray, buffer: np.ndarray, span: RowSpan, order: np.ndarray | None) -> None:
     start, stop = span
     if order is None:
         np.copyto(buffer[: stop - start], array[start:stop])
@@ -191,15 +182,14 @@ def _fill(array: np.ndarray, buffer: np.ndarray, span: Span, order: np.ndarray |
         gather(array, order, buffer[: stop - start])
 
 
-def _carried(columns: Sequence[Column], arrays: Mapping[str, np.ndarray]) -> list[_Carried]:
-    """Columns, each with all names that have its array, lane and place."""
-    found: dict[tuple[int, Lane, str, Device], _Carried] = {}
+def _streamed_columns(columns: Sequence[Column], arrays: Mapping[str, np.ndarray]) -> list[_StreamedColumn]:
+    """Columns, each with the names of all that have its array, stream and device."""
+    distinct: dict[tuple[int, StreamKey, str, Device], _StreamedColumn] = {}
     for column in columns:
-        lane = (column.feature_set, column.stream)
-        key = (id(arrays[column.name]), lane, column.framework, column.device)
-        if key in found:
-            found[key].names += (column.name,)
-            continue
-        backend = registry().computing(column.framework, column.device.kind)
-        found[key] = _Carried((column.name,), lane, arrays[column.name], backend, column.device)
-    return list(found.values())
+        stream, array = stream_of(column), arrays[column.name]
+        key = (id(array), stream, column.framework, column.device)
+        if key in distinct:
+            distinct[key].names += (column.name,)
+        else:
+            distinct[key] = _StreamedColumn((column.name,), stream, array, backend_of(column), column.device)
+    return list(distinct.values())

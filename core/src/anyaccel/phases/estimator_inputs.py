@@ -1,0 +1,66 @@
+"""Estimator inputs: the estimators of a graph, and the columns and values in host memory that they learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from anyaccel.data import Reference, Rows, joined_array
+from anyaccel.errors import ColumnError
+from anyaccel.graph import ModelGraph, input_columns
+from anyaccel.numpy_backend import Estimator
+from anyaccel.specs import AppliedLoss
+
+
+def estimators(graph: ModelGraph) -> dict[str, Estimator]:
+    """The estimators of a graph, by label. Builds the graph."""
+    graph.build()
+    models = {label: getattr(node, "model", None) for label, node in graph.nodes.items()}
+    return {label: model for label, model in models.items() if isinstance(model, Estimator)}
+
+
+def upstream_nodes(labels: Sequence[str], graph: ModelGraph) -> list[str]:
+    """Labels of the nodes whose outputs these nodes take."""
+    upstreams = [up for label in labels for up in graph[label].upstreams if isinstance(up, str)]
+    return list(dict.fromkeys(up.partition(".")[0] for up in upstreams))
+
+
+def inputs_of(
+    label: str, graph: ModelGraph, outputs: Mapping[str, np.ndarray], rows: Mapping[str, Rows]
+) -> list[np.ndarray]:
+    """What an estimator's node takes, in host memory: columns, and outputs of the nodes that feed it."""
+    return [array for upstream in graph[label].upstreams for array in _arrays(upstream, graph, outputs, rows)]
+
+
+def _arrays(
+    upstream: Reference | str, graph: ModelGraph, outputs: Mapping[str, np.ndarray], rows: Mapping[str, Rows]
+) -> list[np.ndarray]:
+    if isinstance(upstream, Reference):
+        return [joined_array(rows[upstream.feature_set.label], upstream.features)]
+    names = graph.shapes.outputs[upstream] if "." not in upstream else (upstream,)
+    return [outputs[name] for name in names]
+
+
+def targets_of(label: str, graph: ModelGraph, rows: Mapping[str, Rows]) -> np.ndarray | None:
+    """The targets of the data that feed a node, in host memory; None if there are none."""
+    chosen = chosen_targets(label, graph)
+    return None if chosen is None else joined_array(rows[chosen.source.label], chosen.names)
+
+
+def chosen_targets(label: str, graph: ModelGraph) -> input_columns.Chosen | None:
+    """The target columns of the data that feed a node; None if there are none.
+
+    Raises:
+        ColumnError: there are several, and it is not clear which are meant.
+    """
+    try:
+        return input_columns.targets_of(AppliedLoss("mse", on=label), graph.nodes)
+    except ColumnError as error:
+        if "several" not in str(error):
+            return None
+        raise ColumnError(
+            f"{label!r} learns from targets, and the data that feed it have several",
+            available=error.available,
+            hint="keep those of one reference, and write reference(targets=[]) in the others",
+        ) from None

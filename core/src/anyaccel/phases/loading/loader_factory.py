@@ -1,0 +1,215 @@
+"""Loader factory: the rows of a phase in host memory or behind a source, and the loaders that can be made of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from anyaccel.backend import Memory
+from anyaccel.data import BatchSource, MapSource, Source
+from anyaccel.device import Device
+from anyaccel.graph import Column, Plan
+from anyaccel.phases.loading.device_columns import load
+from anyaccel.phases.loading.epoch_plan import EpochPlan
+from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader
+from anyaccel.phases.loading.source_loader import BLOCK_SECONDS, BatchSourceLoader, MapSourceLoader
+from anyaccel.phases.loading.streaming import BLOCKS, StreamingLoader
+from anyaccel.registry import registry
+
+BLOCK_BYTES = 32 * 2**20
+"""Bytes of one block of streamed rows, where there is room for that."""
+_MEMORY_SHARE = 0.25
+"""The part of the free memory that all blocks take together at most."""
+_TIMED_ITEMS = 4
+"""Items that are read to measure how long that takes."""
+
+Place = tuple[str, Device]
+"""A framework and a device."""
+OnLoaded = Callable[[int], None]
+"""Is called with the bytes of each column when it is on its device."""
+
+
+class LoaderFactory(ABC):
+    """The rows of a phase, or of its validation, and the loaders that bring them to their devices.
+
+    Attributes:
+        plan: which columns go where.
+        batch_size: the most rows of one feature set in a step, 1 if that is not known.
+        arrays: the columns in host memory, by value name; empty if they are not there, or were given away.
+    """
+
+    plan: Plan
+    batch_size: int
+    arrays: Mapping[str, np.ndarray]
+
+    def notes(self) -> tuple[str, ...]:
+        """What users should know about where the rows come from."""
+        return ()
+
+    @abstractmethod
+    def nbytes(self) -> dict[Place, int]:
+        """Bytes that resident columns take, by framework and device."""
+
+    @abstractmethod
+    def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
+        """Put all rows on their devices.
+
+        Raises:
+            OutOfMemoryError: no room.
+        """
+
+    @abstractmethod
+    def streamed(self) -> BatchLoader:
+        """Keep all rows where they are, and copy them to their devices in blocks."""
+
+
+class RowsLoaderFactory(LoaderFactory):
+    """Rows in host memory.
+
+    Args:
+        plan: which columns go where.
+        make_arrays: makes the host columns, by value name; again after they were given away to a device.
+        epochs: how the rows are gone over.
+
+    Raises:
+        ColumnError: data that do not fit the plan.
+    """
+
+    def __init__(self, plan: Plan, make_arrays: Callable[[], Mapping[str, np.ndarray]], epochs: EpochPlan) -> None:
+        self.plan, self.arrays = plan, make_arrays()
+        self.batch_size = epochs.batch_size
+        self._make_arrays, self._epochs = make_arrays, epochs
+        self._nbytes: dict[Place, int] = {}
+        for column in self._distinct(self.arrays):  # counted now: later they may have been given away
+            place = (column.framework, column.device)
+            self._nbytes[place] = self._nbytes.get(place, 0) + self.arrays[column.name].nbytes
+
+    def nbytes(self) -> dict[Place, int]:
+        """As of `LoaderFactory`."""
+        return self._nbytes
+
+    def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
+        """As of `LoaderFactory`."""
+        arrays, self.arrays = self._host_arrays(), {}
+        return ResidentLoader(self.plan.columns, load(self.plan, arrays, on_loaded), self._epochs)
+
+    def streamed(self) -> BatchLoader:
+        """As of `LoaderFactory`."""
+        arrays, epochs = self._host_arrays(), self._epochs
+        row_bytes = sum(arrays[one.name].nbytes / max(len(arrays[one.name]), 1) for one in self._distinct(arrays))
+        block_bytes = _block_bytes(self.plan.columns)
+        block_steps = _block_steps(block_bytes, row_bytes * epochs.batch_size, epochs.n_steps)
+        return StreamingLoader(self.plan.columns, arrays, epochs, block_steps)
+
+    def _host_arrays(self) -> Mapping[str, np.ndarray]:
+        if not self.arrays:
+            self.arrays = self._make_arrays()
+        return self.arrays
+
+    def _distinct(self, arrays: Mapping[str, np.ndarray]) -> list[Column]:
+        """Columns without those that are the same array in the same place."""
+        return list({(id(arrays[one.name]), one.framework, one.device): one for one in self.plan.columns}.values())
+
+
+class SourceLoaderFactory(LoaderFactory):
+    """Rows that a source gives as they are needed; they are never all there.
+
+    Args:
+        plan: which columns go where.
+        source: gives batches, or items.
+        batch_size: the most rows of a step, 1 if that is not known.
+        make_loader: makes a loader of blocks of so many bytes.
+    """
+
+    def __init__(
+        self, plan: Plan, source: Source, batch_size: int, make_loader: Callable[[float], BatchLoader]
+    ) -> None:
+        self.plan, self.arrays, self.batch_size = plan, {}, batch_size
+        self._source, self._make_loader = source, make_loader
+
+    def notes(self) -> tuple[str, ...]:
+        """As of `LoaderFactory`."""
+        return self._source.notes()
+
+    def nbytes(self) -> dict[Place, int]:
+        """Empty."""
+        return {}
+
+    def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
+        """Streamed all the same, as the size of a source is not known."""
+        return self.streamed()
+
+    def streamed(self) -> BatchLoader:
+        """As of `LoaderFactory`."""
+        return self._make_loader(_block_bytes(self.plan.columns))
+
+
+def batch_source_loaders(
+    plan: Plan, source: BatchSource, classes: Mapping[str, int], accumulate: int
+) -> SourceLoaderFactory:
+    """Loaders of the batches of a source.
+
+    Args:
+        plan: which columns go where.
+        source: gives the batches.
+        classes: the number of classes of each column of class indices, by value name.
+        accumulate: batches for one step.
+    """
+
+    def make_loader(block_bytes: float) -> BatchLoader:
+        return BatchSourceLoader(plan.columns, source, classes, accumulate, int(block_bytes))
+
+    return SourceLoaderFactory(plan, source, 1, make_loader)
+
+
+def map_source_loaders(
+    plan: Plan, source: MapSource, classes: Mapping[str, int], epochs: EpochPlan
+) -> SourceLoaderFactory:
+    """Loaders of the items of a data set, as samplers draw them.
+
+    Args:
+        plan: which columns go where.
+        source: gives the items.
+        classes: the number of classes of each column of class indices, by value name.
+        epochs: how they are gone over.
+    """
+
+    def make_loader(block_bytes: float) -> BatchLoader:
+        step_bytes = epochs.batch_size * sum(column.spec.nbytes for column in plan.columns)
+        by_bytes = _block_steps(block_bytes, step_bytes, epochs.n_steps)
+        block_steps = min(by_bytes, _steps_in_time(source, epochs.batch_size))
+        return MapSourceLoader(plan.columns, source, classes, epochs, block_steps)
+
+    return SourceLoaderFactory(plan, source, epochs.batch_size, make_loader)
+
+
+def _block_steps(block_bytes: float, step_bytes: float, n_steps: int) -> int:
+    """Steps of so many bytes that are streamed together, at least one."""
+    return max(1, min(int(block_bytes / max(step_bytes, 1.0)), n_steps))
+
+
+def _steps_in_time(source: MapSource, batch_size: int) -> int:
+    """Steps whose items are read before the device has waited for long, at least one."""
+    items = np.arange(min(source.rows, _TIMED_ITEMS))
+    began = time.perf_counter()
+    source.gather(items)
+    seconds = (time.perf_counter() - began) / len(items)
+    return max(1, int(BLOCK_SECONDS / (seconds * batch_size)))
+
+
+def _block_bytes(columns: Sequence[Column]) -> float:
+    places = {(column.framework, column.device) for column in columns}
+    free = [free for place in places if (free := free_memory(place)) is not None]
+    return min(BLOCK_BYTES, min(free, default=math.inf) * _MEMORY_SHARE / BLOCKS)
+
+
+def free_memory(place: Place) -> int | None:
+    """Bytes that are free on a device; None if its backend does not say."""
+    framework, device = place
+    backend = registry().computing(framework, device.kind)
+    free = backend.memory(device).free if isinstance(backend, Memory) else 0
+    return free or None

@@ -1,0 +1,193 @@
+"""Out-of-memory recovery: stream rows, then compute fewer at once, from a snapshot; else one error that says all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anyaccel.errors import EstimatorError, OutOfMemoryError
+from anyaccel.phases.events import LogEvent
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.loading.loader import BatchLoader
+from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.oom_report import OutOfMemoryReport
+from anyaccel.phases.traceback_cleanup import release_frames
+
+_SNAPSHOT_SHARE = 0.002
+"""The part of a loop's time that snapshots may take. They also drive what steps use out of the caches."""
+
+
+class OutOfMemoryPolicy:
+    """The rows of one phase or of its validation, and what is done when they do not fit.
+
+    Args:
+        name: whose rows, for events.
+        loader: the rows.
+        batch_size: the most rows of one feature set in a step.
+        streamed: makes a loader of the same rows that needs less memory; None if they may not be streamed.
+        report: makes the error that ends the phase.
+        log_event: receives what is done.
+
+    Attributes:
+        loader: as it is now.
+        microbatch_size: rows that are computed at once now, at most; None for whole steps.
+        batch_size: as given.
+        snapshots: that may be given up to make room; None if there are none.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        loader: BatchLoader,
+        batch_size: int,
+        streamed: Callable[[], BatchLoader] | None,
+        report: OutOfMemoryReport,
+        log_event: LogEvent,
+    ) -> None:
+        self.loader = loader
+        self.batch_size = batch_size
+        self.microbatch_size: int | None = None
+        self.snapshots: Snapshots | None = None
+        self._name, self._streamed, self._report, self._log_event = name, streamed, report, log_event
+
+    def make_room(self, error: OutOfMemoryError, n_rows: int) -> None:
+        """Take the next measure after `n_rows` rows, computed at once, have failed.
+
+        Raises:
+            OutOfMemoryError: nothing is left to be done; says what fills the memory, and what would fit.
+        """
+        _release(error)
+        if self._streamed is not None and self.loader.residency == "resident":
+            self.loader.close()
+            self.loader = self._streamed()
+            if self.microbatch_size:
+                self.loader.limit_rows(self.microbatch_size)
+            self._log(error, "rows are streamed from now on")
+            return
+        shrunk = self.loader.shrink()
+        n_rows = n_rows or self.batch_size
+        at_once = min(self.microbatch_size or n_rows, n_rows)
+        indivisible = at_once <= 1 or bool(self._report.couplings)
+        if not indivisible:
+            self.microbatch_size = smaller(n_rows, at_once)
+            self.loader.limit_rows(self.microbatch_size)
+            self._log(error, f"{self.microbatch_size} rows of {n_rows} at once now")
+        elif shrunk:
+            self._log(error, "rows are streamed in smaller blocks now")
+        elif self.snapshots is not None and self.snapshots.give_up():
+            self._log(error, "snapshots, which need room, are not taken any more")
+        else:
+            raise self.final_error(error, at_once) from None
+
+    def final_error(self, error: OutOfMemoryError, n_rows: int) -> OutOfMemoryError:
+        """The error that ends the phase after a step of `n_rows` rows has failed."""
+        _release(error)
+        n_rows = n_rows or self.batch_size
+        return self._report.error(error, min(self.microbatch_size or n_rows, n_rows), self.loader)
+
+    def _log(self, error: OutOfMemoryError, measure: str) -> None:
+        self._log_event("memory", f"{self._name}: memory ran out ({error.problem}); {measure}")
+
+
+def _release(error: OutOfMemoryError) -> None:
+    """Let go of all that an error holds: its frames keep what inner functions see, even when they are cleared."""
+    release_frames(error)
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+
+
+def smaller(batch_size: int, at_once: int) -> int:
+    """About half of `at_once`: the largest that divides the batch and is not below a quarter, else half of it."""
+    half = -(-at_once // 2)
+    return next((size for size in range(half, max(at_once // 4, 1) - 1, -1) if batch_size % size == 0), half)
+
+
+def training_couplings(stages: Sequence[PipelineStage]) -> list[str]:
+    """What makes the rows of a training batch depend on each other, or may do so; empty if nothing does.
+
+    Models say so themselves (batch normalization in training does); of a loss that is the user's own function or class
+    it is not known whether it is a mean over independent rows.
+    """
+    return list(dict.fromkeys([*_coupled_models(stages), *custom_losses(stages)]))
+
+
+def _coupled_models(stages: Sequence[PipelineStage]) -> Iterator[str]:
+    for stage in stages:
+        for operation in stage.segment.operations:
+            if operation.trainable and operation.model is not None:
+                why = stage.backend.batch_coupling(operation.model)
+                if why:
+                    yield f"{why} in node {operation.label!r}"
+
+
+def custom_losses(stages: Sequence[PipelineStage]) -> list[str]:
+    """The losses that are the user's own, which may not be means over rows."""
+    terms = [term for stage in stages for term in stage.segment.losses]
+    return [f"the loss {term.label!r}, which is your own" for term in terms if term.loss.own is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """Where an epoch can be resumed: steps that are done, entries of the losses, and the state."""
+
+    step: int
+    n_losses: int
+    state: Any
+
+
+class Snapshots:
+    """Snapshots of one epoch: at its start, and then as often as they cost little of the time.
+
+    Args:
+        pipeline: the programs.
+        within_epoch: whether an epoch can be resumed at any step, or only at its start.
+    """
+
+    def __init__(self, pipeline: Pipeline, within_epoch: bool) -> None:
+        self._pipeline, self._within_epoch = pipeline, within_epoch
+        self._last: _Snapshot | None = None
+        self._seconds, self._taken_at = 0.0, 0.0
+        self._given_up = False
+
+    def begin_epoch(self) -> None:
+        """Take one at the start of an epoch."""
+        self._take(0, 0)
+
+    def after_step(self, step: int, losses: LossAccumulator) -> None:
+        """So many steps are done: take one if it is time."""
+        if not self._within_epoch or self._last is None:
+            return
+        if time.perf_counter() - self._taken_at > self._seconds / _SNAPSHOT_SHARE:
+            self._take(step, len(losses))
+
+    def _take(self, step: int, n_losses: int) -> None:
+        if self._given_up:
+            return
+        began = time.perf_counter()
+        self._last = None  # the old one makes room
+        try:
+            self._last = _Snapshot(step, n_losses, self._pipeline.snapshot())
+        except (OutOfMemoryError, EstimatorError) as error:  # without a copy, a later failure is final
+            release_frames(error)
+        self._taken_at = time.perf_counter()
+        self._seconds = self._taken_at - began
+
+    def restore(self, losses: LossAccumulator) -> int | None:
+        """Go back to the last snapshot; the steps that were done by then. None if there is none."""
+        if self._last is None:
+            return None
+        self._pipeline.restore(self._last.state)
+        losses.truncate(self._last.n_losses)
+        return self._last.step
+
+    def give_up(self) -> bool:
+        """Take no more snapshots, which need memory themselves; False if that is so already."""
+        gave_up, self._given_up, self._last = not self._given_up, True, None
+        return gave_up
+
+    def clear(self) -> None:
+        """Drop the last snapshot."""
+        self._last = None

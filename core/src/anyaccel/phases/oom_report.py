@@ -1,0 +1,133 @@
+"""Out-of-memory report: the error that says what did not fit, what fills the memory, and what would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from anyaccel.backend import Memory
+from anyaccel.display import size
+from anyaccel.errors import AnyaccelError, OutOfMemoryError
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.loading.epoch_batches import StepRows
+from anyaccel.phases.loading.epoch_plan import StepRange
+from anyaccel.phases.loading.loader import BatchLoader
+from anyaccel.phases.loading.loader_factory import LoaderFactory, Place
+from anyaccel.phases.loading.residency import state_slots
+from anyaccel.phases.traceback_cleanup import release_frames
+from anyaccel.registry import registry
+
+_MAX_TRIALS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemoryReport:
+    """Makes the error that ends a phase.
+
+    Attributes:
+        label: of the phase, or of its validation.
+        trains: whether it trains.
+        may_stream: whether the phase allows that rows are streamed.
+        couplings: why a step is not computed in micro-batches.
+        factory: the rows.
+        pipeline: the programs.
+    """
+
+    label: str
+    trains: bool
+    may_stream: bool
+    couplings: Sequence[str]
+    factory: LoaderFactory
+    pipeline: Pipeline
+
+    def error(self, cause: OutOfMemoryError, n_rows: int, loader: BatchLoader) -> OutOfMemoryError:
+        """The error after `n_rows` rows, computed at once, did not fit."""
+        fitting = self._largest_batch(loader, n_rows)
+        known = [] if fitting is None else ["not even one row fits" if fitting == 0 else f"{_rows(fitting)} would fit"]
+        why = f", and micro-batches are ruled out by {' and '.join(self.couplings)}" if self.couplings else ""
+        return OutOfMemoryError(
+            f"phase {self.label!r}: no room {'to train' if self.trains else 'for'} {_rows(n_rows)} at once{why}: "
+            f"{cause.problem}",
+            available="; ".join([*self._memory_use(loader.residency), *known]),
+            hint=", or ".join(self._hints(fitting)),
+        )
+
+    def _hints(self, fitting: int | None) -> Iterator[str]:
+        smaller = "a smaller batch" if fitting is None else f"batches of at most {fitting}"
+        yield "use a smaller model" if fitting == 0 else f"use {smaller}, or a smaller model"
+        if not self.may_stream:
+            yield "write residency='auto', to stream rows that do not fit"
+        if self.trains and self.couplings:
+            yield "write microbatching='approximate', to compute batches in micro-batches all the same"
+
+    def _memory_use(self, residency: str) -> Iterator[str]:
+        """What is known to lie on each device, by category."""
+        groups = [group for stage in self.pipeline.stages for group in stage.segment.groups]
+        optimizers = {node: group.optimizer for group in groups for node in group.nodes}
+        assignments, data = self.factory.plan.assignments, self.factory.nbytes()
+        for place in dict.fromkeys((one.framework, one.device) for one in assignments):
+            here = [one for one in assignments if (one.framework, one.device) == place]
+            trained = [one for one in here if one.node in optimizers]
+            categories = {
+                "parameters": sum(one.nbytes for one in here),
+                "gradients": sum(one.nbytes for one in trained),
+                "optimizer state": sum(one.nbytes * state_slots(optimizers[one.node]) for one in trained),
+                "data" if residency == "resident" else "data (streamed)": data.get(place, 0),
+            }
+            known = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in categories.items() if nbytes)
+            yield f"{place[1]} ({place[0]}): {known}; activations and the rest: {_measured(place)}"
+
+    def _largest_batch(self, loader: BatchLoader, n_rows: int) -> int | None:
+        """The most rows that fit at once, by at most `_MAX_TRIALS` trials that change nothing; None if unknown."""
+        try:
+            snapshot = self.pipeline.snapshot()
+            with closing(loader.chunks(0)) as chunks:
+                chunk = next(chunks)
+                runner = self.pipeline.runner(chunk.columns)
+                fitting = _search(runner.try_step if self.trains else runner.evaluate, chunk.steps[0], n_rows)
+            self.pipeline.restore(snapshot)
+        except AnyaccelError as error:  # no room for a copy or for rows, or they cannot be loaded again
+            release_frames(error)
+            return None
+        return fitting
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _measured(place: Place) -> str:
+    """What the device says of its memory."""
+    backend = registry().computing(place[0], place[1].kind)
+    memory = backend.memory(place[1]) if isinstance(backend, Memory) else None
+    if memory is None or not memory.total:
+        return "not measured there"
+    return f"what is left of {size(memory.total)}, of which {size(memory.free)} are free now"
+
+
+def _search(trial: Callable[[StepRows], object], step: StepRange, n_rows: int) -> int:
+    low, high = 0, n_rows
+    for _ in range(_MAX_TRIALS):
+        middle = (low + high) // 2
+        if middle == low:
+            break
+        if _fits(trial, _first_rows(step, middle)):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _first_rows(step: StepRange, n: int) -> StepRows:
+    """The first rows of a step: so many of each feature set, or as many as it takes."""
+    return {name: (start, min(start + n, stop)) for name, (start, stop) in step.rows.items()}
+
+
+def _fits(trial: Callable[[StepRows], object], step: StepRows) -> bool:
+    try:
+        trial(step)
+    except Exception as error:  # some models take no single row, say: a size that does not fit
+        release_frames(error)
+        return False
+    return True

@@ -1,0 +1,217 @@
+"""Prepare: everything that is known of a phase before anything moves: rows, metrics, epochs, columns in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
+from anyaccel.errors import PhaseError
+from anyaccel.graph import ModelGraph, Plan, Resolution, input_columns, topology
+from anyaccel.phases.evaluation import BoundMetric
+from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
+from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, TrainingEpochs
+from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.host_columns import class_counts, make_host_columns
+from anyaccel.phases.loading.input_data import InputData, ReadCache, input_data
+from anyaccel.phases.loading.loader_factory import (
+    LoaderFactory,
+    RowsLoaderFactory,
+    batch_source_loaders,
+    map_source_loaders,
+)
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
+from anyaccel.phases.row_alignment import Combination, check_alignment, combinations_of
+from anyaccel.phases.samplers import Samplers
+from anyaccel.suggestions import did_you_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedPart:
+    """A phase, or its validation.
+
+    Attributes:
+        part: the phase or the validation.
+        rows: its data by feature set, as they were given; an example of a source of batches.
+        evaluated: the rows in the order in which an evaluation takes them; else as given.
+        metrics: bound.
+        factory: makes the loader.
+    """
+
+    part: Phase
+    rows: Mapping[str, Rows]
+    evaluated: EvaluationRows
+    metrics: Sequence[BoundMetric]
+    factory: LoaderFactory
+
+    @property
+    def name(self) -> str:
+        """What events call it."""
+        return f"the data of {self.part.label}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns in host memory."""
+        return sum(self.factory.nbytes().values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """What a part takes of its data, without a look at their values; `epochs` is None for a source of batches."""
+
+    part: Phase
+    data: InputData
+    evaluated: EvaluationRows
+    metrics: Sequence[BoundMetric]
+    epochs: EpochPlan | None
+
+
+def prepare(
+    phase: Phase, resolution: Resolution, graph: ModelGraph, done: Collection[str], cache: ReadCache
+) -> list[PreparedPart]:
+    """Prepare a phase and its validation; the phase comes first.
+
+    Args:
+        phase, resolution, graph: what is prepared.
+        done: labels of the nodes that a FitPhase has fitted.
+        cache: sources that were read for this phase before.
+
+    Raises:
+        AnyaccelError: data, samplers, metrics or columns that do not fit.
+    """
+    plan = resolution.plan
+    classes, known = class_counts(resolution), topology.feature_sets(graph.nodes.values())
+    drawn = [_draw(phase, part, plan, graph, done, read=True, cache=cache) for part in parts_of(phase)]
+    return [
+        PreparedPart(
+            part=one.part,
+            rows=one.data.rows,
+            evaluated=one.evaluated,
+            metrics=one.metrics,
+            factory=_factory(plan, one, classes, known),
+        )
+        for one in drawn
+    ]
+
+
+def check(phase: Phase, plan: Plan, graph: ModelGraph) -> None:
+    """Check all that can be known without the values of the data.
+
+    Raises:
+        AnyaccelError: data, samplers or metrics that do not fit.
+    """
+    for part in parts_of(phase):
+        _draw(phase, part, plan, graph, (), read=False, cache={})
+
+
+def _draw(
+    phase: Phase, part: Phase, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool, cache: ReadCache
+) -> _Drawn:
+    metrics = metrics_of(phase, part, graph)
+    sets = needed_sets(phase, plan, metrics, graph, done)
+    samplers = samplers_of(part)
+    if isinstance(samplers, Mapping):
+        _check_sampler_labels(part, samplers, sets)
+    data = input_data(
+        part.label,
+        part.data,
+        sets,
+        may_stream=isinstance(part, TrainPhase),
+        equal_lengths=isinstance(part, FitPhase) or isinstance(samplers, Sampler),
+        read=read,
+        cache=cache,
+    )
+    if data.source is not None:
+        _check_source(phase, part, data.source, graph)
+    evaluated, epochs = EvaluationRows(data.rows), None
+    if not isinstance(data.source, BatchSource):
+        combinations = list(combinations_of(phase, metrics, plan, graph))
+        if isinstance(part, TrainPhase):
+            epochs = _training_epochs(part, data.rows, combinations)
+        elif isinstance(part, EvalPhase):
+            _check_streams(samplers, metrics, plan)
+            evaluated = EvaluationRows.drawn(part.sampler, data.rows)
+            check_alignment(part.label, evaluated.steps(part.batch_size), combinations, by_sampler=False)
+            epochs = EvaluationEpochs(evaluated, part.batch_size)
+        elif isinstance(part, FitPhase):
+            epochs = EvaluationEpochs(evaluated, part.sampler.batch_size)
+    return _Drawn(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
+
+
+def _training_epochs(part: TrainPhase, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> EpochPlan:
+    batches = SampledBatches(part.label, part.sampler, part.schedule or ZIP_STRICT, rows)
+    check_alignment(part.label, batches.steps, combinations, by_sampler=True)
+    return TrainingEpochs(part.label, batches, part.accumulate)
+
+
+def _factory(plan: Plan, drawn: _Drawn, classes: Mapping[str, int], known: Mapping[str, FeatureSet]) -> LoaderFactory:
+    part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
+    if source is None:
+        assert epochs is not None
+        return RowsLoaderFactory(plan, partial(make_host_columns, plan, rows, classes, known), epochs)
+    make_host_columns(plan, dict.fromkeys(rows, source.example), classes, known)  # fails before anything moves
+    if isinstance(source, BatchSource):
+        assert isinstance(part, TrainPhase)
+        return batch_source_loaders(plan, source, classes, part.accumulate)
+    assert isinstance(source, MapSource) and epochs is not None
+    return map_source_loaders(plan, source, classes, epochs)
+
+
+def _check_sampler_labels(part: Phase, samplers: Mapping[str, Sampler], sets: Mapping[str, FeatureSet]) -> None:
+    unknown = next((name for name in samplers if name not in sets), None)
+    missing = [name for name in sets if name not in samplers]
+    if unknown is not None:
+        raise PhaseError(
+            f"phase {part.label!r} has a sampler for {unknown!r}, which is not a feature set that it takes",
+            available=", ".join(sets),
+            hint=did_you_mean(unknown, sets),
+        )
+    if missing and isinstance(part, TrainPhase):
+        raise PhaseError(
+            f"phase {part.label!r} has no sampler for {', '.join(missing)}",
+            available=f"samplers for {', '.join(samplers)}",
+            hint=f"add {missing[0]!r} to sampler={{...}}",
+        )
+
+
+def _check_streams(samplers: Samplers | None, metrics: Sequence[BoundMetric], plan: Plan) -> None:
+    read = {(column.feature_set, column.stream) for column in plan.columns}
+    read |= {(metric.feature_set, metric.stream) for metric in metrics}
+    for name, stream in sorted(read):
+        sampler = samplers.get(name) if isinstance(samplers, Mapping) else samplers
+        if sampler is not None:
+            input_columns.check_stream(stream, name, sampler.streams)
+
+
+def _check_source(phase: Phase, part: Phase, source: Source, graph: ModelGraph) -> None:
+    learners = learners_of(phase, graph)
+    if learners:
+        raise PhaseError(
+            f"phase {phase.label!r} streams the source {source.label!r}, from which estimators cannot learn",
+            available=f"nodes that learn by partial_fit: {', '.join(learners)}",
+            hint="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
+        )
+    if phase.residency == "resident":
+        raise PhaseError(
+            f"phase {phase.label!r} has residency='resident', and its data are the source {source.label!r}",
+            available="a source is streamed",
+            hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
+        )
+    if isinstance(source, BatchSource):
+        _check_default_sampler(part, source)
+
+
+def _check_default_sampler(part: Phase, source: Source) -> None:
+    """A batch size may be the default; any other sampler was chosen, and would be ignored."""
+    assert isinstance(part, TrainPhase)
+    samplers = part.sampler.values() if isinstance(part.sampler, Mapping) else [part.sampler]
+    chosen = [type(sampler).__name__ for sampler in samplers if type(sampler) is not SimpleSampler]
+    if chosen:
+        raise PhaseError(
+            f"phase {part.label!r} has a {chosen[0]}, and its data are the source {source.label!r}",
+            available="a source of batches decides which rows make a batch",
+            hint="leave the sampler out, give a MapSource, or read the source into memory: FeatureSet.from_dict(...)",
+        )

@@ -1,0 +1,81 @@
+"""Row alignment: what combines several feature sets must get equally many rows of each in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from anyaccel.errors import PhaseError
+from anyaccel.graph import ModelGraph, Plan, input_columns, topology
+from anyaccel.phases.evaluation import BoundMetric
+from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.plan_request import learners_of
+from anyaccel.specs import AppliedLoss
+
+Combination = tuple[str, frozenset[str]]
+"""What combines feature sets, for messages, and their labels."""
+
+
+def check_alignment(
+    label: str, steps: Iterable[StepRows], combinations: Sequence[Combination], *, by_sampler: bool
+) -> None:
+    """Check the rows of every step.
+
+    Args:
+        label: of the phase.
+        steps: what each step takes.
+        combinations: what combines feature sets, as of `combinations_of`.
+        by_sampler: whether samplers decide what a step takes.
+
+    Raises:
+        PhaseError: a step takes different numbers of rows of feature sets that are combined.
+    """
+    for step in steps:
+        for what, sets in combinations:
+            sizes = {name: _size(step.get(name)) for name in sorted(sets)}
+            if len(set(sizes.values())) > 1 and any(sizes.values()):
+                sampled = "give their samplers one batch size (and drop_last=True), and the data as many rows"
+                sampled = sampled if all(sizes.values()) else "combine them by schedule='zip_strict'"
+                raise PhaseError(
+                    f"phase {label!r}: {what} combines {' and '.join(sizes)}, and a step takes unequal numbers of rows",
+                    available=", ".join(f"{name}: {size or 'none'}" for name, size in sizes.items()),
+                    hint=sampled if by_sampler else "give the data of each as many rows",
+                )
+
+
+def _size(span: RowSpan | None) -> int:
+    return 0 if span is None else span[1] - span[0]
+
+
+def combinations_of(
+    phase: Phase, metrics: Iterable[BoundMetric], plan: Plan, graph: ModelGraph
+) -> Iterator[Combination]:
+    """The nodes, losses and metrics that combine several feature sets."""
+    for assignment in plan.assignments:
+        yield from _several(f"node {assignment.node!r}", _sets_of(assignment.node, graph))
+    for label in learners_of(phase, graph):
+        yield from _several(f"node {label!r}", _sets_of(label, graph))
+    for loss in phase.losses:
+        sets = {name for text in loss.inputs for name in _sets_of_input(text, loss, graph)}
+        yield from _several(f"the loss {loss.label!r}", sets)
+    for metric in metrics:
+        if metric.node in graph.nodes:
+            yield from _several(f"the metric {metric.label!r}", _sets_of(metric.node, graph) | {metric.feature_set})
+
+
+def _several(what: str, sets: set[str]) -> Iterator[Combination]:
+    if len(sets) > 1:
+        yield what, frozenset(sets)
+
+
+def _sets_of(node: str, graph: ModelGraph) -> set[str]:
+    return {reference.feature_set.label for reference in topology.references(node, graph.nodes)}
+
+
+def _sets_of_input(text: str, loss: AppliedLoss, graph: ModelGraph) -> set[str]:
+    """The feature sets that one input of a loss comes from."""
+    label = text.partition(".")[0]
+    if label in graph.nodes:
+        return _sets_of(label, graph)
+    column = None if text == "targets" or label == "outputs" else input_columns.named_column(text, graph.nodes)
+    return _sets_of(loss.on, graph) if column is None else {column.source.label}

@@ -1,0 +1,462 @@
+"""Streamed rows give the numbers of resident ones, to the bit, whatever draws them and however small the blocks are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyaccel import Different, PairSampler, Same, SimpleSampler, TripletSampler
+from anyaccel.data import FeatureSet
+from anyaccel.experiment import Experiment
+from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Estimator, Sequential, SequentialMLP, Simulation
+from anyaccel.phases import Callback, EarlyStopping, EvalPhase, FitPhase, Phase, TrainPhase
+from anyaccel.phases.loading.streaming import StreamingLoader
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss, Optimizer
+
+MSE = AppliedLoss("mse", on="net")
+SIZES = [1, 200, 2**20]  # bytes of a block: one step, a few, everything
+Blocks = Callable[[int], None]
+
+
+def numbers(label: str = "data", n: int = 50, seed: int = 0) -> FeatureSet:
+    """Features [3], a target, and labels of three classes; splits `train` (37 rows) and `val`."""
+    draw = np.random.default_rng(seed)
+    columns = {
+        "x": draw.normal(size=(n, 3)).astype("float32"),
+        "y": draw.normal(size=(n, 1)).astype("float32"),
+        "k": np.arange(n) % 3,
+    }
+    made = FeatureSet.from_dict(label, columns, ["x"], ["y"], ["k"])
+    made.add_splits({"train": np.arange(n)[: n * 3 // 4], "val": np.arange(n)[n * 3 // 4 :]})
+    return made
+
+
+def run(graph: ModelGraph, phase: Phase, **settings: Any) -> Any:
+    return Experiment("e", graph, progress="none", **settings).run_phase(phase)
+
+
+@pytest.fixture
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps of each block that was streamed."""
+    seen: list[int] = []
+    fill = StreamingLoader.fill
+
+    def watch(self: StreamingLoader, block: Any, buffers: Any) -> None:
+        seen.append(sum(steps.n_steps for steps in block.steps))
+        fill(self, block, buffers)
+
+    monkeypatch.setattr(StreamingLoader, "fill", watch)
+    return seen
+
+
+def one(model: Any = None, **settings: Any) -> ModelGraph:
+    source = settings.pop("source", None) or numbers()
+    node = ModelNode("net", model or SequentialMLP((1,), 2, 5, "tanh"), source.reference(["x"], ["y"]))
+    return ModelGraph([node], Optimizer("adam", lr=0.03), seed=5, **settings)
+
+
+def differ(one: Any, other: Any) -> list[str]:
+    """Names of values that are not the same to the bit."""
+    assert sorted(one) == sorted(other)
+    return [name for name in one if not np.array_equal(one[name], other[name], equal_nan=True)]
+
+
+def both(make: Callable[[], ModelGraph], phase: Callable[..., Phase]) -> tuple[list[Any], list[dict[str, np.ndarray]]]:
+    """Results and states, resident and streamed."""
+    results, states = [], []
+    for residency in ("resident", "streamed"):
+        graph = make()
+        results.append(run(graph, phase(residency=residency)))
+        states.append(graph.state())
+    return results, states
+
+
+def epochs(result: Any) -> list[Any]:
+    return [(epoch.number, epoch.steps, epoch.losses, epoch.validation) for epoch in result.epochs]
+
+
+# -- samplers ----------------------------------------------------------------------------------------------------------
+
+SAMPLERS = {
+    "in order": SimpleSampler(4),
+    "shuffled": SimpleSampler(5, shuffle=True, seed=3),
+    "dropped": SimpleSampler(5, shuffle=True, drop_last=True),
+    "whole": SimpleSampler(100, shuffle=True),
+    "single": SimpleSampler(1, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_one_sampler(sampler: str, size: int, blocks: Blocks, spied: list[int]) -> None:
+    blocks(size)
+    results, states = both(
+        one,
+        lambda **more: TrainPhase(
+            "t", data="train", losses=MSE, sampler=SAMPLERS[sampler], n_epochs=3, validation="val", **more
+        ),
+    )
+    assert differ(*states) == [] and spied
+    assert epochs(results[0]) == epochs(results[1])
+    assert [len(result.events) for result in results] == [0, 0]
+
+
+def siamese(*streams: str | None) -> ModelGraph:
+    """One model at every stream, joined."""
+    source, model = numbers(), SequentialMLP((2,), 2, 4, "tanh")
+    nodes: list[Any] = [
+        ModelNode(f"n{i}", model, source.reference(["x"], ["y"], stream=stream)) for i, stream in enumerate(streams)
+    ]
+    if len(nodes) > 1:
+        nodes.append(ConcatNode("all", [node.label for node in nodes]))
+    nodes.append(ModelNode("net", Dense(1), nodes[-1].label))
+    return ModelGraph(nodes, Optimizer("momentum", lr=0.02), seed=5)
+
+
+PAIRED = AppliedLoss("mse", on="net", inputs=["outputs", "data.y"])
+TOGETHER = {
+    "pairs": (PairSampler(4, Same("k"), seed=1), (None, "pair")),
+    "triplets": (TripletSampler(6, Same("k"), Different("k"), seed=1), (None, "positive", "negative")),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("sampler", TOGETHER)
+def test_streams_of_one_sampler(sampler: str, size: int, blocks: Blocks) -> None:
+    blocks(size)
+    drawn, streams = TOGETHER[sampler]
+    results, states = both(
+        lambda: siamese(*streams),
+        lambda **more: TrainPhase(
+            "t", data="train", losses=PAIRED, sampler=drawn, n_epochs=3, validation="val", **more
+        ),
+    )
+    assert differ(*states) == []
+    assert epochs(results[0]) == epochs(results[1])
+
+
+def test_columns_that_differ_only_in_their_stream_are_sent_for_each(blocks: Blocks, sims: Simulation) -> None:
+    """Their rows are different ones; resident they are there once."""
+    blocks(1)
+    into = []
+    for residency in ("resident", "streamed"):
+        sims[0].clear()
+        phase = TrainPhase(
+            "t",
+            data="train",
+            losses=PAIRED,
+            sampler=PairSampler(4, Same("k")),
+            accelerator="sim:0",
+            residency=residency,
+        )
+        run(siamese(None, "pair"), phase)
+        into.append(sims[0].transfers.into.nbytes)
+    assert into[0] < into[1]
+
+
+SCHEDULES = {
+    "zip": ({"a": SimpleSampler(4, shuffle=True), "b": SimpleSampler(2)}, "zip_cycle"),
+    "alternate": ({"a": SimpleSampler(4, shuffle=True), "b": SimpleSampler(4, shuffle=True)}, "alternate_cycle"),
+    "short": ({"a": SimpleSampler(3), "b": SimpleSampler(9, shuffle=True)}, "alternate_cycle"),
+    "uniform": ({"a": SimpleSampler(4), "b": SimpleSampler(4, seed=7, shuffle=True)}, "zip_cycle"),
+}
+
+
+def apart() -> ModelGraph:
+    """A node on each of two feature sets."""
+    nodes = [
+        ModelNode(name, Dense(1), numbers(f"{name}{name}", n, seed=n).reference(["x"], ["y"]))
+        for name, n in (("a", 40), ("b", 29))
+    ]
+    return ModelGraph(nodes, "adam", seed=5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_several_samplers(name: str, size: int, blocks: Blocks) -> None:
+    blocks(size)
+    samplers, schedule = SCHEDULES[name]
+    results, states = both(
+        apart,
+        lambda **more: TrainPhase(
+            "t",
+            data="train",
+            losses=[AppliedLoss("mse", on="a"), AppliedLoss("mae", on="b")],
+            sampler={f"{key}{key}": one for key, one in samplers.items()},
+            schedule=schedule,
+            n_epochs=3,
+            validation="val",
+            **more,
+        ),
+    )
+    assert differ(*states) == []
+    assert epochs(results[0]) == epochs(results[1])
+
+
+def test_what_a_schedule_leaves_out_of_a_block_may_hold_anything(blocks: Blocks) -> None:
+    """Class indices of no row would be out of range; they are in no step."""
+    blocks(1)
+    draw = np.random.default_rng(0)
+
+    def make() -> ModelGraph:
+        nodes = []
+        for name in "ab":
+            columns = {"x": draw.normal(size=(12, 3)).astype("float32"), "c": np.arange(12) % 3}
+            made = FeatureSet.from_dict(f"{name}{name}", columns, ["x"], ["c"])
+            nodes.append(ModelNode(name, Dense(3), made.reference()))
+        return ModelGraph(nodes, "adam")
+
+    graph = make()
+    losses = [AppliedLoss("cross_entropy", on=name) for name in "ab"]
+    phase = TrainPhase(
+        "t",
+        data="all",
+        losses=losses,
+        sampler={"aa": 4, "bb": 5},
+        schedule="alternate_cycle",
+        residency="streamed",
+    )
+    assert np.isfinite(run(graph, phase).loss).all()
+
+
+# -- what a phase can have ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_dropout_and_running_statistics(size: int, blocks: Blocks) -> None:
+    blocks(size)
+    results, states = both(
+        lambda: one(Sequential(Dense(4), BatchNorm(), Dropout(0.4), Dense(1))),
+        lambda **more: TrainPhase("t", data="train", losses=MSE, sampler=5, n_epochs=3, validation="val", **more),
+    )
+    assert differ(*states) == []
+    assert epochs(results[0]) == epochs(results[1])
+
+
+def test_step_listeners_hear_the_same_steps(blocks: Blocks) -> None:
+    blocks(200)
+    heard: list[list[Any]] = []
+
+    class Ear(Callback):
+        def step_end(self, run: Any) -> None:
+            heard[-1].append((run.epoch, run.step, run.step_losses()))
+
+    def phase(**more: Any) -> Phase:
+        heard.append([])
+        return TrainPhase("t", data="train", losses=MSE, sampler=5, n_epochs=2, callbacks=[Ear()], **more)
+
+    _, states = both(one, phase)
+    assert differ(*states) == []
+    assert heard[0] == heard[1] and len(heard[0]) == 16
+    plain = one()
+    run(plain, TrainPhase("t", data="train", losses=MSE, sampler=5, n_epochs=2))
+    assert differ(plain.state(), states[1]) == []
+
+
+@pytest.mark.parametrize("moment", ["step_end", "epoch_end", "epoch_start"])
+def test_a_run_that_is_stopped_in_the_middle(moment: str, blocks: Blocks, at: Callable[..., Callback]) -> None:
+    blocks(200)
+
+    def stop(run: Any) -> None:
+        if (run.epoch, run.step) >= (1, 3) or (moment != "step_end" and run.epoch == 1):
+            run.stop("enough")
+
+    results, states = both(
+        one,
+        lambda **more: TrainPhase(
+            "t", data="train", losses=MSE, sampler=5, n_epochs=4, callbacks=[at(moment, stop)], **more
+        ),
+    )
+    assert differ(*states) == []
+    assert epochs(results[0]) == epochs(results[1]) and results[1].stop_reason == "enough"
+    assert [epoch.steps for epoch in results[1].epochs][:2] == ([8, 4] if moment == "step_end" else [8, 8])[
+        : len(results[1].epochs)
+    ]
+
+
+def test_early_stopping_goes_back_to_the_best(blocks: Blocks) -> None:
+    blocks(200)
+    results, states = both(
+        one,
+        lambda **more: TrainPhase(
+            "t",
+            data="train",
+            losses=MSE,
+            sampler=5,
+            n_epochs=30,
+            validation="val",
+            callbacks=[EarlyStopping(patience=1, restore_best=True)],
+            **more,
+        ),
+    )
+    assert differ(*states) == []
+    assert epochs(results[0]) == epochs(results[1])
+    assert results[1].stop_reason and len(results[1].epochs) < 30
+
+
+def test_more_epochs_later(blocks: Blocks) -> None:
+    """Epochs are numbered over all phases of a label."""
+    blocks(200)
+    graph, halves = one(), one()
+    run(graph, TrainPhase("t", data="train", losses=MSE, sampler=SAMPLERS["shuffled"], n_epochs=4))
+    for residency in ("resident", "streamed"):
+        phase = TrainPhase("t", data="train", losses=MSE, sampler=SAMPLERS["shuffled"], n_epochs=2, residency=residency)
+        run(halves, phase)
+    assert differ(graph.state(), halves.state()) == []
+
+
+class Steps:
+    """Least squares by gradient steps, and a diary."""
+
+    def __init__(self) -> None:
+        self.diary: list[Any] = []
+
+    def partial_fit(self, features: Any, targets: Any) -> None:
+        self.diary.append((features.tolist(), targets.tolist()))
+        if not hasattr(self, "coef_"):
+            self.coef_ = np.zeros(features.shape[1])
+        self.coef_ -= 0.01 * features.T @ (features @ self.coef_ - targets)
+
+    def predict(self, features: Any) -> Any:
+        return (features @ self.coef_).astype("float32")
+
+    def fit(self, features: Any, targets: Any) -> None:
+        self.diary.append((features.tolist(), targets.tolist()))
+        self.coef_ = np.linalg.lstsq(features, targets, rcond=None)[0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("alone", [True, False])
+def test_estimators_learn_from_the_same_batches(alone: bool, size: int, blocks: Blocks) -> None:
+    blocks(size)
+    diaries = []
+
+    def make() -> ModelGraph:
+        source = numbers()
+        nodes = [ModelNode("est", Steps(), source.reference(["x"], ["y"]))]
+        if not alone:
+            nodes = [ModelNode("net", Dense(1), source.reference(["x"], ["y"])), *nodes]
+            nodes.append(ModelNode("after", Steps(), "net"))
+        diaries.append([node.model.estimator.diary for node in nodes if isinstance(node.model, Estimator)])
+        return ModelGraph(nodes, Optimizer("sgd", lr=0.1), seed=5)
+
+    validation = EvalPhase("val", data="val", metrics=[Metric("mse", on="est")])
+    results, states = both(
+        make,
+        lambda **more: TrainPhase(
+            "t",
+            data="train",
+            losses=[] if alone else [MSE],
+            sampler=SAMPLERS["shuffled"],
+            n_epochs=2,
+            validation=validation,
+            **more,
+        ),
+    )
+    assert differ(*states) == []
+    assert diaries[0] == diaries[1] and all(len(diary) == 16 for diary in diaries[0])
+    assert [epoch.validation for epoch in results[0].epochs] == [epoch.validation for epoch in results[1].epochs]
+
+
+# -- evaluation and fitting --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("drawn", ["rows", "pairs", "triplets"])
+def test_evaluations(drawn: str, size: int, blocks: Blocks, spied: list[int]) -> None:
+    blocks(size)
+    sampler, streams = TOGETHER.get(drawn, (None, (None,)))
+    graph = siamese(*streams)
+    how: dict[str, Any] = {"batch_size": 7} if sampler is None else {"sampler": sampler}
+    found = [
+        run(
+            graph,
+            EvalPhase(
+                "e",
+                data="val",
+                losses=PAIRED,
+                metrics=[Metric("mae", on="net"), "r2"],
+                outputs=["n0", "net"],
+                residency=residency,
+                **how,
+            ),
+        )
+        for residency in ("resident", "streamed")
+    ]
+    assert found[0].losses == found[1].losses and found[0].metrics == found[1].metrics and spied
+    for name in ("n0", "net"):
+        np.testing.assert_array_equal(found[0].prediction(name), found[1].prediction(name))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_evaluations_of_sets_of_different_lengths(size: int, blocks: Blocks) -> None:
+    blocks(size)
+    graph = apart()
+    found = [
+        run(
+            graph,
+            EvalPhase(
+                "e",
+                data="all",
+                losses=[AppliedLoss("mse", on="a")],
+                batch_size=6,
+                outputs=["a", "b"],
+                residency=residency,
+            ),
+        )
+        for residency in ("resident", "streamed")
+    ]
+    assert found[0].losses == found[1].losses
+    for name, n in (("a", 40), ("b", 29)):
+        assert len(found[1].prediction(name)) == n
+        np.testing.assert_array_equal(found[0].prediction(name), found[1].prediction(name))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_fitting(size: int, blocks: Blocks, spied: list[int]) -> None:
+    blocks(size)
+    diaries = []
+    for residency in ("resident", "streamed"):
+        source = numbers()
+        nodes = [
+            ModelNode("net", Dense(2), source.reference(["x"], ["y"])),
+            ModelNode("first", Steps(), "net"),
+            ModelNode("second", Estimator(Steps()), "first"),
+        ]
+        graph = ModelGraph(nodes, seed=5)
+        spied.clear()
+        run(graph, FitPhase("f", data="train", batch_size=7, residency=residency))
+        diaries.append([graph[name].model.estimator.diary for name in ("first", "second")])
+    assert diaries[0] == diaries[1] and spied
+
+
+def test_small_and_odd_columns_are_streamed_as_they_are(blocks: Blocks) -> None:
+    """Images, an integer column, and one that two nodes share."""
+    blocks(500)
+    draw = np.random.default_rng(0)
+    source = FeatureSet.from_dict(
+        "data",
+        {"image": draw.normal(size=(20, 1, 4, 4)).astype("float32"), "x": draw.normal(size=20), "c": np.arange(20) % 3},
+        ["image", "x"],
+        ["c"],
+    )
+
+    def make() -> ModelGraph:
+        from anyaccel.numpy_backend import Flatten
+
+        nodes = [
+            ModelNode("image", Sequential(Flatten(), Dense(3)), source.reference(["image"], ["c"])),
+            ModelNode("again", Sequential(Flatten(), Dense(3)), source.reference(["image"], ["c"])),
+        ]
+        return ModelGraph(nodes, "adam", seed=1)
+
+    losses = [AppliedLoss("cross_entropy", on=name) for name in ("image", "again")]
+    results, states = both(
+        make, lambda **more: TrainPhase("t", data="all", losses=losses, sampler=6, n_epochs=2, **more)
+    )
+    assert differ(*states) == [] and epochs(results[0]) == epochs(results[1])
