@@ -41,8 +41,8 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 240
 nb_execution_show_tb = True
 
-# The reference. Types of other projects and the private types below have no page here. Every other type of anyaccel in a
-# signature must have a page.
+# The reference. Types of other projects and the private types below have no page. Every other type of anyaccel in a
+# signature must have one.
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -50,7 +50,7 @@ toc_object_entries_show_parents = "hide"
 napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 90
 nitpicky = True
-INNER = ("Harness", "Cell", "Chain", "Pipeline", "ComparedColumn", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T")
+INNER = ("Harness", "Cell", "Pipeline", "ComparedColumn", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T")
 nitpick_ignore_regex = [
     ("py:.*", r"(?!anyaccel\b).*"),
     ("py:obj", ".*"),  # code in docstrings is a link where it can be one
