@@ -123,7 +123,7 @@ def test_state_of_an_own_optimizer_goes_on_in_the_next_phase() -> None:
 def test_the_plan_names_torch_and_casts_float64_features_once() -> None:
     made = graph(data(), seeded_net())
     plan = aa.Experiment("test", made).plan(training(accelerator="cpu"))
-    assert plan["net"].framework == "torch" and plan["net"].native == "cpu" and plan["net"].reason == "phase"
+    assert plan["net"].framework == "torch" and plan["net"].native_name == "cpu" and plan["net"].reason == "phase"
     change = {column.name: column.change for column in plan.columns}
     assert change == {"data.x": "float64 to float32", "data.kind": ""}
 
@@ -148,13 +148,13 @@ def test_an_optimizer_of_another_framework_is_refused_before_anything_moves() ->
     class Alien:
         """No optimizer of torch."""
 
-    with pytest.raises(SpecError, match=r"node 'net' is of torch, which does not take the optimizer 'Alien'"):
+    with pytest.raises(SpecError, match=r"node 'net': torch does not support the optimizer 'Alien'"):
         run(graph(data(), seeded_net(), aa.Optimizer(Alien)), training(1))
 
 
 def test_everything_frozen_is_told() -> None:
     made = graph(data(), seeded_net()).freeze("net")
-    with pytest.raises(PhaseError, match=r"nothing to train. Available: net \(frozen\)"):
+    with pytest.raises(PhaseError, match=r"nothing to train: net \(frozen\)"):
         run(made, training(1))
 
 

@@ -131,7 +131,7 @@ class _PhaseExecution:
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
         plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *nan_notes))
         after = final_devices(phase, plan)
-        memory_sharing.share(plan, registry())
+        memory_sharing.share(plan)
         self._hooks.call("before_placement", phase=phase, plan=plan, run=run)
         warn_of_fallbacks(plan)
         nan_check.warn(phase.label, nan_notes)
