@@ -22,7 +22,7 @@ def run(as_json: bool) -> int:
 
 
 def hooks_of(plugin: Plugin) -> tuple[str, ...]:
-    """What a plugin has beside backends: `policies`, and the moments of a phase in the order of their calls."""
+    """What a plugin has beside backends: `policies`, and the hooks of a phase in the order of their calls."""
     hooks = registry().hooks
     module = hooks.get_plugin(plugin.name) if plugin.error is None else None
     names = {caller.name for caller in (hooks.get_hookcallers(module) or ())} if module is not None else set()
