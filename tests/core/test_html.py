@@ -291,7 +291,7 @@ def test_a_plan_shows_where_and_why_what_is_loaded_and_what_crosses(data):
     for told in (
         "of train on graph",
         "native name",
-        "its own accelerator says 'sim:1'",
+        "its own accelerator is 'sim:1'",
         "data: x",
         "gradient of encoder",
         "move",

@@ -152,7 +152,7 @@ def test_a_node_that_may_write_gets_a_copy(serve, chain):
     serve(Guest(writer=True))
     experiment, phase = chain("numpy", "guest", "numpy")
     assert [one.route for one in experiment.plan(phase).crossings if not one.gradient] == ["copy", "share"]
-    assert "by shared memory and a copy, as the node may write to it" in str(experiment.plan(phase))
+    assert "by shared memory and a copy, because the node may write to it" in str(experiment.plan(phase))
 
 
 def test_what_is_planned_is_what_happens(serve, chain):
@@ -200,8 +200,8 @@ def test_images_read_in_another_order_of_axes_are_refused(serve, chain):
     with pytest.raises(errors.ShapeError) as caught:
         chain("first", "last")[0].graph.build()
     assert str(caught.value) == (
-        "node 'b' (last) reads images channels_last, and 'a' (first) gives them channels_first [3]. Available: the "
-        "numbers might fit by chance, the axes do not. Hint: put a model between them that moves the channels, or "
+        "node 'b' (last) reads images as channels_last, and 'a' (first) gives them as channels_first [3]. "
+        "Hint: put a model between them that moves the channels, or "
         "build one of them channels_first."
     )
     chain("first", "first")[0].graph.build()
@@ -351,7 +351,7 @@ def test_a_loss_on_what_comes_first_in_another_framework_says_where_to_put_it(se
     with pytest.raises(errors.GraphError) as caught:
         states_of(serve, table, ("numpy", "guest", "numpy"), lambda: Dense(3), losses)
     assert str(caught.value) == (
-        "a loss on 'a' compares with 'b', which another framework computes after it. Hint: put the loss on 'b', with "
+        "a loss on 'a' compares with 'b', which another framework computes later. Hint: put the loss on 'b', with "
         "inputs=['outputs', 'a']."
     )
 
@@ -363,7 +363,7 @@ def test_a_dtype_that_a_framework_lacks_is_told_with_the_node(serve, table):
 
     serve(Narrow())
     graph = ModelGraph([ModelNode("a", Dense(1), table().reference(), framework="guest")], "sgd")
-    with pytest.raises(errors.MoveError, match=r"node 'a' does not take .* no float64 here. Hint: switch it on"):
+    with pytest.raises(errors.MoveError, match=r"node 'a' does not accept .* no float64 here. Hint: switch it on"):
         graph.build()
 
 

@@ -140,7 +140,7 @@ def test_sharing_with_a_node_that_does_not_come_before_is_refused(table, mlp):
     config = graph.get_config()
     config["nodes"].reverse()
     with pytest.raises(
-        ConfigError, match=r"node 'b' shares the model of 'a', which is no node before it. Available: none"
+        ConfigError, match=r"node 'b' shares the model of 'a', which is not a node before it. Available: none"
     ):
         read(config, graph)
 
@@ -220,7 +220,7 @@ def test_a_model_without_a_configuration_must_be_given(table, mlp):
     config = through_json(graph.get_config())
     assert config["nodes"][0]["model"] is None
     with pytest.raises(
-        ConfigError, match=r"node 'a' has a model that a configuration cannot hold. Hint: give it: models="
+        ConfigError, match=r"the configuration does not have the model of node 'a'. Hint: give it: models="
     ):
         read(config, graph)
     model = Dense(1)
@@ -238,7 +238,7 @@ def test_a_class_with_a_configuration_must_be_allowed(table):
         f"the configuration names the class '{__name__}:Small', which is not registered; nothing was imported"
         in message
     )
-    assert "Available: no class is allowed. Hint: if you trust it, import it: allow=[Small]" in message
+    assert "Available: none. Hint: if you trust it, import it: allow=[Small]" in message
     model = read(config, graph, allow=[Dense, Small])["a"].model
     assert (type(model), model.features, model.bias) == (Small, 3, False)
 
@@ -296,18 +296,18 @@ NODE = {"type": "model", "label": "a", "upstreams": [{"feature_set": "fs"}], "mo
         (None, r"None is not the configuration of a graph"),
         ([], r"\[\] is not the configuration of a graph"),
         ({}, r"the configuration of a graph lacks nodes"),
-        ({"nodes": None}, r"nodes of a graph is None. Available: it is a list"),
-        ({"nodes": {}}, r"nodes of a graph is {}. Available: it is a list"),
+        ({"nodes": None}, r"nodes of a graph must be a list, got None"),
+        ({"nodes": {}}, r"nodes of a graph must be a list, got {}"),
         (
             {"nodes": [], "extra": 1},
-            r"the configuration of a graph has no extra. Available: label, nodes, optimizer, seed",
+            r"the configuration of a graph has unknown keys: extra. Available: label, nodes, optimizer, seed",
         ),
-        ({"nodes": [None]}, r"a node's type is None. Available: model, concat"),
-        ({"nodes": [{"type": "lambda"}]}, r"a node's type is 'lambda'"),
+        ({"nodes": [None]}, r"unknown type of a node: None. Available: model, concat"),
+        ({"nodes": [{"type": "lambda"}]}, r"unknown type of a node: 'lambda'"),
         ({"nodes": [{"type": "model"}]}, r"the configuration of a ModelNode lacks label, upstreams"),
         ({"nodes": [{"type": "concat", "label": "c"}]}, r"the configuration of a ConcatNode lacks axis, upstreams"),
-        ({"nodes": [{**NODE, "code": "x"}]}, r"the configuration of a ModelNode has no code"),
-        ({"nodes": [{**NODE, "upstreams": "fs"}]}, r"upstreams of node 'a' is 'fs'. Available: it is a list"),
+        ({"nodes": [{**NODE, "code": "x"}]}, r"the configuration of a ModelNode has unknown keys: code"),
+        ({"nodes": [{**NODE, "upstreams": "fs"}]}, r"upstreams of node 'a' must be a list, got 'fs'"),
         ({"nodes": [{**NODE, "upstreams": [3]}]}, r"3 is not the configuration of a reference"),
         ({"nodes": [{**NODE, "upstreams": [{"feature_set": "x"}]}]}, r"names the feature set 'x', which was not given"),
         ({"nodes": [{**NODE, "accelerator": "gpu"}]}, r"'gpu' is not the configuration of an accelerator"),
@@ -317,10 +317,13 @@ NODE = {"type": "model", "label": "a", "upstreams": [{"feature_set": "fs"}], "mo
         ({"nodes": [{**NODE, "model": {**MODEL, "config": []}}]}, r"\[\] is not the configuration of a model"),
         (
             {"nodes": [{**NODE, "model": {**MODEL, "config": {"x": 1}}}]},
-            r"node 'a': the configuration of its model does",
+            r"node 'a': its model does not accept its configuration",
         ),
-        ({"nodes": [{**NODE, "model": {"shared_with": "z"}}]}, r"node 'a' shares the model of 'z', which is no node"),
-        ({"nodes": [{**NODE, "model": {"shared_with": {}}}]}, r"node 'a' shares the model of {}, which is no node"),
+        (
+            {"nodes": [{**NODE, "model": {"shared_with": "z"}}]},
+            r"node 'a' shares the model of 'z', which is not a node",
+        ),
+        ({"nodes": [{**NODE, "model": {"shared_with": {}}}]}, r"node 'a' shares the model of {}, which is not a node"),
     ],
 )
 def test_a_malformed_graph_is_told_what_is_wrong(config, message, table):

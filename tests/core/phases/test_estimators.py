@@ -321,7 +321,7 @@ def test_a_state_holds_no_estimator_and_what_needs_one_says_so(data, experiment)
     with pytest.raises(anyaccel.errors.PhaseError) as caught:
         experiment(other).run_phase(EvalPhase("e", data="val"))
     assert str(caught.value) == (
-        "phase 'e' needs 'est', an estimator that has not been fitted. Hint: run a FitPhase first, "
+        "phase 'e' needs 'est', an estimator that is not fitted. Hint: run a FitPhase first, "
         "FitPhase('fit', data=..., nodes='est'); a state or configuration that was loaded holds no estimators."
     )
 
@@ -407,7 +407,7 @@ def test_what_a_wrong_input_does_is_told_in_the_estimators_words(data):
 
     scaler = StandardScaler().fit(np.zeros((3, 5)))
     graph = ModelGraph([ModelNode("s", Estimator(scaler, method="transform"), data.reference(["x"], ["y"]))])
-    with pytest.raises(GraphError, match=r"node 's' does not take float32\[3\] from data\.x: .*expecting 5 features"):
+    with pytest.raises(GraphError, match=r"node 's' does not accept float32\[3\] from data\.x: .*expecting 5 features"):
         graph.build()
 
 
@@ -470,7 +470,7 @@ def test_an_estimator_whose_fit_failed_counts_as_not_fitted(data, experiment):
     with pytest.raises(ValueError, match="no convergence") as caught:
         ours.run_phase(FitPhase("fit", data="train"))
     assert caught.value.__notes__ == [f"while node 'est' was fitted to {len(data['train'])} rows"]
-    with pytest.raises(PhaseError, match="needs 'est', an estimator that has not been fitted"):
+    with pytest.raises(PhaseError, match="needs 'est', an estimator that is not fitted"):
         ours.run_phase(EvalPhase("e", data="val", outputs=["est"]))
     estimator.failing = False
     assert ours.run_phase(FitPhase("fit", data="train")).nodes == ("est",)
@@ -485,7 +485,7 @@ def test_a_refit_that_fails_is_not_taken_for_the_fit_before(data, experiment):
     estimator.failing = True
     with pytest.raises(ValueError, match="no convergence"):
         ours.run_phase(FitPhase("fit", data="train", nodes=["est"]))
-    with pytest.raises(PhaseError, match="needs 'est', an estimator that has not been fitted"):
+    with pytest.raises(PhaseError, match="needs 'est', an estimator that is not fitted"):
         ours.run_phase(EvalPhase("e", data="val", outputs=["est"]))
 
 

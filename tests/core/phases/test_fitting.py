@@ -299,7 +299,7 @@ def test_nodes_before_what_is_fitted_must_be_fitted(data, experiment):
         "phase 'fit' fits 'second', which needs 'first', an estimator that is not fitted. "
         "Hint: name it too, nodes=['first', 'second']."
     )
-    with pytest.raises(PhaseError, match=r"phase 'e' needs 'first', an estimator that has not been fitted"):
+    with pytest.raises(PhaseError, match=r"phase 'e' needs 'first', an estimator that is not fitted"):
         ours.run_phase(EvalPhase("e", data="val", outputs=["first"]))
     with pytest.raises(PhaseError, match=r"needs 'net', which depends on 'first', an estimator that has not been fit"):
         ours.run_phase(TrainPhase("t", data="train", losses=[MSE]))

@@ -401,7 +401,7 @@ def test_an_estimator_that_is_not_fitted_may_not_stand_before_what_learns(data, 
     nodes = [ModelNode("first", Only(), data.reference(["x"], ["y"])), ModelNode("est", Steps(), "first")]
     ours = experiment(ModelGraph(nodes))
     with pytest.raises(
-        PhaseError, match=r"phase 't' needs 'first', an estimator that has not been fitted\. Hint: run a"
+        PhaseError, match=r"phase 't' needs 'first', an estimator that is not fitted\. Hint: run a"
     ):
         ours.run_phase(TrainPhase("t", data="train"))
     ours.run_phase(FitPhase("fit", data="train", nodes="first"))

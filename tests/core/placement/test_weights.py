@@ -55,7 +55,7 @@ def test_names_that_do_not_fit_are_told_and_nothing_is_written():
         anyaccel.copy_weights(one, other, names={"layers.0.bias": "bias"})
     assert str(caught.value) == (
         "SequentialMLP does not fit SequentialMLP: it has nothing for layers.0.bias; layers.0.bias would be left over. "
-        "Available: it has layers.0.weight, layers.0.bias, layers.1.weight, layers.1.bias. Hint: map "
+        "Available: layers.0.weight, layers.0.bias, layers.1.weight, layers.1.bias. Hint: map "
         "names={TARGET: SOURCE}."
     )
     assert all(np.array_equal(before[name], other.parameters[name]) for name in before)
@@ -70,7 +70,7 @@ def test_what_would_be_left_over_is_told():
 def test_names_that_the_target_has_not_are_told():
     with pytest.raises(errors.StateError) as caught:
         anyaccel.copy_weights(mlp(1), mlp(2), names={"dense.kernel": "layers.0.weight"})
-    assert str(caught.value).startswith("SequentialMLP has no dense.kernel. Available: it has layers.0.weight, ")
+    assert str(caught.value).startswith("SequentialMLP has no dense.kernel. Available: layers.0.weight, ")
 
 
 def test_shapes_that_do_not_fit_are_told_and_nothing_is_written():
@@ -79,8 +79,8 @@ def test_shapes_that_do_not_fit_are_told_and_nothing_is_written():
     with pytest.raises(errors.StateError) as caught:
         anyaccel.copy_weights(one, other)
     assert str(caught.value) == (
-        "layers.0.weight would be float32[4, 3]. Available: it is float32[5, 3]. Hint: give change=lambda name, array: "
-        "... that transposes or converts it."
+        "layers.0.weight is float32[5, 3] in the target and would become float32[4, 3]. Hint: give "
+        "change=lambda name, array: ... that transposes or converts it."
     )
     assert all(np.array_equal(before[name], other.parameters[name]) for name in before)
 

@@ -52,7 +52,7 @@ def train(**settings):
         ({"sampler": None}, PhaseError, "sampler must be a Sampler or a batch size, got None"),
         ({"sampler": 0}, SamplerError, "batch_size=0 is below 1"),
         ({"sampler": True}, SamplerError, "batch_size=True is not an integer"),
-        ({"label": "a.b"}, GraphError, "'a.b' cannot be the label of a phase"),
+        ({"label": "a.b"}, GraphError, "'a.b' is not a valid label of a phase"),
         (
             {"validation": 3},
             PhaseError,
@@ -168,7 +168,7 @@ def test_functions_have_no_configuration():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("train", "unknown type of phase None. Available: eval, train, fit"),
+        ("train", "unknown type of phase None. Available: eval, fit, train"),
         ({}, "unknown type of phase None"),
         ({"type": "test"}, "unknown type of phase 'test'"),
         ({"type": ["train"]}, "unknown type of phase ['train']"),
