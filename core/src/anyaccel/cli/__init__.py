@@ -1,7 +1,7 @@
 """The command line: `anyaccel demo`, `devices`, `plugins`, `conform`, `new-plugin`, `env` and `completion`.
 
-Needs no framework. Stands on every package of core: `testing`, `results`, `phases`, `graph`, `data` and
-`numpy_backend`.
+`main` declares the commands, `console` prints, and each command has a module (or package) of its own. Stands on all
+other packages; needs no framework.
 """
 
 from anyaccel.cli.main import main

@@ -168,7 +168,7 @@ def test_functions_have_no_configuration():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("train", "unknown type of phase None. Available: eval, train, fit"),
+        ("train", "unknown type of phase None. Available: eval, fit, train"),
         ({}, "unknown type of phase None"),
         ({"type": "test"}, "unknown type of phase 'test'"),
         ({"type": ["train"]}, "unknown type of phase ['train']"),

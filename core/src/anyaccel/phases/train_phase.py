@@ -1,13 +1,13 @@
-"""The three kinds of phase: train, evaluate, fit."""
+"""TrainPhase: epochs of training steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from anyaccel.data import Sampler, SimpleSampler
+from anyaccel.data import Sampler
 from anyaccel.errors import PhaseError
-from anyaccel.phases.metrics import Metric
+from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.phase import Data, Phase, one_of
 from anyaccel.phases.samplers import (
     Samplers,
@@ -20,71 +20,6 @@ from anyaccel.phases.samplers import (
 from anyaccel.specs import AppliedLoss
 
 MICROBATCHING = ("exact", "approximate")
-
-
-class EvalPhase(Phase):
-    """Evaluates a graph: losses, metrics and predictions. Changes nothing.
-
-    Args:
-        batch_size: samples per forward pass.
-        metrics: names, functions or Metric objects, or one of them.
-        outputs: labels of nodes whose predictions are kept; by default the output nodes of the graph.
-        sampler: draws the rows to evaluate once, unshuffled: a PairSampler, say, or a mapping with one for each feature
-            set; results are then those of its pairs. By default every row is evaluated as it is.
-        label, data, losses, accelerator, strict, policy, callbacks, final_device: see Phase.
-    """
-
-    kind = "eval"
-
-    def __init__(
-        self,
-        label: str,
-        *,
-        data: Data,
-        metrics: Any = (),
-        outputs: Sequence[str] | str | None = None,
-        batch_size: int = 1024,
-        sampler: Sampler | Mapping[str, Sampler] | None = None,
-        **settings: Any,
-    ) -> None:
-        metrics = (metrics,) if isinstance(metrics, (str, Metric)) or callable(metrics) else metrics
-        self.metrics = tuple(metric if isinstance(metric, Metric) else Metric(metric) for metric in metrics)
-        self.outputs = _labels(outputs)
-        self.sampler: Samplers = SimpleSampler(batch_size) if sampler is None else samplers_of(sampler)
-        if sampler is not None and batch_size != 1024:
-            raise PhaseError(
-                f"phase {label!r} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
-            )
-        super().__init__(label, data=data, **settings)
-
-    @property
-    def batch_size(self) -> int:
-        """Samples per forward pass."""
-        if isinstance(self.sampler, Sampler):
-            return self.sampler.batch_size
-        return max(sampler.batch_size for sampler in self.sampler.values())
-
-    def _check(self) -> None:
-        super()._check()
-        check_samplers(self.label, self.sampler)
-
-    def get_config(self) -> dict[str, Any]:
-        """The phase as plain data; see Phase."""
-        outputs = None if self.outputs is None else list(self.outputs)
-        metrics = [metric.get_config() for metric in self.metrics]
-        is_simple = isinstance(self.sampler, SimpleSampler)
-        sampling = {"batch_size": self.batch_size} if is_simple else {"sampler": samplers_config(self.sampler)}
-        return {**super().get_config(), "metrics": metrics, "outputs": outputs, **sampling}
-
-    @classmethod
-    def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """See Phase."""
-        sampler = settings.get("sampler")
-        return {
-            **settings,
-            "metrics": [Metric.from_config(metric) for metric in settings.get("metrics", ())],
-            "sampler": None if sampler is None else samplers_from(sampler),
-        }
 
 
 class TrainPhase(Phase):
@@ -195,41 +130,6 @@ class TrainPhase(Phase):
         }
 
 
-class FitPhase(Phase):
-    """Fits estimators (`fit`, `predict`) once to the outputs of the nodes before them, and freezes their nodes.
-
-    Args:
-        nodes: labels of the nodes to fit; by default every estimator that is not fitted yet.
-        batch_size: samples per forward pass of the nodes before them.
-        label, data, accelerator, strict, policy, callbacks, final_device: see Phase.
-    """
-
-    kind = "fit"
-
-    def __init__(
-        self,
-        label: str,
-        *,
-        data: Data,
-        nodes: Sequence[str] | str | None = None,
-        batch_size: int = 1024,
-        **settings: Any,
-    ) -> None:
-        self.nodes = _labels(nodes)
-        self.sampler = SimpleSampler(batch_size)
-        super().__init__(label, data=data, **settings)
-
-    def _check(self) -> None:
-        super()._check()
-        if self.losses:
-            raise PhaseError(f"phase {self.label!r} is a FitPhase, which takes no losses", hint="leave losses out")
-
-    def get_config(self) -> dict[str, Any]:
-        """The phase as plain data; see Phase."""
-        nodes = None if self.nodes is None else list(self.nodes)
-        return {**super().get_config(), "nodes": nodes, "batch_size": self.sampler.batch_size}
-
-
 def _validation_of(split: str, samplers: Samplers) -> EvalPhase:
     """The evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
     by_label = samplers if isinstance(samplers, Mapping) else {"": samplers}
@@ -243,12 +143,3 @@ def _count(label: str, name: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise PhaseError(f"phase {label!r}: {name} must be an int of at least {least}, got {value!r}")
     return value
-
-
-def _labels(nodes: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    if nodes is None or isinstance(nodes, str):
-        return None if nodes is None else (nodes,)
-    labels = tuple(nodes) if isinstance(nodes, Iterable) else (nodes,)
-    if not all(isinstance(label, str) for label in labels):
-        raise PhaseError(f"labels of nodes must be strings, got {nodes!r}", hint="write ['encoder', 'head']")
-    return labels
