@@ -241,7 +241,7 @@ WAITS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__", "
 
 
 @pytest.mark.parametrize("which", ["plain", "compiled"])
-def test_b18_resident_steps_wait_for_nothing_and_move_nothing(
+def test_resident_steps_wait_for_nothing_and_move_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     program = getattr(world, which)

@@ -111,7 +111,7 @@ WAITS = ("item", "cpu", "numpy", "to", "tolist", "__bool__", "__float__", "__int
 @pytest.mark.parametrize(
     "recipe", [Optimizer("adam", clip_norm=0.1), Optimizer("momentum", schedule=Schedule("cosine", steps=9))]
 )
-def test_b18_no_transfer_and_no_wait_inside_steps(
+def test_no_transfer_and_no_wait_inside_steps(
     backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, recipe: Optimizer
 ) -> None:
     x, y, order = data

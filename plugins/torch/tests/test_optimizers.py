@@ -251,7 +251,7 @@ def test_an_optimizer_of_several_groups_has_a_schedule() -> None:
     assert stepped(group, members, "abc") == {"a": 0.25, "b": 0.25, "c": 0.5}
 
 
-def test_b2_the_step_of_an_installed_state_is_where_torch_wants_it() -> None:
+def test_the_step_of_an_installed_state_is_where_torch_wants_it() -> None:
     slots = {"w": {"square_avg": torch.zeros(3, 2)}}
     named = {"w": nn.Parameter(torch.zeros(3, 2))}
     group = group_of(Optimizer(torch.optim.RMSprop, lr=0.1), named, NodeState(4, slots))

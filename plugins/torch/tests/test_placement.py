@@ -80,7 +80,7 @@ def moved_in_place(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("setting", "where"), [("foreach", "cpu"), ("capturable", "meta"), ("fused", "meta")])
-def test_b2_adam_step_stays_where_torch_wants_it(setting: str, where: str) -> None:
+def test_adam_step_stays_where_torch_wants_it(setting: str, where: str) -> None:
     model = nn.Linear(2, 1)
     optimizer = stepped(model)
     optimizer.param_groups[0][setting] = True
@@ -94,7 +94,7 @@ def test_b2_adam_step_stays_where_torch_wants_it(setting: str, where: str) -> No
     assert all(optimizer.state[p][k] is v for p, state in before.items() for k, v in state.items())
 
 
-def test_b2_a_step_that_was_moved_away_comes_back() -> None:
+def test_a_step_that_was_moved_away_comes_back() -> None:
     model = nn.Linear(2, 1)
     optimizer = stepped(model)
     for state in optimizer.state.values():
@@ -138,7 +138,7 @@ def test_moves_between_cuda_devices(backend: TorchBackend) -> None:
         assert backend.device_of(backend.move(tensor, CPU, pinned=True)) == CPU
 
 
-def test_b6_pinned_has_no_effect_towards_the_cpu(backend: TorchBackend) -> None:
+def test_pinned_has_no_effect_towards_the_cpu(backend: TorchBackend) -> None:
     tensor = torch.zeros(2)
     assert backend.move(tensor, CPU, pinned=True) is tensor
 
@@ -148,12 +148,12 @@ class Pinning(TorchBackend):
     pinned_kinds = frozenset({"meta"})
 
 
-def test_b6_pinned_has_no_effect_where_it_cannot_be_had() -> None:
+def test_pinned_has_no_effect_where_it_cannot_be_had() -> None:
     for tensor in (torch.zeros(2), torch.zeros(2, requires_grad=True), torch.eye(2).to_sparse()):
         assert Pinning().move(tensor, META, pinned=True).is_meta
 
 
-def test_b6_nothing_is_pinned_on_its_way_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_pinned_on_its_way_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: pytest.fail("was pinned"))
     tensor = torch.zeros(2, device="meta")
     assert Pinning().move(tensor, META, pinned=True) is tensor

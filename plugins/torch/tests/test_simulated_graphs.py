@@ -172,7 +172,7 @@ def test_a_model_shared_by_two_nodes_is_trained_once_and_both_follow() -> None:
 # -- state -----------------------------------------------------------------------------------------------------------
 
 
-def test_b1_optimizer_state_stays_with_its_node_and_b2_steps_are_numbers() -> None:
+def test_optimizer_state_stays_with_its_node_and_step_counts_are_numbers() -> None:
     made = graph(data(), (ONE, TWO))
     run(made, training(2))
     for node, device in (("encoder", ONE), ("head", TWO)):
