@@ -29,7 +29,7 @@ def graph(data: aa.FeatureSet, width: int = 1) -> aa.ModelGraph:
     ("settings", "message"),
     [
         ({"epochs": 3}, r"TrainPhase has no setting 'epochs'. Available: .*n_epochs.* did you mean 'n_epochs'\?$"),
-        ({"losses": "mse"}, r"losses='mse' is one thing, not several. Hint: write losses=\[...\] with brackets"),
+        ({"losses": "mse"}, r"losses must be a list, got 'mse'. Hint: write losses=\[AppliedLoss"),
         ({"batch_size": 16}, r"no setting 'batch_size'. Hint: write sampler=16 for batches of 16"),
         ({"metrics": ["mse"]}, r"no setting 'metrics'. Hint: .*validation=EvalPhase\(..., metrics=\[...\]\)"),
         (

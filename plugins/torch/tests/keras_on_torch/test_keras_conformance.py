@@ -19,7 +19,7 @@ layers = keras.layers
 
 
 class Residual(keras.Model):
-    """Layers in attributes and in a list, a call that knows nothing of training, and no weights before its first."""
+    """Layers in attributes and in a list, a call without a training argument, and lazy weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Residual(keras.Model):
 
 
 class Keras(TorchSubject):
-    """Sequential models, which have no weights before they are built."""
+    """Sequential models with lazy weights."""
 
     @pytest.fixture
     def model(self) -> Make:
@@ -43,7 +43,7 @@ class Keras(TorchSubject):
 
     @pytest.fixture
     def float64_model(self, model: Make) -> Make:
-        """No more exact: on torch Keras multiplies matrices of float64 in float32."""
+        """Less exact: on torch, Keras multiplies float64 matrices in float32."""
         return model
 
     @pytest.fixture
@@ -56,21 +56,21 @@ class Keras(TorchSubject):
 
     @pytest.fixture
     def mutating_model(self) -> Make:
-        """Keras writes nowhere itself; a module of torch inside may."""
+        """Keras itself never writes to inputs; a torch module inside may."""
         from torch import nn
 
         return lambda: keras.Sequential([layers.TorchModuleWrapper(nn.ELU(inplace=True)), layers.Dense(3)])
 
 
 class Subclassed(Keras):
-    """Models that users derive, with everything in them."""
+    """Subclassed models with everything in them."""
 
     random_model = pytest.fixture(lambda self: Residual)
     buffered_model = pytest.fixture(lambda self: Residual)
 
 
 class Holding(Keras):
-    """Modules of torch that hold Keras layers."""
+    """torch modules that hold Keras layers."""
 
     @pytest.fixture
     def model(self) -> Make:

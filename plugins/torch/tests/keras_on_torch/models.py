@@ -1,4 +1,4 @@
-"""What the tests of Keras models share; importing it skips the test that does, where Keras does not run on torch."""
+"""Shared by the tests of Keras models; importing it skips the module unless Keras runs on torch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Data = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 layers = keras.layers
 
 
-def drop() -> list[Any]:
-    """Random numbers as Keras draws them on torch: from torch's generator, or, with a seed, from a state of its own."""
+def dropout_layers() -> list[Any]:
+    """Dropout that draws from torch's generator, and, with a seed, from a state of its own."""
     return [layers.Dropout(0.3), layers.Dropout(0.3, seed=3)]
 
 
 class Net(keras.Model):
-    """Layers in attributes, lists and dicts, and a call that knows nothing of training."""
+    """Layers in attributes, lists and dicts, and a call without a training argument."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = layers.Dense(4, "tanh")
-        self.hidden = [layers.Dense(4, "tanh"), *drop()]
+        self.hidden = [layers.Dense(4, "tanh"), *dropout_layers()]
         self.named = {"last": layers.Dense(1)}
 
     def call(self, x: Any) -> Any:
@@ -45,14 +45,14 @@ class Net(keras.Model):
         return self.named["last"](x)
 
 
-def built(backend: TorchBackend, model: Any, *inputs: TensorSpec, seed: int = 0) -> Any:
+def initialized(backend: TorchBackend, model: Any, *inputs: TensorSpec, seed: int = 0) -> Any:
     backend.infer(model, inputs or [X], seed)
     return model
 
 
-def everything() -> Any:
-    return keras.Sequential([layers.Dense(4), layers.BatchNormalization(), *drop(), layers.Dense(1)])
+def mixed_model() -> Any:
+    return keras.Sequential([layers.Dense(4), layers.BatchNormalization(), *dropout_layers(), layers.Dense(1)])
 
 
-def same(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> bool:
-    return one.keys() == two.keys() and all(np.array_equal(value, two[name]) for name, value in one.items())
+def equal_states(a: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return a.keys() == second.keys() and all(np.array_equal(value, second[name]) for name, value in a.items())
