@@ -16,7 +16,7 @@ from anyaccel import rng
 from anyaccel.adapter import TracedOps, TracedProgram
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.sim_array import place_of
-from anyaccel.numpy_backend.transfers import moved, rows
+from anyaccel.numpy_backend.transfers import gather_rows, moved
 
 
 class Box:
@@ -186,10 +186,10 @@ class TapedOps(TracedOps):
         return array if there is bare(array) else recorded(there, [array], lambda c: [moved(c, home)])
 
     def gather_rows(self, column, start, stop, order):
-        return rows(column, start, stop, order)
+        return gather_rows(column, start, stop, order)
 
     def gather_batch(self, column, order, start, size):
-        return rows(column, int(start), int(start) + size, order)
+        return gather_rows(column, int(start), int(start) + size, order)
 
     def astype(self, array, dtype):
         return bare(array).astype(dtype)

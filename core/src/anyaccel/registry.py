@@ -21,6 +21,7 @@ from anyaccel.errors import (
     PluginError,
 )
 from anyaccel.install_hints import distribution_for, hint_of, install_line
+from anyaccel.plugin_loader import BUILT_IN as BUILT_IN
 from anyaccel.plugin_loader import Plugin
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Registry:
 
     def _load(self) -> None:
         self._clear()  # a load that Ctrl-C ended starts again
-        self._enter(Plugin(loader.BUILT_IN, *loader.own_distribution(), backends=(self._built_in(),)))
+        self._enter(Plugin(BUILT_IN, *loader.own_distribution(), backends=(self._built_in(),)))
         allowed = loader.wanted()
         for entry in sorted(self._entry_points(), key=lambda entry: (entry.name, entry.value)):
             if allowed is None or entry.name in allowed:

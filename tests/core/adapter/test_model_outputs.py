@@ -30,7 +30,7 @@ def test_outputs_are_one_tensor_or_those_of_a_container(result, expected):
     ("result", "told"),
     [
         (3, r"returned a int, which cannot"),
-        ("ab", r"returned a str"),
+        ("ab", r"returned a str, which"),
         ((), r"returned a tuple of nothing"),
         ({"a": A, "b": None}, r"returned a dict of ndarray, NoneType.*one array, or .*dict of arrays"),
         ([A, (B,)], r"returned a list of ndarray, tuple"),

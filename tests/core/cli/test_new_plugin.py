@@ -1,4 +1,4 @@
-"""`anyaccel new-plugin`: what it refuses, what it writes, and that what it writes works as it is."""
+"""`anyaccel new-plugin`: what it refuses, what it writes, and that the project works as it is."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from anyaccel.backend import Backend
-from anyaccel.cli.bases import Base, named
-from anyaccel.cli.projects import Wish, chip_project
-from anyaccel.cli.rendering import imports
+from anyaccel.cli.new_plugin.base_backend import BaseBackend, import_base
+from anyaccel.cli.new_plugin.project_files import PluginOptions, chip_project, import_lines
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import registry
 from anyaccel.testing.fake_plugins import plugin_module
@@ -29,9 +28,9 @@ SHORT, LONG = "x", "aaaaaaaaaa_bbbbbbbbbb_cccccccc"
 
 
 class Placing(Backend):
-    """A backend that places and does no more."""
+    """A backend without any capability."""
 
-    framework, kinds, roots = "placing", ("unit",), ("placing_library",)
+    framework, kinds, import_roots = "placing", ("unit",), ("placing_library",)
 
     def devices(self):
         return []
@@ -52,7 +51,7 @@ class Placing(Backend):
         return "unit"
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- bad arguments -----------------------------------------------------------------------------------------------------
 
 NO_NAME = "cannot be the name of a plugin"
 
@@ -68,33 +67,36 @@ NO_NAME = "cannot be the name of a plugin"
         (("../chip",), (NO_NAME,)),
         (("chip\n",), (NO_NAME,)),
         (("",), (NO_NAME,)),
-        (("class",), (NO_NAME, "no keywords of Python")),
+        (("class",), (NO_NAME, "other than keywords of Python")),
         (("a" * 31,), (NO_NAME, "at most 30 characters")),
-        (("numpy",), ("'numpy' is core's own word", "cpu", "sim")),
-        (("cpu",), ("'cpu' is core's own word",)),
-        (("sim",), ("'sim' is core's own word",)),
-        (("cuda",), ("'cuda' is core's own word",)),
-        (("torch",), ("the name 'torch' is taken: anyaccel-torch serves it", "new-plugin NAME --framework torch")),
+        (("numpy",), ("the name 'numpy' is reserved by core", "cpu", "sim")),
+        (("cpu",), ("the name 'cpu' is reserved",)),
+        (("sim",), ("the name 'sim' is reserved",)),
+        (("cuda",), ("the name 'cuda' is reserved",)),
+        (("torch",), ("the name 'torch' is taken by anyaccel-torch", "new-plugin NAME --framework torch")),
         (("keras",), ("the name 'keras' is taken",)),
         (("chip", "--author", "A\nB"), ("cannot be the name of an author", "one line")),
         (("chip", "--author", " A"), ("cannot be the name of an author",)),
         (("chip", "--framework", "nope"), ("no plugin for the framework 'nope' is loaded",)),
-        (("chip", "--base", "nope"), ("'nope' names no class", "write module:Class")),
-        (("chip", "--base", "a-b:C"), ("'a-b:C' names no class",)),
+        (("chip", "--base", "nope"), ("'nope' is not of the form MODULE:CLASS", "anyaccel.numpy_backend:NumpyBackend")),
+        (("chip", "--base", "a-b:C"), ("'a-b:C' is not of the form MODULE:CLASS",)),
         (("chip", "--base", "not_there:C"), ("the base not_there:C cannot be imported (ModuleNotFoundError",)),
         (("chip", "--base", "anyaccel.numpy_backend:Nope"), ("cannot be imported (AttributeError",)),
-        (("chip", "--base", "anyaccel.numpy_backend:Dense"), ("anyaccel.numpy_backend:Dense is not a Backend",)),
-        (("chip", "--base", "anyaccel.backend:Backend"), ("is not a whole backend: it lacks device_of",)),
+        (
+            ("chip", "--base", "anyaccel.numpy_backend:Dense"),
+            ("anyaccel.numpy_backend:Dense is <class", "not a backend class"),
+        ),
+        (("chip", "--base", "anyaccel.backend:Backend"), ("is an abstract class without device_of",)),
         (
             ("chip", "--base", "anyaccel.numpy_backend:NumpyBackend", "--framework", "other"),
-            ("anyaccel.numpy_backend:NumpyBackend does not serve other", "it serves numpy"),
+            ("anyaccel.numpy_backend:NumpyBackend runs numpy, not other",),
         ),
         (("chip", "--kind", "framework", "--base", "a:B"), ("a new framework has no base", "--kind chip")),
         (("chip", "--kind", "framework", "--framework", "torch"), ("the name 'torch' is taken",)),
         (("chip", "--kind", "framework", "--framework", "A b"), ("cannot be the name of a framework",)),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_written(arguments, words, call, tmp_path, monkeypatch):
+def test_bad_arguments_are_refused_and_nothing_is_written(arguments, words, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answer = call("new-plugin", *arguments)
     assert (answer.exit_code, answer.stdout) == (2, "")
@@ -113,11 +115,11 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(arguments, words, call
         (
             "from anyaccel.numpy_backend import NumpyBackend\n"
             "class C(NumpyBackend):\n    def __init__(self): raise OSError('no board')",
-            ("cannot be made without arguments (OSError: no board)",),
+            ("cannot be constructed without arguments (OSError: no board)",),
         ),
     ],
 )
-def test_a_base_that_does_not_work_is_told(source, words, call, tmp_path, monkeypatch):
+def test_a_base_that_cannot_be_used_is_reported(source, words, call, tmp_path, monkeypatch):
     tmp_path.joinpath("odd_base.py").write_text(source, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "odd_base", raising=False)
@@ -129,36 +131,36 @@ def test_a_base_that_does_not_work_is_told(source, words, call, tmp_path, monkey
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        (TinyBackend("tiny", ["unit:0"]), "TinyBackend says its framework and kinds of its objects only"),
+        (TinyBackend("tiny", ["unit:0"]), "TinyBackend sets framework and kinds on its objects, not on the class"),
         (
             type("Inner", (NumpyBackend,), {"framework": "tiny", "__qualname__": "make.<locals>.Inner"})(),
-            "inside of",
+            "is nested and cannot be imported by name",
         ),
-        (type("Odd", (NumpyBackend,), {"framework": "a'b"})(), 'whose framework is "a\'b"'),
+        (type("Odd", (NumpyBackend,), {"framework": "a'b"})(), '"a\'b", is not an identifier'),
     ],
     ids=lambda given: type(given).__name__,
 )
-def test_a_backend_that_no_class_can_derive_from_is_told(backend, words, call, tmp_path):
+def test_a_backend_that_no_class_can_derive_from_is_refused(backend, words, call, tmp_path):
     registry().register(plugin_module("tiny", backends=lambda: [backend]), "tiny")
     answer = call("new-plugin", "chip", "--framework", backend.framework, "--path", str(tmp_path / "p"))
     assert answer.exit_code == 2 and words in answer.stderr
     assert not (tmp_path / "p").exists()
 
 
-def test_a_folder_that_is_not_empty_stays_as_it_is(call, tmp_path):
-    there = tmp_path / "p"
-    there.mkdir()
-    (there / "mine").write_text("kept")
-    answer = call("new-plugin", "chip", "--path", str(there))
-    assert answer.exit_code == 2 and f"{there} is there and not empty" in answer.stderr
+def test_a_folder_that_is_not_empty_is_not_changed(call, tmp_path):
+    folder = tmp_path / "p"
+    folder.mkdir()
+    (folder / "mine").write_text("kept")
+    answer = call("new-plugin", "chip", "--path", str(folder))
+    assert answer.exit_code == 2 and f"{folder} exists and is not empty" in answer.stderr
     assert [each.name for each in tmp_path.rglob("*")] == ["p", "mine"]
-    answer = call("new-plugin", "chip", "--path", str(there / "mine"))
-    assert answer.exit_code == 2 and "is there and no folder" in answer.stderr
+    answer = call("new-plugin", "chip", "--path", str(folder / "mine"))
+    assert answer.exit_code == 2 and "exists and is not a folder" in answer.stderr
     answer = call("new-plugin", "chip", "--path", str(tmp_path / "no" / "where"))
     assert answer.exit_code == 2 and f"there is no folder {tmp_path / 'no'}" in answer.stderr
 
 
-def test_nothing_is_left_where_writing_fails(call, tmp_path, monkeypatch):
+def test_nothing_is_left_if_writing_fails(call, tmp_path, monkeypatch):
     written = []
 
     def full(self, *arguments, **settings):
@@ -190,14 +192,14 @@ def made(call, tmp_path):
     return run
 
 
-def test_by_default_it_stands_beside_and_says_what_is_next(call, tmp_path, monkeypatch):
+def test_by_default_it_writes_into_the_working_directory_and_says_what_is_next(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answer = call("new-plugin", "my_chip")
     assert answer.exit_code == 0
     assert [each.name for each in tmp_path.iterdir()] == ["anyaccel-my-chip"]
     first, *rest = answer.stdout.splitlines()
     assert first.endswith(
-        "anyaccel-my-chip: 15 files of the chip my_chip, derived from anyaccel.numpy_backend:NumpyBackend"
+        "anyaccel-my-chip: 16 files of the chip my_chip, derived from anyaccel.numpy_backend:NumpyBackend"
     )
     assert rest[0] == f"  cd {tmp_path / 'anyaccel-my-chip'}"
     assert "  anyaccel conform my_chip" in rest
@@ -210,19 +212,24 @@ def test_an_empty_folder_is_filled(made, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["chip", "framework"])
-def test_a_script_is_told_what_was_written(kind, call, tmp_path):
+def test_json_lists_the_files(kind, call, tmp_path):
     folder = tmp_path / "p"
-    told = json.loads(call("new-plugin", "unit", "--kind", kind, "--path", str(folder), "--json").stdout)
-    assert (told["plugin"], told["kind"], told["framework"], told["path"]) == ("unit", kind, "unit", str(folder))
-    assert told["files"] == sorted(
+    report = json.loads(call("new-plugin", "unit", "--kind", kind, "--path", str(folder), "--json").stdout)
+    assert (report["plugin"], report["kind"], report["framework"], report["path"]) == (
+        "unit",
+        kind,
+        "unit",
+        str(folder),
+    )
+    assert report["files"] == sorted(
         str(each.relative_to(folder).as_posix()) for each in folder.rglob("*") if each.is_file()
     )
     for needed in (".github/workflows/ci.yml", "CHANGELOG.md", "LICENSE", "README.md", "src/anyaccel_unit/py.typed"):
-        assert needed in told["files"]
+        assert needed in report["files"]
 
 
 @pytest.mark.parametrize("kind", ["chip", "framework"])
-def test_the_project_is_described_as_it_is(kind, made):
+def test_the_project_metadata_are_those_of_the_plugin(kind, made):
     author = 'A. "Quoted" Maker \\ Ünit $name'
     folder = made("my_unit", "--kind", kind, "--author", author)
     project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
@@ -239,17 +246,17 @@ def test_the_project_is_described_as_it_is(kind, made):
     assert "REPLACE" in (folder / "src/anyaccel_my_unit/backend.py").read_text("utf-8")
 
 
-def test_what_a_chip_is_stays_short(made):
-    """A chip for a known framework is under 100 lines: what its author keeps, and what stands in until then."""
+def test_a_chip_plugin_is_short(made):
+    """A chip for a known framework is under 100 lines, and the stand-in under 120."""
     package = made("chip") / "src/anyaccel_chip"
     assert len((package / "backend.py").read_text("utf-8").splitlines()) < 40
     assert len((package / "stand_in.py").read_text("utf-8").splitlines()) < 120
 
 
-def test_a_base_without_capabilities_gets_none(monkeypatch):
+def test_a_base_without_capabilities_gives_a_chip_without_them(monkeypatch):
     monkeypatch.setitem(sys.modules, "placing_plugin", sys.modules[__name__])
-    base = named("placing_plugin:Placing")
-    project = chip_project(Wish("chip", "placing"), base)
+    base = import_base("placing_plugin:Placing")
+    project = chip_project(PluginOptions("chip", "placing"), base)
     text = project["src/anyaccel_chip/stand_in.py"]
     assert "class StandIn(Placing):" in text and 'HOST = "unit"' in text
     assert not [word for word in ("from_host", "def build", "def memory", "numpy") if word in text]
@@ -260,40 +267,51 @@ def test_the_base_of_an_installed_framework_is_found(call, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "placing_plugin", sys.modules[__name__])
     monkeypatch.setattr(Placing, "__module__", "placing_plugin")
     registry().register(plugin_module("placing", backends=lambda: [Placing()]), "placing")
-    told = json.loads(
+    report = json.loads(
         call("new-plugin", "chip", "--framework", "placing", "--path", str(tmp_path / "p"), "--json").stdout
     )
-    assert (told["framework"], told["base"]) == ("placing", "placing_plugin:Placing")
+    assert (report["framework"], report["base"]) == ("placing", "placing_plugin:Placing")
     answer = call("new-plugin", "unit", "--framework", "placing", "--path", str(tmp_path / "q"))
-    assert answer.exit_code == 2 and "placing is served on 'unit' already" in answer.stderr
+    assert answer.exit_code == 2 and "already runs placing on 'unit'" in answer.stderr
 
 
 def test_a_published_subject_of_the_base_is_derived_from(tmp_path):
-    base = Base(NumpyBackend, "lib.backend", "anyaccel-lib", "2.7.1", "lib.kit:LibSubject")
-    project = chip_project(Wish("chip", "lib"), base)
+    base = BaseBackend(
+        cls=NumpyBackend,
+        module="lib.backend",
+        distribution="anyaccel-lib",
+        version="2.7.1",
+        subject="lib.kit:LibSubject",
+    )
+    project = chip_project(PluginOptions("chip", "lib"), base)
     text = project["src/anyaccel_chip/conformance.py"]
     assert "from lib.kit import LibSubject" in text and "class ChipSubject(LibSubject):" in text
     assert '"anyaccel-lib>=2.7,<2.8"' in project["pyproject.toml"]
 
 
 def test_a_base_of_unknown_version_is_required_as_it_is():
-    project = chip_project(Wish("chip", "lib"), Base(NumpyBackend, "lib", "lib", "main"))
-    assert '    "lib",  # the home of NumpyBackend' in project["pyproject.toml"]
+    project = chip_project(
+        PluginOptions("chip", "lib"), BaseBackend(cls=NumpyBackend, module="lib", distribution="lib", version="main")
+    )
+    assert '    "lib",  # has NumpyBackend' in project["pyproject.toml"]
 
 
-def test_long_imports_are_broken_where_linters_want_it():
+def test_long_imports_are_wrapped_as_linters_want():
     names = ["Word" * 10 + letter for letter in "cab"]
-    assert imports({"module": names}) == "from module import (\n" + "".join(f"    {n},\n" for n in sorted(names)) + ")"
+    assert (
+        import_lines({"module": names})
+        == "from module import (\n" + "".join(f"    {n},\n" for n in sorted(names)) + ")"
+    )
 
 
 def test_every_template_is_used():
     folder = files("anyaccel.cli") / "templates"
-    there = {f"{kind.name}/{each.name}" for kind in folder.iterdir() for each in kind.iterdir()}
-    used = {one for one in there if ".part." in one}
-    assert len(used) == 7 and len(there) == 29
+    templates = {f"{kind.name}/{each.name}" for kind in folder.iterdir() for each in kind.iterdir()}
+    parts = {name for name in templates if ".part." in name}
+    assert len(parts) == 7 and len(templates) == 30
 
 
-# -- that it works -----------------------------------------------------------------------------------------------------
+# -- the project works -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -308,14 +326,17 @@ def trial(environment, tmp_path):
             f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n", "utf-8"
         )
         groups = project["entry-points"].items()
-        lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in there.items()) for group, there in groups]
+        lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in entries.items()) for group, entries in groups]
         info.joinpath("entry_points.txt").write_text("\n".join(lines), "utf-8")
-        known = environment(ANYACCEL_PLUGINS=",".join(project["entry-points"]["anyaccel"]))
-        path = os.pathsep.join([str(folder / "src"), known["PYTHONPATH"]])
+        # pytest loads only the plugins that the project itself names
+        variables = environment(
+            ANYACCEL_PLUGINS=",".join(project["entry-points"]["anyaccel"]), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"
+        )
+        path = os.pathsep.join([str(folder / "src"), variables["PYTHONPATH"]])
         return subprocess.run(
             [sys.executable, "-P", *arguments],
             cwd=folder,
-            env={**known, "PYTHONPATH": path},
+            env={**variables, "PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=300,
@@ -326,20 +347,20 @@ def trial(environment, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["chip", "framework"])
-def test_its_own_tests_pass_and_it_conforms(kind, made, trial):
+def test_the_project_passes_its_tests_and_conforms(kind, made, trial):
     folder = made("unit", "--kind", kind)
     answer = trial(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "failed" not in answer.stdout and " passed" in answer.stdout
     answer = trial(folder, "-m", "anyaccel", "conform", "unit", "--json")
     assert (answer.returncode, answer.stderr) == (0, "")
-    told = json.loads(answer.stdout)
-    (card,) = told["backends"]
-    assert (told["distribution"], card["framework"], card["device"]) == ("anyaccel-unit", "unit", "unit:0")
-    assert card["subject"] == "anyaccel_unit.conformance:UnitSubject"
+    report = json.loads(answer.stdout)
+    (backend,) = report["backends"]
+    assert (report["distribution"], backend["framework"], backend["device"]) == ("anyaccel-unit", "unit", "unit:0")
+    assert backend["subject"] == "anyaccel_unit.conformance:UnitSubject"
     for capability in ("backend", "exchange", "compute", "multi_step"):
-        assert card["capabilities"][capability]["passed"] > 10, capability
-    assert card["capabilities"]["backend"]["not_testable_here"] == 0
+        assert backend["capabilities"][capability]["passed"] > 10, capability
+    assert backend["capabilities"]["backend"]["not_testable_here"] == 0
 
 
 def test_the_demo_runs_with_a_new_framework(made, trial):
@@ -353,7 +374,7 @@ def test_the_demo_runs_with_a_new_framework(made, trial):
 @pytest.mark.skipif(find_spec("ruff") is None, reason="ruff is not installed")
 @pytest.mark.parametrize("kind", ["chip", "framework"])
 @pytest.mark.parametrize("name", [SHORT, LONG])
-def test_ruff_has_nothing_to_say(kind, name, made, trial):
+def test_the_project_passes_ruff(kind, name, made, trial):
     folder = made(name, "--kind", kind)
     for arguments in (("check", "--no-cache"), ("format", "--check", "--no-cache")):
         answer = trial(folder, "-m", "ruff", *arguments)
@@ -363,6 +384,6 @@ def test_ruff_has_nothing_to_say(kind, name, made, trial):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
 @pytest.mark.parametrize("kind", ["chip", "framework"])
-def test_mypy_has_nothing_to_say(kind, made, trial, tmp_path):
+def test_the_project_passes_mypy(kind, made, trial, tmp_path):
     answer = trial(made("unit", "--kind", kind), "-m", "mypy", f"--cache-dir={tmp_path / 'cache'}")
     assert answer.returncode == 0, answer.stdout + answer.stderr

@@ -1,4 +1,4 @@
-"""What is loaded is made in one pass and copied once: right in every layout, and counted in bytes."""
+"""Copying columns for loading: right in every layout, in one pass, and counted in bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def vectors(array: np.ndarray, chunk: int) -> Any:
 
 
 def lists(array: np.ndarray, chunk: int) -> Any:
-    """The same as lists of any length, which happen to be of one, as other writers of tables store vectors."""
+    """The same as variable-size lists of equal length, as other writers of tables store vectors."""
     column = vectors(array, chunk).column("x")
     return pa.table({"x": column.cast(pa.list_(column.type.value_type))})
 
@@ -51,15 +51,15 @@ def set_of(table: Any) -> FeatureSet:
 
 
 def allocated(act: Callable[[], Any]) -> tuple[Any, int]:
-    """What something gives, and the most bytes that NumPy and Arrow had taken for it at once."""
+    """The result of a call, and the peak of the bytes that NumPy and Arrow allocated for it."""
     arrow = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        found = act()
+        loaded = act()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    return found, peak + max(pa.total_allocated_bytes() - arrow, 0)
+    return loaded, peak + max(pa.total_allocated_bytes() - arrow, 0)
 
 
 # -- in every layout -------------------------------------------------------------------------------------------------
@@ -106,24 +106,24 @@ def test_every_layout_gives_the_same_numbers(names: str, chunk: int, which: str)
     parts = [plain[name][chosen] for name in names.split()]
     wanted = parts[0] if len(parts) == 1 else np.concatenate([p.reshape(len(p), -1) for p in parts], axis=1)
     for dtype in ("float32", "float64"):
-        found = loadable_array(rows, names.split(), dtype)
-        assert found.dtype == dtype
-        np.testing.assert_array_equal(found, wanted.astype(dtype))
+        loaded = loadable_array(rows, names.split(), dtype)
+        assert loaded.dtype == dtype
+        np.testing.assert_array_equal(loaded, wanted.astype(dtype))
     joined = joined_array(rows, names.split())
     assert joined.dtype == wanted.dtype and not joined.flags.writeable
     np.testing.assert_array_equal(joined, wanted)
 
 
 def test_images_are_joined_along_their_last_axis() -> None:
-    one, other = (np.random.default_rng(i).standard_normal((40, 2, 3, 1 + i)).astype("float32") for i in range(2))
-    fs = FeatureSet.from_dict("data", {"one": one, "other": other}, ["one", "other"])
+    first, other = (np.random.default_rng(i).standard_normal((40, 2, 3, 1 + i)).astype("float32") for i in range(2))
+    fs = FeatureSet.from_dict("data", {"one": first, "other": other}, ["one", "other"])
     view = fs.take(np.arange(40)[::-3])
     np.testing.assert_array_equal(
-        loadable_array(view, ["one", "other"], "float32"), np.concatenate([one, other], -1)[::-3]
+        loadable_array(view, ["one", "other"], "float32"), np.concatenate([first, other], -1)[::-3]
     )
 
 
-def test_more_columns_than_are_turned_at_once() -> None:
+def test_more_columns_than_one_tile() -> None:
     array = values(1000, 150)
     names = [str(i) for i in range(150)]
     fs = FeatureSet.from_dict("data", dict(zip(names, array.T, strict=True)), names)
@@ -131,14 +131,14 @@ def test_more_columns_than_are_turned_at_once() -> None:
     np.testing.assert_array_equal(loadable_array(fs.take(np.arange(999, 0, -2)), names, "float32"), array[999:0:-2])
 
 
-def test_a_tag_is_loaded_from_the_rows_that_have_it() -> None:
+def test_a_tag_is_loaded_from_rows_without_nulls() -> None:
     table = pa.table({"x": [1.0, 2.0, 3.0], "t": pa.array([None, 5, 6], pa.int64())})
     fs = FeatureSet.from_arrow("data", table, ["x"], tag_keys=["t"])
     np.testing.assert_array_equal(loadable_array(fs.take([2, 1]), ["t"], "int64"), [6, 5])
     np.testing.assert_array_equal(loadable_array(fs.take([2, 1]), ["x", "t"], "float32"), [[3, 6], [2, 5]])
 
 
-def test_what_is_new_may_be_given_away_and_what_is_the_feature_sets_may_not() -> None:
+def test_new_arrays_are_writable_and_the_feature_sets_are_read_only() -> None:
     fs = set_of(vectors(values(30), 30))
     borrowed = loadable_array(fs, ["x"], "float32")
     assert not borrowed.flags.writeable and np.shares_memory(borrowed, fs.array("x"))
@@ -163,11 +163,11 @@ def test_threads_do_a_share_each(monkeypatch: pytest.MonkeyPatch, processors: in
     view = set_of(columns(array, 400)).take(rows)
     np.testing.assert_array_equal(loadable_array(view, NAMES, "float32"), array[rows])
     assert (used == {"MainThread"}) == (processors == 1)
-    assert not [one for one in threading.enumerate() if one.name.startswith("anyaccel-copy")]
+    assert not [first for first in threading.enumerate() if first.name.startswith("anyaccel-copy")]
 
 
 @pytest.mark.parametrize("share", [1000, 2**30])
-def test_numbers_that_a_dtype_cannot_hold_are_told_as_numpy_tells(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
+def test_overflow_is_reported_as_numpy_is_set_to(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
     monkeypatch.setattr(column_copy, "_SHARE", share)
     monkeypatch.setattr(column_copy.os, "sched_getaffinity", lambda _: range(2), raising=False)
     fs = set_of(vectors(np.full((3000, 2), 1e300), 3000))
@@ -214,17 +214,17 @@ SORTED_ROWS: dict[str, Callable[[], tuple[Rows, list[str]]]] = {
 def test_one_copy_is_made(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     rows, names = (CASES | SORTED_ROWS)[case]()
     monkeypatch.setattr(column_copy, "_THREADS", 1)  # each has a scratch of its own
-    found, peak = allocated(lambda: loadable_array(rows, names, "float32"))
-    numbers = 4 * 8 * len(found) if case in SORTED_ROWS else 2 * len(found)
-    assert found.nbytes <= peak <= found.nbytes + SCRATCH + numbers
-    assert is_own(found)
+    loaded, peak = allocated(lambda: loadable_array(rows, names, "float32"))
+    numbers = 4 * 8 * len(loaded) if case in SORTED_ROWS else 2 * len(loaded)
+    assert loaded.nbytes <= peak <= loaded.nbytes + SCRATCH + numbers
+    assert is_own(loaded)
 
 
 def test_one_column_as_it_lies_is_not_copied() -> None:
     fs = set_of(vectors(values(MANY), MANY))
     for rows in (fs, fs.take(np.arange(100, MANY))):
-        found, peak = allocated(lambda rows=rows: loadable_array(rows, ["x"], "float32"))
-        assert peak < 2**20 and np.shares_memory(found, fs.array("x"))
+        loaded, peak = allocated(lambda rows=rows: loadable_array(rows, ["x"], "float32"))
+        assert peak < 2**20 and np.shares_memory(loaded, fs.array("x"))
 
 
 def test_lists_in_pieces_are_taken_in_as_they_lie() -> None:
@@ -233,9 +233,9 @@ def test_lists_in_pieces_are_taken_in_as_they_lie() -> None:
     fs, peak = allocated(lambda: set_of(table))
     assert peak < 2**21, "a copy would take 20 MB"
     assert fs.column("x").num_chunks == 10
-    found, peak = allocated(lambda: loadable_array(fs.take(np.arange(MANY // 4, MANY)), ["x"], "float32"))
-    assert found.nbytes <= peak <= found.nbytes + SCRATCH
-    np.testing.assert_array_equal(found, array[MANY // 4 :])
+    loaded, peak = allocated(lambda: loadable_array(fs.take(np.arange(MANY // 4, MANY)), ["x"], "float32"))
+    assert loaded.nbytes <= peak <= loaded.nbytes + SCRATCH
+    np.testing.assert_array_equal(loaded, array[MANY // 4 :])
 
 
 def test_parquet_is_copied_once_after_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +244,9 @@ def test_parquet_is_copied_once_after_it_was_read(tmp_path: Path, monkeypatch: p
     pq.write_table(columns(array, MANY), tmp_path / "x.parquet", row_group_size=MANY // 7)
     fs = FeatureSet.from_parquet("data", tmp_path / "x.parquet", NAMES)
     assert fs.column("c0").num_chunks > 1
-    found, peak = allocated(lambda: loadable_array(fs, NAMES, "float32"))
-    assert peak <= found.nbytes + SCRATCH
-    np.testing.assert_array_equal(found, array)
+    loaded, peak = allocated(lambda: loadable_array(fs, NAMES, "float32"))
+    assert peak <= loaded.nbytes + SCRATCH
+    np.testing.assert_array_equal(loaded, array)
     assert fs.column("c0").num_chunks > 1  # and nothing is kept beside it
 
 
@@ -255,7 +255,7 @@ def test_parquet_is_copied_once_after_it_was_read(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How the reference backend came by its columns."""
+    """By which methods the NumPy backend got its columns."""
     noted: list[str] = []
     take, copy = NumpyBackend.from_host_owned, NumpyBackend.from_host
 
@@ -283,7 +283,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (["a", "b"], True, ["copy [8, 2] pinned", "copy [8, 1] pinned"]),
     ],
 )
-def test_a_phase_gives_away_what_it_made(
+def test_a_phase_gives_its_new_arrays_to_the_backend(
     calls: list[str], features: list[str], pinned: bool, wanted: list[str]
 ) -> None:
     plain = {"a": values(8, 1)[:, 0], "b": values(8, 1)[:, 0], "v": values(8, 3), "y": values(8, 1)}

@@ -35,8 +35,8 @@ def test_values() -> None:
 
 
 def test_every_call_makes_a_new_feature_set() -> None:
-    one = digits()
-    one.split_random({"train": 0.8, "test": 0.2})
+    first = digits()
+    first.split_random({"train": 0.8, "test": 0.2})
     assert not digits().splits
 
 

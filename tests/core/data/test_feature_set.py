@@ -1,4 +1,4 @@
-"""FeatureSet: what it tells of itself, and casting."""
+"""FeatureSet: its properties, repr and casts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_unknown_columns(fs: FeatureSet) -> None:
             read("whom")
 
 
-def test_repr_tells_rows_columns_and_splits(fs: FeatureSet) -> None:
+def test_repr_shows_rows_columns_and_splits(fs: FeatureSet) -> None:
     text = "FeatureSet('fs', 4 rows; features: x float32[2], n int64[]; targets: y float64[]; tags: who string"
     assert repr(fs) == text + ")"
     fs.split_random({"a": 0.5, "b": 0.5})
@@ -115,7 +115,7 @@ def test_casts_that_would_lose_a_value_are_refused(values: np.ndarray, dtype: st
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", None, str, "complex64", "datetime64[s]", object])
-def test_casts_to_no_numbers_are_refused(fs: FeatureSet, dtype: object) -> None:
+def test_casts_to_dtypes_that_are_not_numeric_are_refused(fs: FeatureSet, dtype: object) -> None:
     with pytest.raises(ColumnError, match=r"column 'x' cannot be read as numbers: it is of type"):
         fs.cast({"x": dtype})
 
@@ -186,6 +186,6 @@ def test_a_column_is_no_split(fs: FeatureSet) -> None:
     ],
 )
 def test_the_class_itself_takes_an_arrow_table(given: object, way: str) -> None:
-    found = type(given).__name__
-    with pytest.raises(DataError, match=rf"'houses', ...\) was given a {found}.*Hint: write FeatureSet.{way}"):
+    result = type(given).__name__
+    with pytest.raises(DataError, match=rf"'houses', ...\) was given a {result}.*Hint: write FeatureSet.{way}"):
         FeatureSet("houses", given)

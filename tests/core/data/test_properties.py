@@ -1,4 +1,4 @@
-"""Properties of the data package that hold for whatever comes."""
+"""Properties of feature sets and splits, for any data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ARRAYS = DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, SHAPES))
 RATIOS = st.lists(st.integers(1, 50), min_size=1, max_size=5)
 
 
-def same(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+def same(first: np.ndarray, other: np.ndarray) -> bool:
+    return first.dtype == other.dtype and first.shape == other.shape and first.tobytes() == other.tobytes()
 
 
 @given(ARRAYS)

@@ -1,4 +1,4 @@
-"""`...` in place of names: all columns that are not named otherwise."""
+"""`...` in place of names: all columns that no other role names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEATURES = (*(f"c{i}" for i in range(6)), "vector")
 
 
 class Interchanged:
-    """A frame of pandas that offers nothing but the interchange protocol."""
+    """A pandas frame reduced to the interchange protocol."""
 
     def __init__(self, frame: Any) -> None:
         self.frame = frame
@@ -56,11 +56,11 @@ def test_features_are_the_rest_in_the_order_of_the_table(way: str, tmp_path: Pat
 def test_frames_of_pandas_and_of_the_interchange_protocol(tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame({name: values for name, values in WIDE.items() if name != "vector"})
-    for one in (frame, Interchanged(frame)):
-        fs = FeatureSet.from_pandas("fs", one, ..., "y", "who")
+    for data in (frame, Interchanged(frame)):
+        fs = FeatureSet.from_pandas("fs", data, ..., "y", "who")
         assert (fs.features, fs.targets, fs.tags) == (FEATURES[:-1], ("y",), ("who",))
         with pytest.raises(ColumnError, match=r"that \.\.\. covers cannot be features: who"):
-            FeatureSet.from_pandas("fs", one, ..., "y")
+            FeatureSet.from_pandas("fs", data, ..., "y")
 
 
 def test_targets_and_tags_can_be_the_rest(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_columns_that_hold_no_numbers_are_all_named(way: str, tmp_path: Path) ->
         made(way, tmp_path, {**WIDE, "words": [["a"]] * 4}, "c0", ...)
 
 
-def test_nulls_among_the_rest_are_told_with_their_row() -> None:
+def test_nulls_among_the_rest_are_reported_with_their_row() -> None:
     gaps = {"a": [1.0, 2.0], "b": [1, None], "c": [None, "x"]}
     with pytest.raises(ColumnError, match=r"features: b, c. Available: column 'b' has NaN or null among integers in 1"):
         FeatureSet.from_dict("fs", gaps, ...)
@@ -103,7 +103,7 @@ def test_nothing_is_left_for_the_features() -> None:
         FeatureSet.from_dict("fs", {"y": [1.0]}, ..., "y")
 
 
-def test_an_ellipsis_is_no_name_elsewhere() -> None:
+def test_an_ellipsis_is_refused_elsewhere() -> None:
     fs = FeatureSet.from_dict("fs", {"x": [1.0], "y": [1.0]}, "x", "y")
     for wrong in (lambda: FeatureSet.from_dict("fs", {"x": [1.0]}, ["x", ...]), lambda: fs.select(features=...)):
         with pytest.raises(ColumnError, match="Ellipsis is not the name of a column"):
@@ -121,3 +121,10 @@ def test_two_columns_of_one_name_among_the_rest() -> None:
     table = pa.table([pa.array([1.0]), pa.array([2.0]), pa.array([3.0])], names=["a", "a", "y"])
     with pytest.raises(ColumnError, match="'fs' has 2 columns called 'a'"):
         FeatureSet.from_arrow("fs", table, ..., "y")
+
+
+def test_names_may_come_in_an_array() -> None:
+    data = {"a": [1.0, 2.0], "b": [3.0, 4.0], "y": [0, 1]}
+    by_array = FeatureSet.from_dict("fs", data, np.array(["a", "b"]), np.array(["y"]))
+    assert (by_array.features, by_array.targets) == (("a", "b"), ("y",))
+    assert FeatureSet.from_arrow("fs", by_array.to_arrow(), np.array(["b", "a"])).features == ("b", "a")

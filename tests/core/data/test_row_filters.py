@@ -1,4 +1,4 @@
-"""Choosing rows and columns: filter, take, select, intersection and difference, and splits by condition."""
+"""filter, take, select, intersection, difference and split_by_condition."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_function_is_given_numbers_as_they_are_and_all_else_as_objects() -> No
     assert (seen["gap"][2], seen["gap"][3], seen["words"][1]) == (None, 3, ["a"])
 
 
-def test_views_have_a_telling_name_and_repr() -> None:
+def test_views_have_a_descriptive_name_and_repr() -> None:
     fs = make()
     view = fs.filter({"label": [0, 2], "who": "c", "volt": np.isfinite})
     assert isinstance(view, FeatureSetView)
@@ -169,7 +169,7 @@ def test_values_that_a_column_of_numbers_cannot_hold(value: object) -> None:
     assert "column 'label' of 'fs' is of int64 and cannot equal" in refusal({"label": value})
 
 
-def test_conditions_that_are_none() -> None:
+def test_invalid_conditions_are_refused() -> None:
     assert "the condition on 'label' of 'fs' is a mapping" in refusal({"label": {"min": 1}})
     once = "the condition on 'who' of 'fs' is an iterator, which can be read only once"
     assert once in refusal({"who": (name for name in "ab")}) and once in refusal({"who": iter("ab")})
@@ -203,7 +203,7 @@ def test_an_error_of_the_function_says_where_it_was() -> None:
     ]
 
 
-def test_nothing_left_tells_what_each_condition_met() -> None:
+def test_an_empty_filter_reports_what_each_condition_met() -> None:
     message = refusal({"label": 7, "who": "b", "volt": lambda v: v > 9}, SplitError)
     assert "the filter of 'fs' leaves no row: none meets label=7, who='b', volt by <lambda>" in message
     assert "Available: label=7 is met by 0 of 10 rows (values: 0, 1, 2); who='b' is met by 2 of 10 rows" in message
@@ -213,7 +213,7 @@ def test_nothing_left_tells_what_each_condition_met() -> None:
 
 
 @pytest.mark.parametrize("positions", [[], [[0]], [0.5], np.ones(10, bool), ["a"], 3, [[1], [1, 2]]])
-def test_positions_that_are_none(positions: Any) -> None:
+def test_invalid_positions_are_refused(positions: Any) -> None:
     with pytest.raises(SplitError, match=r"take\(\) from 'all' of 'fs' has rows of shape .*rows are integers \[k\]"):
         make().take(positions)
 
@@ -268,23 +268,23 @@ def test_select_refuses_what_is_not_there() -> None:
 
 def test_intersection_and_difference_keep_order_and_columns() -> None:
     fs = make()
-    one, other = fs.take([9, 3, 5, 1], name="one").select("volt"), fs.take([5, 9, 0], name="other")
-    assert (one.intersection(other).rows.tolist(), one.intersection(other).name) == ([9, 5], "one & other")
-    assert (one.difference(other).rows.tolist(), one.difference(other).name) == ([3, 1], "one - other")
-    assert other.difference(one).rows.tolist() == [0]
-    assert one.difference(other).columns == one.columns
+    first, other = fs.take([9, 3, 5, 1], name="one").select("volt"), fs.take([5, 9, 0], name="other")
+    assert (first.intersection(other).rows.tolist(), first.intersection(other).name) == ([9, 5], "one & other")
+    assert (first.difference(other).rows.tolist(), first.difference(other).name) == ([3, 1], "one - other")
+    assert other.difference(first).rows.tolist() == [0]
+    assert first.difference(other).columns == first.columns
 
 
-def test_sets_that_are_empty_or_of_others() -> None:
+def test_empty_set_operations_and_views_of_other_sets_are_refused() -> None:
     fs = make()
-    one, other = fs.take([1, 2], name="one"), fs.take([3], name="other")
+    first, other = fs.take([1, 2], name="one"), fs.take([3], name="other")
     with pytest.raises(SplitError, match=r"'one & other' of 'fs' has no rows. Available: 2 rows in 'one'"):
-        one.intersection(other)
+        first.intersection(other)
     with pytest.raises(SplitError, match=r"'one - one' of 'fs' has no rows"):
-        one.difference(one)
+        first.difference(first)
     for stranger in (make().view(), fs, "train", [1]):
         with pytest.raises(SplitError, match=r"cannot be compared with .*views of the same feature set"):
-            one.intersection(stranger)  # type: ignore[arg-type]
+            first.intersection(stranger)  # type: ignore[arg-type]
 
 
 def test_splits_by_condition() -> None:

@@ -14,7 +14,7 @@ from anyaccel.errors import DeviceParseError, GraphError, SpecError
 )
 def test_a_label_that_cannot_be_is_refused_by_every_kind_of_node(label, table, mlp):
     for make in (lambda: ModelNode(label, mlp(), "x"), lambda: ConcatNode(label, ["x", "y"])):
-        with pytest.raises(GraphError, match=r"cannot be the label of a node.*Hint: use text without"):
+        with pytest.raises(GraphError, match=r"is not a valid label of a node.*Hint: use text without"):
             make()
 
 
@@ -37,14 +37,12 @@ def test_an_upstream_is_a_reference_a_label_or_a_node(table, mlp):
 
 @pytest.mark.parametrize("upstream", [None, 3, {"a": 1}])
 def test_something_else_as_upstream_is_named(upstream, mlp):
-    with pytest.raises(
-        GraphError, match=rf"'n' cannot take its input from {type(upstream).__name__}.*give feature_set"
-    ):
+    with pytest.raises(GraphError, match=rf"'n' has an upstream of type {type(upstream).__name__}.*give feature_set"):
         ModelNode("n", mlp(), upstream)
 
 
 def test_a_feature_set_as_upstream_is_told_to_be_referenced(table, mlp):
-    with pytest.raises(GraphError, match=r"cannot take its input from FeatureSet.*feature_set\.reference\(\.\.\.\)"):
+    with pytest.raises(GraphError, match=r"has an upstream of type FeatureSet.*feature_set\.reference\(\.\.\.\)"):
         ModelNode("n", mlp(), table())
 
 
@@ -54,24 +52,24 @@ def test_a_node_without_upstreams_is_refused(mlp):
 
 
 def test_a_concat_node_needs_two_values():
-    with pytest.raises(GraphError, match=r"ConcatNode 'c' joins 1 value.*two or more"):
+    with pytest.raises(GraphError, match=r"ConcatNode 'c' has 1 upstream.*two or more"):
         ConcatNode("c", ["a"])
 
 
 @pytest.mark.parametrize("axis", [0.5, "0", None, True])
 def test_a_concat_axis_that_is_no_int_is_refused(axis):
-    with pytest.raises(GraphError, match=r"ConcatNode 'c': concat_axis=.* is not an int"):
+    with pytest.raises(GraphError, match=r"ConcatNode 'c': concat_axis must be an int"):
         ConcatNode("c", ["a", "b"], axis)
 
 
 @pytest.mark.parametrize("outputs", ["mean", [], ["x", "x"], 3, {"x": 1}])
 def test_outputs_that_are_no_list_of_different_names_are_refused(outputs, mlp):
-    with pytest.raises(GraphError, match=r"is not a list of different names.*write \['mean', 'variance'\]"):
+    with pytest.raises(GraphError, match=r"outputs must be distinct names.*write \['mean', 'variance'\]"):
         ModelNode("n", mlp(), "x", outputs=outputs)
 
 
 def test_an_output_is_called_like_a_node_may_be(mlp):
-    with pytest.raises(GraphError, match=r"'a.b' cannot be the label of an output"):
+    with pytest.raises(GraphError, match=r"'a.b' is not a valid label of an output"):
         ModelNode("n", mlp(), "x", outputs=["a.b"])
 
 
@@ -90,14 +88,14 @@ def test_an_optimizer_is_one_or_what_makes_one(mlp):
 
     assert ModelNode("n", mlp(), "x", optimizer="sgd").optimizer == Optimizer("sgd")
     assert ModelNode("n", mlp(), "x", optimizer=Own).optimizer.own is Own
-    with pytest.raises(GraphError, match=r"node 'n' was given the optimizer Own.*write Optimizer\('adam', lr=1e-3\)"):
+    with pytest.raises(GraphError, match=r"the optimizer of node 'n' is a Own.*write Optimizer\('adam', lr=1e-3\)"):
         ModelNode("n", mlp(), "x", optimizer=Own())
     with pytest.raises(SpecError, match=r"no optimizer is called 'adamm'"):
         ModelNode("n", mlp(), "x", optimizer="adamm")
 
 
 def test_a_class_is_no_model(mlp):
-    with pytest.raises(GraphError, match=r"was given the class SequentialMLP, not a model.*SequentialMLP\(\.\.\.\)"):
+    with pytest.raises(GraphError, match=r"is the class SequentialMLP.*SequentialMLP\(\.\.\.\)"):
         ModelNode("n", type(mlp()), "x")
 
 

@@ -160,7 +160,7 @@ def test_calling_a_module_gives_one_array_or_several(draw):
         (lambda: Dense(0), "features=0 is not a positive int"),
         (lambda: Dense(2.0), "features=2.0"),
         (lambda: Dropout(1.0), "rate=1.0 is not in [0, 1)"),
-        (lambda: Activation("swish"), "no activation is called 'swish'. Available: relu, tanh, sigmoid, identity"),
+        (lambda: Activation("swish"), "unknown activation 'swish'. Available: relu, tanh, sigmoid, identity"),
         (lambda: SequentialMLP(n_layers=0), "n_layers=0"),
     ],
 )
@@ -176,13 +176,13 @@ FLOATS, INTS = TensorSpec((3,), "float32"), TensorSpec((3,), "int64")
 @pytest.mark.parametrize(
     ("module", "inputs", "words"),
     [
-        (Dense(2), [INTS], "Dense(2) computes in float32 and was given int64[3]. Hint: cast the features to float32"),
-        (Dense(2), [TensorSpec((3,), "float64")], "computes in float32 and was given float64[3]"),
-        (Dense(2), [FLOATS, FLOATS], "Dense takes one input with at least one axis, and was given float32[3], "),
-        (Dense(2), [TensorSpec((), "float32")], "at least one axis, and was given float32[]"),
+        (Dense(2), [INTS], "Dense(2) computes in float32, got int64[3]. Hint: cast the features to float32"),
+        (Dense(2), [TensorSpec((3,), "float64")], "computes in float32, got float64[3]"),
+        (Dense(2), [FLOATS, FLOATS], "Dense takes one input with at least one axis, got float32[3], "),
+        (Dense(2), [TensorSpec((), "float32")], "at least one axis, got float32[]"),
         (BatchNorm(), [TensorSpec((3, 2), "float32")], "BatchNorm takes one input with one axis"),
-        (SequentialMLP(), [INTS], "computes in float32 and was given int64[3]"),
-        (Activation("tanh"), [FLOATS, FLOATS], "tanh takes one input and was given 2. Hint: join them"),
+        (SequentialMLP(), [INTS], "computes in float32, got int64[3]"),
+        (Activation("tanh"), [FLOATS, FLOATS], "tanh takes one input, got 2. Hint: join them"),
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_fit(module, inputs, words, backend):
@@ -194,5 +194,5 @@ def test_inputs_that_do_not_fit(module, inputs, words, backend):
 def test_a_built_layer_tells_both_shapes(backend):
     dense = Dense(2)
     backend.infer(dense, [FLOATS], 0)
-    with pytest.raises(ShapeError, match=r"Dense\(2\) takes samples with 3 features and was given float32\[5\]"):
+    with pytest.raises(ShapeError, match=r"Dense\(2\) takes samples with 3 features, got float32\[5\]"):
         backend.infer(dense, [TensorSpec((5,), "float32")], 0)

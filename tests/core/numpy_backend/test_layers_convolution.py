@@ -207,15 +207,15 @@ IMAGE = TensorSpec((1, 8, 8), "float32")
 @pytest.mark.parametrize(
     ("module", "inputs", "words"),
     [
-        (lambda: Conv2d(2), [TensorSpec((8, 8), "float32")], "Conv2d takes one input [channels, height, width], and"),
-        (lambda: Conv2d(2), [IMAGE, IMAGE], "and was given float32[1, 8, 8], float32[1, 8, 8]"),
-        (lambda: Conv2d(2), [TensorSpec((1, 8, 8), "int64")], "Conv2d(2) computes in float32 and was given int64[1, 8"),
+        (lambda: Conv2d(2), [TensorSpec((8, 8), "float32")], "Conv2d takes one input [channels, height, width], got"),
+        (lambda: Conv2d(2), [IMAGE, IMAGE], "got float32[1, 8, 8], float32[1, 8, 8]"),
+        (lambda: Conv2d(2), [TensorSpec((1, 8, 8), "int64")], "Conv2d(2) computes in float32, got int64[1, 8"),
         (lambda: MaxPool2d(2), [TensorSpec((8, 8), "float32")], "MaxPool2d(2) takes samples [channels, height, width]"),
-        (lambda: MaxPool2d(2), [IMAGE, IMAGE], "MaxPool2d takes one input and was given 2"),
-        (lambda: Flatten(), [IMAGE, IMAGE], "Flatten takes one input and was given 2"),
+        (lambda: MaxPool2d(2), [IMAGE, IMAGE], "MaxPool2d takes one input, got 2"),
+        (lambda: Flatten(), [IMAGE, IMAGE], "Flatten takes one input, got 2"),
         (lambda: SequentialCNN(), [TensorSpec((64,), "float32")], "SequentialCNN takes one input [channels, height, "),
         (lambda: SequentialCNN(), [TensorSpec((1, 3, 8), "float32")], "2 poolings by 2 leave nothing of [1, 3, 8]"),
-        (lambda: SequentialCNN(), [TensorSpec((1, 8, 8), "float64")], "computes in float32 and was given float64[1"),
+        (lambda: SequentialCNN(), [TensorSpec((1, 8, 8), "float64")], "computes in float32, got float64[1"),
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_fit(module, inputs, words, backend):
@@ -227,9 +227,9 @@ def test_inputs_that_do_not_fit(module, inputs, words, backend):
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((8, 8, 1), "Conv2d(8) takes samples [1, height, width] and was given float32[8, 8, 1]. Hint: store"),
-        ((8, 8), "Conv2d(8) takes samples [1, height, width] and was given float32[8, 8]. Hint: store"),
-        ((1, 16, 8), "Dense(1) takes samples with 64 features and was given float32[128]"),
+        ((8, 8, 1), "Conv2d(8) takes samples [1, height, width], got float32[8, 8, 1]. Hint: store"),
+        ((8, 8), "Conv2d(8) takes samples [1, height, width], got float32[8, 8]. Hint: store"),
+        ((1, 16, 8), "Dense(1) takes samples with 64 features, got float32[128]"),
     ],
 )  # fmt: skip
 def test_a_built_cnn_tells_both_shapes(shape, words, backend):

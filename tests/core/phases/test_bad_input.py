@@ -319,13 +319,13 @@ def test_nodes_that_are_not_served_afterwards_stay_unless_it_is_strict(numpy_onl
 
 def test_training_with_everything_frozen(data, line, experiment, train):
     graph = line().freeze()
-    with pytest.raises(PhaseError, match=r"nothing to train. Available: net \(frozen\). Hint: unfreeze a node"):
+    with pytest.raises(PhaseError, match=r"nothing to train: net \(frozen\). Hint: unfreeze a node"):
         experiment(graph).run_phase(train())
 
 
 def test_training_without_an_optimizer(data, experiment, train):
     graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))])
-    with pytest.raises(PhaseError, match="node 'net' is to be trained and has no optimizer"):
+    with pytest.raises(PhaseError, match="node 'net' is trained and has no optimizer"):
         experiment(graph).run_phase(train())
 
 

@@ -136,7 +136,7 @@ def test_floating_outputs_are_handed_on_in_the_dtype_that_is_asked_for(fitted):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Estimator(Shift), r"Estimator was given the class Shift, not an object\. Hint: make one: Shift"),
+        (lambda: Estimator(Shift), r"Estimator takes an object, got the class Shift\. Hint: make one: Shift"),
         (
             lambda: Estimator(Shift()),
             r"Shift has no method 'predict' that could compute a node's output\. Available: transform\. Hint: name one",
@@ -145,14 +145,14 @@ def test_floating_outputs_are_handed_on_in_the_dtype_that_is_asked_for(fitted):
         (lambda: Estimator(Shift(), "fit"), r"Shift has no method 'fit' that could compute a node's output"),
         (lambda: Estimator(Shift(), "__init__"), r"Shift has no method '__init__'"),
         (lambda: Estimator(Shift(), None), r"Shift has no method None"),
-        (lambda: Estimator(object()), r"object has no method 'predict'.* Available: no usual one\. Hint: give an obj"),
+        (lambda: Estimator(object()), r"object has no method 'predict'.* Available: none of the usual methods\. Hint: give an obj"),
         (
             lambda: Estimator(Estimator(Shift(), "transform"), "transform"),
-            r"Estimator\(Shift, method='transform'\) is an Estimator already\. Hint: give it the object it was made",
+            r"Estimator\(Shift, method='transform'\) is an Estimator already\. Hint: give the object that it wraps",
         ),
         (
             lambda: Estimator(Shift(), "transform", output_dtype="int8"),
-            r"output_dtype='int8'\. Available: float16, float32, float64",
+            r"output_dtype='int8' is not a floating dtype\. Available: float16, float32, float64",
         ),
     ],
 )
@@ -191,7 +191,7 @@ def test_an_object_that_can_only_be_fitted_computes_nothing(data):
 
     with pytest.raises(
         EstimatorError,
-        match=r"node 'e': Clusters has fit, and no predict\. Available: no method that computes something of new rows\."
+        match=r"node 'e': Clusters has fit, and no predict\. Available: no output method\."
         r" Hint: give an object with fit and predict, or fit and transform",
     ):
         ModelGraph([ModelNode("e", Clusters(), data.reference(["x"], ["y"]))]).build()
@@ -215,24 +215,24 @@ class Sparse:
     [
         (
             lambda x: np.full(len(x), "cat"),
-            r"node 'est': Own\.predict gives text, and a graph carries numbers\. Available: such as 'cat'\. Hint: fit "
+            r"node 'est': Own\.predict returned text, such as 'cat'; a graph carries numbers\. Hint: fit "
             r"it to class indices 0, 1, 2, \.\.\. and keep the names beside them\.$",
         ),
-        (lambda x: np.array(["a", None] * (len(x) // 2), object), r"gives text, and a graph .* such as 'a'"),
+        (lambda x: np.array(["a", None] * (len(x) // 2), object), r"returned text, such as 'a'; a graph"),
         (
             lambda x: [np.zeros((len(x), 2)), np.zeros((len(x), 3))],
-            r"node 'est': Own\.predict gives a list of 2 arrays, one for each target, and a node gives one\. Hint: "
+            r"node 'est': Own\.predict returned a list of 2 arrays, one for each target; a node has one output\. Hint: "
             r"fit an estimator for each target, or wrap it",
         ),
         (
             lambda x: Sparse(),
-            r"gives a sparse Sparse, and a graph carries dense arrays\. Hint: switch it off .*sparse_",
+            r"returned a sparse Sparse; a graph carries dense arrays\. Hint: turn it off .*sparse_",
         ),
-        (lambda x: None, r"Own\.predict gives NoneType, and a node gives an array of numbers"),
-        (lambda x: [[1], [2, 3]], r"Own\.predict gives list, and a node gives an array of numbers"),
-        (lambda x: np.zeros(len(x), complex), r"Own\.predict gives complex128, and a graph carries numbers"),
-        (lambda x: np.zeros(len(x), "datetime64[s]"), r"Own\.predict gives datetime64\[s\], and a graph"),
-        (lambda x: np.zeros(len(x) + 1), r"Own\.predict gave \[3\] for 2 samples"),
+        (lambda x: None, r"Own\.predict returned a NoneType, not an array of numbers"),
+        (lambda x: [[1], [2, 3]], r"Own\.predict returned a list, not an array of numbers"),
+        (lambda x: np.zeros(len(x), complex), r"Own\.predict returned complex128, such as 0j; a graph carries numbers"),
+        (lambda x: np.zeros(len(x), "datetime64[s]"), r"Own\.predict returned datetime64\[s\], such as .*; a graph"),
+        (lambda x: np.zeros(len(x) + 1), r"Own\.predict returned shape \[3\] for 2 samples"),
     ],
 )
 def test_outputs_that_no_graph_carries_are_told_with_the_node(gives, message, data):
@@ -249,7 +249,7 @@ def test_text_of_a_classifier_with_probabilities_names_them(data):
 
     own = Classes(lambda x: np.full(len(x), "cat"))
     own.fit(None)
-    with pytest.raises(EstimatorError, match=r"or take Estimator\(\.\.\., method='predict_proba'\)"):
+    with pytest.raises(EstimatorError, match=r"or use Estimator\(\.\.\., method='predict_proba'\)"):
         ModelGraph([ModelNode("est", own, data.reference(["x"], ["y"]))]).build()
     graph = ModelGraph([ModelNode("est", Estimator(own, method="predict_proba"), data.reference(["x"], ["y"]))])
     assert graph.shapes.specs["est"].shape == (2,)
@@ -264,7 +264,7 @@ def test_targets_that_an_estimator_needs_and_does_not_get_are_asked_for(data, ex
     with pytest.raises(EstimatorError) as caught:
         experiment(graph).run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "Needs.fit takes targets, and the data that feed it have none. Hint: name target_keys in the feature set, or "
+        "Needs.fit takes targets, and its data have none. Hint: name target_keys in the feature set, or "
         "columns in reference(targets=[...])."
     )
 
@@ -321,7 +321,7 @@ def test_a_state_holds_no_estimator_and_what_needs_one_says_so(data, experiment)
     with pytest.raises(anyaccel.errors.PhaseError) as caught:
         experiment(other).run_phase(EvalPhase("e", data="val"))
     assert str(caught.value) == (
-        "phase 'e' needs 'est', an estimator that has not been fitted. Hint: run a FitPhase first, "
+        "phase 'e' needs 'est', an estimator that is not fitted. Hint: run a FitPhase first, "
         "FitPhase('fit', data=..., nodes='est'); a state or configuration that was loaded holds no estimators."
     )
 
@@ -374,7 +374,7 @@ def test_what_sklearn_gives_for_several_targets_is_told(classes):
     forest = RandomForestClassifier(3, random_state=0)
     forest.fit(np.zeros((4, 4)), np.array([[0, 1], [1, 0], [0, 0], [1, 1]]))
     graph = ModelGraph([ModelNode("f", Estimator(forest, method="predict_proba"), classes.reference())])
-    with pytest.raises(EstimatorError, match=r"node 'f': RandomForestClassifier\.predict_proba gives a list of 2 arr"):
+    with pytest.raises(EstimatorError, match=r"node 'f': RandomForestClassifier\.predict_proba returned a list of 2 arr"):
         graph.build()
 
 
@@ -407,7 +407,7 @@ def test_what_a_wrong_input_does_is_told_in_the_estimators_words(data):
 
     scaler = StandardScaler().fit(np.zeros((3, 5)))
     graph = ModelGraph([ModelNode("s", Estimator(scaler, method="transform"), data.reference(["x"], ["y"]))])
-    with pytest.raises(GraphError, match=r"node 's' does not take float32\[3\] from data\.x: .*expecting 5 features"):
+    with pytest.raises(GraphError, match=r"node 's' does not accept float32\[3\] from data\.x: .*expecting 5 features"):
         graph.build()
 
 
@@ -470,7 +470,7 @@ def test_an_estimator_whose_fit_failed_counts_as_not_fitted(data, experiment):
     with pytest.raises(ValueError, match="no convergence") as caught:
         ours.run_phase(FitPhase("fit", data="train"))
     assert caught.value.__notes__ == [f"while node 'est' was fitted to {len(data['train'])} rows"]
-    with pytest.raises(PhaseError, match="needs 'est', an estimator that has not been fitted"):
+    with pytest.raises(PhaseError, match="needs 'est', an estimator that is not fitted"):
         ours.run_phase(EvalPhase("e", data="val", outputs=["est"]))
     estimator.failing = False
     assert ours.run_phase(FitPhase("fit", data="train")).nodes == ("est",)
@@ -485,7 +485,7 @@ def test_a_refit_that_fails_is_not_taken_for_the_fit_before(data, experiment):
     estimator.failing = True
     with pytest.raises(ValueError, match="no convergence"):
         ours.run_phase(FitPhase("fit", data="train", nodes=["est"]))
-    with pytest.raises(PhaseError, match="needs 'est', an estimator that has not been fitted"):
+    with pytest.raises(PhaseError, match="needs 'est', an estimator that is not fitted"):
         ours.run_phase(EvalPhase("e", data="val", outputs=["est"]))
 
 

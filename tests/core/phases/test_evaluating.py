@@ -305,6 +305,6 @@ def test_an_estimator_that_was_not_fitted_cannot_be_evaluated(data, experiment):
 
     graph = ModelGraph([ModelNode("est", Mean(), data.reference(["x"], ["y"]))])
     with pytest.raises(
-        PhaseError, match=r"phase 'e' needs 'est', an estimator that has not been fitted.* run a FitPhase"
+        PhaseError, match=r"phase 'e' needs 'est', an estimator that is not fitted.* run a FitPhase"
     ):
         experiment(graph).run_phase(EvalPhase("e", data="val"))

@@ -328,8 +328,8 @@ def test_an_estimator_that_cannot_be_copied_cannot_be_brought_back(data, experim
     with pytest.raises(EstimatorError) as caught:
         experiment(alone(data, Stuck())).run_phase(phase)
     assert str(caught.value) == (
-        "Stuck cannot be copied, so that nothing could bring it back: TypeError: a lock. Hint: freeze its node, or do "
-        "without snapshots (EarlyStopping(restore_best=True) takes them)."
+        "Stuck cannot be copied for a snapshot: TypeError: a lock. Hint: freeze its node, or use "
+        "no snapshots (EarlyStopping(restore_best=True) takes them)."
     )
 
 
@@ -401,7 +401,7 @@ def test_an_estimator_that_is_not_fitted_may_not_stand_before_what_learns(data, 
     nodes = [ModelNode("first", Only(), data.reference(["x"], ["y"])), ModelNode("est", Steps(), "first")]
     ours = experiment(ModelGraph(nodes))
     with pytest.raises(
-        PhaseError, match=r"phase 't' needs 'first', an estimator that has not been fitted\. Hint: run a"
+        PhaseError, match=r"phase 't' needs 'first', an estimator that is not fitted\. Hint: run a"
     ):
         ours.run_phase(TrainPhase("t", data="train"))
     ours.run_phase(FitPhase("fit", data="train", nodes="first"))

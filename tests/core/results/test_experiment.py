@@ -67,7 +67,7 @@ def test_what_is_no_graph_is_named(graph):
 
 
 def test_an_experiment_has_a_label_like_a_node(experiment):
-    with pytest.raises(GraphError, match=r"cannot be the label of an experiment"):
+    with pytest.raises(GraphError, match=r"is not a valid label of an experiment"):
         Experiment("a/b", experiment.graph)
 
 

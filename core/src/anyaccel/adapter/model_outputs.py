@@ -27,7 +27,8 @@ def output_tuple(result: Any, tensor_type: type, noun: str = "tensor") -> tuple[
     items = tuple(result.values()) if isinstance(result, Mapping) else result
     if isinstance(items, (tuple, list)) and items and all(isinstance(item, tensor_type) for item in items):
         return tuple(items)
-    of = f" of {', '.join(type(item).__name__ for item in items) or 'nothing'}" if isinstance(items, Sequence) else ""
+    is_container = isinstance(items, (tuple, list))
+    of = f" of {', '.join(type(item).__name__ for item in items) or 'nothing'}" if is_container else ""
     raise ShapeError(
         f"the model returned a {type(result).__name__}{of}, which cannot be the output of a node",
         available=f"one {noun}, or a tuple, list or dict of {noun}s",

@@ -19,11 +19,7 @@ _DTYPES = "bool, int8 to int64, uint8 to uint64, float16, float32, float64"
 
 
 def column_spec(name: str, arrow_type: Any) -> TensorSpec:
-    """Shape per sample and dtype of a column of an Arrow type.
-
-    Raises:
-        ColumnError: the type is not numeric, or its samples are empty.
-    """
+    """Shape per sample and dtype of a column of an Arrow type."""
     extents, axes, value_type = _layout(arrow_type)
     if not _is_number(value_type):
         raise not_numbers(name, str(arrow_type))
@@ -97,21 +93,13 @@ def is_readable(column: Any) -> bool:
 
 
 def check_complete(name: str, column: Any) -> None:
-    """Check that an Arrow chunked column has no nulls, neither whole samples nor values inside one.
-
-    Raises:
-        ColumnError: it has; the message gives the number of rows and the first of them.
-    """
+    """Check that an Arrow chunked column has no nulls, neither whole samples nor values inside one."""
     if any(_null_count(chunk) for chunk in column.chunks):
         raise missing_values(name, np.concatenate([_null_rows(chunk) for chunk in column.chunks]))
 
 
 def check_numbers(name: str, column: Any) -> None:
-    """Check that an Arrow chunked column can be read as an array.
-
-    Raises:
-        ColumnError: it is not numeric, or has nulls.
-    """
+    """Check that an Arrow chunked column can be read as an array."""
     if not pa.types.is_null(column.type):
         column_spec(name, column.type)
     check_complete(name, column)
@@ -148,9 +136,6 @@ def to_numpy(name: str, column: Any) -> np.ndarray:
     """The values of a contiguous Arrow array without nulls, [n, *shape], permanently read-only.
 
     The memory is Arrow's own, except for bool, which is unpacked into a copy.
-
-    Raises:
-        ColumnError: the type is not numeric.
     """
     column_spec(name, column.type)
     extents, axes, _ = _layout(column.type)

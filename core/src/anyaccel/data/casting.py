@@ -14,10 +14,6 @@ def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
     """`array` [n, *shape] in another dtype, C-contiguous, always a copy.
 
     Floats may be rounded to a narrower float; everything else keeps its value.
-
-    Raises:
-        ColumnError: `dtype` is not numeric, or cannot represent a value (300 in uint8, 0.5 in int64, 2**24 + 1 in
-            float32, 1e39 in float32).
     """
     target = _checked_dtype(name, dtype)
     fits = _representable(array, target)

@@ -14,11 +14,7 @@ CONFIG_KEYS = ("feature_set", "features", "targets", "tags", "stream")
 
 
 def columns_of_role(rows: Rows, role: str, columns: tuple[str, ...], given: Names) -> tuple[str, ...]:
-    """The given names, or all `columns` of a role for None.
-
-    Raises:
-        ColumnError: a name that is not a column of that role, or given twice.
-    """
+    """The given names, or all `columns` of a role for None."""
     names = columns if given is None else names_of(given)
     for position, name in enumerate(names):
         if name not in columns:
@@ -34,11 +30,7 @@ def columns_of_role(rows: Rows, role: str, columns: tuple[str, ...], given: Name
 
 
 def checked_stream(label: str, stream: Any) -> str | None:
-    """The name of a stream, or None.
-
-    Raises:
-        SamplerError: it is not text, is empty, or has an `@`.
-    """
+    """The name of a stream: None, or text without an `@`."""
     if stream is not None and (not isinstance(stream, str) or not stream or "@" in stream):
         raise SamplerError(
             f"a reference to {label!r} reads the stream {stream!r}, which is not a valid name",
@@ -49,11 +41,7 @@ def checked_stream(label: str, stream: Any) -> str | None:
 
 
 def check_config(config: Any, labels: Iterable[str]) -> None:
-    """Check the configuration of a reference, given the labels of the feature sets it may name.
-
-    Raises:
-        ConfigError: not such a configuration, or its feature set is not among `labels`.
-    """
+    """Check the configuration of a reference, given the labels of the feature sets it may name."""
     if not isinstance(config, Mapping) or "feature_set" not in config or set(config) - set(CONFIG_KEYS):
         raise ConfigError(
             f"{config!r} is not the configuration of a reference", available=f"keys: {listed(CONFIG_KEYS)}"

@@ -22,11 +22,7 @@ _FIRST_VALUES = 3  # of a sample with several
 
 
 def data_frame(rows: Rows, index: np.ndarray) -> Any:
-    """A pandas DataFrame of all columns of some rows, with this index.
-
-    Raises:
-        DataError: pandas is not installed.
-    """
+    """A pandas DataFrame of all columns of some rows, with this index."""
     try:
         import pandas as pd
     except ImportError as error:

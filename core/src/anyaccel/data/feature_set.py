@@ -22,7 +22,7 @@ from anyaccel.data.column_reference import CONFIG_KEYS, check_config, checked_st
 from anyaccel.data.display import data_frame, rows_html, summary
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.file_discovery import Paths
-from anyaccel.data.roles import Names, NamesOrRest, brief, check_label, listed, selected
+from anyaccel.data.roles import Names, NamesOrRest, RoleNames, brief, check_label, listed, selected
 from anyaccel.data.row_filters import checked_indices, described, positions_where
 from anyaccel.data.rows import Rows
 from anyaccel.data.splitting.group_keys import group_keys
@@ -45,9 +45,13 @@ class _SplitRows(Rows):
     def view(self) -> FeatureSetView:
         """These rows as a view of their feature set."""
 
-    @abstractmethod
     def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
-        """Some of these rows as a view; see `Rows.take`."""
+        """Some rows as a view, without a copy of any column; see `Rows.take`.
+
+        Raises:
+            SplitError: positions that are empty, not integers, or out of range.
+        """
+        return self.view().take(positions, name=name)
 
     def filter(self, conditions: Mapping[str, Any], *, name: str | None = None) -> FeatureSetView:
         """The rows that meet all conditions, in their order, as a view; nothing is copied.
@@ -91,7 +95,7 @@ class _SplitRows(Rows):
         groups = None if group_by is None else group_keys(self, group_by, "group_by")
         view = self.view()
         check_distinct(self._label, view.name, view.rows)
-        positions = random_positions(self._label, view.name, len(self), ratios, seed, strata, groups)
+        positions = random_positions(self._label, view.name, len(self), ratios, seed=seed, strata=strata, groups=groups)
         return _registered(view, positions)
 
     def split_by_condition(
@@ -142,11 +146,7 @@ class FeatureSetView(_SplitRows):
     """
 
     def __init__(
-        self,
-        feature_set: FeatureSet,
-        name: str,
-        rows: Sequence[int] | np.ndarray,
-        columns: Sequence[str] | None = None,
+        self, feature_set: FeatureSet, name: str, rows: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None
     ) -> None:
         schema = feature_set.schema
         if columns is not None:
@@ -392,8 +392,7 @@ class FeatureSet(_SplitRows):
     ) -> Self:
         """Make a feature set of array-likes of shape [n, *shape] by name.
 
-        Every chosen column is copied once and keeps its dtype, so that later writes to `data` do not show here
-        (Arrow tags are not copied). Columns that no role names are left out.
+        Every chosen column is copied once and keeps its dtype (Arrow tags are not copied); others are left out.
 
         Raises:
             DataError: `data` is not a mapping, or there are no rows.
@@ -401,7 +400,7 @@ class FeatureSet(_SplitRows):
                 NaN among integers), or a feature or target that is not numeric.
         """
         check_label(label)
-        return cls(label, dataframes.table_from_dict(label, data, feature_keys, target_keys, tag_keys))
+        return cls(label, dataframes.table_from_dict(label, data, RoleNames(feature_keys, target_keys, tag_keys)))
 
     @classmethod
     def from_arrow(
@@ -416,16 +415,15 @@ class FeatureSet(_SplitRows):
 
         Takes a `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, any object with `__arrow_c_stream__` or
         `__arrow_c_array__`, and the capsule of a stream. Without any names the roles are those that `to_arrow` wrote
-        into the schema. Columns without a role are left out. `fixed_shape_tensor` and fixed-size list columns have a
-        shape per sample, and so have features and targets of lists of one length. Text laid out as views
-        (`string_view`) and run-end encoded columns are rewritten in the plain layout.
+        into the schema. `fixed_shape_tensor` and fixed-size list columns have a shape per sample, and so have features
+        and targets of lists of one length. Text views and run-end encoded columns are rewritten in the plain layout.
 
         Raises:
             DataError: not an Arrow table, one whose buffers do not fit, or one without rows.
             ColumnError: as `from_dict`, or no names and no roles in the schema.
         """
         check_label(label)
-        return cls(label, dataframes.table_from_arrow(label, table, feature_keys, target_keys, tag_keys))
+        return cls(label, dataframes.table_from_arrow(label, table, RoleNames(feature_keys, target_keys, tag_keys)))
 
     @classmethod
     def from_pandas(
@@ -442,12 +440,9 @@ class FeatureSet(_SplitRows):
     ) -> Self:
         """Make a feature set of a data frame, of pandas or of another library.
 
-        - pandas: each chosen column is copied once and keeps its dtype, nullable and Arrow dtypes too; the index is
-          left out.
-        - Polars data frames, DuckDB relations and all else with `__arrow_c_stream__`: as `from_arrow`, without a copy.
-        - Objects that have only `__dataframe__`, the dataframe interchange protocol: copied.
-
-        The names of the other constructors, `feature_keys`, `target_keys` and `tag_keys`, mean the same.
+        Chosen columns of pandas are copied once and keep their dtype, nullable and Arrow dtypes too; the index is left
+        out. Frames with `__arrow_c_stream__` (Polars, DuckDB relations) are read as by `from_arrow`, without a copy;
+        those that have only `__dataframe__` are copied. `feature_keys` and the like mean the same as `feature_cols`.
 
         Raises:
             DataError: `df` is not a data frame, or has no rows.
@@ -455,10 +450,8 @@ class FeatureSet(_SplitRows):
                 nullable and Arrow dtypes, of Polars and of DuckDB are refused in features and targets.
         """
         check_label(label)
-        features = dataframes.one_spelling(label, "feature", feature_cols, feature_keys)
-        targets = dataframes.one_spelling(label, "target", target_cols, target_keys)
-        tags = dataframes.one_spelling(label, "tag", tag_cols, tag_keys)
-        return cls(label, dataframes.table_from_frame(label, df, features, targets, tags))
+        cols, keys = RoleNames(feature_cols, target_cols, tag_cols), RoleNames(feature_keys, target_keys, tag_keys)
+        return cls(label, dataframes.table_from_frame(label, df, dataframes.one_spelling(label, cols, keys)))
 
     @classmethod
     def from_parquet(
@@ -492,8 +485,8 @@ class FeatureSet(_SplitRows):
             ColumnError: as `from_arrow`, or a column that a file lacks or holds in another type than the first.
         """
         check_label(label)
-        table = parquet.table_from_parquet(label, path, feature_keys, target_keys, tag_keys, row_groups)
-        return cls(label, table)
+        given = RoleNames(feature_keys, target_keys, tag_keys)
+        return cls(label, parquet.table_from_parquet(label, path, given, row_groups))
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {len(view)}" for name, view in self._splits.items())
@@ -528,8 +521,7 @@ class FeatureSet(_SplitRows):
     def array(self, name: str) -> np.ndarray:
         """Values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
 
-        On Arrow's memory without a copy, except that a column of several chunks is combined once, and bool is unpacked
-        once.
+        On Arrow's memory without a copy; only chunks are combined, and bool is unpacked, once.
 
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
@@ -558,14 +550,6 @@ class FeatureSet(_SplitRows):
     def view(self) -> FeatureSetView:
         """All rows as a view, named `"all"`."""
         return FeatureSetView(self, ALL, np.arange(len(self)))
-
-    def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
-        """Some rows as a view, without a copy of any column; see `Rows.take`.
-
-        Raises:
-            SplitError: positions that are empty, not integers, or out of range.
-        """
-        return self.view().take(positions, name=name)
 
     def split(self, name: str) -> FeatureSetView:
         """The split of this name, or the view of all rows for `"all"`.
@@ -724,8 +708,8 @@ class FeatureSet(_SplitRows):
     def undo_transform(self) -> FeatureSet:
         """A new feature set without the last transform: its columns are, bit by bit, what they were before it.
 
-        Changes of these columns since (a cast) are undone with it. Columns left out since stay out; if the result of
-        `into=` is there and its source is not, the source comes back.
+        Later casts of these columns are undone with it. Columns left out since stay out, but the source of a result of
+        `into=` that is still there comes back.
 
         Raises:
             TransformError: there is no transform (left).

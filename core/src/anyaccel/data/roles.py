@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -21,6 +21,14 @@ _KEY = b"anyaccel.role"
 _SHOWN = 20
 _REASONS = 5
 _JOINED = 4
+
+
+class RoleNames(NamedTuple):
+    """Names of columns by role, as a user gives them; one of the three may be `...`."""
+
+    features: NamesOrRest = None
+    targets: NamesOrRest = None
+    tags: NamesOrRest = None
 
 
 class WithRoles:
@@ -62,11 +70,7 @@ class WithRoles:
 
 
 def check_label(label: str) -> None:
-    """Check the label of a feature set or source.
-
-    Raises:
-        DataError: it is not text, is empty, or has a dot.
-    """
+    """Check the label of a feature set or source."""
     if not isinstance(label, str) or not label or "." in label:
         raise DataError(
             f"{label!r} is not a label of a feature set",
@@ -81,11 +85,7 @@ def of_role(roles: Mapping[str, str], role: str) -> tuple[str, ...]:
 
 
 def names_of(given: Names) -> tuple[str, ...]:
-    """Column names as a tuple; a single text is one name, None is no name.
-
-    Raises:
-        ColumnError: a name is not text.
-    """
+    """Column names as a tuple; a single text is one name, None is no name."""
     is_single = isinstance(given, str) or not isinstance(given, Iterable)
     names: tuple[Any, ...] = () if given is None else (given,) if is_single else tuple(given)
     for name in names:
@@ -117,16 +117,10 @@ def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnErro
     return ColumnError(f"{label!r} has no column {name!r}", available=listed(columns), hint=did_you_mean(name, columns))
 
 
-def assign_roles(
-    label: str, columns: Sequence[str], features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
-) -> dict[str, str]:
-    """The role of each chosen column, by name, in the order features, targets, tags.
-
-    Raises:
-        ColumnError: an unknown name, a name in two roles or of two columns, no feature, or `...` for two roles.
-    """
+def assign_roles(label: str, columns: Sequence[str], given: RoleNames) -> dict[str, str]:
+    """The role of each chosen column, by name, in the order features, targets, tags."""
     roles: dict[str, str] = {}
-    for role, names in zip(ROLES, _without_rest(label, columns, (features, targets, tags)), strict=True):
+    for role, names in zip(ROLES, _without_rest(label, columns, given), strict=True):
         for name in names:
             if name not in columns:
                 raise no_column(label, name, columns)
@@ -141,7 +135,7 @@ def assign_roles(
     return roles
 
 
-def _without_rest(label: str, columns: Sequence[str], given: Sequence[NamesOrRest]) -> list[tuple[str, ...]]:
+def _without_rest(label: str, columns: Sequence[str], given: RoleNames) -> list[tuple[str, ...]]:
     """Names of the columns of each role; `...` becomes the columns that no role names."""
     open_ = [role for role, names in zip(ROLES, given, strict=True) if names is ...]
     if len(open_) > 1:
@@ -156,18 +150,12 @@ def _without_rest(label: str, columns: Sequence[str], given: Sequence[NamesOrRes
     return [rest if names is ... else own for names, own in zip(given, named, strict=True)]
 
 
-def chosen_roles(
-    label: str, schema: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
-) -> dict[str, str]:
-    """The role of each chosen column of an Arrow schema: as named, or as in its metadata if all three are None.
-
-    Raises:
-        ColumnError: as `assign_roles` or `read_roles`, or `...` covers a column that is not numeric.
-    """
-    if features is None and targets is None and tags is None:
+def chosen_roles(label: str, schema: Any, given: RoleNames) -> dict[str, str]:
+    """The role of each chosen column of an Arrow schema: as named, or as in its metadata if all three are None."""
+    if all(names is None for names in given):
         return read_roles(label, schema)
-    roles = assign_roles(label, schema.names, features, targets, tags)
-    open_ = open_roles(features, targets)
+    roles = assign_roles(label, schema.names, given)
+    open_ = open_roles(given)
     types = {name: schema.field(name).type for name, role in roles.items() if role in open_}
     check_rest(label, roles, {name: not_numbers(name, str(kind)) for name, kind in types.items() if not _fits(kind)})
     return roles
@@ -177,17 +165,13 @@ def _fits(arrow_type: Any) -> bool:
     return is_numeric(arrow_type) or is_numeric(list_leaf(arrow_type))
 
 
-def open_roles(features: NamesOrRest, targets: NamesOrRest) -> list[str]:
+def open_roles(given: RoleNames) -> list[str]:
     """The role, of features and targets, that was given as `...`."""
-    return [role for role, names in zip(ROLES, (features, targets), strict=False) if names is ...]
+    return [role for role, names in zip(ROLES[:2], given, strict=False) if names is ...]
 
 
 def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, ColumnError]) -> None:
-    """Check that the columns covered by `...` can have its role; `errors` says by name why they cannot.
-
-    Raises:
-        ColumnError: `errors` is not empty; one message for all of them.
-    """
+    """Check that the columns covered by `...` can have its role; `errors` says by name why they cannot."""
     if not errors:
         return
     role = roles[next(iter(errors))]
@@ -199,11 +183,7 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
 
 
 def selected(label: str, roles: Mapping[str, str], features: Names, targets: Names, tags: Names) -> list[str]:
-    """Names of the columns that a selection keeps; None keeps all of the role, in their order.
-
-    Raises:
-        ColumnError: a name that is not a column of that role, or given twice, or no feature is left.
-    """
+    """Names of the columns that a selection keeps; None keeps all of the role, in their order."""
     given = dict(zip(ROLES, (features, targets, tags), strict=True))
     for role, names in given.items():
         for name in names_of(names):
@@ -216,15 +196,11 @@ def selected(label: str, roles: Mapping[str, str], features: Names, targets: Nam
                     hint=f"name it in {roles[name]}s=",
                 )
     kept = [of_role(roles, role) if names is None else names_of(names) for role, names in given.items()]
-    return list(assign_roles(label, list(roles), *kept))
+    return list(assign_roles(label, list(roles), RoleNames(*kept)))
 
 
 def read_roles(label: str, schema: Any) -> dict[str, str]:
-    """The role of each column of an Arrow schema that has one in its field metadata, by name, in schema order.
-
-    Raises:
-        ColumnError: no column has a role, a role is unknown, or two columns have one name.
-    """
+    """The role of each column of an Arrow schema that has one in its field metadata, by name, in schema order."""
     stamped = [(field.name, (field.metadata or {}).get(_KEY)) for field in schema]
     roles = {name: role.decode(errors="replace") for name, role in stamped if role is not None}
     if not roles:

@@ -17,11 +17,7 @@ _CONDITIONS = "a condition is a value, a collection of values, or a function of 
 
 
 def checked_indices(what: str, n: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Row numbers below `n` as a read-only copy, int64 [k], k > 0; `what` begins messages.
-
-    Raises:
-        SplitError: they are empty, not integers, or out of range.
-    """
+    """Row numbers below `n` as a read-only copy, int64 [k], k > 0; `what` begins messages."""
     try:
         array = np.asarray(indices)
     except ValueError:  # ragged lists
@@ -46,11 +42,6 @@ def positions_where(rows: Rows, purpose: str, conditions: Mapping[str, Any]) -> 
         purpose: what the rows are for, in messages: `"the filter"`, `"split 'hot'"`.
         conditions: by column, of any role: a value that the column equals; a collection of values, one of which it
             equals; or a function of the column as `column_values` gives it that returns a bool mask [n].
-
-    Raises:
-        SplitError: no row meets them.
-        DataError: not a mapping, a value of a kind that the column does not have, or a mask of another shape or dtype.
-        ColumnError: there is no such column.
     """
     if not isinstance(conditions, Mapping) or not conditions:
         raise DataError(
@@ -66,11 +57,7 @@ def positions_where(rows: Rows, purpose: str, conditions: Mapping[str, Any]) -> 
 
 
 def column_values(rows: Rows, name: str) -> np.ndarray:
-    """A column as conditions see it: `rows.array(name)` if it is numeric without nulls, else an object array [n].
-
-    Raises:
-        ColumnError: there is no such column.
-    """
+    """A column as conditions see it: `rows.array(name)` if it is numeric without nulls, else an object array [n]."""
     rows.role(name)
     column = rows.column(name)
     if is_readable(column):

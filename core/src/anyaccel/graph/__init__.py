@@ -1,9 +1,14 @@
-"""Graphs: nodes, what they are wired to, and the plan of a phase over them."""
+"""Graphs: models of any framework connected to data and to each other, and the plan of a phase over them.
+
+Offers ModelGraph with its nodes, `resolve` from a graph and a phase's request to a Plan, and copying weights. Stands on
+`data`, `display`, `numpy_backend` and the kernel.
+"""
 
 from anyaccel.graph.device_assignment import PolicyNode, precedence
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.nodes import ConcatNode, ModelNode
-from anyaccel.graph.plan import Assignment, Column, Crossing, Part, Plan
+from anyaccel.graph.plan import Plan
+from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
 from anyaccel.graph.resolve import Request, Resolution, resolve
 
 __all__ = [

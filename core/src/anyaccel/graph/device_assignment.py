@@ -1,24 +1,28 @@
-"""The one rule of precedence, and the device of every node by it."""
+"""Device assignment: the device and backend of every node, by one rule of precedence.
+
+This is the only place that looks up the backend of a framework on a kind of device; everything after uses the
+assignments.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ModelNode, Node
-from anyaccel.graph.plan import Assignment
+from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyNode:
-    """What a placement policy is told of a node. `devices` are those it can be computed on, best first."""
+    """A node as a placement policy sees it. `devices` are those that its framework can use, best first."""
 
     label: str
     framework: str
@@ -27,7 +31,7 @@ class PolicyNode:
 
 
 def precedence(own: Accelerator | None, phase: Accelerator | None) -> tuple[Accelerator, str]:
-    """The rule: a node's own accelerator, else the phase's, else the CPU. Gives it and who decided."""
+    """The rule: a node's own accelerator, else the phase's, else the CPU. Returns it and who decided."""
     if own is not None:
         return own, "node"
     if phase is not None:
@@ -35,153 +39,154 @@ def precedence(own: Accelerator | None, phase: Accelerator | None) -> tuple[Acce
     return Accelerator("cpu"), "default"
 
 
-def assign(
-    nodes: Mapping[str, Node],
-    active: Iterable[str],
-    shapes: Shapes,
-    found: Registry,
-    *,
-    accelerator: Accelerator | None,
-    strict: bool,
-    policy: str | None,
-) -> dict[str, Assignment]:
-    """The assignment of every active node, in topological order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAssigner:
+    """Assigns devices to the nodes of a graph.
 
-    Raises:
-        DeviceUnavailableError: a device that is not on this machine.
-        FrameworkError: a framework that is not served where it is asked to be.
-        GraphError: one model is asked to be on two devices.
-        PluginError: a policy that nobody offers, or that answers with something else than devices of nodes.
+    Attributes:
+        accelerator: the phase's; None if it has none.
+        strict: whether nodes that cannot run on the phase's device are an error; they run on the CPU otherwise.
+        policy: name of the placement policy, if any.
     """
-    if accelerator is not None:
-        _on_this_machine(accelerator, set(shapes.frameworks.values()), found)
-    labels = [label for label in shapes.order if label in set(active)]
-    models = [node for label in labels if isinstance(node := nodes[label], ModelNode)]
-    chosen = _by_policy(policy, models, shapes, found) if policy else {}
-    done: dict[str, Assignment] = {}
-    for node in models:
-        done[node.label] = _model(
-            node, shapes.frameworks[node.label], found, accelerator, strict, chosen.get(node.label), policy
+
+    nodes: Mapping[str, Node]
+    shapes: Shapes
+    registry: Registry
+    accelerator: Accelerator | None
+    strict: bool
+    policy: str | None
+
+    def assign(self, active: Container[str]) -> dict[str, Assignment]:
+        """The assignment of every active node, in topological order.
+
+        Raises:
+            DeviceUnavailableError: a device is not on this machine.
+            FrameworkError: no plugin runs a framework on the device asked for.
+            GraphError: one model would be on two devices.
+            PluginError: no plugin offers the policy, or it returns something else than devices of nodes.
+        """
+        if self.accelerator is not None:
+            self._check_on_this_machine(self.accelerator)
+        labels = [label for label in self.shapes.order if label in active]
+        models = [node for label in labels if isinstance(node := self.nodes[label], ModelNode)]
+        chosen = self._by_policy(self.policy, models) if self.policy else {}
+        assigned = {node.label: self._model(node, chosen.get(node.label)) for node in models}
+        _check_shared(models, assigned)
+        for label in reversed(labels):
+            if label not in assigned:
+                assigned[label] = self._concat(label, assigned)
+        return {label: assigned[label] for label in labels}
+
+    def _check_on_this_machine(self, accelerator: Accelerator) -> None:
+        backends = self.registry.backends
+        used = set(self.shapes.frameworks.values())
+        serving = [backend for backend in backends if accelerator.device.kind in backend.kinds]
+        serving.sort(key=lambda backend: backend.framework not in used)  # listing devices may import other frameworks
+        if any(accelerator.device in backend.devices() for backend in serving):
+            return
+        devices = {device for backend in backends for device in backend.devices()}
+        reasons = {backend.unavailable_reason(accelerator.device) for backend in serving} - {""}
+        raise DeviceUnavailableError(
+            f"{accelerator.spec!r} is not on this machine" + (f" ({'; '.join(sorted(reasons))})" if reasons else ""),
+            available=", ".join(map(str, sorted(devices))),
+            hint="use one of these; `anyaccel devices` lists devices and `anyaccel plugins` the installed plugins",
         )
-    _agree(models, done)
-    for label in reversed(labels):
-        if label not in done:
-            done[label] = _concat(label, nodes, done, shapes.frameworks[label], found, accelerator, strict)
-    return {label: done[label] for label in labels}
+
+    def _model(self, node: ModelNode, chosen: Device | None) -> Assignment:
+        wanted, reason = precedence(node.accelerator, self.accelerator)
+        requested = wanted.spec
+        if chosen is not None and reason != "node":
+            wanted, reason, requested = Accelerator(chosen), "policy", self.policy or ""
+        specs = self.shapes.backends[node.label].parameters(node.model).values()
+        return replace(
+            self._settled(node.label, wanted, reason, requested),
+            frozen=node.frozen,
+            parameters=sum(math.prod(spec.shape) for spec in specs),
+            nbytes=sum(spec.nbytes for spec in specs),
+        )
+
+    def _concat(self, label: str, assigned: Mapping[str, Assignment]) -> Assignment:
+        """A ConcatNode goes with a neighbour, of its own framework if there is one."""
+        around = [*topology.consumers(label, self.nodes), *topology.parents(self.nodes[label], self.nodes)]
+        neighbours = [assigned[other] for other in around if other in assigned]
+        framework = self.shapes.frameworks[label]
+        same = [other for other in neighbours if other.framework == framework]
+        if not neighbours:
+            wanted, reason = precedence(None, self.accelerator)
+            return self._settled(label, wanted, reason, wanted.spec)
+        near = (same or neighbours)[0]
+        backend = self.registry.computing(framework, near.device.kind)
+        return Assignment(
+            node=label,
+            framework=framework,
+            device=near.device,
+            native_name=backend.device_string(near.device),
+            backend=backend,
+            native_device=backend.native_device(near.device),
+            reason="neighbour",
+            requested=near.node,
+            pinned=near.pinned,
+        )
+
+    def _settled(self, label: str, wanted: Accelerator, reason: str, requested: str) -> Assignment:
+        """The assignment for a request, or on the CPU where that is allowed."""
+        framework = self.shapes.frameworks[label]
+        if reason == "phase" and not self.strict and not self.registry.serves(framework, wanted.device.kind):
+            wanted, reason = Accelerator("cpu"), "fallback"
+        try:
+            self.registry.serving(framework, wanted.device, vendor=wanted.vendor)
+        except (FrameworkError, DeviceUnavailableError) as error:
+            raise type(error)(f"node {label!r}: {error.problem}", available=error.available, hint=error.hint) from None
+        backend = self.registry.computing(framework, wanted.device.kind)
+        return Assignment(
+            node=label,
+            framework=framework,
+            device=wanted.device,
+            native_name=backend.device_string(wanted.device),
+            backend=backend,
+            native_device=backend.native_device(wanted.device),
+            reason=reason,
+            requested=requested,
+            pinned=wanted.pin_memory,
+        )
+
+    def _by_policy(self, policy: str, models: Iterable[ModelNode]) -> dict[str, Device]:
+        nodes = tuple(map(self._policy_node, models))
+        devices = self.registry.policy(policy)(nodes=nodes)
+        hint = "update the plugin that offers it, or leave policy= out"
+        if not isinstance(devices, Mapping):
+            raise PluginError(
+                f"the policy {policy!r} must return devices by label, got {type(devices).__name__}", hint=hint
+            )
+        unknown = set(devices) - {node.label for node in nodes}
+        if unknown:
+            raise PluginError(
+                f"the policy {policy!r} places {', '.join(sorted(map(str, unknown)))}, which is no node of this phase",
+                available=", ".join(node.label for node in nodes),
+                hint=hint,
+            )
+        return {label: Device.parse(device) for label, device in devices.items()}
+
+    def _policy_node(self, node: ModelNode) -> PolicyNode:
+        framework = self.shapes.frameworks[node.label]
+        backends = [backend for backend in self.registry.backends if backend.framework == framework]
+        nbytes = sum(spec.nbytes for spec in self.shapes.backends[node.label].parameters(node.model).values())
+        return PolicyNode(node.label, framework, nbytes, tuple(d for backend in backends for d in backend.devices()))
 
 
-def _on_this_machine(accelerator: Accelerator, frameworks: Container[str], found: Registry) -> None:
-    """Make sure that somebody has the device. Those of the graph are asked first: to list devices, others may have to
-    be imported."""
-    serving = [backend for backend in found.backends if accelerator.device.kind in backend.kinds]
-    serving.sort(key=lambda backend: backend.framework not in frameworks)
-    if any(accelerator.device in backend.devices() for backend in serving):
-        return
-    there = {device for backend in found.backends for device in backend.devices()}
-    reason = "; ".join(sorted(filter(None, {backend.unavailable_reason(accelerator.device) for backend in serving})))
-    raise DeviceUnavailableError(
-        f"{accelerator.spec!r} is not on this machine" + (f" ({reason})" if reason else ""),
-        available=", ".join(map(str, sorted(there))),
-        hint="use one of these; `anyaccel devices` lists them, `anyaccel plugins` says who could serve more",
-    )
-
-
-def _model(
-    node: ModelNode,
-    framework: str,
-    found: Registry,
-    phase: Accelerator | None,
-    strict: bool,
-    chosen: Device | None,
-    policy: str | None,
-) -> Assignment:
-    wanted, reason = precedence(node.accelerator, phase)
-    written = wanted.spec
-    if chosen is not None and reason != "node":
-        wanted, reason, written = Accelerator(chosen), "policy", policy or ""
-    wanted, reason, native = _settled(node.label, framework, wanted, reason, strict, found)
-    specs = found.computing(framework).parameters(node.model).values()
-    return Assignment(
-        node.label,
-        framework,
-        wanted.device,
-        native,
-        reason,
-        written,
-        wanted.pin_memory,
-        node.frozen,
-        sum(math.prod(spec.shape) for spec in specs),
-        sum(spec.nbytes for spec in specs),
-    )
-
-
-def _concat(
-    label: str,
-    nodes: Mapping[str, Node],
-    done: Mapping[str, Assignment],
-    framework: str,
-    found: Registry,
-    phase: Accelerator | None,
-    strict: bool,
-) -> Assignment:
-    near = [done[o] for o in [*topology.consumers(label, nodes), *topology.parents(nodes[label], nodes)] if o in done]
-    near = [one for one in near if one.framework == framework] or near
-    if near:
-        first = near[0]
-        return Assignment(label, framework, first.device, first.native, "neighbour", first.node, first.pinned)
-    asked, reason = precedence(None, phase)
-    wanted, reason, native = _settled(label, framework, asked, reason, strict, found)
-    return Assignment(label, framework, wanted.device, native, reason, asked.spec, wanted.pin_memory)
-
-
-def _settled(
-    label: str, framework: str, wanted: Accelerator, reason: str, strict: bool, found: Registry
-) -> tuple[Accelerator, str, str]:
-    """Where a node goes in the end, by whom, and the device in the framework's own name."""
-    if reason == "phase" and not strict and not found.serves(framework, wanted.device.kind):
-        wanted, reason = Accelerator("cpu"), "fallback"
-    try:
-        backend = found.serving(framework, wanted.device, vendor=wanted.vendor)
-    except (FrameworkError, DeviceUnavailableError) as error:
-        raise type(error)(f"node {label!r}: {error.problem}", available=error.available, hint=error.hint) from None
-    return wanted, reason, backend.device_string(wanted.device)
-
-
-def _agree(models: Iterable[ModelNode], done: Mapping[str, Assignment]) -> None:
+def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment]) -> None:
+    """Nodes that share a model must agree on all that belongs to the model."""
     first: dict[int, ModelNode] = {}
     for node in models:
         other = first.setdefault(id(node.model), node)
-        here, there = done[node.label].device, done[other.label].device
-        if here != there:
+        pair = f"nodes {other.label!r} and {node.label!r} share one model"
+        devices = assigned[other.label].device, assigned[node.label].device
+        if devices[0] != devices[1]:
             raise GraphError(
-                f"nodes {other.label!r} and {node.label!r} share one model and are asked to be on {there} and {here}",
-                hint="give both the same accelerator",
+                f"{pair} and ask for two devices, {devices[0]} and {devices[1]}", hint="give both the same accelerator"
             )
         if other.frozen != node.frozen or other.optimizer != node.optimizer:
             raise GraphError(
-                f"nodes {other.label!r} and {node.label!r} share one model, and differ in being frozen or in optimizer",
+                f"{pair} but differ in frozen or optimizer",
                 hint="freeze both or none, and give both the same optimizer",
             )
-
-
-def _by_policy(policy: str, models: Iterable[ModelNode], shapes: Shapes, found: Registry) -> dict[str, Device]:
-    told = []
-    for node in models:
-        framework = shapes.frameworks[node.label]
-        usable = [d for backend in found.backends if backend.framework == framework for d in backend.devices()]
-        nbytes = sum(spec.nbytes for spec in found.computing(framework).parameters(node.model).values())
-        told.append(PolicyNode(node.label, framework, nbytes, tuple(usable)))
-    answer = found.policy(policy)(nodes=tuple(told))
-    if not isinstance(answer, Mapping):
-        raise PluginError(
-            f"policy {policy!r} gave {type(answer).__name__}, not devices by label",
-            hint="update the plugin that offers it, or leave policy= out",
-        )
-    strange = set(answer) - {one.label for one in told}
-    if strange:
-        raise PluginError(
-            f"policy {policy!r} places {', '.join(sorted(map(str, strange)))}, which is no node of this phase",
-            available=", ".join(one.label for one in told),
-            hint="update the plugin that offers it, or leave policy= out",
-        )
-    return {label: Device.parse(device) for label, device in answer.items()}

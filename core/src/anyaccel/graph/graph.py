@@ -1,4 +1,4 @@
-"""ModelGraph: nodes wired to data and to each other, an optimizer, and what training has left behind."""
+"""ModelGraph: nodes connected to data and to each other, with an optimizer and the state of training."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.display import guarded
 from anyaccel.errors import GraphError, StateError
-from anyaccel.graph import serialization, topology
-from anyaccel.graph import state_dict as states
+from anyaccel.graph import serialization, state_dict, topology
 from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import ModelNode, Node, check_label, checked_optimizer
 from anyaccel.graph.plan import Plan
@@ -23,13 +23,13 @@ class ModelGraph:
     """A directed acyclic graph of models of any framework. Methods that change the graph return it.
 
     Args:
-        nodes: ModelNode and ConcatNode, in any order.
-        optimizer: for every node without one of its own: an Optimizer, or what `Optimizer(...)` takes first.
+        nodes: ModelNode and ConcatNode objects, in any order.
+        optimizer: for every node without one of its own: an Optimizer, or the first argument of one.
         label: its name in plans and results.
-        seed: the one number from which weights of unbuilt models and random streams follow.
+        seed: an int of 64 bits that determines the weights of unbuilt models and all random streams.
 
     Raises:
-        GraphError: duplicate labels, unknown upstreams, a cycle; no node at all; a seed that is no int of 64 bits.
+        GraphError: duplicate labels, unknown upstreams, a cycle, no node, or an invalid seed.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class ModelGraph:
         self.label = check_label(label, "a graph")
         self.optimizer = checked_optimizer(optimizer, f"graph {label!r}")
         self.seed = _checked_seed(self.label, seed)
-        self.optimizer_states = states.OptimizerStates()
+        self.optimizer_states = state_dict.OptimizerStates()
         self.progress: dict[str, int] = {}
         self.refresh: Callable[[], None] | None = None
-        """While a phase is at work: brings models and optimizer states up to date with its programs."""
+        """While a phase runs: updates models and optimizer states from its programs."""
         self._shapes: Shapes | None = None
         self._nodes: dict[str, Node] = {}
         self._become(nodes)
@@ -55,15 +55,15 @@ class ModelGraph:
         return f"ModelGraph({', '.join(self._nodes)}; {self.label!r})"
 
     def _become(self, nodes: Iterable[Node]) -> ModelGraph:
-        found = topology.by_label(nodes)
-        if not found:
+        labelled = topology.by_label(nodes)
+        if not labelled:
             raise GraphError(f"graph {self.label!r} has no node", hint="give it ModelNode(...) objects")
-        topology.topological(found)
-        self._nodes, self._shapes = found, None
-        self.optimizer_states.nodes = found
+        topology.topological(labelled)
+        self._nodes, self._shapes = labelled, None
+        self.optimizer_states.nodes = labelled
         return self
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- nodes and shapes ------------------------------------------------------------------------------------------
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -74,7 +74,7 @@ class ModelGraph:
         """A node by its label.
 
         Raises:
-            GraphError: there is none of this label.
+            GraphError: no node has this label.
         """
         if label not in self._nodes:
             raise topology.unknown_node(f"graph {self.label!r} has no node {label!r}", label, self._nodes)
@@ -87,13 +87,13 @@ class ModelGraph:
 
     @property
     def input_nodes(self) -> tuple[str, ...]:
-        """Labels of the nodes that only data feed."""
+        """Labels of the nodes that no other node feeds."""
         return tuple(label for label, node in self._nodes.items() if not topology.parents(node, self._nodes))
 
     @property
     def output_nodes(self) -> tuple[str, ...]:
         """Labels of the nodes that feed no other."""
-        return tuple(topology.tails(self._nodes))
+        return tuple(topology.outputs(self._nodes))
 
     @property
     def is_built(self) -> bool:
@@ -102,7 +102,7 @@ class ModelGraph:
 
     @property
     def shapes(self) -> Shapes:
-        """What `build` found."""
+        """What is known of the built graph; builds it if necessary."""
         self.build()
         assert self._shapes is not None
         return self._shapes
@@ -110,16 +110,16 @@ class ModelGraph:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def build(self, force: bool = False) -> ModelGraph:
-        """Infer every shape, and build models that are still unbuilt. Does nothing if that is done.
+        """Infer every shape, and build models that are not built yet. Does nothing if that is done.
 
-        What an estimator gives is known once it is fitted; until then it and what it feeds are left open.
+        The output of an estimator is known once it is fitted; until then shapes after it are unknown.
 
         Args:
             force: infer again, after a model was changed by hand.
 
         Raises:
-            ShapeError: something does not fit; names the node and both shapes.
-            NoBackendError: a model of a framework that nobody serves.
+            ShapeError: shapes or dtypes do not fit; names the node and both sides.
+            NoBackendError: no installed plugin runs the framework of a model.
         """
         if self._shapes is None or force or unfitted(self._nodes) != self._shapes.unfitted:
             self._shapes = infer(self._nodes, registry(), self.seed)
@@ -130,30 +130,27 @@ class ModelGraph:
         return self._become([*self._nodes.values(), node])
 
     def replace_node(self, label: str, node: Node) -> ModelGraph:
-        """Put another node in the place of one; what it fed, the new one feeds, and optimizer state of the old is gone.
+        """Replace a node; the new one feeds what the old one fed, and the old one's optimizer state is dropped.
 
         Raises:
             GraphError: there is no such node, or the new one does not fit; the graph is then as it was.
         """
         self[label]
         topology.check_node(node)
-        before, kept = (
-            {name: other.upstreams for name, other in self._nodes.items()},
-            self.optimizer_states.without(label),
-        )
-        others = [_rewired(other, label, node.label) if name != label else node for name, other in self._nodes.items()]
+        upstreams = {name: other.upstreams for name, other in self._nodes.items()}
+        states = self.optimizer_states.without(label)
+        nodes = [_rewired(other, label, node.label) if name != label else node for name, other in self._nodes.items()]
         try:
-            self._become(others)
+            self._become(nodes)
         except BaseException:
-            for name, upstreams in before.items():
-                self._nodes[name].upstreams = upstreams
+            for name, other in self._nodes.items():
+                other.upstreams = upstreams[name]
             raise
-        self.optimizer_states.clear()
-        self.optimizer_states.update(kept)
+        self.optimizer_states.replace(states)
         return self
 
     def remove_node(self, label: str) -> ModelGraph:
-        """Take a node out.
+        """Remove a node.
 
         Raises:
             GraphError: there is no such node, or others depend on it.
@@ -165,25 +162,24 @@ class ModelGraph:
                 f"node {label!r} feeds {', '.join(map(repr, dependents))}",
                 hint="remove or rewire these first, or use replace_node",
             )
-        kept = self.optimizer_states.without(label)
+        states = self.optimizer_states.without(label)
         self._become([node for name, node in self._nodes.items() if name != label])
-        self.optimizer_states.clear()
-        self.optimizer_states.update(kept)
+        self.optimizer_states.replace(states)
         return self
 
     def freeze(self, *labels: str | Iterable[str]) -> ModelGraph:
-        """Keep the parameters of these nodes (of all, if none is named) as they are in the phases to come.
+        """Do not train these nodes, or any node if none is named, in later phases.
 
         Raises:
-            GraphError: something that is no label of a node, or an empty list of labels.
+            GraphError: an object that is not the label of a node, or an empty list.
         """
         return self._set_frozen(labels, True)
 
     def unfreeze(self, *labels: str | Iterable[str]) -> ModelGraph:
-        """Train these nodes (all, if none is named) again.
+        """Train these nodes, or all if none is named, again.
 
         Raises:
-            GraphError: as `freeze` does.
+            GraphError: an object that is not the label of a node, or an empty list.
         """
         return self._set_frozen(labels, False)
 
@@ -194,58 +190,61 @@ class ModelGraph:
                 node.frozen = frozen
         return self
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- display ---------------------------------------------------------------------------------------------------
 
     def summary(self) -> str:
-        """A table of nodes: framework, inputs, outputs, parameters, device. Builds the graph."""
+        """A table of the nodes with framework, inputs, outputs, parameters and device. Builds the graph."""
         return mermaid.summary(self._nodes, self.shapes, registry(), self.label)
 
     def visualize(self, format: str = "mermaid", *, plan: Plan | None = None) -> str:
-        """The graph as text for drawing, coloured by device; labels are escaped, and nothing is built or placed.
+        """The graph as a drawing, coloured by device. Labels are escaped; nothing is built or placed.
 
         Args:
-            format: `"mermaid"`, or `"svg"` for a standalone drawing, which a notebook shows as one.
-            plan: of a phase: nodes are shown where it computes them, with the routes between devices. Without one,
-                where their models are now, else where they ask to be.
+            format: `"mermaid"`, or `"svg"` for a standalone drawing, which a notebook displays.
+            plan: the plan of a phase; shows nodes on its devices, and the routes between them. Without a plan, nodes
+                are shown where their models are now, else on the device that they ask for.
 
         Raises:
-            GraphError: another format, or the plan of another graph.
+            GraphError: an unknown format, or the plan of another graph.
         """
         return mermaid.draw(self.label, self._nodes, self._shapes, plan, registry(), format)
 
     def _repr_html_(self) -> str:
-        return notebook.graph_html(self)
+        return guarded(self, lambda: notebook.graph_page(self.label, self._nodes, self._shapes))
 
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything that a run needs to go on elsewhere as if it had never stopped, by name; see `graph.state`.
+        """Everything that is needed to continue training elsewhere, as copies in host memory by name.
 
-        Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step`,
-        `progress/PHASE` and `seed`. Copies in host memory, ready for `numpy.savez` or safetensors. In a callback of a
-        phase that is at work it is the state of now.
+        Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step`, `seed`,
+        and `progress/PHASE`, the number of epochs of a training phase, from which sampler order and random streams
+        follow. Ready for `numpy.savez` or safetensors. In a callback of a running phase, the current state.
         """
         if self.refresh is not None:
             self.refresh()
-        return states.state(self)
+        return state_dict.state(self)
 
     def load_state(self, given: Mapping[str, Any]) -> ModelGraph:
-        """Take what `state` gave; all of it is checked before anything is changed.
+        """Load what `state` gave; all of it is checked before anything changes.
 
         Raises:
-            StateError: names, shapes or dtypes are not those of this graph.
+            StateError: names, shapes or dtypes are not those of this graph, or a phase is running.
         """
         if self.refresh is not None:
-            raise StateError(f"graph {self.label!r} is at work", hint="load a state before the phase, or after it")
-        return states.load_state(self, given)
+            raise StateError(f"a phase of graph {self.label!r} is running", hint="load a state before or after it")
+        state_dict.load_state(self, given)
+        return self
 
     # -- configuration ---------------------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """The wiring as plain data, ready for JSON. Models that no backend names must be given again when read.
+        """The nodes and their connections as plain data, ready for JSON.
+
+        Models that no backend names must be given to `from_config` again.
 
         Raises:
-            ConfigError: an optimizer that is a framework's own class.
+            ConfigError: an optimizer is a framework's own.
         """
         optimizer = self.optimizer.get_config() if self.optimizer else None
         nodes = serialization.node_configs(self._nodes.values())
@@ -260,16 +259,16 @@ class ModelGraph:
         models: Mapping[str, Any] | None = None,
         allow: Iterable[type] = (),
     ) -> ModelGraph:
-        """Read what `get_config` wrote.
+        """The graph of a configuration from `get_config`.
 
         Args:
             given: the configuration.
             feature_sets: the data that it refers to by label.
-            models: objects for nodes whose model no backend names, by node label.
-            allow: further model classes that the configuration may name; others are refused, and nothing is imported.
+            models: models of nodes whose model no backend names, by node label.
+            allow: model classes that the configuration may name besides those of backends; nothing is imported.
 
         Raises:
-            ConfigError: malformed, or it names what is not registered or was not given.
+            ConfigError: malformed, or names something that is not registered and not given.
         """
         plain = serialization.checked(given, {"label", "seed", "optimizer", "nodes"}, {"nodes"}, "a graph")
         sets = serialization.by_label(feature_sets)
@@ -295,9 +294,9 @@ def _rewired(node: Node, old: str, new: str) -> Node:
 
 def _checked_seed(label: str, seed: Any) -> int:
     try:
-        found = operator.index(seed)
+        number = operator.index(seed)
     except TypeError:
-        found = 2**63
-    if not -(2**63) <= found < 2**63:
-        raise GraphError(f"graph {label!r}: seed={seed!r} is not an int of 64 bits", hint="write seed=0")
-    return found
+        number = 2**63
+    if -(2**63) <= number < 2**63:
+        return number
+    raise GraphError(f"graph {label!r}: seed={seed!r} is not an int of 64 bits", hint="write seed=0")

@@ -1,4 +1,4 @@
-"""Which columns a phase loads, in which dtype and shape, and for whom."""
+"""Input columns: which columns of feature sets a phase loads, in which dtype and shape, and to which device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyaccel.data.roles import brief
 from anyaccel.errors import ColumnError, SamplerError, ShapeError, SpecError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import Node
-from anyaccel.graph.plan import Assignment, Column
+from anyaccel.graph.plan_entries import Assignment, Column
 from anyaccel.graph.shape_inference import Shapes, cast, is_floating, lifted
 from anyaccel.segment import TensorSpec
 from anyaccel.specs import AppliedLoss
@@ -23,7 +23,7 @@ _ELEMENTWISE = ("mse", "mae", "binary_cross_entropy")
 
 
 class Chosen(NamedTuple):
-    """Columns of a feature set, read from a stream of its sampler; None is the first."""
+    """Columns of a feature set, read from a stream of its sampler; None is the first stream."""
 
     source: FeatureSet
     names: tuple[str, ...]
@@ -43,10 +43,10 @@ class Chosen(NamedTuple):
 
 
 class ColumnTable:
-    """The columns of a phase, each once for every form, stream and device that it is wanted in.
+    """The columns of a phase: one for every form, stream and device in which it is needed.
 
     Args:
-        streams: names of the streams of each feature set's sampler, by label; of others any may be read.
+        streams: the streams of each feature set's sampler, by label; of other feature sets any stream may be read.
     """
 
     def __init__(self, streams: Mapping[str, Sequence[str]]) -> None:
@@ -58,77 +58,86 @@ class ColumnTable:
         """All columns so far."""
         return tuple(self._columns.values())
 
-    def want(self, chosen: Chosen, spec: TensorSpec, to: Assignment, role: str) -> Column:
-        """The column for a choice in this form on a node's device; made on first use.
+    def want(self, selection: Chosen, spec: TensorSpec, to: Assignment, role: str) -> Column:
+        """The column of a selection in this form on a node's device; created on first use.
 
         Raises:
             SamplerError: the sampler of its feature set has no such stream.
         """
-        (source, names, _), stream = chosen, self._stream(chosen)
-        key = (source.label, names, stream, to.framework, to.device, spec)
+        (feature_set, names, _), stream = selection, self._stream(selection)
+        key = (feature_set.label, names, stream, to.framework, to.device, spec)
         if key not in self._columns:
-            name = self._free(str(chosen._replace(stream=stream or None)))
-            stored, joined = joined_spec(source, names), joined_changes(source, names)
             self._columns[key] = Column(
-                name, source.label, names, to.framework, to.device, spec, stored, to.pinned, role, stream, joined
+                name=self._free_name(str(selection._replace(stream=stream or None))),
+                feature_set=feature_set.label,
+                columns=names,
+                framework=to.framework,
+                device=to.device,
+                spec=spec,
+                stored=joined_spec(feature_set, names),
+                backend=to.backend,
+                native_device=to.native_device,
+                pinned=to.pinned,
+                role=role,
+                stream=stream,
+                joined=joined_changes(feature_set, names),
             )
         return self._columns[key]
 
-    def _stream(self, chosen: Chosen) -> str:
+    def _stream(self, selection: Chosen) -> str:
         """The stream that is read, `""` for the first."""
-        stream, there = chosen.stream or "", self._streams.get(chosen.source.label)
-        if there is not None:
-            check_stream(stream, chosen.source.label, there)
-        return "" if there and stream == there[0] else stream
+        stream, known = selection.stream or "", self._streams.get(selection.source.label)
+        if known is not None:
+            check_stream(stream, selection.source.label, known)
+        return "" if known and stream == known[0] else stream
 
-    def _free(self, base: str) -> str:
-        """A name that no column has; those of feature sets may look like any that is made here."""
+    def _free_name(self, base: str) -> str:
+        """`base`, numbered if another column has this name: users' names may contain any separator used here."""
         taken = {column.name for column in self._columns.values()}
         others = (f"{base}#{i}" for i in itertools.count(2))
         return next(name for name in itertools.chain([base], others) if name not in taken)
 
 
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:
-    """The column that a node takes for a reference: floating values in the node's dtype, bare numbers as it can."""
+    """The column of a reference as a node takes it: floating values in its dtype, scalars as [1] if it needs that."""
     spec = cast(joined_spec(reference.feature_set, reference.features), shapes.dtypes[to.node])
     spec = lifted(spec) if to.node in shapes.lifted else spec
     return table.want(Chosen(reference.feature_set, reference.features, reference.stream), spec, to, "features")
 
 
-def check_stream(stream: str, label: str, there: Sequence[str]) -> None:
-    """Make sure that the sampler of a feature set has a stream; `""` is its first.
+def check_stream(stream: str, label: str, known: Sequence[str]) -> None:
+    """Check that the sampler of a feature set has a stream; `""` is its first.
 
     Raises:
-        SamplerError: it has not; the message has the closest.
+        SamplerError: it does not.
     """
-    if not stream or stream in there:
-        return
-    several = "use a sampler that has it, such as a PairSampler or a TripletSampler"
-    raise SamplerError(
-        f"the stream {stream!r} of {label!r} is read, and its sampler has no such stream",
-        available=", ".join(there),
-        hint=did_you_mean(stream, there) if len(there) > 1 else several,
-    )
+    if stream and stream not in known:
+        other_sampler = "use a sampler that has it, such as a PairSampler or a TripletSampler"
+        raise SamplerError(
+            f"the sampler of {label!r} has no stream {stream!r}, which is read",
+            available=", ".join(known),
+            hint=did_you_mean(stream, known) if len(known) > 1 else other_sampler,
+        )
 
 
 def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> Chosen:
-    """The target columns that `"targets"` means for a loss: those of the data that feed its node, in their stream.
+    """The columns that `"targets"` means for a loss: the targets of the data that feed its node, in their stream.
 
     Raises:
-        ColumnError: there is none, or it is not clear which.
+        ColumnError: there are none, or several.
     """
     references = (ref for ref in topology.references(loss.on, nodes) if ref.targets)
-    found = {Chosen(ref.feature_set, ref.targets, ref.stream) for ref in references}
-    if len(found) == 1:
-        return found.pop()
-    if not found:
+    selections = {Chosen(ref.feature_set, ref.targets, ref.stream) for ref in references}
+    if len(selections) == 1:
+        return selections.pop()
+    if not selections:
         raise ColumnError(
-            f"the loss on {loss.on!r} takes 'targets', and the data that feed this node have none",
+            f"the loss on {loss.on!r} has the input 'targets', but the data that feed this node have no targets",
             hint="name target_keys in the feature set, or columns in reference(targets=[...])",
         )
     raise ColumnError(
-        f"the loss on {loss.on!r} takes 'targets', and there are several",
-        available=", ".join(sorted(one.shown for one in found)),
+        f"the loss on {loss.on!r} has the input 'targets', but several data sets with targets feed this node",
+        available=", ".join(sorted(selection.shown for selection in selections)),
         hint="name one of these in inputs=",
     )
 
@@ -136,30 +145,31 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> Chosen:
 def named_column(text: str, nodes: Mapping[str, Node]) -> Chosen | None:
     """The columns that `"FEATURE_SET.COLUMN"` names; None if it names no feature set of the graph.
 
-    `"FEATURE_SET.A+B"` are two, joined; `"FEATURE_SET.COLUMN@STREAM"` is read from another stream than the first.
+    `"FEATURE_SET.A+B"` names two, joined; `"FEATURE_SET.COLUMN@STREAM"` another stream than the first.
 
     Raises:
         ColumnError: the feature set has no such column.
     """
     label, _, rest = text.partition(".")
-    source = topology.feature_sets(nodes.values()).get(label)
-    if source is None:
+    feature_set = topology.feature_sets(nodes.values()).get(label)
+    if feature_set is None:
         return None
-    whole, _, stream = (rest, "", "") if rest in source.columns or "@" not in rest else rest.rpartition("@")
-    names = (whole,) if whole in source.columns else tuple(whole.split("+"))
+    columns, _, stream = (rest, "", "") if rest in feature_set.columns or "@" not in rest else rest.rpartition("@")
+    names = (columns,) if columns in feature_set.columns else tuple(columns.split("+"))
     for name in names:
-        source.spec(name)
-    return Chosen(source, names, stream or None)
+        feature_set.spec(name)
+    return Chosen(feature_set, names, stream or None)
 
 
-def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], output: TensorSpec) -> TensorSpec:
-    """The form in which a column is compared with an output by a loss, so that nothing broadcasts or changes silently.
+def target_spec(loss: AppliedLoss, selection: Chosen, output: TensorSpec) -> TensorSpec:
+    """The form in which a loss compares columns with an output, so that nothing broadcasts or changes silently.
 
     Raises:
-        ShapeError: the shapes do not fit; names the node and both.
+        ShapeError: the shapes do not fit; names the node and both shapes.
         SpecError: the dtype does not fit.
     """
-    stored, name = joined_spec(source, names), f"{source.label}.{brief(names)}"
+    names = selection.names
+    stored, name = joined_spec(selection.source, names), f"{selection.source.label}.{brief(names)}"
     if loss.loss.own is not None:
         return _for_own(cast(stored, output.dtype), output)
     _refuse_one_class(loss, output)
@@ -169,7 +179,7 @@ def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], o
         dtypes = dict.fromkeys(names, output.dtype)
         raise SpecError(
             f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
-            hint=f"say what the integers mean: feature_set.cast({dtypes}, keep_splits=True)",
+            hint=f"convert the integers: feature_set.cast({dtypes}, keep_splits=True)",
         )
     if loss.loss.name == "cross_entropy" and len(output.shape) != 1:
         raise _unfit(loss, stored, output, name)
@@ -177,17 +187,16 @@ def target_spec(loss: AppliedLoss, source: FeatureSet, names: tuple[str, ...], o
 
 
 def _for_own(stored: TensorSpec, output: TensorSpec) -> TensorSpec:
-    """For a loss of the user's own, which may compare what it likes: only single axes are aligned, so that [n] does
-    not broadcast against [n, 1]."""
+    """For a framework's own loss, which compares as it likes: [n] is aligned with [n, 1], so that none broadcasts."""
     same = _without_ones(stored.shape) == _without_ones(output.shape)
     return replace(stored, shape=output.shape) if same else stored
 
 
 def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name: str) -> None:
-    """Make sure that a named loss can compare two outputs as they are.
+    """Check that a named loss can compare two outputs.
 
     Raises:
-        ShapeError: it would have to broadcast or align them.
+        ShapeError: it would have to broadcast or reshape one.
     """
     _refuse_one_class(loss, output)
     indices = loss.loss.name == "cross_entropy" and not is_floating(other.dtype)
@@ -196,17 +205,16 @@ def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name
 
 
 def is_indices(loss: AppliedLoss, target: TensorSpec) -> bool:
-    """Whether a target in this form holds class indices."""
+    """Whether a target of this spec has class indices."""
     return loss.loss.own is None and loss.loss.name == "cross_entropy" and not is_floating(target.dtype)
 
 
 def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
-    """The softmax of one logit is 1, whatever the logit: such a loss would be 0 and train nothing."""
+    """The softmax of a single logit is always 1: the loss would be 0 and train nothing."""
     if loss.loss.name == "cross_entropy" and output.shape and math.prod(output.shape) == 1:
         raise ShapeError(
-            f"cross_entropy on node {loss.on!r} compares classes, and its output {output} has one: one class has "
-            "nothing to tell apart",
-            hint="for a number use 'mse', for yes or no 'binary_cross_entropy', else give an output for each class",
+            f"cross_entropy on node {loss.on!r} needs at least two classes, and its output {output} has one",
+            hint="use 'mse' for a number, 'binary_cross_entropy' for yes or no, or one output for each class",
         )
 
 
@@ -235,7 +243,7 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
     return ShapeError(
         f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; "
         "losses never broadcast",
-        available=f"it takes {wants}",
+        available=wants,
         hint=f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}",
     )
 

@@ -1,114 +1,108 @@
-"""Losses at their place: what each is called with, in the form in which it is compared."""
+"""Loss binding: from an AppliedLoss to a segment's loss term, with its inputs in the form in which it compares them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from anyaccel.backend import ComputingBackend
 from anyaccel.errors import ColumnError, SpecError
-from anyaccel.graph import input_columns as cols
+from anyaccel.graph import input_columns
 from anyaccel.graph.nodes import Node
-from anyaccel.graph.plan import Assignment
+from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.shape_inference import Shapes
-from anyaccel.registry import Registry
 from anyaccel.segment import LossTerm, TensorSpec
 from anyaccel.specs import AppliedLoss, Loss, Optimizer
 
 _SYMMETRIC = ("mse", "mae")
 
 
-def check_accepted(label: str, recipe: Loss | Optimizer, framework: str, found: Registry) -> None:
-    """Make sure that a node's framework can build a recipe.
+def check_supported(label: str, spec: Loss | Optimizer, backend: ComputingBackend) -> None:
+    """Check that a node's backend can build a loss or optimizer.
 
     Raises:
         SpecError: it cannot.
     """
-    refusal = found.computing(framework).unsupported_reason(recipe)
-    if refusal:
-        what = "loss" if isinstance(recipe, Loss) else "optimizer"
+    reason = backend.unsupported_reason(spec)
+    if reason:
+        what = "loss" if isinstance(spec, Loss) else "optimizer"
         raise SpecError(
-            f"node {label!r} is of {framework}, which does not take the {what} {recipe.name!r}: {refusal}",
-            hint=f"use a named {what}, or one of {framework}'s own",
+            f"node {label!r}: {backend.framework} does not support the {what} {spec.name!r}: {reason}",
+            hint=f"use a named {what}, or one of {backend.framework}'s own",
         )
 
 
-class Terms:
-    """Makes the terms of a phase, and asks a column table for the targets that they need."""
+@dataclass(frozen=True, slots=True)
+class LossBinder:
+    """Makes the loss terms of a phase, and adds the target columns that they need to a column table."""
 
-    def __init__(
-        self,
-        nodes: Mapping[str, Node],
-        shapes: Shapes,
-        assigned: Mapping[str, Assignment],
-        table: cols.ColumnTable,
-        found: Registry,
-    ) -> None:
-        self._nodes = nodes
-        self._shapes = shapes
-        self._assigned = assigned
-        self._table = table
-        self._found = found
+    nodes: Mapping[str, Node]
+    shapes: Shapes
+    assigned: Mapping[str, Assignment]
+    table: input_columns.ColumnTable
 
     def term(self, loss: AppliedLoss) -> LossTerm:
-        """A loss as a segment has it.
+        """The term of a loss.
 
         Raises:
-            ColumnError, ShapeError, SpecError: what it is called with is not there, does not fit, or is not clear.
+            ColumnError, ShapeError, SpecError: an input does not exist, does not fit, or is ambiguous.
         """
-        check_accepted(loss.on, loss.loss, self._shapes.frameworks[loss.on], self._found)
-        given = {text: self._outputs(loss, text) for text in loss.inputs}
+        assignment = self.assigned[loss.on]
+        check_supported(loss.on, loss.loss, assignment.backend)
+        outputs = {text: self._outputs(loss, text) for text in loss.inputs}
         if loss.loss.own is None:
-            self._check_named(loss, given)
-        first = next((names[0] for names in given.values() if names), self._shapes.outputs[loss.on][0])
+            self._check_named(loss, outputs)
+        first = next((names[0] for names in outputs.values() if names), self.shapes.outputs[loss.on][0])
         inputs = tuple(
             name
             for text in loss.inputs
-            for name in given[text] or (self._target(loss, text, self._shapes.specs[first]),)
+            for name in outputs[text] or (self._target(loss, text, self.shapes.specs[first]),)
         )
-        return LossTerm(loss.label, loss.on, loss.loss, inputs, self._assigned[loss.on].device, loss.weight)
+        return LossTerm(loss.label, loss.on, loss.loss, inputs, assignment.device, loss.weight)
 
     def _outputs(self, loss: AppliedLoss, text: str) -> tuple[str, ...]:
-        """The outputs that a text names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none if it is a column."""
-        own = f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text
-        if text == "outputs" or own in self._nodes:
-            return self._shapes.outputs[loss.on if text == "outputs" else own]
-        if own in self._shapes.specs and own.partition(".")[0] in self._nodes:
-            return (own,)
-        if text == "targets" or cols.named_column(text, self._nodes) is not None:
+        """The outputs that an input names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none for a column."""
+        name = f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text
+        if text == "outputs" or name in self.nodes:
+            return self.shapes.outputs[loss.on if text == "outputs" else name]
+        if name in self.shapes.specs and name.partition(".")[0] in self.nodes:
+            return (name,)
+        if text == "targets" or input_columns.named_column(text, self.nodes) is not None:
             return ()
         raise ColumnError(
-            f"the loss on {loss.on!r} takes {text!r}, which is nothing in this graph",
-            available="outputs, targets, " + ", ".join(self._shapes.specs),
+            f"the loss on {loss.on!r} has the input {text!r}, which is nothing in this graph",
+            available="outputs, targets, " + ", ".join(self.shapes.specs),
             hint="use one of these names",
         )
 
-    def _check_named(self, loss: AppliedLoss, given: Mapping[str, tuple[str, ...]]) -> None:
+    def _check_named(self, loss: AppliedLoss, outputs: Mapping[str, tuple[str, ...]]) -> None:
+        what = f"{loss.loss.name} on {loss.on!r}"
         if len(loss.inputs) != 2:
             raise SpecError(
-                f"{loss.loss.name} on {loss.on!r} compares two values, and is given {len(loss.inputs)}",
-                hint="write inputs=['outputs', 'targets']",
+                f"{what} compares two values, got {len(loss.inputs)} inputs", hint="write inputs=['outputs', 'targets']"
             )
-        several = next((names for names in given.values() if len(names) > 1), ())
+        several = next((names for names in outputs.values() if len(names) > 1), ())
         if several:
             raise SpecError(
-                f"{loss.loss.name} on {loss.on!r}: {several[0].partition('.')[0]!r} has several outputs",
+                f"{what}: {several[0].partition('.')[0]!r} has several outputs",
                 available=", ".join(several),
                 hint="write inputs=['outputs.NAME', 'targets']",
             )
-        first, second = (given[text] for text in loss.inputs)
+        first, second = (outputs[text] for text in loss.inputs)
         if not first and loss.loss.name not in _SYMMETRIC:
             raise SpecError(
-                f"{loss.loss.name} on {loss.on!r} is called with {loss.inputs[0]!r} first, which is no output",
+                f"{what}: its first input, {loss.inputs[0]!r}, is not an output",
                 hint="write inputs=['outputs', 'targets'], in this order",
             )
         if first and second:
-            specs = self._shapes.specs
-            cols.check_outputs(loss, specs[first[0]], specs[second[0]], second[0])
+            specs = self.shapes.specs
+            input_columns.check_outputs(loss, specs[first[0]], specs[second[0]], second[0])
 
     def _target(self, loss: AppliedLoss, text: str, output: TensorSpec) -> str:
-        named = None if text == "targets" else cols.named_column(text, self._nodes)
-        chosen = named or cols.targets_of(loss, self._nodes)
-        spec = cols.target_spec(loss, chosen.source, chosen.names, output)
-        if cols.is_indices(loss, spec):
-            spec = replace(spec, dtype=self._found.computing(self._shapes.frameworks[loss.on]).index_dtype)
-        return self._table.want(chosen, spec, self._assigned[loss.on], "targets").name
+        assignment = self.assigned[loss.on]
+        named = None if text == "targets" else input_columns.named_column(text, self.nodes)
+        chosen = named or input_columns.targets_of(loss, self.nodes)
+        spec = input_columns.target_spec(loss, chosen, output)
+        if input_columns.is_indices(loss, spec):
+            spec = replace(spec, dtype=assignment.backend.index_dtype)
+        return self.table.want(chosen, spec, assignment, "targets").name

@@ -1,8 +1,8 @@
-"""Devices that several frameworks of one graph use: each is told that it is not alone, before it takes memory."""
+"""Memory sharing: frameworks of one graph that use the same device are told to leave memory to each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 from anyaccel.backend import Backend, Memory
@@ -11,60 +11,61 @@ from anyaccel.errors import MemoryShareError
 from anyaccel.graph.plan import Plan
 from anyaccel.registry import Registry
 
+User = tuple[str, Device]
+"""A framework and a device that it uses."""
 
-def announce(frameworks: Iterable[str], found: Registry) -> None:
-    """LogEvent the frameworks of a graph that is being built of each other, wherever they might meet.
 
-    Frameworks take memory when they are first used, and building a graph uses them; where its nodes go is not known
-    yet. What cannot be granted is no error before it matters.
+def share_while_building(frameworks: Iterable[str], registry: Registry) -> None:
+    """Make the frameworks of a graph that is being built share every device that several of them could use.
+
+    Building uses the frameworks, which then reserve memory, before devices are assigned. A refusal is ignored here; it
+    is an error in `share` if it matters.
     """
     names = set(frameworks)
-    served: dict[Device, list[Backend]] = {}
-    for backend in found.backends if len(names) > 1 else ():
+    users: dict[Device, list[Backend]] = {}
+    for backend in registry.backends if len(names) > 1 else ():
         if backend.framework in names and isinstance(backend, Memory):
-            for device in (one for one in backend.devices() if one.kind != "cpu"):
-                served.setdefault(device, []).append(backend)
-    for device, backends in served.items():
+            for device in (device for device in backend.devices() if device.kind != "cpu"):
+                users.setdefault(device, []).append(backend)
+    for device, backends in users.items():
         if len({backend.framework for backend in backends}) > 1:
             for backend in backends:
                 _share(backend, device, len(backends))
 
 
-def share(plan: Plan, found: Registry) -> None:
-    """LogEvent the frameworks of a plan that share a device; called before anything is placed.
+def share(plan: Plan) -> None:
+    """Make the frameworks of a plan share their common devices; called before anything is placed.
 
     Raises:
-        MemoryShareError: one took the memory of the device before it was told, and says what to do.
+        MemoryShareError: a framework reserved the memory of a device before; has that framework's hint.
     """
-    users = {(one.framework, one.device) for one in plan.assignments if one.device.kind != "cpu"}
-    backends = {user: found.serving(*user) for user in users}
-    for (framework, device), count in sorted(_shared(backends).items(), key=str):
-        refusal = _share(backends[framework, device], device, count)
+    backends: dict[User, Backend] = {
+        (assignment.framework, assignment.device): assignment.backend
+        for assignment in plan.assignments
+        if assignment.device.kind != "cpu"
+    }
+    for (framework, device), others in sorted(_shared(backends).items(), key=str):
+        refusal = _share(backends[framework, device], device, len(others) + 1)
         if refusal:
-            others = sorted({name for name, _ in users} - {framework})
             raise MemoryShareError(
-                f"phase {plan.phase!r} uses {device} from {framework} and from {', '.join(others)}: {refusal}"
+                f"phase {plan.phase!r} uses {device} from {framework} and from {', '.join(sorted(others))}: {refusal}"
             )
 
 
-def _shared(backends: Mapping[tuple[str, Device], Backend]) -> dict[tuple[str, Device], int]:
-    """How many frameworks use each device that more than one uses."""
-    found: dict[tuple[str, Device], set[str]] = {}
-    for one, other in _pairs(backends):
-        if one[0] != other[0] and _same(backends[one], one[1], backends[other], other[1]):
-            for user in (one, other):
-                found.setdefault(user, set()).update((one[0], other[0]))
-    return {user: len(names) for user, names in found.items()}
+def _shared(backends: Mapping[User, Backend]) -> dict[User, set[str]]:
+    """For each device of a framework that others use too: the other frameworks."""
+    shared: dict[User, set[str]] = {}
+    for first, second in combinations(sorted(backends, key=str), 2):
+        if first[0] != second[0] and _is_same(backends[first], first[1], backends[second], second[1]):
+            shared.setdefault(first, set()).add(second[0])
+            shared.setdefault(second, set()).add(first[0])
+    return shared
 
 
-def _pairs(backends: Mapping[tuple[str, Device], Backend]) -> Iterator[tuple[tuple[str, Device], tuple[str, Device]]]:
-    return combinations(sorted(backends, key=str), 2)
-
-
-def _same(one: Backend, device: Device, other: Backend, there: Device) -> bool:
-    """Whether two devices are one: by identity where both have one, else by kind and index."""
-    mine, its = one.device_info(device).identity, other.device_info(there).identity
-    return mine == its if mine and its else device == there
+def _is_same(first: Backend, device: Device, second: Backend, other: Device) -> bool:
+    """Whether two devices are one: by identity if both have one, else by kind and index."""
+    identities = first.device_info(device).identity, second.device_info(other).identity
+    return identities[0] == identities[1] if all(identities) else device == other
 
 
 def _share(backend: Backend, device: Device, count: int) -> str:

@@ -1,4 +1,4 @@
-"""Nodes of a graph: a model, or the concatenation of several values, and where each takes its inputs from."""
+"""Nodes of a graph: models and concatenations, and what feeds each."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.specs import Optimizer, is_own_optimizer
 
 Upstream = Reference | str
-"""Where an input comes from: columns of a FeatureSet, or the label of a node (`"label"` or `"label.OUTPUT"`)."""
+"""What feeds a node: columns of a FeatureSet, or the label of a node (`"label"` or `"label.OUTPUT"`)."""
 
 _LABEL = re.compile(r"[^./\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
 def check_label(label: Any, what: str) -> str:
-    """A label that may be used: not empty, and without `.`, `/` and control characters.
+    """`label` if it is a valid label: text that is not empty and has no `.`, `/`, control characters or outer spaces.
 
     Raises:
-        GraphError: it may not.
+        GraphError: it is not valid.
     """
     if not isinstance(label, str) or not _LABEL.fullmatch(label) or label != label.strip():
-        raise GraphError(f"{label!r} cannot be the label of {what}", hint="use text without '.', '/' or outer spaces")
+        raise GraphError(f"{label!r} is not a valid label of {what}", hint="use text without '.', '/' or outer spaces")
     return label
 
 
 def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
-    """An optimizer as an Optimizer: a name, or something of a framework's own, is made one.
+    """`given` as an Optimizer: a name or a framework's own optimizer is converted, None stays None.
 
     Raises:
-        GraphError: it is none.
+        GraphError: it is not an optimizer.
     """
     if given is None or isinstance(given, Optimizer):
         return given
     if not (isinstance(given, str) or is_own_optimizer(given)):
         raise GraphError(
-            f"{whose} was given the optimizer {type(given).__name__}", hint="write Optimizer('adam', lr=1e-3)"
+            f"the optimizer of {whose} is a {type(given).__name__}", hint="write Optimizer('adam', lr=1e-3)"
         )
     return Optimizer(given)
 
@@ -52,17 +52,17 @@ class ModelNode:
 
     Args:
         label: its name in the graph.
-        model: an object of any framework that a plugin serves (such as a plain module), or an estimator with `fit` and
-            `predict`. Giving the same object to several nodes shares its parameters.
-        upstream_ref: what feeds it: `feature_set.reference(...)`, the label of a node, a node, or a list of these for
-            a model with several inputs.
-        accelerator: the node's own device; wins over the phase's, and is strict.
-        optimizer: the node's own optimizer; wins over the graph's.
-        framework: decides whose the model is, where that is not clear.
-        outputs: names of the outputs of a model that has several; their numbers by default.
+        model: a model of any framework that has a plugin, or an estimator with `fit` and `predict`. Several nodes with
+            the same object share its parameters.
+        upstream_ref: what feeds it: `feature_set.reference(...)`, a node or its label, or a list of these for a model
+            with several inputs.
+        accelerator: the node's own device, used instead of the phase's; it is strict.
+        optimizer: the node's own optimizer, used instead of the graph's.
+        framework: the model's framework, where its class does not show it.
+        outputs: names of the outputs of a model that has several; by default their numbers.
 
     Raises:
-        GraphError: a label or an upstream that cannot be.
+        GraphError: an invalid label, model or upstream.
     """
 
     label: str
@@ -99,11 +99,14 @@ class ModelNode:
         return f"ModelNode({self.label!r}, {model_name(self.model)}{where})"
 
     def value_names(self, count: int) -> tuple[str, ...]:
-        """Names of the node's values, for `count` outputs: the label alone for one, `label.OUTPUT` for several."""
+        """Names of the node's `count` outputs: the label for one, `label.OUTPUT` for several.
+
+        Raises:
+            GraphError: `outputs` has another number of names.
+        """
         if self.outputs is not None and len(self.outputs) != count:
             raise GraphError(
-                f"node {self.label!r} names {len(self.outputs)} outputs",
-                available=f"its model gives {count}",
+                f"node {self.label!r} names {len(self.outputs)} outputs, and its model gives {count}",
                 hint="name each, or none",
             )
         if count == 1 and self.outputs is None:
@@ -113,12 +116,15 @@ class ModelNode:
 
 @dataclass(eq=False, slots=True, init=False, repr=False)
 class ConcatNode:
-    """Joins its inputs along one axis of a sample; the batch is never joined. It is computed where its consumer is.
+    """Concatenates its inputs along one axis of a sample. It is computed on the device of the node that it feeds.
 
     Args:
         label: its name in the graph.
         upstream_refs: two or more of what `ModelNode.upstream_ref` takes.
         concat_axis: axis of a sample, without the batch; negative ones count from the end.
+
+    Raises:
+        GraphError: an invalid label, axis or upstream, or fewer than two upstreams.
     """
 
     label: str
@@ -129,11 +135,11 @@ class ConcatNode:
         self.label = check_label(label, "a node")
         self.upstreams = _upstreams(label, upstream_refs)
         if not isinstance(concat_axis, int) or isinstance(concat_axis, bool):
-            raise GraphError(f"ConcatNode {label!r}: concat_axis={concat_axis!r} is not an int", hint="write -1")
+            raise GraphError(f"ConcatNode {label!r}: concat_axis must be an int, got {concat_axis!r}", hint="write -1")
         self.axis = concat_axis
         if len(self.upstreams) < 2:
             raise GraphError(
-                f"ConcatNode {label!r} joins {len(self.upstreams)} value", hint="give it two or more upstream_refs"
+                f"ConcatNode {label!r} has {len(self.upstreams)} upstream", hint="give it two or more upstream_refs"
             )
 
     def __repr__(self) -> str:
@@ -144,15 +150,15 @@ Node = ModelNode | ConcatNode
 
 
 def model_name(model: Any) -> str:
-    """What a model is called for people: its class, of an Estimator that of what it was made of."""
+    """The class name of a model; of an Estimator that of the object that it wraps."""
     return model.name if isinstance(model, Estimator) else type(model).__name__
 
 
 def _checked_model(label: str, model: Any) -> Any:
     if isinstance(model, type):
         raise GraphError(
-            f"node {label!r} was given the class {model.__name__}, not a model",
-            hint=f"make one: {model.__name__}(...)",
+            f"the model of node {label!r} is the class {model.__name__}",
+            hint=f"create one: {model.__name__}(...)",
         )
     return model
 
@@ -161,7 +167,8 @@ def _outputs(label: str, given: Any) -> tuple[str, ...]:
     names = tuple(given) if isinstance(given, (list, tuple)) else ()
     if not names or len(set(map(str, names))) < len(names):
         raise GraphError(
-            f"node {label!r}: outputs={given!r} is not a list of different names", hint="write ['mean', 'variance']"
+            f"node {label!r}: outputs must be distinct names, got {given!r}",
+            hint="write ['mean', 'variance']",
         )
     return tuple(check_label(name, "an output") for name in names)
 
@@ -172,7 +179,7 @@ def _upstreams(label: str, given: Any) -> tuple[Upstream, ...]:
         raise GraphError(
             f"node {label!r} has no upstream", hint="give feature_set.reference(...) or the label of a node"
         )
-    return tuple(_upstream(label, one) for one in several)
+    return tuple(_upstream(label, upstream) for upstream in several)
 
 
 def _upstream(label: str, given: Any) -> Upstream:
@@ -181,18 +188,18 @@ def _upstream(label: str, given: Any) -> Upstream:
     if isinstance(given, (ModelNode, ConcatNode)):
         return given.label
     raise GraphError(
-        f"node {label!r} cannot take its input from {type(given).__name__}",
+        f"node {label!r} has an upstream of type {type(given).__name__}",
         hint="give feature_set.reference(...), a node, or the label of a node",
     )
 
 
 def column_name(reference: Reference, role: str = "features") -> str:
-    """Name of the value that a reference gives: `FEATURE_SET.COLUMN`, columns joined by `+`, and `@STREAM` if named."""
+    """Name of the value of a reference: `FEATURE_SET.COLUMN`, columns joined by `+`, with `@STREAM` if it names one."""
     return _named(reference, "+".join(getattr(reference, role)))
 
 
 def shown_name(reference: Reference) -> str:
-    """The name of the value that a reference gives, for people: of many columns the first."""
+    """The name of the value of a reference for people: of many columns the first."""
     return _named(reference, brief(reference.features))
 
 

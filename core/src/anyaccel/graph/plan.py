@@ -1,132 +1,52 @@
-"""Plan: which node goes where, and why; which values cross; what is loaded. Data, made before anything moves."""
+"""Plan: everything decided about a phase before anything moves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from anyaccel.data.roles import brief
 from anyaccel.device import Device
-from anyaccel.display import listing
+from anyaccel.display import guarded
 from anyaccel.errors import GraphError
+from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
+from anyaccel.graph.plan_html import plan_page
 from anyaccel.html import text
 from anyaccel.segment import TensorSpec
 
 _ROUTES = {
     "move": "a move within the framework",
     "share": "shared memory",
-    "copy": "shared memory and a copy, as the node may write to it",
+    "copy": "shared memory and a copy, because the node may write to it",
     "host": "a copy through host memory",
 }
 _LONGEST = 400  # characters of a cell
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Where a node is computed. `reason` is node, phase, policy, default or fallback; `written` is what was asked.
-
-    A ConcatNode has no say: its reason is neighbour, and `written` the node that it goes with.
-
-    `native` is the framework's own name of the device; `parameters` counts the model's, `nbytes` their bytes.
-    """
-
-    node: str
-    framework: str
-    device: Device
-    native: str
-    reason: str
-    written: str = ""
-    pinned: bool = False
-    frozen: bool = False
-    parameters: int = 0
-    nbytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Columns of a feature set joined to one value, as they are put on a device.
-
-    `stored` is how the data are, `spec` how they arrive: floating numbers in the receiving model's dtype, class
-    indices in the framework's index dtype, single axes aligned with the output that a target is compared with.
-    `stream` is that of the sampler from which its rows come, `""` for the first. `joined` tells which of several
-    columns had to change their dtype to be joined, as `b int64 as float64`.
-    """
-
-    name: str
-    feature_set: str
-    columns: tuple[str, ...]
-    framework: str
-    device: Device
-    spec: TensorSpec
-    stored: TensorSpec
-    pinned: bool = False
-    role: str = "features"
-    stream: str = ""
-    joined: tuple[str, ...] = ()
-
-    @property
-    def shown(self) -> str:
-        """The name for people: of many columns the first."""
-        before, rest = f"{self.feature_set}.", self.name[len(self.feature_set) + 1 + len("+".join(self.columns)) :]
-        return f"{before}{brief(self.columns)}{rest}"
-
-    @property
-    def change(self) -> str:
-        """What is changed on the way, `""` for nothing."""
-        parts = [listing(self.joined, 3)] if self.joined else []
-        if self.stored.dtype != self.spec.dtype:
-            parts.append(f"{self.stored.dtype} to {self.spec.dtype}")
-        if self.stored.shape != self.spec.shape:
-            parts.append(f"{list(self.stored.shape)} to {list(self.spec.shape)}")
-        return ", ".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """A value that goes from one device or framework to another in every step. `nbytes` is of one sample.
-
-    `target` is the first node that takes it there. Where `gradient` is true it is the value's cotangent that goes,
-    back to the node that made the value. `route` is move, share, copy or host (see `anyaccel.graph.transfers`).
-    """
-
-    value: str
-    source: str
-    target: str
-    origin: Device
-    destination: Device
-    route: str
-    nbytes: int
-    gradient: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A segment, by its nodes: what one backend computes in one go."""
-
-    label: str
-    framework: str
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class Plan:
-    """Everything decided about a phase before it runs."""
+    """Where each node is computed and why, what is loaded, and what crosses between devices in every step.
+
+    Attributes:
+        phase, graph: labels of the phase and of the graph.
+        assignments: in topological order.
+        parts: the segments in the order of computation.
+        notes: what else to know, such as fallbacks and idle nodes.
+    """
 
     phase: str
     graph: str
     assignments: tuple[Assignment, ...]
-    columns: tuple[Column, ...]
-    crossings: tuple[Crossing, ...]
-    parts: tuple[Part, ...]
+    columns: tuple[Column, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
+    parts: tuple[Part, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        devices = ", ".join(dict.fromkeys(str(one.device) for one in self.assignments))
-        told = {"column": len(self.columns), "crossing": len(self.crossings)}
-        counts = ", ".join(number_of(number, what) for what, number in told.items())
+        devices = ", ".join(dict.fromkeys(str(assignment.device) for assignment in self.assignments))
         where = f"{number_of(len(self.assignments), 'node')}{' on ' if devices else ''}{devices}"
-        return f"Plan({self.phase!r} on {self.graph!r}: {where}, {counts})"
+        columns, crossings = number_of(len(self.columns), "column"), number_of(len(self.crossings), "crossing")
+        return f"Plan({self.phase!r} on {self.graph!r}: {where}, {columns}, {crossings})"
 
     def __getitem__(self, node: str) -> Assignment:
         """The assignment of a node.
@@ -134,90 +54,104 @@ class Plan:
         Raises:
             GraphError: the plan has no such node.
         """
-        found = next((one for one in self.assignments if one.node == node), None)
-        if found is None:
-            raise GraphError(
-                f"{node!r} is not in the plan of {self.phase!r}",
-                available=", ".join(one.node for one in self.assignments),
-            )
-        return found
-
-    def _place(self, node: str) -> str:
-        return f"{self[node].framework} {self[node].device}"
+        for assignment in self.assignments:
+            if assignment.node == node:
+                return assignment
+        raise GraphError(
+            f"the plan of {self.phase!r} has no node {node!r}",
+            available=", ".join(assignment.node for assignment in self.assignments),
+        )
 
     def device(self, node: str) -> Device:
-        """Where a node is computed."""
+        """The device of a node.
+
+        Raises:
+            GraphError: the plan has no such node.
+        """
         return self[node].device
 
     def explain(self, node: str) -> str:
-        """Why a node is computed where it is, in one sentence."""
-        one = self[node]
-        why = {
-            "node": f"its own accelerator says {one.written!r}",
-            "phase": f"the phase asks for {one.written!r} and the node for nothing",
-            "neighbour": f"it goes with {one.written!r}",
-            "policy": f"the policy {one.written!r} chose it",
-            "default": "neither the node nor the phase asks for a device",
-            "fallback": f"the phase asks for {one.written!r}, on which {one.framework} is not served",
-        }[one.reason]
-        return f"{node} runs on {one.device} ({one.framework}: {one.native}) because {why}."
+        """Why a node is computed where it is, in one sentence.
+
+        Raises:
+            GraphError: the plan has no such node.
+        """
+        assignment = self[node]
+        where = f"{assignment.device} ({assignment.framework}: {assignment.native_name})"
+        return f"{node} runs on {where} because {_why(assignment)}."
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, ready for JSON."""
-        return {
-            "phase": self.phase,
-            "graph": self.graph,
-            "assignments": [_flat(one) for one in self.assignments],
-            "columns": [_flat(one) for one in self.columns],
-            "crossings": [_flat(one) for one in self.crossings],
-            "segments": [_flat(one) for one in self.parts],
-            "notes": list(self.notes),
+        lists = {
+            "assignments": self.assignments,
+            "columns": self.columns,
+            "crossings": self.crossings,
+            "segments": self.parts,
         }
+        plain = {key: [_to_dict(entry) for entry in entries] for key, entries in lists.items()}
+        return {"phase": self.phase, "graph": self.graph, **plain, "notes": list(self.notes)}
 
     def _repr_html_(self) -> str:
-        from anyaccel.graph.drawing.notebook import plan_html  # which draws what this module says
-
-        return plan_html(self)
+        title = f"of {self.phase} on {self.graph}"
+        return guarded(self, lambda: plan_page(title, self.assignments, self.columns, self.crossings, self.notes, _why))
 
     def __str__(self) -> str:
         rows = [("node", "device", "native name", "why", "parameters")]
         rows += [
-            (a.node, str(a.device), f"{a.framework} {a.native}", a.reason, f"{a.parameters:,}")
+            (a.node, str(a.device), f"{a.framework} {a.native_name}", a.reason, f"{a.parameters:,}")
             for a in self.assignments
         ]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
-        for column in self.columns:
-            change = f" ({column.change})" if column.change else ""
-            name, where = text(column.shown, _LONGEST), f"{column.framework} {column.device}"
-            lines.append(f"load  {name} -> {where}: {column.spec}{change}")
-        for crossing in self.crossings:
-            what = f"gradient of {crossing.value}" if crossing.gradient else crossing.value
-            lines.append(
-                f"cross {what}: {self._place(crossing.source)} -> {self._place(crossing.target)} "
-                f"by {_ROUTES[crossing.route]}, {crossing.nbytes} B a sample"
-            )
+        lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
         return "\n".join([*lines, *(f"note  {note}" for note in self.notes)])
+
+    def _crossing_line(self, crossing: Crossing) -> str:
+        value = f"gradient of {crossing.value}" if crossing.gradient else crossing.value
+        source, target = self[crossing.source], self[crossing.target]
+        ends = f"{source.framework} {source.device} -> {target.framework} {target.device}"
+        return f"cross {value}: {ends} by {_ROUTES[crossing.route]}, {crossing.nbytes} B a sample"
+
+
+def _why(assignment: Assignment) -> str:
+    requested = assignment.requested
+    return {
+        "node": f"its own accelerator is {requested!r}",
+        "phase": f"the phase asks for {requested!r} and the node for no device",
+        "neighbour": f"it goes with {requested!r}",
+        "policy": f"the policy {requested!r} chose it",
+        "default": "neither the node nor the phase asks for a device",
+        "fallback": f"the phase asks for {requested!r}, where no installed plugin runs {assignment.framework}",
+    }.get(assignment.reason, assignment.reason)
+
+
+def _column_line(column: Column) -> str:
+    change = f" ({column.change})" if column.change else ""
+    name = text(column.shown, _LONGEST)
+    return f"load  {name} -> {column.framework} {column.device}: {column.spec}{change}"
 
 
 def number_of(number: int, what: str) -> str:
-    """How many there are: `1 node`, `2 nodes`."""
+    """A number of things: `1 node`, `2 nodes`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows of text as aligned lines; what is in a cell stays in its line."""
+    """Rows of text as aligned lines; the text of a cell stays on its line."""
     rows = [tuple(text(cell, _LONGEST) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _flat(value: Any) -> dict[str, Any]:
-    return {key: _plain(item) for key, item in asdict(value).items()} | {
-        key: str(getattr(value, key)) for key in ("device", "origin", "destination") if hasattr(value, key)
-    }
+def _to_dict(entry: Any) -> dict[str, Any]:
+    """The compared fields of a plan's entry or of a spec; the others are objects of backends."""
+    return {item.name: _plain(getattr(entry, item.name)) for item in fields(entry) if item.compare}
 
 
-def _plain(item: Any) -> Any:
-    if isinstance(item, Mapping):
-        return {key: _plain(value) for key, value in item.items()}
-    return [_plain(value) for value in item] if isinstance(item, (list, tuple)) else item
+def _plain(value: Any) -> Any:
+    if isinstance(value, Device):
+        return str(value)
+    if isinstance(value, TensorSpec):
+        return _to_dict(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,4 +1,4 @@
-"""Segments made concrete: operations in order, what arrives where, and what leaves."""
+"""Segment builder: the segments of a phase as backends receive them, with operations, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from dataclasses import dataclass, replace
 
 from anyaccel.device import Device
 from anyaccel.graph.nodes import ModelNode, Node
-from anyaccel.graph.plan import Assignment, Column
+from anyaccel.graph.plan_entries import Assignment, Column
 from anyaccel.graph.shape_inference import Shapes, is_floating
 from anyaccel.segment import LossTerm, NodeState, Operation, ParameterGroup, Segment, TensorSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Material:
-    """What segments are made of. `inputs` names each node's values, columns in the form in which it takes them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentBuilder:
+    """Builds the segments of a phase.
+
+    Attributes:
+        inputs: names of each node's input values, with columns in the form in which the node takes them.
+        in_training: labels of the nodes that run in training mode.
+        live: names of the values through which gradients flow.
+        wants: labels of the nodes whose outputs are kept.
+        states: optimizer state by node.
+    """
 
     nodes: Mapping[str, Node]
     shapes: Shapes
@@ -29,30 +37,38 @@ class Material:
     states: Mapping[str, NodeState]
 
     def segment(self, label: str, part: Sequence[str]) -> Segment:
-        """The segment of some nodes."""
-        operations = tuple(self._operation(one) for one in part)
+        """The segment of some nodes, given in topological order."""
+        operations = tuple(map(self._operation, part))
         losses = tuple(term for term in self.terms if term.on in part)
-        made = {name for operation in operations for name in operation.outputs}
-        arrivals = {name: device for name, device in _arrivals(operations, losses).items() if name not in made}
+        computed = {name for operation in operations for name in operation.outputs}
+        arrivals = {name: device for name, device in _arrivals(operations, losses).items() if name not in computed}
         needed = self._needed_outside(part)
-        mine = (replace(group, nodes=tuple(one for one in group.nodes if one in part)) for group in self.groups)
+        groups = (replace(group, nodes=tuple(node for node in group.nodes if node in part)) for group in self.groups)
         return Segment(
-            label,
-            operations,
-            {name: (self._spec(name), device) for name, device in arrivals.items()},
-            tuple(name for operation in operations for name in operation.outputs if name in needed),
-            losses,
-            tuple(group for group in mine if group.nodes),
-            tuple(name for name in arrivals if name in self.live and is_floating(self._spec(name).dtype)),
-            {one: self.states[one] for one in part if one in self.states},
+            label=label,
+            operations=operations,
+            inputs={name: (self._spec(name), device) for name, device in arrivals.items()},
+            outputs=tuple(name for operation in operations for name in operation.outputs if name in needed),
+            losses=losses,
+            groups=tuple(group for group in groups if group.nodes),
+            needs_pullback=tuple(
+                name for name in arrivals if name in self.live and is_floating(self._spec(name).dtype)
+            ),
+            states={node: self.states[node] for node in part if node in self.states},
         )
 
     def _operation(self, label: str) -> Operation:
-        node, device, trains = self.nodes[label], self.assigned[label].device, label in self.in_training
-        inputs, outputs = self.inputs[label], self.shapes.outputs[label]
-        if isinstance(node, ModelNode):
-            return Operation(label, node.model, inputs, outputs, device, trains)
-        return Operation(label, None, inputs, outputs, device, trains, node.axis)
+        node = self.nodes[label]
+        model, axis = (node.model, -1) if isinstance(node, ModelNode) else (None, node.axis)
+        return Operation(
+            label=label,
+            model=model,
+            inputs=self.inputs[label],
+            outputs=self.shapes.outputs[label],
+            device=self.assigned[label].device,
+            trainable=label in self.in_training,
+            axis=axis,
+        )
 
     def _spec(self, name: str) -> TensorSpec:
         return self.columns[name].spec if name in self.columns else self.shapes.specs[name]
@@ -65,7 +81,7 @@ class Material:
 
 
 def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> dict[str, Device]:
-    """The device on which each value arrives: that of the first who takes it."""
+    """The device on which each value arrives: that of the first operation or loss that takes it."""
     takers: list[Operation | LossTerm] = [*operations, *losses]
     devices: dict[str, Device] = {}
     for taker in takers:

@@ -1,4 +1,4 @@
-"""A graph's wiring to and from plain data. Reading imports nothing and names registered things only."""
+"""Serialization: nodes to and from plain data. Reading imports nothing and names only what is registered."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from anyaccel.specs import Optimizer
 _MODEL_KEYS = {"type", "label", "upstreams", "accelerator", "optimizer", "framework", "outputs", "frozen", "model"}
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
 _SHARED = "shared_with"
-_MODEL = "write {'framework': ..., 'name': ..., 'config': {...}}"
+_MODEL_HINT = "write {'framework': ..., 'name': ..., 'config': {...}}"
 
 
 def checked(config: Any, keys: set[str], needed: set[str], what: str) -> dict[str, Any]:
-    """`config` as a dict with no other than these keys, and at least those needed.
+    """`config` as a dict, which may have `keys` and must have those in `needed`.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a dict, or has other keys.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(f"{config!r} is not the configuration of {what}", hint="give the dict that get_config() made")
-    strange = sorted(set(map(str, config)) - keys)
-    if strange:
-        raise ConfigError(f"the configuration of {what} has no {', '.join(strange)}", available=", ".join(sorted(keys)))
+    unknown = sorted(set(map(str, config)) - keys)
+    if unknown:
+        raise ConfigError(
+            f"the configuration of {what} has unknown keys: {', '.join(unknown)}", available=", ".join(sorted(keys))
+        )
     missing = sorted(needed - set(config))
     if missing:
         raise ConfigError(
@@ -44,34 +46,34 @@ def by_label(feature_sets: Iterable[FeatureSet]) -> dict[str, FeatureSet]:
     Raises:
         ConfigError: two have the same label.
     """
-    found: dict[str, FeatureSet] = {}
-    for one in feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets:
-        if found.setdefault(one.label, one) is not one:
-            raise ConfigError(f"two feature sets are called {one.label!r}", hint="give each its own label")
-    return found
+    labelled: dict[str, FeatureSet] = {}
+    for feature_set in feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets:
+        if labelled.setdefault(feature_set.label, feature_set) is not feature_set:
+            raise ConfigError(f"two feature sets are called {feature_set.label!r}", hint="give each its own label")
+    return labelled
 
 
 def entries(config: Mapping[str, Any], key: str, what: str) -> list[Any]:
     """The list under a key.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a list.
     """
     if not isinstance(config[key], (list, tuple)):
-        raise ConfigError(f"{key} of {what} is {config[key]!r}", available="it is a list")
+        raise ConfigError(f"{key} of {what} must be a list, got {config[key]!r}")
     return list(config[key])
 
 
 def node_configs(nodes: Iterable[Node]) -> list[dict[str, Any]]:
-    """Nodes as plain data; of those that share a model, all but the first name the first."""
+    """Nodes as plain data; of those that share a model, all but the first refer to the first."""
     first: dict[int, str] = {}
-    found = []
+    configs = []
     for node in nodes:
         entry = _node_config(node)
         if isinstance(node, ModelNode) and first.setdefault(id(node.model), node.label) != node.label:
             entry["model"] = {_SHARED: first[id(node.model)]}
-        found.append(entry)
-    return found
+        configs.append(entry)
+    return configs
 
 
 def _node_config(node: Node) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def _node_config(node: Node) -> dict[str, Any]:
 
 
 def _model_config(model: Any) -> dict[str, Any] | None:
-    """How a configuration names a model: by a backend's name for it, by its class, or (None) not at all."""
+    """A model by its backend's name for it, or by its class; None if it has no configuration."""
     if not hasattr(model, "get_config"):
         return None
     for backend in registry().backends:
@@ -104,31 +106,31 @@ def _model_config(model: Any) -> dict[str, Any] | None:
 
 
 def _loaded_models(backend: Any, model: Any) -> Mapping[str, type]:
-    """The backend's named models, asked for only if the object is the backend's: that imports its framework."""
+    """The backend's named models; none if the object is not its own, because listing them imports its framework."""
     models: Mapping[str, type] = backend.models() if backend.framework in registry().owners(model) else {}
     return models
 
 
 def class_name(cls: type) -> str:
-    """How a configuration writes a class."""
+    """A class as text: `module:qualname`."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def read_nodes(
     given: Iterable[Any], sets: Mapping[str, FeatureSet], models: Mapping[str, Any], allow: Sequence[type]
 ) -> list[Node]:
-    """Nodes from plain data; `models` holds objects by node label, `allow` classes that may be named.
+    """Nodes from plain data; `models` has models by node label, `allow` the classes that may be named.
 
     Raises:
-        ConfigError: malformed, or it names what is not registered or was not given.
+        ConfigError: malformed, or names something that is not registered and not given.
     """
-    known, found = dict(models), []
+    known, nodes = dict(models), []
     for entry in given:
         node = _read_node(entry, sets, known, allow)
         if isinstance(node, ModelNode):
             known.setdefault(node.label, node.model)
-        found.append(node)
-    return found
+        nodes.append(node)
+    return nodes
 
 
 def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, Any], allow: Sequence[type]) -> Node:
@@ -137,7 +139,7 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
         plain = checked(entry, _CONCAT_KEYS, _CONCAT_KEYS - {"type"}, "a ConcatNode")
         return ConcatNode(plain["label"], _read_upstreams(plain, sets), plain["axis"])
     if kind != "model":
-        raise ConfigError(f"a node's type is {kind!r}", available="model, concat")
+        raise ConfigError(f"unknown type of a node: {kind!r}", available="model, concat")
     plain = checked(entry, _MODEL_KEYS, {"label", "upstreams"}, "a ModelNode")
     check_label(plain["label"], "a node")
     node = ModelNode(
@@ -162,10 +164,10 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
     named, label = entry.get("model"), entry["label"]
     if named is None:
         raise ConfigError(
-            f"node {label!r} has a model that a configuration cannot hold", hint=f"give it: models={{{label!r}: ...}}"
+            f"the configuration does not have the model of node {label!r}", hint=f"give it: models={{{label!r}: ...}}"
         )
     if not isinstance(named, Mapping):
-        raise ConfigError(f"node {label!r}: {named!r} is not the configuration of a model", hint=_MODEL)
+        raise ConfigError(f"node {label!r}: {named!r} is not the configuration of a model", hint=_MODEL_HINT)
     if _SHARED in named:
         return _shared(label, named[_SHARED], models)
     cls = _allowed(label, named["class"], allow) if "class" in named else _named(label, named)
@@ -175,13 +177,13 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
     try:
         return cls(**config)
     except TypeError as error:
-        raise ConfigError(f"node {label!r}: the configuration of its model does not fit: {error}") from error
+        raise ConfigError(f"node {label!r}: its model does not accept its configuration: {error}") from error
 
 
 def _shared(label: str, other: Any, models: Mapping[str, Any]) -> Any:
     if other not in list(models):
         raise ConfigError(
-            f"node {label!r} shares the model of {other!r}, which is no node before it",
+            f"node {label!r} shares the model of {other!r}, which is not a node before it",
             available=", ".join(models) or "none",
         )
     return models[other]
@@ -206,6 +208,6 @@ def _allowed(label: str, name: Any, allow: Sequence[type]) -> type:
             return cls
     raise ConfigError(
         f"node {label!r}: the configuration names the class {name!r}, which is not registered; nothing was imported",
-        available=", ".join(map(class_name, allow)) or "no class is allowed",
+        available=", ".join(map(class_name, allow)) or "none",
         hint=f"if you trust it, import it: allow=[{str(name).rpartition(':')[2]}], or give models={{{label!r}: ...}}",
     )

@@ -1,9 +1,9 @@
-"""A graph's state as names and NumPy arrays: parameters, buffers, optimizer, progress. Taken, given, never pickled."""
+"""State dict: a graph's parameters, buffers, optimizer state and progress as NumPy arrays by name; no pickle."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,212 +11,230 @@ from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.graph.nodes import ModelNode, Node
-from anyaccel.registry import registry
+from anyaccel.graph.shape_inference import Shapes
 from anyaccel.segment import NodeState
-
-if TYPE_CHECKING:
-    from anyaccel.graph.graph import ModelGraph
 
 _VALUES = ("parameters/", "buffers/")
 _SLOTS, _STEP, _PROGRESS = "optimizer/", "optimizer_step", "progress/"
 _NAMED_SLOTS = ("velocity", "m", "v")
-_REMEDY = "load it into the graph that it was taken from"
+_HINT = "load it into the graph that it was taken from"
+
+
+class HasState(Protocol):
+    """The parts of a graph that its state consists of."""
+
+    label: str
+    seed: int
+    progress: dict[str, int]
+    optimizer_states: OptimizerStates
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """Nodes by label."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """What is known of the built graph."""
 
 
 class OptimizerStates(MutableMapping[str, NodeState]):
-    """What training left of each node's optimizer. Nodes that share a model share one, found under each of them.
+    """Optimizer state by node; nodes that share a model share one state, which each of their labels gives.
 
     Attributes:
-        nodes: the graph's nodes of now, by label.
+        nodes: the graph's current nodes, by label.
     """
 
     def __init__(self) -> None:
         self.nodes: Mapping[str, Node] = {}
-        self._kept: dict[str, NodeState] = {}
+        self._states: dict[str, NodeState] = {}
 
     def __repr__(self) -> str:
-        return repr(self._kept)
+        return repr(self._states)
 
     def sharing(self, label: str) -> list[str]:
-        """Labels of the nodes that have the same model as one has, its own among them, in the graph's order."""
+        """Labels of the nodes with the same model, the node itself included, in the graph's order."""
         model = getattr(self.nodes.get(label), "model", None)
-        every = self.nodes.items() if model is not None else ()
-        return [other for other, node in every if getattr(node, "model", None) is model]
+        if model is None:
+            return []
+        return [other for other, node in self.nodes.items() if getattr(node, "model", None) is model]
 
     def _home(self, label: str) -> str:
         return next(iter(self.sharing(label)), label)
 
     def __getitem__(self, label: str) -> NodeState:
-        return self._kept[self._home(label)]
+        return self._states[self._home(label)]
 
     def __setitem__(self, label: str, state: NodeState) -> None:
-        self._kept[self._home(label)] = state
+        self._states[self._home(label)] = state
 
     def __delitem__(self, label: str) -> None:
-        del self._kept[self._home(label)]
+        del self._states[self._home(label)]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kept)
+        return iter(self._states)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._states)
+
+    def replace(self, states: Mapping[str, NodeState]) -> None:
+        """Keep these states and no other."""
+        self.clear()
+        self.update(states)
 
     def without(self, label: str) -> dict[str, NodeState]:
-        """All but what one node alone has: where others share its model, they have it."""
+        """The states without a node; nodes that share its model keep theirs."""
         heirs = [other for other in self.sharing(label) if other != label]
-        return {
-            (heirs[0] if home == label else home): state for home, state in self._kept.items() if home != label or heirs
-        }
+        states = self._states.items()
+        return {(heirs[0] if home == label else home): state for home, state in states if home != label or heirs}
 
 
-def state(graph: ModelGraph) -> dict[str, np.ndarray]:
-    """Everything that a run needs to go on elsewhere as if it had never stopped.
+def state(graph: HasState) -> dict[str, np.ndarray]:
+    """Everything that is needed to continue elsewhere; see `ModelGraph.state` for the names.
 
-    Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step`, and
-    `progress/PHASE`, the epochs that a training phase of this label has done, from which sampler order and random
-    streams follow. Nodes that share a model stand once, under the first label. Copies in host memory. What estimators
-    have learnt is not in it: it is in objects of the user's, which only pickle could write.
+    Nodes that share a model have one entry, under the first label. Fitted estimators are not included: they are Python
+    objects of the user, which only pickle could write.
     """
-    found: dict[str, np.ndarray] = {"seed": np.array(graph.seed, dtype=np.int64)}
+    arrays: dict[str, np.ndarray] = {"seed": np.array(graph.seed, dtype=np.int64)}
     for label in _models(graph):
-        backend = _backend(graph, label)
-        found.update({f"{label}/{name}": array for name, array in _values(graph, label).items()})
-        kept = graph.optimizer_states.get(label)
-        if kept is not None:
-            found[f"{label}/optimizer_step"] = np.array(kept.step, dtype=np.int64)
-            for parameter, slots in kept.slots.items():
+        arrays.update({f"{label}/{name}": array for name, array in _values(graph, label).items()})
+        optimizer = graph.optimizer_states.get(label)
+        if optimizer is not None:
+            arrays[f"{label}/optimizer_step"] = np.array(optimizer.step, dtype=np.int64)
+            for parameter, slots in optimizer.slots.items():
                 for slot, value in slots.items():
-                    found[f"{label}/optimizer/{slot}/{parameter}"] = np.array(backend.to_host(value))
-    found.update({f"progress/{phase}": np.array(done, dtype=np.int64) for phase, done in graph.progress.items()})
-    return found
+                    array = np.array(graph.shapes.backends[label].to_host(value))
+                    arrays[f"{label}/optimizer/{slot}/{parameter}"] = array
+    arrays.update({f"progress/{phase}": np.array(epochs, dtype=np.int64) for phase, epochs in graph.progress.items()})
+    return arrays
 
 
-def load_state(graph: ModelGraph, given: Mapping[str, Any]) -> ModelGraph:
-    """Take what `state` gave; all of it is checked before anything is changed.
+def load_state(graph: HasState, given: Mapping[str, Any]) -> None:
+    """Load what `state` gave; all of it is checked before anything changes.
 
     Raises:
-        StateError: names, shapes or dtypes are not those of this graph.
+        StateError: names, shapes or dtypes are not those of the graph.
     """
     if not isinstance(given, Mapping):
-        raise StateError(f"a {type(given).__name__} is not the state of a graph", hint="give what state() gave")
+        raise StateError(
+            f"the state of a graph must be a mapping, got {type(given).__name__}", hint="give what state() gave"
+        )
     arrays = {str(name): np.asarray(value) for name, value in given.items()}
     models = _models(graph)
-    counts, parts = _sorted(arrays, models, graph.label)
+    counts, by_node = _sorted(arrays, models, graph.label)
+    unknown = _unknown(graph)
     for label in models:
-        own = _values(graph, label)
-        if parts[label] and not own and label in _open(graph):
+        current = _values(graph, label)
+        if by_node[label] and not current and label in unknown:
             raise StateError(
-                f"node {label!r} cannot take a state: not built yet, it depends on an estimator that is not fitted",
-                available=", ".join(graph.shapes.unfitted),
-                hint="put the fitted estimator into the graph first: neither a state nor a configuration holds it",
+                f"node {label!r} is not built, because it depends on an estimator that is not fitted: "
+                f"{', '.join(graph.shapes.unfitted)}",
+                hint="put the fitted estimator into the graph first: neither a state nor a configuration has it",
             )
-        _check(label, own, parts[label])
+        _check(label, current, by_node[label])
     for label, node in models.items():
-        if label in _open(graph) and not _values(graph, label):
-            continue
-        backend = _backend(graph, label)
-        backend.load_state(node.model, {k: v for k, v in parts[label].items() if k.startswith(_VALUES)})
-        graph.optimizer_states.pop(label, None)
-        if _STEP in parts[label]:
-            graph.optimizer_states[label] = _optimizer_state(backend, node.model, parts[label])
+        if label not in unknown or _values(graph, label):
+            _load_node(graph, label, node.model, by_node[label])
     graph.seed = counts.pop("seed", graph.seed)
     graph.progress = {name.removeprefix(_PROGRESS): count for name, count in counts.items()}
-    return graph
 
 
-def _values(graph: ModelGraph, label: str) -> dict[str, np.ndarray]:
-    """Parameters and buffers of a node; none of one that cannot be built before an estimator is fitted."""
+def _load_node(graph: HasState, label: str, model: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    backend = graph.shapes.backends[label]
+    backend.load_state(model, {name: array for name, array in arrays.items() if name.startswith(_VALUES)})
+    graph.optimizer_states.pop(label, None)
+    if _STEP in arrays:
+        graph.optimizer_states[label] = _optimizer_state(backend, model, arrays)
+
+
+def _values(graph: HasState, label: str) -> dict[str, np.ndarray]:
+    """Parameters and buffers of a node; none if it cannot be built before an estimator is fitted."""
     try:
-        return dict(_backend(graph, label).state(getattr(graph.nodes[label], "model", None)))
+        return dict(graph.shapes.backends[label].state(getattr(graph.nodes[label], "model", None)))
     except StateError:
-        if label in _open(graph):
+        if label in _unknown(graph):
             return {}
         raise
 
 
-def _open(graph: ModelGraph) -> set[str]:
-    """Labels of the nodes of which it is not known what they give."""
+def _unknown(graph: HasState) -> set[str]:
+    """Labels of the nodes whose outputs are unknown until an estimator is fitted."""
     return {label for label, names in graph.shapes.outputs.items() if not names}
 
 
-def _models(graph: ModelGraph) -> dict[str, ModelNode]:
-    graph.build()
+def _models(graph: HasState) -> dict[str, ModelNode]:
+    """Nodes with models; of those that share a model, the first."""
     seen: dict[int, str] = {}
     nodes = {label: node for label, node in graph.nodes.items() if isinstance(node, ModelNode)}
     return {label: node for label, node in nodes.items() if seen.setdefault(id(node.model), label) == label}
 
 
-def _backend(graph: ModelGraph, label: str) -> ComputingBackend:
-    return registry().computing(graph.shapes.frameworks[label])
-
-
 def _sorted(
     arrays: Mapping[str, np.ndarray], models: Mapping[str, Any], graph: str
 ) -> tuple[dict[str, int], dict[str, dict[str, np.ndarray]]]:
-    """What belongs to the graph (its seed, and progress by name), and what belongs to each node."""
+    """The entries of the graph (seed and progress) as ints, and the arrays of each node."""
     counts: dict[str, int] = {}
-    parts: dict[str, dict[str, np.ndarray]] = {label: {} for label in models}
+    by_node: dict[str, dict[str, np.ndarray]] = {label: {} for label in models}
     for name, array in arrays.items():
         label, _, rest = name.partition("/")
         if name == "seed" or name.startswith(_PROGRESS):
             counts[name] = _count(name, array)
-        elif label in parts:
-            parts[label][rest] = array
+        elif label in by_node:
+            by_node[label][rest] = array
         else:
             raise StateError(
-                f"the state has {name!r}, and graph {graph!r} has no node {label!r}",
+                f"the state has {name!r}, but graph {graph!r} has no node {label!r}",
                 available=", ".join(models),
-                hint=_REMEDY,
+                hint=_HINT,
             )
-    return counts, parts
+    return counts, by_node
 
 
 def _count(name: str, array: np.ndarray) -> int:
     if array.shape != () or array.dtype.kind not in "iu":
-        raise StateError(f"{name} is {array.dtype}{list(array.shape)} in the state", available="it is one integer")
+        raise StateError(f"{name} in the state must be one integer, got {array.dtype}{list(array.shape)}")
     if int(array) < 0 and name != "seed":
-        raise StateError(f"{name} is {int(array)} in the state", available="it is a count")
+        raise StateError(f"{name} in the state must be at least 0, got {int(array)}")
     return int(array)
 
 
-def _check(label: str, own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
+def _check(label: str, current: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
     values = {name: array for name, array in given.items() if not name.startswith((_SLOTS, _STEP))}
-    missing, strange = sorted(set(own) - set(values)), sorted(set(values) - set(own))
-    if missing or strange:
-        lacks = [f"it lacks {', '.join(missing)}"] if missing else []
-        extra = [f"the node has no {', '.join(strange)}"] if strange else []
-        raise StateError(f"the state of node {label!r} does not fit: {'; '.join(lacks + extra)}", hint=_REMEDY)
+    missing, unknown = sorted(set(current) - set(values)), sorted(set(values) - set(current))
+    if missing or unknown:
+        problems = [f"it lacks {', '.join(missing)}"] if missing else []
+        problems += [f"the node has no {', '.join(unknown)}"] if unknown else []
+        raise StateError(f"the state of node {label!r} does not fit: {'; '.join(problems)}", hint=_HINT)
     for name, array in values.items():
-        _check_like(f"{label}/{name}", array, own[name], with_dtype=True)
-    _check_optimizer(label, own, {name: array for name, array in given.items() if name not in values})
+        _check_like(f"{label}/{name}", array, current[name], with_dtype=True)
+    _check_optimizer(label, current, {name: array for name, array in given.items() if name not in values})
 
 
-def _check_optimizer(label: str, own: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
-    """Slots of named optimizers are of the shape of their parameter; those of others, and dtypes, are their choice."""
+def _check_optimizer(label: str, current: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
+    """Slots of named optimizers have the shape of their parameter; other optimizers may have any shape and dtype."""
     if not given:
         return
     if _STEP not in given:
-        raise StateError(f"the state of node {label!r} has {', '.join(sorted(given))}, and no {_STEP}", hint=_REMEDY)
+        raise StateError(f"the state of node {label!r} has {', '.join(sorted(given))} but no {_STEP}", hint=_HINT)
     for name, array in given.items():
         parameter = f"parameters/{name.removeprefix(_SLOTS).partition('/')[2]}"
         if name == _STEP:
             _count(f"{label}/{name}", array)
-        elif parameter not in own:
+        elif parameter not in current:
             raise StateError(
-                f"the state of node {label!r} does not fit: it has {name}", available=", ".join(own), hint=_REMEDY
+                f"the state of node {label!r} does not fit: it has {name}", available=", ".join(current), hint=_HINT
             )
         elif array.dtype.kind not in "biuf":
-            raise StateError(f"{label}/{name} is of {array.dtype} in the state", available="optimizers keep numbers")
+            raise StateError(f"{label}/{name} in the state must have a numeric dtype, got {array.dtype}")
         elif name.removeprefix(_SLOTS).partition("/")[0] in _NAMED_SLOTS:
-            _check_like(f"{label}/{name}", array, own[parameter], with_dtype=False)
+            _check_like(f"{label}/{name}", array, current[parameter], with_dtype=False)
 
 
-def _check_like(name: str, given: np.ndarray, own: np.ndarray, *, with_dtype: bool) -> None:
-    if given.shape != own.shape or (with_dtype and given.dtype != own.dtype):
+def _check_like(name: str, given: np.ndarray, current: np.ndarray, *, with_dtype: bool) -> None:
+    if given.shape != current.shape or (with_dtype and given.dtype != current.dtype):
         raise StateError(
-            f"{name} is {given.dtype}{list(given.shape)} in the state",
-            available=f"{own.dtype}{list(own.shape)} in the graph",
-            hint=_REMEDY,
+            f"{name} is {given.dtype}{list(given.shape)} in the state and {current.dtype}{list(current.shape)} in the "
+            "graph",
+            hint=_HINT,
         )
 
 

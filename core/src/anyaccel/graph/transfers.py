@@ -1,4 +1,4 @@
-"""What crosses from one device or framework to another in every step, and how."""
+"""Transfers: which values cross from one device or framework to another in every step, and how."""
 
 from __future__ import annotations
 
@@ -6,83 +6,96 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from anyaccel.backend import Backend, ComputingBackend
+from anyaccel.backend import Backend
 from anyaccel.device import Device
-from anyaccel.graph.plan import Assignment, Crossing
+from anyaccel.graph.plan_entries import Assignment, Crossing
 from anyaccel.graph.shape_inference import Shapes, is_floating
 from anyaccel.segment import LossTerm, Operation, Segment
+
+Route = Literal["move", "share", "copy", "host"]
+"""`move` is within one framework, `share` gives the other framework the same memory, `copy` does so and copies on the
+device, for a node that may write to it, and `host` goes through host memory."""
+
+
+def route(source: Backend, origin: Device, target: Backend, destination: Device) -> Route:
+    """The cheapest route for a value that nobody writes to."""
+    if source.framework == target.framework:
+        return "move"
+    space = source.device_info(origin).memory_space
+    return "share" if space and space == target.device_info(destination).memory_space else "host"
 
 
 @dataclass(frozen=True, slots=True)
 class Crossings:
-    """Finds the crossings of a phase.
-
-    `assigned` says where each node is, `backends` by whom it is computed, and `live` names the values through which
-    gradients flow.
-    """
+    """Finds the crossings of a phase; `live` names the values through which gradients flow."""
 
     assigned: Mapping[str, Assignment]
-    backends: Mapping[str, ComputingBackend]
     shapes: Shapes
     live: Set[str]
 
     def of(self, segments: Iterable[Segment]) -> Iterator[Crossing]:
-        """All crossings, segments in order; each value once for every place that it goes to, each gradient as often."""
+        """All crossings, segments in order: each value once for each device that it goes to, and its gradient."""
         homes: dict[str, str] = {}
         for segment in segments:
-            homes.update({name: one.label for one in segment.operations for name in one.outputs})
-            found: dict[tuple[str, Device], Crossing] = {}
+            homes.update({name: operation.label for operation in segment.operations for name in operation.outputs})
+            crossings: dict[tuple[str, Device], Crossing] = {}
             for target, taker in _takers(segment):
                 for name in dict.fromkeys(taker.inputs):
-                    self._cross(name, homes.get(name, target), target, taker, found)
-            yield from found.values()
-            yield from self._gradients(segment, found)
+                    self._add(crossings, name, homes.get(name, target), target, taker)
+            yield from crossings.values()
+            yield from self._gradients(segment, crossings)
 
-    def _cross(
+    def _add(
         self,
+        crossings: dict[tuple[str, Device], Crossing],
         name: str,
         source: str,
         target: str,
         taker: Operation | LossTerm,
-        found: dict[tuple[str, Device], Crossing],
     ) -> None:
-        one, other = self.assigned[source], self.assigned[target]
-        if one.device == other.device and one.framework == other.framework:
+        origin, destination = self.assigned[source], self.assigned[target]
+        if origin.device == destination.device and origin.framework == destination.framework:
             return
-        way = route(self.backends[source], one.device, self.backends[target], other.device)
+        way = route(origin.backend, origin.device, destination.backend, destination.device)
         if way == "share" and isinstance(taker, Operation) and self._writes(target, taker):
             way = "copy"
-        before = found.get((name, other.device))
+        before = crossings.get((name, destination.device))
         if before is None:
-            nbytes = self.shapes.specs[name].nbytes
-            found[name, other.device] = Crossing(name, source, target, one.device, other.device, way, nbytes)
+            crossings[name, destination.device] = Crossing(
+                value=name,
+                source=source,
+                target=target,
+                origin=origin.device,
+                destination=destination.device,
+                route=way,
+                nbytes=self.shapes.specs[name].nbytes,
+            )
         elif way == "copy":
-            found[name, other.device] = replace(before, route=way)
+            crossings[name, destination.device] = replace(before, route=way)
 
     def _writes(self, target: str, taker: Operation) -> bool:
-        specs = self.shapes.wanted(target)
-        return taker.model is not None and self.backends[target].mutates_inputs(taker.model, specs)
+        backend = self.assigned[target].backend
+        return taker.model is not None and backend.mutates_inputs(taker.model, self.shapes.wanted(target))
 
-    def _gradients(self, segment: Segment, found: Mapping[tuple[str, Device], Crossing]) -> Iterator[Crossing]:
-        """The way back, for values whose takers let gradients through."""
+    def _gradients(self, segment: Segment, crossings: Mapping[tuple[str, Device], Crossing]) -> Iterator[Crossing]:
+        """The way back of values whose takers pass gradients on."""
         back = {
             (name, taker.device)
             for _, taker in _takers(segment)
             if isinstance(taker, LossTerm) or not self.live.isdisjoint(taker.outputs)
             for name in taker.inputs
         }
-        for key, one in found.items():
-            floating = is_floating(self.shapes.specs[one.value].dtype)
-            if floating and one.value in self.live and key in back:
-                maker, taker = self.backends[one.source], self.backends[one.target]
-                yield Crossing(
-                    one.value,
-                    one.target,
-                    one.source,
-                    one.destination,
-                    one.origin,
-                    route(taker, one.destination, maker, one.origin),
-                    one.nbytes,
+        for key, crossing in crossings.items():
+            floating = is_floating(self.shapes.specs[crossing.value].dtype)
+            if floating and crossing.value in self.live and key in back:
+                maker, taker = self.assigned[crossing.source], self.assigned[crossing.target]
+                yield replace(
+                    crossing,
+                    source=crossing.target,
+                    target=crossing.source,
+                    origin=crossing.destination,
+                    destination=crossing.origin,
+                    route=route(taker.backend, taker.device, maker.backend, maker.device),
                     gradient=True,
                 )
 
@@ -92,16 +105,3 @@ def _takers(segment: Segment) -> Iterator[tuple[str, Operation | LossTerm]]:
         yield operation.label, operation
     for term in segment.losses:
         yield term.on, term
-
-
-Route = Literal["move", "share", "copy", "host"]
-"""`move` is within one framework, `share` hands over memory that both can use, `copy` is the same with a copy on the
-device for a node that may write to it, and `host` goes through host memory."""
-
-
-def route(source: Backend, origin: Device, target: Backend, destination: Device) -> Route:
-    """The cheapest way for a value that nobody writes to."""
-    if source.framework == target.framework:
-        return "move"
-    space = source.device_info(origin).memory_space
-    return "share" if space and space == target.device_info(destination).memory_space else "host"

@@ -1,4 +1,4 @@
-"""Weights from one model into another, of the same framework or not, by name."""
+"""Weights: copy parameters and buffers from one model into another, of the same framework or not, by name."""
 
 from __future__ import annotations
 
@@ -17,48 +17,51 @@ Change = Callable[[str, np.ndarray], np.ndarray]
 def copy_weights(
     source: Any, target: Any, *, names: Mapping[str, str] | None = None, change: Change | None = None
 ) -> tuple[str, ...]:
-    """Copy parameters and buffers from a built model into another, where it is; frameworks may differ.
+    """Copy parameters and buffers from a built model into another, on its device; frameworks may differ.
 
-    Models made from one recipe (`SequentialMLP`, `SequentialCNN`) have the same names and shapes in every framework.
-    For others, `names` and `change` say what belongs together:
+    `SequentialMLP` and `SequentialCNN` have the same names and shapes in every framework. For other models, `names` and
+    `change` map the source to the target:
 
         copy_weights(torch_net, keras_net, names={"layers.0.kernel": "0.weight", "layers.0.bias": "0.bias"},
                      change=lambda name, array: array.T if name.endswith("kernel") else array)
 
     Args:
-        source: the model whose values are taken.
-        target: the model that receives them; floating values become its dtypes.
-        names: for a name of the target, that of the source; without it, each has its own name.
-        change: given the target's name and the source's array, gives what is copied.
+        source: the model to copy from.
+        target: the model to copy into; floating values are cast to its dtypes.
+        names: the source's name for a name of the target, where they differ.
+        change: called with the target's name and the source's array; returns the array to copy.
 
     Returns:
         the target's names.
 
     Raises:
-        StateError: names or shapes that do not fit; nothing has been written then.
-        NoBackendError: a model of a framework that nobody serves.
+        StateError: names or shapes do not fit; nothing is written.
+        NoBackendError: no installed plugin runs a model's framework.
     """
-    taken, there = _computing(source).state(source), _computing(target).state(target)
-    wanted = _sources(source, target, list(taken), list(there), names or {})
-    values = {name: _fitted(_short(name), taken[wanted[name]], array, change) for name, array in there.items()}
-    _computing(target).load_state(target, values)
-    return tuple(map(_short, there))
+    source_arrays, target_arrays = _backend(source).state(source), _backend(target).state(target)
+    source_names = _source_names(source, target, list(source_arrays), list(target_arrays), names or {})
+    values = {
+        name: _converted(_short(name), source_arrays[source_names[name]], array, change)
+        for name, array in target_arrays.items()
+    }
+    _backend(target).load_state(target, values)
+    return tuple(map(_short, target_arrays))
 
 
-def _sources(
-    source: Any, target: Any, taken: Sequence[str], there: Sequence[str], names: Mapping[str, str]
+def _source_names(
+    source: Any, target: Any, given: Sequence[str], wanted: Sequence[str], names: Mapping[str, str]
 ) -> dict[str, str]:
-    """By name of the target, that of the source; everything on both sides has to be used."""
-    unknown = sorted(set(names) - set(map(_short, there)))
+    """The source's name for each name of the target; every name of both must be used."""
+    unknown = sorted(set(names) - set(map(_short, wanted)))
     if unknown:
         raise StateError(
             f"{type(target).__name__} has no {', '.join(unknown)}",
-            available=f"it has {', '.join(map(_short, there))}",
+            available=", ".join(map(_short, wanted)),
             hint="map names={TARGET: SOURCE}",
         )
-    wanted = {name: _source_of(name, names) for name in there}
-    missing = sorted(_short(name) for name, other in wanted.items() if other not in taken)
-    unused = sorted(_short(name) for name in set(taken) - set(wanted.values()))
+    source_names = {name: _source_name(name, names) for name in wanted}
+    missing = sorted(_short(name) for name, other in source_names.items() if other not in given)
+    unused = sorted(_short(name) for name in set(given) - set(source_names.values()))
     if missing or unused:
         raise StateError(
             f"{type(source).__name__} does not fit {type(target).__name__}: "
@@ -66,17 +69,17 @@ def _sources(
                 [f"it has nothing for {', '.join(missing)}"] * bool(missing)
                 + [f"{', '.join(unused)} would be left over"] * bool(unused)
             ),
-            available=f"it has {', '.join(map(_short, taken))}",
+            available=", ".join(map(_short, given)),
             hint="map names={TARGET: SOURCE}",
         )
-    return wanted
+    return source_names
 
 
-def _computing(model: Any) -> ComputingBackend:
+def _backend(model: Any) -> ComputingBackend:
     return registry().computing(registry().owner(model))
 
 
-def _source_of(name: str, names: Mapping[str, str]) -> str:
+def _source_name(name: str, names: Mapping[str, str]) -> str:
     part, short = name.split("/", 1)
     return f"{part}/{names.get(short, short)}"
 
@@ -85,13 +88,13 @@ def _short(name: str) -> str:
     return name.split("/", 1)[1]
 
 
-def _fitted(name: str, array: np.ndarray, there: np.ndarray, change: Change | None) -> np.ndarray:
+def _converted(name: str, array: np.ndarray, target: np.ndarray, change: Change | None) -> np.ndarray:
     value = array if change is None else np.asarray(change(name, array))
-    floating = value.dtype.kind == there.dtype.kind == "f"
-    if value.shape != there.shape or not (floating or value.dtype == there.dtype):
+    floating = value.dtype.kind == target.dtype.kind == "f"
+    if value.shape != target.shape or not (floating or value.dtype == target.dtype):
         raise StateError(
-            f"{name} would be {value.dtype}{list(value.shape)}",
-            available=f"it is {there.dtype}{list(there.shape)}",
+            f"{name} is {target.dtype}{list(target.shape)} in the target and would become "
+            f"{value.dtype}{list(value.shape)}",
             hint="give change=lambda name, array: ... that transposes or converts it",
         )
-    return value.astype(there.dtype)
+    return value.astype(target.dtype)

@@ -1,12 +1,15 @@
-"""The reference backend: models in plain NumPy with written-out gradients, on the CPU and on simulated devices."""
+"""The NumPy backend: models in plain NumPy with written-out gradients, on the CPU and on simulated devices.
+
+It offers the layers, `SequentialMLP`, `SequentialCNN`, `Estimator` (objects in the scikit-learn style), and `simulate`,
+which makes devices with memory of their own. It stands on the kernel and on `anyaccel.adapter`.
+"""
 
 from anyaccel.adapter import VjpResult
 from anyaccel.numpy_backend.array_creation import array, zeros
 from anyaccel.numpy_backend.backend import NumpyBackend
 from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
-from anyaccel.numpy_backend.convolution_layers import Conv2d, Flatten, MaxPool2d
 from anyaccel.numpy_backend.estimator import Estimator
-from anyaccel.numpy_backend.layers import Activation, BatchNorm, Dense, Dropout
+from anyaccel.numpy_backend.layers import Activation, BatchNorm, Conv2d, Dense, Dropout, Flatten, MaxPool2d
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.numpy_backend.sim_array import SimArray

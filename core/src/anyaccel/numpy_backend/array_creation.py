@@ -1,4 +1,4 @@
-"""New arrays where the scope says."""
+"""New arrays on the device of the current scope."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ def handle(device: Device) -> SimDevice | None:
     """The simulated device of that name; None for the CPU.
 
     Raises:
-        DeviceUnavailableError: it is neither.
+        DeviceUnavailableError: there is no such simulated device.
     """
     if device == HOST:
         return None
     for simulated in running():
         if simulated.device == device:
             return simulated
-    reason = f" ({missing(device)})" if device.kind == "sim" else ""
+    is_sim = device.kind == "sim"
     raise DeviceUnavailableError(
-        f"{device} is not here for numpy{reason}",
+        f"numpy has no {device}{f': {missing(device)}' if is_sim else ''}",
         available=", ".join(map(str, [HOST, *(simulated.device for simulated in running())])),
-        hint="use one of these" if device.kind != "sim" else "simulate more devices, or use one of these",
+        hint="use one of these"
+        if device.kind != "sim"
+        else f"call anyaccel.simulate({device.index + 1}), or use one of these",
     )
 
 
@@ -41,7 +43,7 @@ def scoped(device: Device) -> Iterator[None]:
     """`array` and `zeros` make arrays on `device` inside, in this thread or task.
 
     Raises:
-        DeviceUnavailableError: it is not here.
+        DeviceUnavailableError: there is no such device.
     """
     handle(device)
     token = _scope.set(device)
@@ -52,11 +54,11 @@ def scoped(device: Device) -> Iterator[None]:
 
 
 def array(values: Any, dtype: Any = None) -> Array:
-    """An array of these values on the device of the scope, the CPU outside of one.
+    """An array of these values on the device of the current scope; outside of one, on the CPU.
 
     Args:
         values: numbers, nested lists of them, or a plain array; always copied.
-        dtype: by NumPy's rules where it is left out.
+        dtype: inferred by NumPy if left out.
 
     Raises:
         MoveError: the device cannot hold the dtype.
@@ -68,7 +70,7 @@ def array(values: Any, dtype: Any = None) -> Array:
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any = "float32") -> Array:
-    """Zeros on the device of the scope, the CPU outside of one. Raises as `array`."""
+    """Zeros on the device of the current scope; outside of one, on the CPU. Raises as `array`."""
     on = handle(_scope.get())
     plain = np.zeros(shape, dtype)
     return plain if on is None else put(plain, on)

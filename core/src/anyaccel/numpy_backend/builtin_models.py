@@ -1,4 +1,4 @@
-"""The models that every framework has, each from a recipe of `anyaccel.adapter.model_specs`."""
+"""SequentialMLP and SequentialCNN: the models that every framework has, by the specs of the adapter."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ import numpy as np
 
 from anyaccel.adapter import VjpResult
 from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape
-from anyaccel.numpy_backend.convolution_layers import Conv2d, Flatten, MaxPool2d
-from anyaccel.numpy_backend.layers import Activation, Dense, Dropout
+from anyaccel.numpy_backend.layers import Activation, Conv2d, Dense, Dropout, Flatten, MaxPool2d
 from anyaccel.numpy_backend.module import Module, Values
-from anyaccel.numpy_backend.sequential import in_turn
+from anyaccel.numpy_backend.sequential import apply_in_sequence
 from anyaccel.numpy_backend.sim_array import Array
 from anyaccel.segment import TensorSpec
 
-Recipe = TypeVar("Recipe", bound=MLPSpec | CNNSpec)
+Spec = TypeVar("Spec", bound=MLPSpec | CNNSpec)
 
 
-class FromRecipe(Module, Generic[Recipe]):
-    """A model that a recipe describes: it has the recipe's weights and configuration."""
+class SpecModel(Module, Generic[Spec]):
+    """A model that a spec describes, with the spec's weights and configuration."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, spec: Spec) -> None:
         super().__init__()
-        self.recipe = recipe
-        self.dtype = recipe.dtype
+        self.spec = spec
+        self.dtype = spec.dtype
 
     def get_config(self) -> dict[str, Any]:
-        """The keywords that make it again."""
-        return self.recipe.get_config()
+        """The settings, as keywords of the class."""
+        return self.spec.get_config()
 
     @property
     def is_built(self) -> bool:
@@ -39,30 +38,30 @@ class FromRecipe(Module, Generic[Recipe]):
         return bool(self.parameters)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Draw the recipe's weights for these inputs.
+        """Draw the spec's initial weights for these inputs.
 
         Raises:
-            ShapeError: the recipe does not take them.
+            ShapeError: the spec does not take such inputs.
         """
-        self.parameters.update(self.recipe.weights([spec.shape for spec in inputs], seed))
+        self.parameters.update(self.spec.weights([spec.shape for spec in inputs], seed))
 
 
-class SequentialMLP(FromRecipe[MLPSpec]):
-    """A multi-layer perceptron from `anyaccel.adapter.model_specs.MLPSpec`, with the same initial weights as in every framework.
+class SequentialMLP(SpecModel[MLPSpec]):
+    """A multi-layer perceptron with the same initial weights as in every framework; see `MLPSpec`.
 
-    Inputs are flattened per sample and joined; `n_layers` linear layers, with an activation and dropout between each
-    two. Built when it first meets its inputs.
+    Inputs are flattened per sample and concatenated; `n_layers` linear layers, with an activation and dropout between
+    them. Built when it first meets its inputs.
 
     Args:
         output_shape: shape of one sample of the output.
         n_layers: number of linear layers.
-        hidden_dim: size of each layer but the last.
+        hidden_dim: outputs of each layer but the last.
         activation: `"relu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
         dropout: rate of the dropout after each activation.
         dtype: `"float32"` or `"float64"`.
 
     Raises:
-        SpecError: a setting that cannot be.
+        SpecError: a setting out of range.
     """
 
     def __init__(
@@ -75,13 +74,13 @@ class SequentialMLP(FromRecipe[MLPSpec]):
         dtype: str = "float32",
     ) -> None:
         super().__init__(MLPSpec(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
-        self._parts = list(_mlp_parts(self.recipe))
+        self._parts = list(_mlp_parts(self.spec))
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """Inputs [batch, ...] to [batch, *output_shape]."""
         flat = [x.reshape(len(x), -1) for x in inputs]
-        joined = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
-        inner = in_turn(self._parts, values, (joined,), train=train, key=key)
+        features = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
+        inner = apply_in_sequence(self._parts, values, (features,), train=train, key=key)
         (y,) = inner.outputs
 
         def pullback(cotangents: tuple[Array, ...]) -> tuple[Mapping[str, Array], list[Array]]:
@@ -90,28 +89,28 @@ class SequentialMLP(FromRecipe[MLPSpec]):
             parts = [c[:, end - part.shape[1] : end] for part, end in zip(flat, ends, strict=True)]
             return gradients, [part.reshape(x.shape) for part, x in zip(parts, inputs, strict=True)]
 
-        return VjpResult((y.reshape(len(y), *self.recipe.output_shape),), pullback)
+        return VjpResult((y.reshape(len(y), *self.spec.output_shape),), pullback)
 
 
-def _mlp_parts(recipe: MLPSpec) -> Iterator[tuple[str, Module]]:
-    """The layers of the recipe; only the linear ones have values, which makes the other prefixes mere names."""
-    for index in range(recipe.n_layers):
+def _mlp_parts(spec: MLPSpec) -> Iterator[tuple[str, Module]]:
+    """The layers of the spec, with prefixes; only the linear ones have values."""
+    for index in range(spec.n_layers):
         if index:
-            yield f"activations.{index}.", Activation(recipe.activation)
-            yield f"dropouts.{index}.", Dropout(recipe.dropout)
-        features = math.prod(recipe.output_shape) if index == recipe.n_layers - 1 else recipe.hidden_dim
-        yield f"layers.{index}.", Dense(features, dtype=recipe.dtype)
+            yield f"activations.{index}.", Activation(spec.activation)
+            yield f"dropouts.{index}.", Dropout(spec.dropout)
+        features = math.prod(spec.output_shape) if index == spec.n_layers - 1 else spec.hidden_dim
+        yield f"layers.{index}.", Dense(features, dtype=spec.dtype)
 
 
-class SequentialCNN(FromRecipe[CNNSpec]):
-    """A convolutional network from `anyaccel.adapter.model_specs.CNNSpec`, with the same initial weights as in every framework.
+class SequentialCNN(SpecModel[CNNSpec]):
+    """A convolutional network with the same initial weights as in every framework; see `CNNSpec`.
 
     Takes one input [channels, height, width] per sample. Convolutions, each with an activation and max pooling, then
     dropout and one linear layer. Built when it first meets its input.
 
     Args:
         output_shape: shape of one sample of the output.
-        channels: channels that each convolution gives.
+        channels: output channels of each convolution.
         kernel_size: height and width of the kernels, odd.
         pool: height, width and stride of the pooling windows; 1 for no pooling.
         activation: `"relu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
@@ -119,7 +118,7 @@ class SequentialCNN(FromRecipe[CNNSpec]):
         dtype: `"float32"` or `"float64"`.
 
     Raises:
-        SpecError: a setting that cannot be.
+        SpecError: a setting out of range.
     """
 
     def __init__(
@@ -134,25 +133,25 @@ class SequentialCNN(FromRecipe[CNNSpec]):
     ) -> None:
         shapes = as_shape(output_shape), as_shape(channels)
         super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))
-        self._parts = list(_cnn_parts(self.recipe))
+        self._parts = list(_cnn_parts(self.spec))
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, channels, height, width] to [batch, *output_shape]."""
-        inner = in_turn(self._parts, values, inputs, train=train, key=key)
+        inner = apply_in_sequence(self._parts, values, inputs, train=train, key=key)
         (y,) = inner.outputs
 
         def pullback(cotangents: tuple[Array, ...]) -> tuple[Mapping[str, Array], Sequence[Array | None]]:
             return inner.pullback((cotangents[0].reshape(y.shape),))
 
-        return VjpResult((y.reshape(len(y), *self.recipe.output_shape),), pullback)
+        return VjpResult((y.reshape(len(y), *self.spec.output_shape),), pullback)
 
 
-def _cnn_parts(recipe: CNNSpec) -> Iterator[tuple[str, Module]]:
-    """The layers of the recipe; the prefixes of those without values are mere names."""
-    for index, channels in enumerate(recipe.channels):
-        yield f"convs.{index}.", Conv2d(channels, recipe.kernel_size, dtype=recipe.dtype)
-        yield f"activations.{index}.", Activation(recipe.activation)
-        yield f"pools.{index}.", MaxPool2d(recipe.pool)
+def _cnn_parts(spec: CNNSpec) -> Iterator[tuple[str, Module]]:
+    """The layers of the spec, with prefixes; activations, pooling, flatten and dropout have no values."""
+    for index, channels in enumerate(spec.channels):
+        yield f"convs.{index}.", Conv2d(channels, spec.kernel_size, dtype=spec.dtype)
+        yield f"activations.{index}.", Activation(spec.activation)
+        yield f"pools.{index}.", MaxPool2d(spec.pool)
     yield "flatten.", Flatten()
-    yield "dropout.", Dropout(recipe.dropout)
-    yield "head.", Dense(math.prod(recipe.output_shape), dtype=recipe.dtype)
+    yield "dropout.", Dropout(spec.dropout)
+    yield "head.", Dense(math.prod(spec.output_shape), dtype=spec.dtype)

@@ -1,4 +1,4 @@
-"""The functions that layers are made of: each gives its output, and the pullback from its cotangent."""
+"""Functions of which layers are made: each returns its output and its pullback."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.adapter.model_specs import ACTIVATIONS
 from anyaccel.errors import SpecError
-from anyaccel.numpy_backend.sim_array import Array, made_like
+from anyaccel.numpy_backend.sim_array import Array, put_like
 
-Back = Callable[[Array], Array]
+Pullback = Callable[[Array], Array]
 
 
 def linear(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
@@ -35,30 +35,29 @@ def linear(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Callable
 
 
 def convolution(x: Array, weight: Array, bias: Array) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """At each pixel the sum of products with what is around it, and a bias; pulls back to x, weight and bias.
-
-    Beyond the edges are zeros, so that height and width stay.
+    """A cross-correlation with stride 1 and zero padding that keeps height and width; pulls back to x, weight and bias.
 
     Args:
         x: [batch, in, height, width].
         weight: [out, in, size, size], size odd.
         bias: [out].
     """
-    around, by_place = neighbourhoods(x, weight.shape[-1])
-    columns = around.reshape(len(x), math.prod(weight.shape[1:]), math.prod(x.shape[2:]))
+    patches, patches_pullback = im2col(x, weight.shape[-1])
+    columns = patches.reshape(len(x), math.prod(weight.shape[1:]), math.prod(x.shape[2:]))
     rows = weight.reshape(len(weight), columns.shape[1])
     y = rows @ columns + bias.reshape(-1, 1)
 
     def pullback(c: Array) -> tuple[Array, Array, Array]:
         flat = c.reshape(y.shape)
-        by_row = np.tensordot(flat, columns, axes=((0, 2), (0, 2)))
-        return by_place((rows.T @ flat).reshape(around.shape)), by_row.reshape(weight.shape), np.sum(flat, axis=(0, 2))
+        weight_gradient = np.tensordot(flat, columns, axes=((0, 2), (0, 2))).reshape(weight.shape)
+        x_cotangent = patches_pullback((rows.T @ flat).reshape(patches.shape))
+        return x_cotangent, weight_gradient, np.sum(flat, axis=(0, 2))
 
     return y.reshape(len(x), len(weight), *x.shape[2:]), pullback
 
 
-def neighbourhoods(x: Array, size: int) -> tuple[Array, Back]:
-    """What is around each pixel, size by size, with zeros beyond the edges.
+def im2col(x: Array, size: int) -> tuple[Array, Pullback]:
+    """The patch of size by size around each pixel, with zeros beyond the edges.
 
     Args:
         x: [batch, channels, height, width].
@@ -70,73 +69,73 @@ def neighbourhoods(x: Array, size: int) -> tuple[Array, Back]:
     height, width = x.shape[2:]
     edge = size // 2
     padded = np.pad(x, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
-    places = [(slice(i, i + height), slice(j, j + width)) for i in range(size) for j in range(size)]
+    offsets = [(slice(i, i + height), slice(j, j + width)) for i in range(size) for j in range(size)]
 
     def pullback(c: Array) -> Array:
         back = np.zeros_like(padded)
-        for index, (rows, columns) in enumerate(places):
+        for index, (rows, columns) in enumerate(offsets):
             back[:, :, rows, columns] += c[:, :, index]
         return back[:, :, edge : edge + height, edge : edge + width]
 
-    return np.stack([padded[:, :, rows, columns] for rows, columns in places], axis=2), pullback
+    return np.stack([padded[:, :, rows, columns] for rows, columns in offsets], axis=2), pullback
 
 
-def max_pooled(x: Array, size: int) -> tuple[Array, Back]:
-    """The largest of each window; of equal ones the first, row by row, takes the cotangent.
+def max_pool(x: Array, size: int) -> tuple[Array, Pullback]:
+    """The maximum of each window of size by size, without overlap; rows and columns that fill no window are dropped.
 
-    Windows are size by size, do not overlap, and leave out rows and columns that fill none.
+    The cotangent goes to the first of equal values, row by row.
 
     Args:
         x: [batch, channels, height, width].
-        size: of a window.
+        size: height and width of a window.
     """
     batch, channels, height, width = x.shape
     high, wide = height // size, width // size
     split = (batch, channels, high, size, wide, size)
-    whole = (slice(None), slice(None), slice(high * size), slice(wide * size))
-    windows = x[whole].reshape(split).transpose(0, 1, 2, 4, 3, 5).reshape(batch, channels, high, wide, size * size)
+    covered = (slice(None), slice(None), slice(high * size), slice(wide * size))
+    windows = x[covered].reshape(split).transpose(0, 1, 2, 4, 3, 5).reshape(batch, channels, high, wide, size * size)
     first = np.expand_dims(np.argmax(windows, axis=-1), -1)
 
     def pullback(c: Array) -> Array:
         spread, back = np.zeros_like(windows), np.zeros_like(x)
         np.put_along_axis(spread, first, np.expand_dims(c, -1), axis=-1)
-        apart = spread.reshape(batch, channels, high, wide, size, size).transpose(0, 1, 2, 4, 3, 5)
-        back[whole] = apart.reshape(x[whole].shape)
+        blocks = spread.reshape(batch, channels, high, wide, size, size).transpose(0, 1, 2, 4, 3, 5)
+        back[covered] = blocks.reshape(x[covered].shape)
         return back
 
     return np.take_along_axis(windows, first, axis=-1)[..., 0], pullback
 
 
-def activation(name: str, x: Array) -> tuple[Array, Back]:
-    """An activation by name, as in `anyaccel.adapter.model_specs.ACTIVATIONS`.
+def activation(name: str, x: Array) -> tuple[Array, Pullback]:
+    """An activation by name, one of `anyaccel.adapter.model_specs.ACTIVATIONS`.
 
     Raises:
-        SpecError: there is none of this name.
+        SpecError: an unknown name.
     """
     if name not in _ACTIVATIONS:
-        raise SpecError(f"no activation is called {name!r}", available=", ".join(ACTIVATIONS))
+        raise SpecError(f"unknown activation {name!r}", available=", ".join(ACTIVATIONS))
     return _ACTIVATIONS[name](x)
 
 
-def _relu(x: Array) -> tuple[Array, Back]:
+def _relu(x: Array) -> tuple[Array, Pullback]:
     return np.maximum(x, 0), lambda c: np.where(x > 0, c, np.zeros_like(c))
 
 
-def _tanh(x: Array) -> tuple[Array, Back]:
+def _tanh(x: Array) -> tuple[Array, Pullback]:
     y = np.tanh(x)
     return y, lambda c: c * (1 - y * y)
 
 
-def _sigmoid(x: Array) -> tuple[Array, Back]:
+def _sigmoid(x: Array) -> tuple[Array, Pullback]:
     y = 0.5 * (1 + np.tanh(0.5 * x))  # never overflows, as exp(-x) would
     return y, lambda c: c * y * (1 - y)
 
 
-def _identity(x: Array) -> tuple[Array, Back]:
+def _identity(x: Array) -> tuple[Array, Pullback]:
     return x, lambda c: c
 
 
-_ACTIVATIONS: dict[str, Callable[[Array], tuple[Array, Back]]] = {
+_ACTIVATIONS: dict[str, Callable[[Array], tuple[Array, Pullback]]] = {
     "relu": _relu,
     "tanh": _tanh,
     "sigmoid": _sigmoid,
@@ -144,27 +143,28 @@ _ACTIVATIONS: dict[str, Callable[[Array], tuple[Array, Back]]] = {
 }
 
 
-def dropout(x: Array, rate: float, key: int) -> tuple[Array, Back]:
-    """Zero each element with probability `rate`, and scale the rest so that the mean stays; `key` says which."""
+def dropout(x: Array, rate: float, key: int) -> tuple[Array, Pullback]:
+    """Zero each element with probability `rate`, as `key` determines, and scale the others by 1 / (1 - rate)."""
     kept = rng.uniform(key, x.shape, 0.0, 1.0) >= rate
-    mask = made_like((kept / (1.0 - rate)).astype(x.dtype), x)
+    mask = put_like((kept / (1.0 - rate)).astype(x.dtype), x)
     return x * mask, lambda c: c * mask
 
 
-def normalized(x: Array, mean: Array, variance: Array, eps: float) -> Array:
-    """`(x - mean) / sqrt(variance + eps)` for each feature, all [features]."""
-    return (x - mean) / np.sqrt(variance + eps)
+def normalize(x: Array, mean: Array, variance: Array, eps: float) -> tuple[Array, Pullback]:
+    """`(x - mean) / sqrt(variance + eps)` for each feature, with constant statistics [features]."""
+    deviation = np.sqrt(variance + eps)
+    return (x - mean) / deviation, lambda c: c / deviation
 
 
-def batch_normalized(x: Array, eps: float) -> tuple[Array, Array, Array, Back]:
-    """Features normalized over the batch, with its mean and (biased) variance, and the pullback through all three.
+def batch_norm(x: Array, eps: float) -> tuple[Array, Array, Array, Pullback]:
+    """Features normalized over the batch, its mean and biased variance, and the pullback through all three.
 
     Args:
         x: [batch, features].
         eps: added to the variance.
     """
     mean, variance = np.mean(x, axis=0), np.var(x, axis=0)
-    y = normalized(x, mean, variance, eps)
+    y, _ = normalize(x, mean, variance, eps)
 
     def pullback(c: Array) -> Array:
         centred = c - np.mean(c, axis=0) - y * np.mean(c * y, axis=0)

@@ -1,9 +1,9 @@
-"""The layers: Dense, Activation, Dropout and BatchNorm."""
+"""Layers: Dense, Activation, Dropout, BatchNorm; for images, channels first, Conv2d, MaxPool2d and Flatten."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,42 +12,21 @@ from anyaccel import rng
 from anyaccel.adapter import VjpResult
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.numpy_backend import functional
-from anyaccel.numpy_backend.module import Module, Values, only
+from anyaccel.numpy_backend.module import Module, Values, single_input
 from anyaccel.numpy_backend.sim_array import Array
 from anyaccel.segment import TensorSpec
 
 
-def check_dtype(what: str, x: Array, dtype: np.dtype[Any]) -> None:
-    """Refuse an input whose dtype is not the layer's; nothing is converted on the way.
+class _WeightedLayer(Module):
+    """A layer with a `weight`, made when it first meets its inputs."""
 
-    Raises:
-        ShapeError: it is not.
-    """
-    if x.dtype != dtype:
-        raise ShapeError(
-            f"{what} computes in {dtype} and was given {shown(x)}",
-            hint=f"cast the features to {dtype}, or make the layer with another dtype",
-        )
+    @property
+    def is_built(self) -> bool:
+        """Whether it has its parameters."""
+        return "weight" in self.parameters
 
 
-def shown(x: Array) -> str:
-    """Dtype and shape of a sample, for messages."""
-    return f"{x.dtype}{list(x.shape[1:])}"
-
-
-def listed(inputs: Sequence[TensorSpec]) -> str:
-    """Specifications of inputs, for messages."""
-    return ", ".join(map(str, inputs)) or "none"
-
-
-def _check(what: str, x: Array, features: int, dtype: np.dtype[Any]) -> None:
-    """Refuse an input whose last axis or dtype is not the layer's."""
-    if x.ndim < 2 or x.shape[-1] != features:
-        raise ShapeError(f"{what} takes samples with {features} features and was given {shown(x)}")
-    check_dtype(what, x, dtype)
-
-
-class Dense(Module):
+class Dense(_WeightedLayer):
     """A linear layer over the last axis: `x @ weight.T + bias`, built when it first meets its inputs.
 
     Parameters are `weight` [features, in] and `bias` [features], uniform in +-1/sqrt(in).
@@ -63,16 +42,9 @@ class Dense(Module):
 
     def __init__(self, features: int, *, bias: bool = True, dtype: str = "float32") -> None:
         super().__init__()
-        if not isinstance(features, int) or features < 1:
-            raise SpecError(f"Dense: features={features!r} is not a positive int")
-        self.features = features
+        self.features = _positive("Dense: features", features)
         self.bias = bias
         self.dtype = dtype
-
-    @property
-    def is_built(self) -> bool:
-        """Whether it has its parameters."""
-        return "weight" in self.parameters
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """Draw the parameters for one input [..., in].
@@ -81,32 +53,29 @@ class Dense(Module):
             ShapeError: several inputs, or one without an axis.
         """
         if len(inputs) != 1 or not inputs[0].shape:
-            raise ShapeError(f"Dense takes one input with at least one axis, and was given {listed(inputs)}")
-        fan_in = inputs[0].shape[-1]
-        bound = 1.0 / math.sqrt(fan_in)
-        shapes = {"weight": (self.features, fan_in), "bias": (self.features,)}
-        for name in ("weight", "bias") if self.bias else ("weight",):
-            drawn = rng.uniform(rng.key(seed, name), shapes[name], -bound, bound)
-            self.parameters[name] = drawn.astype(self.dtype)
+            raise ShapeError(f"Dense takes one input with at least one axis, got {_listed(inputs)}")
+        weights = _uniform((self.features, inputs[0].shape[-1]), seed, self.dtype)
+        self.parameters.update(weights if self.bias else {"weight": weights["weight"]})
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, ..., in] to [batch, ..., features]."""
-        x, weight = only("Dense", inputs), values["weight"]
-        _check(f"Dense({self.features})", x, weight.shape[1], weight.dtype)
+        x, weight = single_input("Dense", inputs), values["weight"]
+        _check_features(f"Dense({self.features})", x, weight.shape[1], weight.dtype)
         y, back = functional.linear(x, weight, values.get("bias"))
 
         def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], tuple[Array]]:
-            c, by_weight, by_bias = back(cotangents[0])
-            return {"weight": by_weight, "bias": by_bias} if "bias" in values else {"weight": by_weight}, (c,)
+            c, weight_gradient, bias_gradient = back(cotangents[0])
+            gradients = {"weight": weight_gradient}
+            return {**gradients, "bias": bias_gradient} if "bias" in values else gradients, (c,)
 
         return VjpResult((y,), pullback)
 
 
 class Activation(Module):
-    """An activation on every element: `"relu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+    """An elementwise activation: `"relu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
 
     Raises:
-        SpecError: there is none of this name.
+        SpecError: an unknown name.
     """
 
     def __init__(self, name: str) -> None:
@@ -116,12 +85,12 @@ class Activation(Module):
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input of any shape."""
-        y, back = functional.activation(self.name, only(self.name, inputs))
+        y, back = functional.activation(self.name, single_input(self.name, inputs))
         return VjpResult((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
 
 
 class Dropout(Module):
-    """Zeroes elements with probability `rate` while training, and scales the rest by 1 / (1 - rate).
+    """Zeroes elements with probability `rate` while training, and scales the others by 1 / (1 - rate).
 
     Raises:
         SpecError: a rate outside [0, 1).
@@ -135,21 +104,21 @@ class Dropout(Module):
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input of any shape; the same key zeroes the same elements."""
-        x = only("Dropout", inputs)
+        x = single_input("Dropout", inputs)
         if not (train and self.rate):
-            return VjpResult((x,), lambda cotangents: ({}, cotangents))
+            return _identity(x)
         y, back = functional.dropout(x, self.rate, key)
         return VjpResult((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
 
 
-class BatchNorm(Module):
+class BatchNorm(_WeightedLayer):
     """Normalizes each feature over the batch while training, by running statistics otherwise; then scales and shifts.
 
     Parameters are `weight` and `bias`, buffers `running_mean` and `running_var`, all [features], built when it first
     meets its input [features]. The running variance is the unbiased one.
 
     Args:
-        momentum: share of the batch in the running statistics.
+        momentum: weight of the batch in the running statistics.
         eps: added to the variance.
         dtype: of all values.
     """
@@ -160,11 +129,6 @@ class BatchNorm(Module):
         self.eps = eps
         self.dtype = dtype
 
-    @property
-    def is_built(self) -> bool:
-        """Whether it has its parameters."""
-        return "weight" in self.parameters
-
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """Ones and zeros for one input [features].
 
@@ -172,31 +136,159 @@ class BatchNorm(Module):
             ShapeError: several inputs, or not one axis.
         """
         if len(inputs) != 1 or len(inputs[0].shape) != 1:
-            raise ShapeError(f"BatchNorm takes one input with one axis, and was given {listed(inputs)}")
+            raise ShapeError(f"BatchNorm takes one input with one axis, got {_listed(inputs)}")
         zeros, ones = np.zeros(inputs[0].shape, self.dtype), np.ones(inputs[0].shape, self.dtype)
         self.parameters.update(weight=ones, bias=zeros)
         self.buffers.update(running_mean=zeros.copy(), running_var=ones.copy())
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, features]."""
-        x, weight = only("BatchNorm", inputs), values["weight"]
-        _check("BatchNorm", x, weight.shape[0], weight.dtype)
+        x, weight = single_input("BatchNorm", inputs), values["weight"]
+        _check_features("BatchNorm", x, weight.shape[0], weight.dtype)
+        buffers = None
         if train:
-            y, mean, variance, through = functional.batch_normalized(x, self.eps)
-            after = self._running(values, mean, variance * (len(x) / max(len(x) - 1, 1)))
+            y, mean, variance, back = functional.batch_norm(x, self.eps)
+            buffers = self._running(values, mean, variance * (len(x) / max(len(x) - 1, 1)))
         else:
-            y = functional.normalized(x, values["running_mean"], values["running_var"], self.eps)
-            after, through = None, self._straight(values["running_var"])
+            y, back = functional.normalize(x, values["running_mean"], values["running_var"], self.eps)
 
         def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], tuple[Array]]:
             (c,) = cotangents
-            return {"weight": np.sum(c * y, axis=0), "bias": np.sum(c, axis=0)}, (through(c * weight),)
+            return {"weight": np.sum(c * y, axis=0), "bias": np.sum(c, axis=0)}, (back(c * weight),)
 
-        return VjpResult((y * weight + values["bias"],), pullback, after)
-
-    def _straight(self, variance: Array) -> Callable[[Array], Array]:
-        return lambda c: c / np.sqrt(variance + self.eps)
+        return VjpResult((y * weight + values["bias"],), pullback, buffers)
 
     def _running(self, values: Values, mean: Array, variance: Array) -> dict[str, Array]:
-        now = {"running_mean": mean, "running_var": variance}
-        return {name: (1 - self.momentum) * values[name] + self.momentum * value for name, value in now.items()}
+        batch = {"running_mean": mean, "running_var": variance}
+        return {name: (1 - self.momentum) * values[name] + self.momentum * value for name, value in batch.items()}
+
+
+class Conv2d(_WeightedLayer):
+    """A convolution over height and width, with stride 1 and zero padding, so that both stay.
+
+    Parameters are `weight` [channels, in, kernel_size, kernel_size] and `bias` [channels], uniform in +-1/sqrt(n) with
+    the fan-in n = in * kernel_size**2. Built when it first meets its input.
+
+    Args:
+        channels: channels of the output.
+        kernel_size: height and width of the kernel, odd.
+        dtype: of parameters, inputs and outputs: `"float32"` or `"float64"`.
+
+    Raises:
+        SpecError: a size that is not a positive int, or an even kernel.
+    """
+
+    def __init__(self, channels: int, kernel_size: int = 3, *, dtype: str = "float32") -> None:
+        super().__init__()
+        self.channels = _positive("Conv2d: channels", channels)
+        self.kernel_size = _positive("Conv2d: kernel_size", kernel_size)
+        if kernel_size % 2 == 0:
+            raise SpecError(f"Conv2d: kernel_size={kernel_size} is not odd")
+        self.dtype = dtype
+
+    def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
+        """Draw the parameters for one input [in, height, width].
+
+        Raises:
+            ShapeError: several inputs, or not three axes.
+        """
+        if len(inputs) != 1 or len(inputs[0].shape) != 3:
+            raise ShapeError(f"Conv2d takes one input [channels, height, width], got {_listed(inputs)}")
+        shape = (self.channels, inputs[0].shape[0], self.kernel_size, self.kernel_size)
+        self.parameters.update(_uniform(shape, seed, self.dtype))
+
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
+        """One input [batch, in, height, width] to [batch, channels, height, width]."""
+        x, weight, layer = single_input("Conv2d", inputs), values["weight"], f"Conv2d({self.channels})"
+        _check_image(layer, x, weight.shape[1])
+        _check_dtype(layer, x, weight.dtype)
+        y, back = functional.convolution(x, weight, values["bias"])
+
+        def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], tuple[Array]]:
+            c, weight_gradient, bias_gradient = back(cotangents[0])
+            return {"weight": weight_gradient, "bias": bias_gradient}, (c,)
+
+        return VjpResult((y,), pullback)
+
+
+class MaxPool2d(Module):
+    """The maximum of windows of `size` by `size`, without overlap; rows and columns that fill no window are dropped.
+
+    The gradient goes to the first of equal values in a window, row by row.
+
+    Raises:
+        SpecError: size is not a positive int.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = _positive("MaxPool2d: size", size)
+
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
+        """One input [batch, channels, height, width] to [batch, channels, height // size, width // size]."""
+        x = single_input("MaxPool2d", inputs)
+        _check_image(f"MaxPool2d({self.size})", x)
+        if self.size == 1:
+            return _identity(x)
+        y, back = functional.max_pool(x, self.size)
+        return VjpResult((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
+
+
+class Flatten(Module):
+    """All axes of a sample as one, in C order."""
+
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
+        """One input [batch, ...] to [batch, features]."""
+        x = single_input("Flatten", inputs)
+        flat = x.reshape(len(x), math.prod(x.shape[1:]))
+        return VjpResult((flat,), lambda cotangents: ({}, (cotangents[0].reshape(x.shape),)))
+
+
+def _identity(x: Array) -> VjpResult:
+    return VjpResult((x,), lambda cotangents: ({}, cotangents))
+
+
+def _uniform(shape: tuple[int, ...], seed: int, dtype: str | None) -> dict[str, Array]:
+    """A weight [out, ...] and a bias [out], uniform in +-1/sqrt(fan-in)."""
+    bound = 1.0 / math.sqrt(math.prod(shape[1:]))
+    return {
+        name: rng.uniform(rng.key(seed, name), extents, -bound, bound).astype(dtype)
+        for name, extents in (("weight", shape), ("bias", shape[:1]))
+    }
+
+
+def _positive(name: str, size: int) -> int:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise SpecError(f"{name}={size!r} is not a positive int")
+    return size
+
+
+def _check_features(layer: str, x: Array, features: int, dtype: np.dtype[Any]) -> None:
+    if x.ndim < 2 or x.shape[-1] != features:
+        raise ShapeError(f"{layer} takes samples with {features} features, got {_shown(x)}")
+    _check_dtype(layer, x, dtype)
+
+
+def _check_image(layer: str, x: Array, channels: int | None = None) -> None:
+    if x.ndim != 4 or channels not in (None, x.shape[1]):
+        raise ShapeError(
+            f"{layer} takes samples [{channels or 'channels'}, height, width], got {_shown(x)}",
+            hint="store images channels first; one channel is an axis too, [1, height, width]",
+        )
+
+
+def _check_dtype(layer: str, x: Array, dtype: np.dtype[Any]) -> None:
+    if x.dtype != dtype:
+        raise ShapeError(
+            f"{layer} computes in {dtype}, got {_shown(x)}",
+            hint=f"cast the features to {dtype}, or make the layer with another dtype",
+        )
+
+
+def _shown(x: Array) -> str:
+    """Dtype and shape of a sample."""
+    return f"{x.dtype}{list(x.shape[1:])}"
+
+
+def _listed(inputs: Sequence[TensorSpec]) -> str:
+    return ", ".join(map(str, inputs)) or "none"

@@ -10,7 +10,7 @@ import numpy as np
 from anyaccel.adapter import VjpResult
 from anyaccel.device import Device
 from anyaccel.errors import ShapeError
-from anyaccel.numpy_backend.sim_array import Array, made_like
+from anyaccel.numpy_backend.sim_array import Array, put_like
 from anyaccel.segment import TensorSpec
 
 Values = Mapping[str, Array]
@@ -19,8 +19,8 @@ Values = Mapping[str, Array]
 class Module(ABC):
     """A model as a function of its values, with the pullback written out.
 
-    `parameters` are trained; `buffers`, of other names, change while training, but not by gradients. `dtype` is that
-    of the floating inputs it wants, None where it has no wish. Derive from it, fill `parameters` in `__init__` (or in
+    `parameters` are trained; `buffers`, of other names, change while training, but not by gradients. `dtype` is the
+    dtype that its floating inputs must have; None for any. Derive from it, fill `parameters` in `__init__` (or in
     `build`, if shapes come from the data), and write `apply`:
 
         class Scale(Module):
@@ -43,7 +43,7 @@ class Module(ABC):
     dtype: str | None = None
 
     home: Device | None = None
-    """Where it was placed; what tells for a module without values, such as an estimator."""
+    """Where it was placed; the device of a module without values, such as an estimator."""
 
     def __init__(self) -> None:
         self.parameters = {}
@@ -51,11 +51,11 @@ class Module(ABC):
 
     @property
     def is_built(self) -> bool:
-        """Whether all parameters are there."""
+        """Whether it has all its parameters."""
         return True
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Make the parameters for inputs of these specifications, weights from `seed`. By default there are none.
+        """Make the parameters for inputs of these specs, random ones from `seed`. The default makes none.
 
         Raises:
             ShapeError: it does not take such inputs.
@@ -65,14 +65,14 @@ class Module(ABC):
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """Outputs, the pullback, and the buffers afterwards (None where none changed).
 
-        The pullback takes a tuple with one cotangent for each output and gives gradients by parameter name and one
-        cotangent for each input, None for one that has no gradient. Nothing that is given may be written to.
+        The pullback takes a tuple with a cotangent for each output and returns gradients by parameter name and a
+        cotangent for each input, None for one that has no gradient. No argument may be written to.
 
         Args:
-            values: parameters and buffers by name, to be used instead of the module's own.
-            inputs: arrays with the batch as first axis.
-            train: whether it trains; random and batch-dependent parts behave accordingly.
-            key: 64 bits for what is random; other ones in every step.
+            values: parameters and buffers by name, to use in place of the module's own.
+            inputs: arrays [batch, ...].
+            train: training mode; otherwise nothing is random or depends on other rows of the batch.
+            key: 64 random bits, new in every step.
         """
 
     def __call__(self, *inputs: Array) -> Array | tuple[Array, ...]:
@@ -81,22 +81,22 @@ class Module(ABC):
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def only(what: str, inputs: Sequence[Array]) -> Array:
-    """The one input of a layer.
+def single_input(layer: str, inputs: Sequence[Array]) -> Array:
+    """The only input of a layer.
 
     Raises:
-        ShapeError: there are several.
+        ShapeError: none, or several.
     """
     if len(inputs) != 1:
-        raise ShapeError(f"{what} takes one input and was given {len(inputs)}", hint="join them with a ConcatNode")
+        raise ShapeError(f"{layer} takes one input, got {len(inputs)}", hint="join them with a ConcatNode")
     return inputs[0]
 
 
-def traced(module: Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """What a built module gives for two samples of zeros.
+def output_specs(module: Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The specs of a built module's outputs, from a batch of two samples of zeros.
 
     Raises:
-        ShapeError: its outputs are not arrays with the batch as first axis.
+        ShapeError: its outputs are not arrays [batch, ...].
         Exception: whatever the module raises.
     """
     zeros = tuple(_zeros(module, spec) for spec in inputs)
@@ -113,5 +113,5 @@ def traced(module: Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ..
 
 def _zeros(module: Module, spec: TensorSpec) -> Array:
     zeros = np.zeros((2, *spec.shape), spec.dtype)
-    near = next(iter(module.parameters.values()), None)
-    return zeros if near is None else made_like(zeros, near)
+    parameter = next(iter(module.parameters.values()), None)
+    return zeros if parameter is None else put_like(zeros, parameter)

@@ -1,4 +1,4 @@
-"""NumpyOps: what the adapter asks of NumPy."""
+"""NumpyOps: NumPy as the adapter's `ArrayOps`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from anyaccel.adapter import ArrayOps, LossFunction, LossResult, VjpResult
 from anyaccel.device import Device
 from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.module import Module
-from anyaccel.numpy_backend.sim_array import Array, made_like
-from anyaccel.numpy_backend.transfers import moved, rows
+from anyaccel.numpy_backend.sim_array import Array, put_like
+from anyaccel.numpy_backend.transfers import gather_rows, moved
 from anyaccel.specs import Loss
 
 
 class NumpyOps(ArrayOps):
-    """Modules, plain arrays and arrays of simulated devices."""
+    """Modules over plain arrays and arrays of simulated devices."""
 
     xp = np
 
@@ -30,7 +30,7 @@ class NumpyOps(ArrayOps):
         return model.buffers
 
     def write(self, model: Module, parameters: Mapping[str, Array], buffers: Mapping[str, Array]) -> None:
-        """Into the module's mappings."""
+        """Update the module's mappings."""
         model.parameters.update(parameters)
         model.buffers.update(buffers)
 
@@ -43,7 +43,7 @@ class NumpyOps(ArrayOps):
         train: bool,
         key: int,
     ) -> VjpResult:
-        """The module's `apply`; buffers that it does not give stay."""
+        """The module's `apply`; buffers that it leaves out are unchanged."""
         applied = model.apply({**parameters, **buffers}, inputs, train=train, key=key)
         return applied._replace(buffers={**buffers, **applied.buffers}) if applied.buffers else applied
 
@@ -52,29 +52,29 @@ class NumpyOps(ArrayOps):
         return moved(array, device)
 
     def gather_rows(self, column: Array, start: int, stop: int, order: Array | None) -> Array:
-        """As the backend's `rows`."""
-        return rows(column, start, stop, order)
+        """As the backend's `gather_rows`."""
+        return gather_rows(column, start, stop, order)
 
     def arange(self, count: int, like: Array) -> Array:
-        """Made on the device."""
-        return made_like(np.arange(count), like)
+        """The integers, on the device of `like`."""
+        return put_like(np.arange(count), like)
 
     def custom_loss(self, loss: Loss) -> LossFunction:
-        """A callable that gives (sum, weight, gradients): NumPy cannot find the gradients by itself.
+        """A callable that returns (sum, weight, gradients), as NumPy has no automatic differentiation.
 
-        `gradients` has one for each input, of the *sum*; None for an input that has none.
+        `gradients` has the gradient of the *sum* for each input, or None.
         """
         function = loss.own(**loss.kwargs) if isinstance(loss.own, type) else loss.own
 
-        def judged(inputs: Sequence[Array]) -> LossResult:
-            given = function(*inputs)
-            if not (isinstance(given, tuple) and len(given) == 3 and len(given[2]) == len(inputs)):
+        def evaluate(inputs: Sequence[Array]) -> LossResult:
+            result = function(*inputs)
+            if not (isinstance(result, tuple) and len(result) == 3 and len(result[2]) == len(inputs)):
                 raise SpecError(
-                    f"the loss {loss.name!r} gave no gradients, and NumPy cannot find them",
-                    available=f"it gave {type(given).__name__}",
+                    f"the loss {loss.name!r} returned a {type(result).__name__} without gradients, "
+                    "and NumPy has no automatic differentiation",
                     hint="return (sum, weight, gradients), with a gradient of the sum (or None) for each input",
                 )
-            total, weight, gradients = given
+            total, weight, gradients = result
             return LossResult(total, np.full_like(total, weight) if np.ndim(weight) == 0 else weight, lambda: gradients)
 
-        return judged
+        return evaluate

@@ -1,4 +1,4 @@
-"""Modules one after the other."""
+"""Sequential: modules one after the other."""
 
 from __future__ import annotations
 
@@ -6,39 +6,40 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
 from anyaccel import rng
 from anyaccel.adapter import VjpResult
-from anyaccel.numpy_backend.module import Module, Values, traced
+from anyaccel.numpy_backend.module import Module, Values, output_specs
 from anyaccel.numpy_backend.sim_array import Array
 from anyaccel.segment import TensorSpec
 
 Parts = Sequence[tuple[str, Module]]
-"""Modules in their order, each with the prefix of its values' names."""
+"""Modules in order, each with the prefix of its values' names."""
 
 
-def in_turn(parts: Parts, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-    """Apply modules in turn, each to what the one before gives; a prefix that comes twice means the same values."""
-    now, flow, tape = dict(values), inputs, []
+def apply_in_sequence(parts: Parts, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
+    """Apply each module to the outputs of the one before; modules with the same prefix share their values."""
+    current, outputs, tape = dict(values), inputs, []
     for index, (prefix, module) in enumerate(parts):
-        own = {name[len(prefix) :]: value for name, value in now.items() if name.startswith(prefix)}
-        applied = module.apply(own, flow, train=train, key=rng.key(key, index) if train else 0)
-        now.update({prefix + name: value for name, value in (applied.buffers or {}).items()})
+        own = {name[len(prefix) :]: value for name, value in current.items() if name.startswith(prefix)}
+        applied = module.apply(own, outputs, train=train, key=rng.key(key, index) if train else 0)
+        current.update({prefix + name: value for name, value in (applied.buffers or {}).items()})
         tape.append((prefix, applied.pullback))
-        flow = applied.outputs
+        outputs = applied.outputs
 
     def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], Sequence[Array]]:
         gradients: dict[str, Array] = {}
-        back: Sequence[Array] = cotangents
-        for prefix, pull in reversed(tape):
-            found, back = pull(tuple(back))
-            for name, gradient in found.items():
+        flowing: Sequence[Array] = cotangents
+        for prefix, module_pullback in reversed(tape):
+            own_gradients, flowing = module_pullback(tuple(flowing))
+            for name, gradient in own_gradients.items():
                 full = prefix + name
                 gradients[full] = gradients[full] + gradient if full in gradients else gradient
-        return gradients, back
+        return gradients, flowing
 
-    return VjpResult(flow, pullback, {name: now[name] for name in now if now[name] is not values[name]} or None)
+    changed = {name: value for name, value in current.items() if value is not values[name]}
+    return VjpResult(outputs, pullback, changed or None)
 
 
 class Sequential(Module):
-    """Modules one after the other; a module that stands in several places is the same one, with the same parameters.
+    """Modules one after the other; a module at several positions shares its parameters among them.
 
     The first may take several inputs. Values are called `INDEX.NAME`.
     """
@@ -47,47 +48,47 @@ class Sequential(Module):
         self.layers = layers
         first = {id(layer): index for index, layer in reversed(list(enumerate(layers)))}
         self.parts = [(f"{first[id(layer)]}.", layer) for layer in layers]
-        self.parameters = Joined({prefix: layer.parameters for prefix, layer in self.parts})
-        self.buffers = Joined({prefix: layer.buffers for prefix, layer in self.parts})
+        self.parameters = PrefixedMappings({prefix: layer.parameters for prefix, layer in self.parts})
+        self.buffers = PrefixedMappings({prefix: layer.buffers for prefix, layer in self.parts})
         self.dtype = next((layer.dtype for layer in layers if layer.dtype is not None), None)
 
     @property
     def is_built(self) -> bool:
-        """Whether all layers are."""
+        """Whether all layers are built."""
         return all(layer.is_built for layer in self.layers)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Build each layer for what the one before gives."""
+        """Build each layer for the outputs of the one before."""
         for prefix, layer in self.parts:
             if not layer.is_built:
                 layer.build(inputs, rng.key(seed, prefix))
-            inputs = traced(layer, inputs)
+            inputs = output_specs(layer, inputs)
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """Through all layers, and back."""
-        return in_turn(self.parts, values, inputs, train=train, key=key)
+        """Inputs of the first layer to outputs of the last."""
+        return apply_in_sequence(self.parts, values, inputs, train=train, key=key)
 
 
-class Joined(MutableMapping[str, Array]):
-    """Several mappings as one, with a prefix for the names of each; writing goes to the parts."""
+class PrefixedMappings(MutableMapping[str, Array]):
+    """Several mappings as one, with a prefix for the names of each; writes go to the parts."""
 
     def __init__(self, parts: Mapping[str, MutableMapping[str, Array]]) -> None:
         self._parts = parts
 
-    def _at(self, name: str) -> tuple[MutableMapping[str, Array], str]:
+    def _locate(self, name: str) -> tuple[MutableMapping[str, Array], str]:
         first, dot, rest = name.partition(".")
         return self._parts[first + dot], rest
 
     def __getitem__(self, name: str) -> Array:
-        part, rest = self._at(name)
+        part, rest = self._locate(name)
         return part[rest]
 
     def __setitem__(self, name: str, value: Array) -> None:
-        part, rest = self._at(name)
+        part, rest = self._locate(name)
         part[rest] = value
 
     def __delitem__(self, name: str) -> None:
-        part, rest = self._at(name)
+        part, rest = self._locate(name)
         del part[rest]
 
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""SimArray: an array in the memory of a simulated device, computed by NumPy and kept apart from all others."""
+"""SimArray: an array in the memory of a simulated device, which NumPy computes with and other devices cannot read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST = Device("cpu")
 
 
 def _by(function: Callable[..., Any]) -> Any:
-    """A method by way of NumPy's function: as a method, NumPy would not ask the array where its operands are."""
+    """A method that calls NumPy's function, which goes through `__array_function__` as ndarray's method does not."""
 
     def method(self: SimArray, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
@@ -26,18 +26,17 @@ def _by(function: Callable[..., Any]) -> Any:
 
 
 class SimArray(np.ndarray[Any, np.dtype[Any]]):
-    """An array on a simulated device. Made by `put`, and by computing with what `put` made.
+    """An array on a simulated device. Made by `put`, and by computing with such arrays.
 
-    Computing with an array that is elsewhere raises DeviceMismatchError; plain numbers and arrays without axes are
-    taken. Every result is on the same device, scalars too, so `float(x)`, `bool(x)`, `int(x)`, `x.item()` and
-    `x.tolist()` are waits, and counted. `np.asarray(x)` and C code that reads the buffer cannot be seen.
+    Computing with an array on another device raises DeviceMismatchError; Python numbers and arrays without axes are
+    accepted. Every result is on the same device, scalars too, so `float(x)`, `bool(x)`, `int(x)`, `x.item()` and
+    `x.tolist()` are counted as synchronizations. `np.asarray(x)` and C code that reads the buffer go unnoticed.
     """
 
     on: SimDevice
-    """The device's handle."""
 
     def __array_finalize__(self, obj: Array | None) -> None:
-        """A new array is where the one is that it came from."""
+        """A new array is on the device of the array it was made from."""
         if isinstance(obj, SimArray):
             self.on = obj.on
             self.on.hold(self)
@@ -45,41 +44,41 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
     # NumPy 2 says "cpu" of every array.
     @property
     def device(self) -> Device:  # type: ignore[override]
-        """Where it is."""
+        """The simulated device."""
         return self.on.device
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Compute on the bare arrays; `out` is returned as it was given."""
-        on = self._common(ufunc.__name__, (inputs, kwargs))
-        result = getattr(ufunc, method)(*_alike(_bare(inputs)), **_bare(kwargs))
+        """Compute on the plain arrays; `out` is returned as it was given."""
+        on = self._check_operands(ufunc.__name__, (inputs, kwargs))
+        result = getattr(ufunc, method)(*_cast_numbers(_bare(inputs)), **_bare(kwargs))
         out = kwargs.get("out")
         if out is None:
-            return _dressed(result, on)
+            return _wrapped(result, on)
         return out[0] if len(out) == 1 else out
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Compute on the bare arrays. What answers with a plain truth value has waited for it."""
-        on = self._common(func.__name__, (args, kwargs))
+        """Compute on the plain arrays. A function that returns a Python bool has synchronized."""
+        on = self._check_operands(func.__name__, (args, kwargs))
         result = func(*_bare(args), **_bare(kwargs))
         if isinstance(result, bool):
             on.waited()
-        return _dressed(result, on)
+        return _wrapped(result, on)
 
     def __getitem__(self, key: Any) -> Any:
-        """Views stay views; a single element is an array without axes."""
-        self._common("indexing", key)
-        return _dressed(super().__getitem__(_bare(key)), self.on)
+        """Slices are views; a single element is an array without axes."""
+        self._check_operands("indexing", key)
+        return _wrapped(super().__getitem__(_bare(key)), self.on)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """As NumPy's, with everything on this device."""
-        self._common("assignment", (key, value))
+        """As NumPy's; all operands must be on this device."""
+        self._check_operands("assignment", (key, value))
         super().__setitem__(_bare(key), _bare(value))
 
-    def _common(self, what: str, operands: Any) -> SimDevice:
+    def _check_operands(self, operation: str, operands: Any) -> SimDevice:
         for array in _arrays(operands):
             if _elsewhere(array, self.on):
                 raise DeviceMismatchError(
-                    f"{what}: operands are on {self.on} and {place_of(array)}",
+                    f"{operation}: operands are on {self.on} and {place_of(array)}",
                     hint="move them to one device with anyaccel.move(x, device)",
                 )
         return self.on
@@ -106,15 +105,15 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         return str(read(self))
 
     def item(self, *args: Any) -> Any:
-        """One element as a Python number: a wait."""
+        """One element as a Python number; synchronizes."""
         return read(self).item(*args)
 
     def tolist(self) -> Any:
-        """Nested lists of Python numbers: a wait."""
+        """Nested lists of Python numbers; synchronizes."""
         return read(self).tolist()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """Refuse: other frameworks would take simulated memory for the host's.
+        """Always refused: other frameworks would take simulated memory for host memory.
 
         Raises:
             MoveError: always.
@@ -143,11 +142,11 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 def put(array: Array, on: SimDevice) -> SimArray:
-    """A copy of a plain array on a simulated device, as its own kernels would make one: no transfer is counted.
+    """A copy of a plain array in a simulated device's memory, as if a kernel had made it: no transfer is counted.
 
     Raises:
         MoveError: the device cannot hold the dtype.
-        OutOfMemoryError: no room.
+        OutOfMemoryError: the device is full.
     """
     on.check(array.dtype)
     placed = np.array(array, copy=True, subok=False).view(SimArray)
@@ -164,12 +163,12 @@ def upload(array: Array, on: SimDevice) -> SimArray:
 
 
 def download(array: SimArray) -> Array:
-    """A plain copy in host memory: a transfer to the host, and a wait."""
+    """A plain copy in host memory: a transfer to the host, and a synchronization."""
     array.on.transfers.out.count(array.nbytes)
     return read(array)
 
 
-def across(array: SimArray, on: SimDevice) -> SimArray:
+def copy_between(array: SimArray, on: SimDevice) -> SimArray:
     """A copy on another simulated device: a transfer between two. Raises as `put`."""
     placed = put(bare(array), on)
     for end in (array.on, on):
@@ -178,23 +177,23 @@ def across(array: SimArray, on: SimDevice) -> SimArray:
 
 
 def read(array: SimArray) -> Array:
-    """A plain copy for the host to look at: a wait."""
+    """A plain copy for the host to look at: a synchronization."""
     array.on.waited()
     return bare(array).copy()
 
 
 def bare(array: Array) -> Array:
-    """The values as a plain array that shares memory: what the device itself sees, for no code outside it."""
+    """A plain array that shares the memory: how the device itself sees it."""
     return array.view(np.ndarray)
 
 
-def made_like(array: Array, like: Array) -> Array:
-    """A plain array put where `like` is, as something that was computed there."""
+def put_like(array: Array, like: Array) -> Array:
+    """A plain array, put on the device of `like` as if computed there."""
     return put(array, like.on) if isinstance(like, SimArray) else array
 
 
 def place_of(array: Any) -> Device | SimDevice:
-    """The handle of an array's simulated device, or the CPU."""
+    """The simulated device of an array, or the CPU."""
     return array.on if isinstance(array, SimArray) else HOST
 
 
@@ -222,15 +221,15 @@ def _bare(tree: Any) -> Any:
     return tree
 
 
-def _alike(operands: tuple[Any, ...]) -> list[Any]:
-    """Plain numbers in the floating dtype of the arrays: NumPy 1 takes them for float64 beside arrays without axes."""
-    dtypes = [each.dtype for each in operands if isinstance(each, (np.ndarray, np.generic))]
+def _cast_numbers(operands: tuple[Any, ...]) -> list[Any]:
+    """Python numbers in the floating dtype of the arrays: NumPy 1 takes them for float64 beside arrays without axes."""
+    dtypes = [x.dtype for x in operands if isinstance(x, (np.ndarray, np.generic))]
     common = np.result_type(*dtypes) if dtypes else np.dtype(bool)
-    return [common.type(each) if type(each) in (int, float) and common.kind == "f" else each for each in operands]
+    return [common.type(x) if type(x) in (int, float) and common.kind == "f" else x for x in operands]
 
 
-def _dressed(tree: Any, on: SimDevice) -> Any:
-    """Results as arrays of the device; what shares memory with an array that is there costs nothing."""
+def _wrapped(tree: Any, on: SimDevice) -> Any:
+    """Results as arrays of the device; an array that shares memory with one that is there costs nothing."""
     if isinstance(tree, SimArray):
         return tree
     if isinstance(tree, (np.ndarray, np.generic)):
@@ -239,6 +238,6 @@ def _dressed(tree: Any, on: SimDevice) -> Any:
         on.hold(placed)
         return placed
     if isinstance(tree, (list, tuple)):
-        parts = [_dressed(value, on) for value in tree]
+        parts = [_wrapped(value, on) for value in tree]
         return parts if isinstance(tree, list) else tuple(parts)
     return tree

@@ -1,4 +1,4 @@
-"""Simulated devices: memory that is counted and may run out, and a ledger of what crosses to and from it."""
+"""Simulated devices: memory that is counted and may run out, and counters of transfers and synchronizations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anyaccel.device import Device
 from anyaccel.errors import ConfigError, MoveError, OutOfMemoryError
 
 SWITCH = "ANYACCEL_SIMULATE"
-_MOST = 64
+_MAX_DEVICES = 64
 _WIDE = (np.dtype("float64"), np.dtype("complex128"))
 _lock = threading.RLock()  # a finalizer may run while its own thread holds it
 
@@ -30,7 +30,7 @@ class Traffic:
 
     def count(self, nbytes: int) -> None:
         """One more transfer."""
-        with _lock:  # threads send, too
+        with _lock:  # prefetch threads transfer, too
             self.number += 1
             self.nbytes += nbytes
 
@@ -45,17 +45,17 @@ class Transfers:
 
 
 class SimDevice:
-    """A simulated device, as a handle: what it is, what it holds, and what has crossed.
+    """A simulated device: its memory and its counters.
 
     Attributes:
         device: its name, `sim:k`.
-        capacity: bytes that it can hold, None for no limit.
-        float64: whether it takes float64 (and complex128).
-        used: bytes it holds now.
-        peak: the most it held at once.
-        transfers: what was moved, counted since the last `clear`.
-        syncs: how often the host waited for a value, since the last `clear`.
-        closed: whether its simulation has ended; arrays that are left on it can still be read.
+        capacity: bytes of its memory, None for no limit.
+        float64: whether it supports float64 (and complex128).
+        used: bytes in use.
+        peak: the most bytes in use at once.
+        transfers: transfers since the last `clear`.
+        syncs: how often the host waited for a value since the last `clear`.
+        closed: whether its simulation has ended; arrays left on it can still be read.
     """
 
     def __init__(self, index: int, capacity: int | None, float64: bool) -> None:
@@ -73,31 +73,30 @@ class SimDevice:
         return f"{self.device}{' (closed)' if self.closed else ''}"
 
     def clear(self) -> None:
-        """Set transfers and syncs to zero, and the peak to what is used now."""
+        """Reset transfers and syncs to zero, and the peak to the current use."""
         self.transfers, self.syncs, self.peak = Transfers(), 0, self.used
 
     def waited(self) -> None:
-        """Count a wait of the host."""
+        """Count a synchronization."""
         self.syncs += 1
 
     def check(self, dtype: np.dtype[Any]) -> None:
-        """Refuse a dtype that the device cannot hold.
+        """Check that the device supports a dtype.
 
         Raises:
-            MoveError: it cannot.
+            MoveError: it does not.
         """
         if not self.float64 and dtype in _WIDE:
             raise MoveError(
-                f"{self} cannot hold {dtype}",
-                available="it was simulated with float64=False",
+                f"{self} cannot hold {dtype}: it was simulated with float64=False",
                 hint="cast to float32 or complex64 first",
             )
 
     def hold(self, array: np.ndarray[Any, Any]) -> None:
-        """Count the memory of an array until it is freed; a view costs nothing beside the array it looks into.
+        """Count the memory of an array until it is freed; views of counted memory cost nothing.
 
         Raises:
-            MoveError: the device cannot hold its dtype.
+            MoveError: the device does not support its dtype.
             OutOfMemoryError: it does not fit.
         """
         self.check(array.dtype)
@@ -114,7 +113,7 @@ class SimDevice:
             raise OutOfMemoryError(
                 f"{self} has no room for {nbytes} bytes",
                 available=f"{self.capacity - self.used} bytes free of {self.capacity}",
-                hint="free tensors, use smaller batches, or simulate more capacity",
+                hint="free arrays, use smaller batches, or simulate more capacity",
             )
         self.used += nbytes
         self.peak = max(self.peak, self.used)
@@ -132,7 +131,7 @@ def _memory_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 class Simulation(Sequence[SimDevice]):
-    """The simulated devices of one `simulate`, by index; a context manager that ends with its block."""
+    """The simulated devices of one `simulate` call, by index; a context manager that closes itself."""
 
     def __init__(self, devices: Sequence[SimDevice]) -> None:
         self._devices = tuple(devices)
@@ -153,7 +152,7 @@ class Simulation(Sequence[SimDevice]):
         self.close()
 
     def close(self) -> None:
-        """Take the devices away; what was simulated before is there again. A second call changes nothing."""
+        """Remove the devices; those of an earlier `simulate` are back. A second call changes nothing."""
         with _lock:
             for device in self._devices:
                 device.closed = True
@@ -165,25 +164,25 @@ _running: list[Simulation] = []
 
 
 def simulate(count: int = 2, *, capacity: int | None = None, float64: bool = True) -> Simulation:
-    """Make the simulated devices `sim:0` to `sim:count-1`, in place of those that were there.
+    """Make the simulated devices `sim:0` to `sim:count-1`, which replace earlier ones.
 
-    They compute with NumPy on the host, behave like devices with memory of their own, and count what happens. Use the
-    result as a context manager, or call its `close`. Setting the environment variable ANYACCEL_SIMULATE to a count
-    makes that many without a call.
+    They compute with NumPy on the host, behave like devices with memory of their own, and count transfers and
+    synchronizations. Use the result as a context manager, or call its `close`. The environment variable
+    ANYACCEL_SIMULATE makes that many devices without a call.
 
     Args:
         count: how many, at most 64.
-        capacity: bytes that each can hold; None for no limit.
-        float64: whether they take float64.
+        capacity: bytes of memory of each; None for no limit.
+        float64: whether they support float64.
 
     Returns:
-        the devices' handles, a sequence.
+        a sequence of `SimDevice`.
 
     Raises:
         ConfigError: a count or capacity that is not a positive int.
     """
-    if not _is_count(count) or count > _MOST:
-        raise ConfigError(f"simulate({count!r}): that many devices cannot be simulated", available=f"1 to {_MOST}")
+    if not _is_count(count) or count > _MAX_DEVICES:
+        raise ConfigError(f"simulate({count!r}) is not a number of devices", available=f"1 to {_MAX_DEVICES}")
     if capacity is not None and not _is_count(capacity):
         raise ConfigError(f"simulate(capacity={capacity!r}) is not a positive number of bytes", hint="give an int")
     simulation = Simulation([SimDevice(index, capacity, float64) for index in range(count)])
@@ -197,7 +196,7 @@ def _is_count(value: Any) -> bool:
 
 
 def running() -> Sequence[SimDevice]:
-    """The simulated devices of now; asking makes those of the environment variable, once."""
+    """The current simulated devices; the first call makes those of the environment variable."""
     with _lock:
         return _running[-1] if _running else _from_environment(os.environ.get(SWITCH, ""))
 
@@ -205,13 +204,13 @@ def running() -> Sequence[SimDevice]:
 @functools.cache
 def _from_environment(text: str) -> Sequence[SimDevice]:
     count = int(text) if text.isdecimal() else 0
-    return [SimDevice(index, None, True) for index in range(min(count, _MOST))]
+    return [SimDevice(index, None, True) for index in range(min(count, _MAX_DEVICES))]
 
 
 def missing(device: Device) -> str:
-    """Why a simulated device is not there."""
-    text, there = os.environ.get(SWITCH, ""), len(running())
+    """Why there is no such simulated device."""
+    text, count = os.environ.get(SWITCH, ""), len(running())
     if text and not text.isdecimal():
         return f"{SWITCH}={text!r} is not a count"
-    made = f"{there} simulated device{'s were' if there > 1 else ' was'} made" if there else "none was made"
+    made = f"{count} simulated device{'s were' if count > 1 else ' was'} made" if count else "none was made"
     return f"{made}; anyaccel.simulate({device.index + 1}) or {SWITCH}={device.index + 1} makes it"

@@ -1,4 +1,4 @@
-"""Arrays from one place to another, and rows of columns."""
+"""Moving arrays between devices, and gathering rows."""
 
 from __future__ import annotations
 
@@ -11,103 +11,103 @@ from anyaccel.backend import AsyncCopy
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.numpy_backend.array_creation import handle
-from anyaccel.numpy_backend.sim_array import Array, SimArray, across, bare, download, upload
+from anyaccel.numpy_backend.sim_array import Array, SimArray, bare, copy_between, download, upload
 
-_GARBAGE = 0xA5  # every byte of an array that has not arrived; no number that anybody computes with
+_GARBAGE = 0xA5  # every byte of an array that has not arrived, so that computing with it shows
 
 
 def moved(tensor: Any, device: Device) -> Any:
-    """The same values on `device`; the same object if it is there. Moves to and between simulated devices count.
+    """The same values on `device`; the same object if it is there. Simulated devices count the transfer.
 
     Raises:
-        MoveError: not an array of numbers, or a dtype that the device cannot hold.
-        OutOfMemoryError: no room.
-        DeviceUnavailableError: the device is not here.
+        MoveError: not an array of numbers, or a dtype that the device does not support.
+        OutOfMemoryError: the device is full.
+        DeviceUnavailableError: there is no such device.
     """
     if not isinstance(tensor, (np.ndarray, np.generic)):
         raise MoveError(
-            f"a {type(tensor).__name__} is not a tensor of numpy", hint="use anyaccel.place for an object with state"
+            f"a {type(tensor).__name__} is not a NumPy array", hint="use anyaccel.place for an object with state"
         )
     on = handle(device)
     if isinstance(tensor, SimArray):
         if on is None:
             return download(tensor)
-        return tensor if tensor.on is on else across(tensor, on)
-    return tensor if on is None else uploaded(np.asarray(tensor), device)
+        return tensor if tensor.on is on else copy_between(tensor, on)
+    return tensor if on is None else from_host(np.asarray(tensor), device)
 
 
-def uploaded(array: Array, device: Device) -> Array:
+def from_host(array: Array, device: Device) -> Array:
     """A copy of a plain array on a device, the CPU too. Raises as `moved`."""
-    plain, on = _numbers(array), handle(device)
+    plain, on = _as_numbers(array), handle(device)
     return plain.copy() if on is None else upload(plain, on)
 
 
-def taken(array: Array, device: Device) -> Array:
-    """An array that is given away: on the CPU itself, elsewhere a copy. Raises as `moved`."""
-    return _numbers(array) if handle(device) is None else uploaded(array, device)
+def from_host_owned(array: Array, device: Device) -> Array:
+    """An array whose owner gives it up: itself on the CPU, elsewhere a copy. Raises as `moved`."""
+    return _as_numbers(array) if handle(device) is None else from_host(array, device)
 
 
-def sent(array: Array, device: Device) -> AsyncCopy:
-    """A copy of a plain array that is made as late as a device may make it: when it has arrived, or was read.
+def copy_async(array: Array, device: Device) -> AsyncCopy:
+    """A copy of a plain array that is made as late as possible: when somebody waits for it.
 
-    So whoever uses it before, or writes to the array before, computes with wrong numbers here, as on real devices.
-    Raises as `moved`.
+    Using it before, or writing to the array before, gives wrong numbers, as on real devices. Raises as `moved`.
     """
     on = handle(device)
     if on is None:
-        return AsyncCopy(uploaded(array, device))
-    garbage = np.empty_like(_numbers(array), order="C", subok=False)
+        return AsyncCopy(from_host(array, device))
+    garbage = np.empty_like(_as_numbers(array), order="C", subok=False)
     garbage.reshape(-1).view(np.uint8)[:] = _GARBAGE
-    flight = _Flight(array, upload(garbage, on))
-    return AsyncCopy(flight.tensor, flight.land, flight.land)
+    pending = _PendingCopy(array, upload(garbage, on))
+    return AsyncCopy(pending.tensor, pending.finish, pending.finish)
 
 
-class _Flight:
-    """A copy on its way."""
+class _PendingCopy:
+    """A copy that is made when awaited."""
 
     def __init__(self, array: Array, tensor: SimArray) -> None:
         self.tensor = tensor
         self._array: Array | None = array
         self._lock = Lock()
 
-    def land(self) -> None:
+    def finish(self) -> None:
         with self._lock:
             if self._array is not None:
                 np.copyto(bare(self.tensor), self._array)
                 self._array = None
 
 
-def _numbers(array: Array) -> Array:
+def _as_numbers(array: Array) -> Array:
     plain = np.asarray(array)
     if plain.dtype.kind not in "biufc":
         raise MoveError(f"an array of {plain.dtype} holds no numbers", hint="encode it as numbers first")
     return plain
 
 
-def adopted(foreign: Any, device: Device) -> Array:
+def from_dlpack(foreign: Any, device: Device) -> Array:
     """Another framework's tensor by DLPack: read-only and without a copy on the CPU, a copy on a simulated device.
 
     Raises:
-        MoveError: it cannot be taken over; carries the words of who refused.
+        MoveError: it cannot be exported or imported; has the original message.
     """
     if not hasattr(foreign, "__dlpack__"):
         raise MoveError(
-            f"a {type(foreign).__name__} cannot be adopted: it has no __dlpack__", hint="give a tensor or an array"
+            f"a {type(foreign).__name__} cannot be imported by DLPack: it has no __dlpack__",
+            hint="give a tensor or an array",
         )
     try:
         shared = np.from_dlpack(foreign)
     except Exception as error:  # each framework refuses with exceptions of its own
         raise MoveError(
-            f"a {type(foreign).__module__}.{type(foreign).__name__} cannot be adopted: {error}",
-            available="numpy takes tensors in host memory without a gradient, in dtypes that it has",
+            f"a {type(foreign).__module__}.{type(foreign).__name__} cannot be imported by DLPack: {error}",
+            available="tensors in host memory, without a gradient, in dtypes of NumPy",
             hint="detach it, move it to the CPU, or cast it (bfloat16 to float32)",
         ) from error
     if handle(device) is not None:
-        return uploaded(shared, device)
+        return from_host(shared, device)
     shared.flags.writeable = False
     return shared
 
 
-def rows(column: Array, start: int, stop: int, order: Array | None) -> Array:
+def gather_rows(column: Array, start: int, stop: int, order: Array | None) -> Array:
     """`column[start:stop]`, or `column[order[start:stop]]`, where the column is."""
     return column[start:stop] if order is None else column[order[start:stop]]

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import PhaseError
-from anyaccel.graph.plan import Plan
-from anyaccel.phases.run import Run
 from anyaccel.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from anyaccel.graph.plan import Plan
+    from anyaccel.phases.run import Run
 
 
 class Callback:
     """Base class of callbacks: override the hooks you need.
 
-    They are the hooks of `anyaccel.hookspecs`; plugins are called first. `phase` is the Phase that runs.
+    They are the hooks of `anyaccel.hookspecs`; plugins are called first.
 
-    A method may leave out arguments that it does not use: `def phase_end(self, error)`.
+    A method may leave out arguments that it does not use: `def phase_end(self, error)`. `phase` is the TrainPhase,
+    EvalPhase or FitPhase (Any here: phases hold callbacks, and stand above them).
     """
 
     def phase_start(self, phase: Any, run: Run) -> None:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
-from anyaccel.backend import ComputingBackend
+from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning
 from anyaccel.graph import ModelGraph, Plan
@@ -37,7 +37,7 @@ def warn_of_fallbacks(plan: Plan) -> None:
     if fallbacks:
         names = ", ".join(f"{assignment.node} ({assignment.framework})" for assignment in fallbacks)
         warnings.warn(
-            f"phase {plan.phase!r} asks for {fallbacks[0].written!r}, where these nodes cannot run; they run on the "
+            f"phase {plan.phase!r} asks for {fallbacks[0].requested!r}, where these nodes cannot run; they run on the "
             f"CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to make this an error.",
             FallbackWarning,
             stacklevel=7,
@@ -51,7 +51,7 @@ def place(graph: ModelGraph, devices: Mapping[str, Device]) -> None:
         node = graph[label]
         if not isinstance(node, ModelNode):
             continue
-        backend = registry().computing(graph.shapes.frameworks[label], device.kind)
+        backend = registry().find(graph.shapes.frameworks[label], device.kind)
         before, after = node.model, backend.place(node.model, device)
         for other in models:  # nodes that share the model go on sharing it, whether they take part or not
             if other.model is before:
@@ -60,7 +60,7 @@ def place(graph: ModelGraph, devices: Mapping[str, Device]) -> None:
             graph.optimizer_states[label] = _moved(graph.optimizer_states[label], backend, device)
 
 
-def _moved(state: NodeState, backend: ComputingBackend, device: Device) -> NodeState:
+def _moved(state: NodeState, backend: Backend, device: Device) -> NodeState:
     slots = {
         name: {slot: backend.move(value, device) for slot, value in values.items()}
         for name, values in state.slots.items()

@@ -99,7 +99,7 @@ def _rows(count: int) -> str:
 
 def _measured(place: Place) -> str:
     """What the device says of its memory."""
-    backend = registry().computing(place[0], place[1].kind)
+    backend = registry().find(place[0], place[1].kind)
     memory = backend.memory(place[1]) if isinstance(backend, Memory) else None
     if memory is None or not memory.total:
         return "not measured there"

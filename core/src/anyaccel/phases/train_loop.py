@@ -14,8 +14,7 @@ from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.executor.stage import Losses
-from anyaccel.phases.hooks import Moments
-from anyaccel.phases.kinds import TrainPhase
+from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
@@ -24,6 +23,7 @@ from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.step_pacing import PendingCalls, StepPacing
 from anyaccel.phases.traceback_cleanup import release_frames
+from anyaccel.phases.train_phase import TrainPhase
 
 
 class TrainLoop:
@@ -47,7 +47,7 @@ class TrainLoop:
         run: Run,
         pipeline: Pipeline,
         policy: OutOfMemoryPolicy,
-        hooks: Moments,
+        hooks: HookCaller,
         progress: Progress,
         learners: HostLearners,
         validation: Evaluation | None,

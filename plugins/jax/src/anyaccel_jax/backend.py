@@ -10,10 +10,10 @@ from anyaccel_jax.memory import JaxMemory
 
 
 class JaxBackend(JaxExchange, JaxCompute, JaxMemory):
-    """JAX on the kinds of device that JAX itself serves. Making one does not import JAX.
+    """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
-    A chip that JAX knows under a name of its own (a PJRT plugin) is served by a subclass that says `kinds`, and where
-    JAX's word is another one, `platforms` (see `JaxPlacement`).
+    For a chip that a PJRT plugin adds, derive a class that sets `kinds`, and `platforms` where JAX's name of the kind
+    is another one (see `JaxPlacement`).
     """
 
     environment: ClassVar[tuple[str, ...]] = (

@@ -1,4 +1,4 @@
-"""What the conformance kit is told about JAX; imported by `anyaccel conform jax`."""
+"""The subject of the conformance kit for JAX; imported by `anyaccel conform jax`."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class JaxSubject(Subject):
 
     @pytest.fixture
     def new_tensor(self) -> Callable[[], Any]:
-        """Where the framework's own default says."""
+        """On the framework's default device."""
         return lambda: jnp.zeros(3)

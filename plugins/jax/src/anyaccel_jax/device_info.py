@@ -1,40 +1,38 @@
-"""What a device is, and why one is not there."""
+"""Descriptions of devices, and why one is not available."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
+from anyaccel.adapter.device_description import cpu_info, visible_nvidia_gpus
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.host_memory import host_memory
-from anyaccel_jax import nvml
 from anyaccel_jax.error_translation import first_line
 from anyaccel_jax.runtime_config import has_plugin, setting
 
 
-def describe(device: Device, own: Callable[[Device], Any]) -> DeviceInfo:
+def describe(device: Device, jax_device: Callable[[Device], Any]) -> DeviceInfo:
     """Name, vendor, identity and memory of a device.
 
     Args:
-        device: which.
-        own: gives JAX's object for it, and starts JAX; not asked for the CPU, nor for a GPU of NVIDIA.
+        device: the device.
+        jax_device: gives JAX's object for it, and starts JAX; not called for the CPU, nor for an NVIDIA GPU.
     """
     if device.kind == "cpu":
-        name = platform.processor() or platform.machine() or "cpu"
-        return DeviceInfo(name, memory_space="host", total_memory=host_memory().total)
-    gpu = _of_nvidia(device) if device.kind == "gpu" else None
-    if gpu is not None:
-        return DeviceInfo(gpu.name, "nvidia", gpu.uuid, gpu.uuid, gpu.total)
-    found = own(device)
-    total = int((found.memory_stats() or {}).get("bytes_limit", 0))
+        return cpu_info()
+    nvidia = visible_nvidia_gpus() if device.kind == "gpu" and has_plugin("cuda") else []
+    if device.index < len(nvidia):
+        gpu = nvidia[device.index]
+        return DeviceInfo(gpu.name, "nvidia", gpu.uuid, gpu.uuid, gpu.total_memory)
+    native = jax_device(device)
+    total = int((native.memory_stats() or {}).get("bytes_limit", 0))
     vendor = {"gpu": "amd", "tpu": "google"}.get(device.kind, "")
-    return DeviceInfo(str(found.device_kind), vendor, "", str(found), total)
+    return DeviceInfo(str(native.device_kind), vendor, "", str(native), total)
 
 
-def why_not(device: Device, count: int) -> str:
-    """Why JAX, which has `count` devices of this kind, has not this one; starts nothing."""
+def unavailable_reason(device: Device, count: int) -> str:
+    """Why JAX, which has `count` devices of this kind, does not have this one; `""` if it has. Starts nothing."""
     if device.index < count:
         return ""
     try:
@@ -43,16 +41,11 @@ def why_not(device: Device, count: int) -> str:
         return f"JAX cannot be imported: {first_line(error)}"
     if device.kind == "cpu" and count:
         more = f'jax.config.update("jax_num_cpu_devices", {device.index + 1})'
-        return f"JAX makes {count} of the CPU; {more} before it is first used makes more"
+        return f"JAX has {count} CPU device{'s' if count != 1 else ''}; call {more} before JAX is first used"
     if count:
         return f"JAX sees {count} of this kind"
     if setting("jax_platforms"):
-        return f"JAX is set to the platforms {setting('jax_platforms')!r}"
+        return f"JAX is restricted to the platforms {setting('jax_platforms')!r}"
     if device.kind == "gpu" and not has_plugin("cuda") and not has_plugin("rocm"):
-        return "this JAX has no plugin for GPUs, such as pip install 'jax[cuda13]' brings"
+        return "this JAX has no plugin for GPUs; install one, for example with pip install 'jax[cuda13]'"
     return "JAX finds no driver, or the driver finds no device"
-
-
-def _of_nvidia(device: Device) -> nvml.Gpu | None:
-    found = nvml.visible() if has_plugin("cuda") else []
-    return found[device.index] if device.index < len(found) else None

@@ -1,4 +1,4 @@
-"""What goes wrong in JAX, told as anyaccel tells it."""
+"""Errors of JAX as errors of anyaccel."""
 
 from __future__ import annotations
 
@@ -11,56 +11,53 @@ from typing import Any
 from anyaccel.errors import AnyaccelError, DeviceMismatchError, OutOfMemoryError
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NO_ROOM = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
-    """Inside, a lack of memory becomes `OutOfMemoryError`, and arrays on several devices `DeviceMismatchError`.
+def translate_errors(subject: str) -> Iterator[None]:
+    """Inside, errors about memory or about arrays on several devices become anyaccel's; others pass.
 
     Args:
-        what: what takes the room, such as `"an array of 8 bytes on gpu:0"`.
+        subject: what is being done, such as `"an array of 8 bytes on gpu:0"`.
     """
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        told = _told(error, what)
-        if told is None:
-            raise
-        raise told from error
+        _raise_translated(error, subject)
+        raise
 
 
-def told(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """The function, with errors as `telling` tells them; costs nothing while there are none."""
+def with_translated_errors(function: Callable[..., Any], subject: str) -> Callable[..., Any]:
+    """The function, with errors as in `translate_errors`, which cost nothing where there are none."""
 
     @wraps(function)
     def run(*arguments: Any) -> Any:
         try:
             return function(*arguments)
         except (RuntimeError, ValueError) as error:
-            found = _told(error, what)
-            if found is None:
-                raise
-            raise found from error
+            _raise_translated(error, subject)
+            raise
 
     return run
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, past what Keras writes above its own; JAX appends whole paragraphs to some."""
+    """The first line of an error's message, without what Keras puts above; JAX appends whole paragraphs to some."""
     lines = [_COLOUR.sub("", line).strip() for line in str(error).splitlines()]
-    found = [line for line in lines if line and not line.startswith("Exception encountered when calling")]
-    return found[0] if found else type(error).__name__
+    own = [line for line in lines if line and not line.startswith("Exception encountered when calling")]
+    return own[0] if own else type(error).__name__
 
 
-def _told(error: Exception, what: str) -> AnyaccelError | None:
-    words = str(error)
+def _raise_translated(error: Exception, subject: str) -> None:
+    message = str(error)
     if isinstance(error, AnyaccelError):
-        return None
-    if any(mark in words for mark in _NO_ROOM):
-        remedy = "use smaller batches, free memory on the device, or choose a device with more"
-        return OutOfMemoryError(f"no room for {what}", available=first_line(error), hint=remedy)
-    if "incompatible devices" in words:
-        remedy = "put them on one with anyaccel.move(obj, device)"
-        return DeviceMismatchError(f"{what}: arrays are on several devices", available=first_line(error), hint=remedy)
-    return None
+        return
+    if any(words in message for words in _OUT_OF_MEMORY):
+        hint = "use smaller batches, free memory on the device, or choose a device with more memory"
+        problem = f"out of memory: no room for {subject}"
+        raise OutOfMemoryError(problem, available=first_line(error), hint=hint) from error
+    if "incompatible devices" in message:
+        hint = "move them to one device with anyaccel.move(obj, device)"
+        problem = f"{subject}: arrays are on several devices"
+        raise DeviceMismatchError(problem, available=first_line(error), hint=hint) from error

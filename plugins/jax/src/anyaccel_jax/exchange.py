@@ -11,8 +11,8 @@ from anyaccel.backend import AsyncCopy, Exchange
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty, is_aligned, is_dense, is_own
-from anyaccel_jax import host_transfer
-from anyaccel_jax.error_translation import first_line, telling
+from anyaccel_jax.error_translation import first_line, translate_errors
+from anyaccel_jax.host_transfer import check_dtype, copy_on_host
 from anyaccel_jax.placement import JaxPlacement
 
 
@@ -23,22 +23,22 @@ class JaxExchange(JaxPlacement, Exchange):
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
         """As `Exchange.from_host`; any strides and byte order."""
-        host_transfer.check_dtype(array.dtype)
-        with telling(f"an array of {array.nbytes} bytes on {device}"):
-            return self._put(host_transfer.copied(array), device)
+        check_dtype(array.dtype)
+        with translate_errors(f"an array of {array.nbytes} bytes on {device}"):
+            return self._put(copy_on_host(array), device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """As `Exchange.take`; on the CPU the array's own memory, which JAX keeps, where that is dense and aligned."""
+        """As `Exchange.from_host_owned`; on the CPU the array's own memory, where that is dense and aligned."""
         if not is_own(array) or (device.kind == "cpu" and not is_aligned(array)):
             return self.from_host(array, device)
         return self._put(array, device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """As `Exchange.buffer`; JAX page-locks nothing."""
+        """As `Exchange.staging_buffer`; JAX has no page-locked memory."""
         return aligned_empty(shape, dtype)
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
-        """As `Exchange.send`; what computes on a device waits for what comes there by itself.
+        """As `Exchange.copy_async`; computations on a device wait for what is copied there.
 
         On the CPU the copy is made at once: JAX would compute from the buffer itself.
         """
@@ -50,8 +50,8 @@ class JaxExchange(JaxPlacement, Exchange):
     def _put(self, array: np.ndarray, device: Device) -> Any:
         import jax
 
-        host_transfer.check_dtype(array.dtype)
-        with telling(f"an array of {array.nbytes} bytes on {device}"):
+        check_dtype(array.dtype)
+        with translate_errors(f"an array of {array.nbytes} bytes on {device}"):
             return jax.device_put(array, self.jax_device(device))
 
     def to_host(self, tensor: Any) -> np.ndarray:
@@ -60,69 +60,70 @@ class JaxExchange(JaxPlacement, Exchange):
             return np.asarray(tensor)
         except TypeError as error:
             raise MoveError(
-                f"NumPy cannot hold an array of {tensor.dtype}",
+                f"NumPy cannot hold an array of dtype {tensor.dtype}",
                 available=first_line(error),
-                hint="take its numbers first: jax.random.key_data(keys)",
+                hint="convert it first, for example with jax.random.key_data(keys)",
             ) from error
 
     def from_dlpack(self, foreign: Any, device: Device) -> Any:
-        """As `Exchange.adopt`; copied are strided tensors, read-only ones, and those of NumPy at odd addresses."""
+        """As `Exchange.from_dlpack`; strided, read-only and unaligned memory is copied."""
         import jax
 
         if isinstance(foreign, jax.Array):
             return self.move(foreign, device)
-        if isinstance(foreign, (np.generic, np.ndarray)) and not _is_plain(foreign):
+        if isinstance(foreign, (np.generic, np.ndarray)) and not _is_exportable(foreign):
             return self.from_host(np.asarray(foreign), device)
-        taken = self._taken(foreign)
-        return taken if taken.device is self.jax_device(device) else self.move(taken, device)
-
-    def _taken(self, foreign: Any) -> Any:
-        import jax
-
-        if isinstance(foreign, np.ndarray):
-            host_transfer.check_dtype(foreign.dtype)
-        try:
-            if not hasattr(foreign, "__dlpack__"):
-                raise TypeError("it does not speak DLPack")
-            return _kept(jax.dlpack.from_dlpack(_compact(foreign)), foreign)
-        except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, MoveError):
-                raise
-            raise MoveError(
-                f"JAX cannot take over a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
-                available=first_line(error),
-                hint="give a plain array without gradients, or go through host memory with from_host",
-            ) from error
+        array = _from_foreign(foreign)
+        return array if array.device is self.jax_device(device) else self.move(array, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
-        """As `Exchange.rows`; compiled once for each number of rows."""
-        from anyaccel_jax.ops import gathered, sliced
+        """As `Exchange.gather_rows`; compiled once for each number of rows."""
+        from anyaccel_jax.ops import gather_rows, slice_rows
 
         limit = len(column if order is None else order)
         start, stop = min(start, limit), min(stop, limit)
         begin, size = np.int32(start), max(stop - start, 0)
-        return sliced(column, begin, size) if order is None else gathered(column, order, begin, size)
+        return slice_rows(column, begin, size) if order is None else gather_rows(column, order, begin, size)
 
     def is_ready(self, tensor: Any) -> bool:
         """As `Exchange.is_ready`."""
         return bool(tensor.is_ready())
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
-        """As `Exchange.scalars`; all transfers are under way before the first is waited for."""
+        """As `Exchange.scalars`; all transfers are started before the first is waited for."""
         import jax
 
         return np.array([float(value) for value in jax.device_get(list(values))], dtype=np.float64)
 
 
-def _is_plain(array: Any) -> bool:
-    """Whether an array of NumPy can go by DLPack: neither read-only nor of a dtype that DLPack lacks."""
+def _from_foreign(foreign: Any) -> Any:
+    import jax
+
+    if isinstance(foreign, np.ndarray):
+        check_dtype(foreign.dtype)
+    try:
+        if not hasattr(foreign, "__dlpack__"):
+            raise TypeError("it has no __dlpack__")
+        array = jax.dlpack.from_dlpack(_without_gaps(foreign))
+    except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise MoveError(
+            f"JAX cannot import a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
+            available=first_line(error),
+            hint="pass a plain array without gradients, or go through host memory with from_host",
+        ) from error
+    _check_kept_dtype(array, foreign)
+    return array
+
+
+def _is_exportable(array: Any) -> bool:
+    """Whether a NumPy array can be passed by DLPack: neither read-only nor of a dtype that DLPack lacks."""
     return bool(isinstance(array, np.ndarray) and array.flags.writeable and array.dtype.isnative) and (
         array.dtype.kind in "biufc"
     )
 
 
-def _compact(foreign: Any) -> Any:
-    """The tensor, or a copy without gaps where it can tell that it has some: JAX takes no others."""
+def _without_gaps(foreign: Any) -> Any:
+    """The tensor, or a copy without gaps where it says that it has some: JAX imports no others."""
     strides, shape = getattr(foreign, "strides", None), getattr(foreign, "shape", ())
     if isinstance(foreign, np.ndarray):
         return foreign if foreign.flags.c_contiguous or foreign.flags.f_contiguous else foreign.copy()
@@ -130,11 +131,11 @@ def _compact(foreign: Any) -> Any:
         strides = foreign.stride()
     if strides is None or not hasattr(foreign, "contiguous"):
         return foreign
-    return foreign if fills(tuple(shape), tuple(strides)) else foreign.contiguous()
+    return foreign if has_no_gaps(tuple(shape), tuple(strides)) else foreign.contiguous()
 
 
-def fills(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements of an array lie side by side, in whatever order of its axes."""
+def has_no_gaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements of an array lie side by side, in any order of its axes."""
     extent = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1:
@@ -144,13 +145,11 @@ def fills(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def _kept(taken: Any, foreign: Any) -> Any:
-    """What was taken over, where JAX kept the dtype."""
+def _check_kept_dtype(array: Any, foreign: Any) -> None:
     dtype = getattr(foreign, "dtype", None)
-    if dtype == taken.dtype:  # NumPy's dtype
-        return taken
+    if dtype is None or dtype == array.dtype:  # NumPy's dtype
+        return
     name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
-    if dtype is not None and name != taken.dtype.name:
-        host_transfer.check_dtype(name)
-        raise MoveError(f"JAX would make {name} {taken.dtype}", available="moves keep dtypes")
-    return taken
+    if name != array.dtype.name:
+        check_dtype(name)
+        raise MoveError(f"JAX would convert {name} to {array.dtype}", available="moves keep dtypes")

@@ -1,4 +1,4 @@
-"""Arrays in host memory that are our own, and dtypes that JAX holds as it is set up."""
+"""Copies in host memory that JAX may keep, and the dtypes that JAX supports as it is configured."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ import numpy as np
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty
 
-X64 = 'jax.config.update("jax_enable_x64", True)'
+ENABLE_X64 = 'jax.config.update("jax_enable_x64", True)'
 
 
-def copied(array: np.ndarray) -> np.ndarray:
-    """A copy in C's order and the machine's byte order, that JAX may take over: nobody else writes to it.
+def copy_on_host(array: np.ndarray) -> np.ndarray:
+    """A C-contiguous copy in native byte order that nobody else writes to, so that JAX may keep it.
 
-    JAX aliases arrays of the host where their address allows it, whatever `may_alias` says, so that only memory of our
-    own is safe from whoever writes to the source afterwards.
+    JAX aliases host arrays where their address allows it, whatever `may_alias` says: an array that somebody else may
+    change afterwards must be copied.
     """
-    made = aligned_empty(array.shape, array.dtype.newbyteorder("="))
-    np.copyto(made, array)
-    return made
+    copy = aligned_empty(array.shape, array.dtype.newbyteorder("="))
+    np.copyto(copy, array)
+    return copy
 
 
 def check_dtype(dtype: Any) -> None:
-    """Nothing, where JAX holds a dtype as it is.
+    """Make sure that JAX keeps a dtype as it is.
 
     Args:
         dtype: of NumPy, or its name.
 
     Raises:
-        MoveError: JAX lacks it, or would make it narrower, since its 64-bit types are not enabled.
+        MoveError: JAX lacks it, or would narrow it, because its 64-bit types are not enabled.
     """
     import jax
 
-    found = np.dtype(getattr(jax.numpy, dtype, dtype) if isinstance(dtype, str) else dtype).newbyteorder("=")
-    if found.kind not in "biufcV" or found.type is np.void:
+    native = np.dtype(getattr(jax.numpy, dtype, dtype) if isinstance(dtype, str) else dtype).newbyteorder("=")
+    if native.kind not in "biufcV" or native.type is np.void:
         raise MoveError(
-            f"JAX has no dtype for NumPy's {found}",
+            f"JAX has no dtype for NumPy's {native}",
             available="bool, and integers, floats and complex numbers",
-            hint="convert the array first, such as with array.astype('float32')",
+            hint="convert the array first, for example with array.astype('float32')",
         )
-    held = jax.dtypes.canonicalize_dtype(found)
-    if held != found:
+    kept = jax.dtypes.canonicalize_dtype(native)
+    if kept != native:
         raise MoveError(
-            f"JAX would make {found} {held}: its 64-bit types are not enabled",
+            f"JAX would convert {native} to {kept}, because its 64-bit types are not enabled",
             available="moves keep dtypes",
-            hint=f"call {X64} (or set JAX_ENABLE_X64=1) before you use JAX, or convert first: astype('{held}')",
+            hint=f"call {ENABLE_X64} (or set JAX_ENABLE_X64=1) before you use JAX, or convert first: astype('{kept}')",
         )

@@ -1,4 +1,4 @@
-"""How full a device is, from JAX's own figures."""
+"""Memory of devices, by JAX's own figures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from anyaccel_jax.placement import JaxPlacement
 
 
 class JaxMemory(JaxPlacement, Memory):
-    """Figures of an accelerator are those of this process's allocator; the CPU has only its size."""
+    """Figures of an accelerator are those of this process's allocator; of the CPU only its size is known."""
 
     def memory(self, device: Device) -> MemoryInfo:
-        """As `Memory.memory`; free is what JAX's allocator may still give, which is less than the whole device."""
+        """As `Memory.memory`; free is what JAX's allocator may still hand out, less than is free on the device."""
         stats = self.jax_device(device).memory_stats() or {}
         if not stats:
             total, free = host_memory()
@@ -23,8 +23,8 @@ class JaxMemory(JaxPlacement, Memory):
         return MemoryInfo(self.device_info(device).total_memory, free, used, max(peak, used))
 
     def share(self, device: Device, fraction: float) -> str:
-        """As `Memory.share`: on a GPU, JAX is to take memory as it needs it, unless the user said something else."""
-        return runtime_config.take_as_needed() if device.kind == "gpu" else ""
+        """As `Memory.share`: on a GPU, JAX takes memory as it needs it, unless the user configured something else."""
+        return runtime_config.disable_preallocation() if device.kind == "gpu" else ""
 
     def release_memory(self, device: Device) -> None:
-        """As `Memory.release_memory`; JAX keeps what its allocator has taken, and has no way to give it back."""
+        """As `Memory.release_memory`; JAX has no way to give back what its allocator holds."""

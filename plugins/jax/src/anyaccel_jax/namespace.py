@@ -1,4 +1,4 @@
-"""What the adapter asks of `jax.numpy`: that, and zeros for which nothing is compiled."""
+"""The array namespace that the adapter computes with: `jax.numpy`, and zeros that need no compilation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Namespace:
-    """`jax.numpy` by its own names."""
+    """`jax.numpy` under its own names."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(jnp, name)

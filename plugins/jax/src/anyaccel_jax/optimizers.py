@@ -1,4 +1,4 @@
-"""Optimizers of Optax, and everything made like them, as rules of the adapter."""
+"""Optimizers of Optax, and everything made like them, as update rules of the adapter."""
 
 from __future__ import annotations
 
@@ -17,123 +17,123 @@ Arrays = Mapping[str, Any]
 Slots = Mapping[str, Mapping[str, Any]]
 
 
-def rule(recipe: Optimizer) -> UpdateRule:
-    """The rule of a function that makes a gradient transformation from a learning rate, or of a transformation.
+def optax_rule(optimizer: Optimizer) -> UpdateRule:
+    """The rule of a gradient transformation, or of a factory that creates one from a learning rate.
 
     Raises:
         SpecError: it is neither, or does not take the settings.
     """
-    return Made(recipe) if callable(recipe.own) else Given(recipe)
+    return FactoryRule(optimizer) if callable(optimizer.own) else TransformationRule(optimizer)
 
 
 class OptaxRule(UpdateRule):
     """A gradient transformation over the parameters of one node, a dict by name.
 
-    What it keeps for a parameter is kept with this parameter, by the path in the state that leads to it; what it keeps
-    for all of them stands with the first by name.
+    The state of the transformation that belongs to a parameter is held with this parameter, named by the path in the
+    state that leads to it; what belongs to all of them is held with the first parameter by name.
     """
+
+    def coefficients(self, step: int) -> dict[str, float]:
+        """The learning rate, or for a transformation that has its own, a factor on the updates."""
+        return {"rate": self.optimizer.rate(step - 1)}
 
     def _transformation(self, rate: Any) -> Any:
         """The transformation for a learning rate."""
         raise NotImplementedError
 
-    def _state(self, parameters: Arrays) -> Any:
-        """The state that the transformation begins with."""
+    def _initial_state(self, parameters: Arrays) -> Any:
         return self._transformation(self.optimizer.lr).init(dict(parameters))
 
     def slots(self, xp: Any, kept: Slots, parameters: Arrays) -> Slots:
-        """What was kept; else the state that the transformation begins with, by parameter, and where this is."""
-        there = {name: kept[name] for name in parameters if name in kept}
-        if len(there) == len(parameters):
-            return there
-        begun = _split(self._state(parameters), parameters)
-        home = {name: parameters[name].sharding for name in parameters}  # or else steps are compiled twice
-        sent = {name: {s: jax.device_put(one, home[name]) for s, one in begun[name].items()} for name in begun}
-        return {**sent, **there}
+        """What was kept; for other parameters their part of the initial state, on their devices."""
+        known = {name: kept[name] for name in parameters if name in kept}
+        if len(known) == len(parameters):
+            return known
+        # Values of another sharding would have steps compiled twice.
+        initial = {
+            name: {slot: jax.device_put(value, parameters[name].sharding) for slot, value in slots.items()}
+            for name, slots in _split(self._initial_state(parameters), parameters).items()
+        }
+        return {**initial, **known}
 
     def fits(self, slots: Slots, parameters: Arrays) -> bool:
         """Whether slots are what the transformation keeps for these parameters."""
-        wanted = jax.eval_shape(lambda given: _split(self._state(given), given), dict(parameters))
-        return _shapes({name: slots.get(name, {}) for name in wanted}) == _shapes(wanted)
+        expected = jax.eval_shape(lambda given: _split(self._initial_state(given), given), dict(parameters))
+        return _shapes({name: slots.get(name, {}) for name in expected}) == _shapes(expected)
 
     def step(
         self, xp: Any, parameters: Arrays, gradients: Arrays, slots: Slots, coefficients: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Slots]:
         """One update of all parameters."""
-        own = {name: parameters[name] for name in gradients}
-        state = _joined(jax.eval_shape(self._state, own), own, slots)
+        updated = {name: parameters[name] for name in gradients}
+        state = _join(jax.eval_shape(self._initial_state, updated), updated, slots)
         try:
-            changes, after = self._transformation(coefficients["rate"]).update(dict(gradients), state, own)
+            updates, after = self._transformation(coefficients["rate"]).update(dict(gradients), state, updated)
         except TypeError as error:
-            asked = f"the optimizer {self.optimizer.name} wants more than gradients, state and parameters"
-            raise SpecError(asked, available=str(error), hint="use one that wants nothing else") from error
-        scaled = self._scaled(changes, coefficients["rate"])
-        return {name: own[name] + scaled[name] for name in own}, _split(after, own)
-
-    def _scaled(self, changes: Arrays, rate: Any) -> Arrays:
-        return changes
-
-
-class Made(OptaxRule):
-    """By a function such as `optax.adamw`, which is given the learning rate of each step."""
-
-    def __init__(self, recipe: Optimizer) -> None:
-        super().__init__(recipe)
-        if "learning_rate" not in _parameters(recipe.own):
             raise SpecError(
-                f"the optimizer {recipe.name} takes no learning_rate",
-                hint=f"give what it makes, Optimizer({recipe.name}(...)), or a function of learning_rate",
-            )
-        _checked(self._transformation(recipe.lr), recipe)
+                f"the update of the optimizer {self.optimizer.name} needs more than gradients, state and parameters",
+                available=str(error),
+                hint="use an optimizer that needs nothing else",
+            ) from error
+        scaled = self._scale(updates, coefficients["rate"])
+        return {name: value + scaled[name] for name, value in updated.items()}, _split(after, updated)
 
-    def coefficients(self, step: int) -> dict[str, float]:
-        """The learning rate."""
-        return {"rate": self.optimizer.rate(step - 1)}
+    def _scale(self, updates: Arrays, rate: Any) -> Arrays:
+        return updates
+
+
+class FactoryRule(OptaxRule):
+    """A factory such as `optax.adamw`, which gets the learning rate of each step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        if "learning_rate" not in _parameter_names(optimizer.own):
+            raise SpecError(
+                f"the optimizer {optimizer.name} has no parameter learning_rate",
+                hint=f"pass a transformation, Optimizer({optimizer.name}(...)), or a function of learning_rate",
+            )
+        _check_transformation(self._transformation(optimizer.lr), optimizer)
 
     def _transformation(self, rate: Any) -> Any:
         try:
             return self.optimizer.own(learning_rate=rate, **self.optimizer.settings)
         except (TypeError, ValueError) as error:
+            problem = f"cannot create the optimizer {self.optimizer.name}: {error}"
+            raise SpecError(problem, hint="correct its settings") from error
+
+
+class TransformationRule(OptaxRule):
+    """A transformation such as `optax.adam(1e-3)`, which has its own learning rate; that of the spec is a factor."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        _check_transformation(optimizer.own, optimizer)
+        if optimizer.settings:
             raise SpecError(
-                f"the optimizer {self.optimizer.name} cannot be made: {error}", hint="correct its settings"
-            ) from error
-
-
-class Given(OptaxRule):
-    """A transformation such as `optax.adam(1e-3)`, which has a learning rate of its own; the recipe's is a factor."""
-
-    def __init__(self, recipe: Optimizer) -> None:
-        super().__init__(recipe)
-        _checked(recipe.own, recipe)
-        if recipe.settings:
-            raise SpecError(
-                f"the optimizer {recipe.name} is made already, and was given {', '.join(recipe.settings)}",
-                hint="give the settings to the function that makes it",
+                f"the optimizer {optimizer.name} is a finished transformation, but got settings: "
+                f"{', '.join(optimizer.settings)}",
+                hint="pass the settings to the function that creates it",
             )
-
-    def coefficients(self, step: int) -> dict[str, float]:
-        """The factor on what changes."""
-        return {"rate": self.optimizer.rate(step - 1)}
 
     def _transformation(self, rate: Any) -> Any:
         return self.optimizer.own
 
-    def _scaled(self, changes: Arrays, rate: Any) -> Arrays:
-        return {name: one * jnp.asarray(rate, one.dtype) for name, one in changes.items()}
+    def _scale(self, updates: Arrays, rate: Any) -> Arrays:
+        return {name: update * jnp.asarray(rate, update.dtype) for name, update in updates.items()}
 
 
-def _parameters(function: Any) -> Mapping[str, Any]:
+def _parameter_names(function: Any) -> set[str]:
     try:
-        return inspect.signature(function).parameters
+        return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        return {}
+        return set()
 
 
-def _checked(made: Any, recipe: Optimizer) -> None:
-    if not (callable(getattr(made, "init", None)) and callable(getattr(made, "update", None))):
+def _check_transformation(value: Any, optimizer: Optimizer) -> None:
+    if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
         raise SpecError(
-            f"the optimizer {recipe.name} gives a {type(made).__name__}",
-            available="JAX takes gradient transformations, which have init and update, as Optax makes them",
+            f"the optimizer {optimizer.name} gives a {type(value).__name__}",
+            available="gradient transformations with init and update, as Optax creates them",
             hint="use one of these, or a named optimizer",
         )
 
@@ -142,20 +142,20 @@ def _checked(made: Any, recipe: Optimizer) -> None:
 
 
 def _split(state: Any, parameters: Arrays) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {name: {} for name in parameters}
+    slots: dict[str, dict[str, Any]] = {name: {} for name in parameters}
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        name, slot = _place(path, parameters)
-        found[name][slot] = leaf
-    return found
+        name, slot = _owner_and_slot(path, parameters)
+        slots[name][slot] = leaf
+    return slots
 
 
-def _joined(like: Any, parameters: Arrays, slots: Slots) -> Any:
+def _join(like: Any, parameters: Arrays, slots: Slots) -> Any:
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    places = [_place(path, parameters) for path, _ in paths]
+    places = [_owner_and_slot(path, parameters) for path, _ in paths]
     return jax.tree.unflatten(structure, [slots[name][slot] for name, slot in places])
 
 
-def _place(path: Any, parameters: Arrays) -> tuple[str, str]:
+def _owner_and_slot(path: Any, parameters: Arrays) -> tuple[str, str]:
     """The parameter that a leaf of the state belongs to, and the name of the slot: the path without the parameter."""
     at = next((i for i in reversed(range(len(path))) if getattr(path[i], "key", None) in parameters), None)
     rest = path if at is None else (*path[:at], *path[at + 1 :])
@@ -164,4 +164,4 @@ def _place(path: Any, parameters: Arrays) -> tuple[str, str]:
 
 
 def _shapes(slots: Slots) -> dict[str, dict[str, tuple[int, ...]]]:
-    return {name: {slot: tuple(one.shape) for slot, one in there.items()} for name, there in slots.items()}
+    return {name: {slot: tuple(value.shape) for slot, value in own.items()} for name, own in slots.items()}

@@ -1,4 +1,4 @@
-"""Where JAX computes: its devices, their names, and how things get there."""
+"""The devices of JAX, their names, and placing and moving objects."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError
 from anyaccel_jax import runtime_config
-from anyaccel_jax.device_info import describe, why_not
-from anyaccel_jax.error_translation import telling
-from anyaccel_jax.transfers import only_device, sent, wait_for
-from anyaccel_jax.tree_utils import arrays_in, comes_from, is_held, is_keras, mapped
+from anyaccel_jax.array_trees import arrays_in, comes_from, is_keras, is_own_model, map_arrays
+from anyaccel_jax.device_info import describe, unavailable_reason
+from anyaccel_jax.error_translation import translate_errors
+from anyaccel_jax.transfers import put, single_device, wait_for
 
 
 class JaxPlacement(Backend):
-    """The part of the contract that everybody writes. A subclass for another chip overrides the facts below."""
+    """The mandatory part of the contract. A subclass for another chip overrides the class attributes."""
 
     framework = "jax"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "tpu", "cpu")
     import_roots = ("jax", "jaxlib", "flax", "equinox", "optax", "keras", "anyaccel_jax")
-    fork_safe = False  # JAX keeps threads of its own, which a forked process lacks
-    platforms: ClassVar[Mapping[str, str]] = {}  # JAX's word for a kind, where it is another one
+    fork_safe = False  # JAX keeps threads, which a forked process lacks
+    platforms: ClassVar[Mapping[str, str]] = {}  # JAX's name of a kind, where it is another one
 
     def devices(self) -> Sequence[Device]:
         """As `Backend.devices`; until JAX has started, from its settings and the drivers, so that it does not start."""
@@ -31,40 +31,43 @@ class JaxPlacement(Backend):
 
     def _count(self, kind: str) -> int:
         try:
-            return len(self._there(kind)) if runtime_config.is_started() else runtime_config.expected(kind)
-        except (Exception, SystemExit):  # whatever is broken, there is no device to list; `why_not` tells
+            return len(self._jax_devices(kind)) if runtime_config.is_started() else runtime_config.expected_count(kind)
+        except (Exception, SystemExit):  # a broken installation has no devices; `unavailable_reason` says why
             return 0
 
-    def _there(self, kind: str) -> list[Any]:
+    def _platform(self, kind: str) -> str:
+        return self.platforms.get(kind, kind)
+
+    def _jax_devices(self, kind: str) -> list[Any]:
         import jax
 
-        return list(jax.local_devices(backend=self.platforms.get(kind, kind)))
+        return list(jax.local_devices(backend=self._platform(kind)))
 
     def unavailable_reason(self, device: Device) -> str:
-        """As `Backend.why_not`: JAX's settings, or how it was installed."""
-        return why_not(device, self._count(device.kind))
+        """As `Backend.unavailable_reason`: JAX's settings, or how it was installed."""
+        return unavailable_reason(device, self._count(device.kind))
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """As `Backend.device_info`; an NVIDIA GPU's memory space is its UUID, and its memory what the driver says."""
+        """As `Backend.device_info`; the memory space of an NVIDIA GPU is its UUID, its memory what the driver says."""
         return describe(device, self.jax_device)
 
     def device_string(self, device: Device) -> str:
-        """`"gpu:1"`, `"tpu:0"`, `"cpu:0"`: JAX has no text that it reads, and this is how it writes most devices."""
-        return f"{self.platforms.get(device.kind, device.kind)}:{device.index}"
+        """`"gpu:1"`, `"tpu:0"`, `"cpu:0"`: the way JAX prints most devices; it does not parse any."""
+        return f"{self._platform(device.kind)}:{device.index}"
 
     def jax_device(self, device: Device) -> Any:
-        """The device as JAX's own object; starts JAX."""
-        there = self._there(device.kind)
-        if device.index >= len(there):
-            raise DeviceUnavailableError(f"JAX has no {device}", available=", ".join(map(str, there)))
-        return there[device.index]
+        """JAX's own object for a device, if there is such a one; starts JAX."""
+        jax_devices = self._jax_devices(device.kind)
+        if device.index < len(jax_devices):
+            return jax_devices[device.index]
+        raise DeviceUnavailableError(f"JAX has no {device}", available=", ".join(map(str, jax_devices)))
 
     def owns(self, obj: Any) -> bool:
-        """As `Backend.owns`; objects of Keras where it runs on JAX, and of this package the models."""
-        return is_held(obj) or is_keras(obj) or comes_from(obj, *self.import_roots[:-2])
+        """As `Backend.owns`; objects of Keras only where it runs on JAX, and of this package the models."""
+        return is_own_model(obj) or is_keras(obj) or comes_from(obj, *self.import_roots[:-2])
 
     def device_of(self, obj: Any) -> Device | None:
-        """Where the first array of an array, model, optimizer or pytree is; None if it holds none, or while traced.
+        """Where the first array of an array, model, optimizer or pytree is; None if it has none, or while tracing.
 
         Raises:
             DeviceMismatchError: the array is spread over several devices.
@@ -72,22 +75,22 @@ class JaxPlacement(Backend):
         first = next(arrays_in(obj), None)
         if first is None:
             return None
-        own = only_device(first)
-        kinds = {word: kind for kind, word in self.platforms.items()}
-        kind = kinds.get(own.platform, own.platform)
-        return Device(kind, self._there(kind).index(own))
+        native = single_device(first)
+        kinds = {platform: kind for kind, platform in self.platforms.items()}
+        kind = kinds.get(native.platform, native.platform)
+        return Device(kind, self._jax_devices(kind).index(native))
 
     def place(self, obj: Any, device: Device) -> Any:
-        """As `Backend.place`, committed, as JAX calls it. Models and NNX's objects are changed, pytrees made anew."""
-        return mapped(obj, lambda array: self._sent(array, device, bound=True))
+        """As `Backend.place`; arrays are committed. Models and NNX objects are changed in place, pytrees are new."""
+        return map_arrays(obj, lambda array: self._move_array(array, device, commit=True))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """As `Backend.move`; JAX has no use for pinned memory here. Of anything but an array, the arrays in it."""
-        return mapped(tensor, lambda array: self._sent(array, device))
+        """As `Backend.move`; of anything but an array, the arrays in it. `pinned` has no effect."""
+        return map_arrays(tensor, lambda array: self._move_array(array, device))
 
-    def _sent(self, array: Any, device: Device, *, bound: bool = False) -> Any:
-        with telling(f"an array of shape {list(array.shape)} on {device}"):
-            return sent(array, self.jax_device(device), bound=bound)
+    def _move_array(self, array: Any, device: Device, *, commit: bool = False) -> Any:
+        with translate_errors(f"an array of shape {list(array.shape)} on {device}"):
+            return put(array, self.jax_device(device), commit=commit)
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         """As `Backend.scope`."""
@@ -96,6 +99,6 @@ class JaxPlacement(Backend):
         return jax.default_device(self.jax_device(device))  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:
-        """As `Backend.synchronize`: waits for every array that is on the device."""
+        """As `Backend.synchronize`: waits for every array on the device."""
         if runtime_config.is_started():
             wait_for(self.jax_device(device))

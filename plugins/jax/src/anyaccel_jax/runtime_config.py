@@ -1,6 +1,6 @@
-"""What is known of JAX's devices before JAX starts, and what can be set until then.
+"""JAX's devices as far as they are known before JAX starts, and settings that must be made before.
 
-JAX starts when it first touches a device: from then on its devices and the way in which it takes memory are fixed.
+JAX starts when it first touches a device: from then on its devices and its way of allocating memory are fixed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from anyaccel_jax import nvml
+from anyaccel.adapter.device_description import visible_nvidia_gpus
 
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
-_MEMORY = (PREALLOCATE, "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR")
+_MEMORY_VARIABLES = (
+    *(PREALLOCATE, "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"),
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+)
 AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
-# What JAX's settings call a kind of device, and the packages by which it gets at one.
-_WORDS = {"cpu": ("cpu",), "gpu": ("cuda", "rocm", "gpu"), "tpu": ("tpu",)}
+# JAX's names of a kind of device in its settings, and the packages that serve a platform.
+_PLATFORMS = {"cpu": ("cpu",), "gpu": ("cuda", "rocm", "gpu"), "tpu": ("tpu",)}
 _PLUGINS = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "rocm": ("jax_rocm60_plugin", "jax_rocm7_plugin")}
 
 
@@ -26,26 +29,26 @@ def is_started() -> bool:
     """Whether JAX has touched its devices; starts nothing and imports nothing."""
     if "jax" not in sys.modules:
         return False
-    from jax._src import xla_bridge  # JAX has no public question for this
+    from jax._src import xla_bridge  # JAX has no public way to ask
 
     ask = getattr(xla_bridge, "backends_are_initialized", None)
     return ask is None or bool(ask())
 
 
-def expected(kind: str) -> int:
+def expected_count(kind: str) -> int:
     """How many devices of a kind JAX will have once it has started."""
-    wanted = _platforms()
-    if wanted and not wanted & set(_WORDS.get(kind, (kind,))):
+    enabled = {word.strip() for word in (setting("jax_platforms") or "").split(",") if word.strip()}
+    if enabled and not enabled & set(_PLATFORMS.get(kind, (kind,))):
         return 0
     if kind == "cpu":
-        return _cpus()
+        return _cpu_count()
     if kind == "gpu":
-        return nvml.count() if has_plugin("cuda") else _amd_gpus() if has_plugin("rocm") else 0
+        return len(visible_nvidia_gpus()) if has_plugin("cuda") else _amd_gpu_count() if has_plugin("rocm") else 0
     return len(list(Path("/dev").glob("accel[0-9]*"))) if kind == "tpu" and find_spec("libtpu") else 0
 
 
 def has_plugin(platform: str) -> bool:
-    """Whether a package is installed by which JAX gets at `"cuda"` or `"rocm"`."""
+    """Whether a package is installed that makes JAX use `"cuda"` or `"rocm"`."""
     return any(find_spec(name) is not None for name in _PLUGINS[platform])
 
 
@@ -56,29 +59,25 @@ def setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
-def _platforms() -> set[str]:
-    return {word.strip() for word in (setting("jax_platforms") or "").split(",") if word.strip()}
-
-
-def _cpus() -> int:
-    set_to = int(setting("jax_num_cpu_devices"))
+def _cpu_count() -> int:
+    configured = int(setting("jax_num_cpu_devices"))
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return set_to if set_to > 0 else int(flag.group(1)) if flag else 1
+    return configured if configured > 0 else int(flag.group(1)) if flag else 1
 
 
-def _amd_gpus() -> int:
-    """Nodes of AMD's kernel driver that compute."""
+def _amd_gpu_count() -> int:
+    """Nodes of AMD's kernel driver that have compute units."""
     nodes = AMD_NODES.glob("*/properties")
     return sum(re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE) is not None for node in nodes)
 
 
-def take_as_needed() -> str:
-    """Let JAX take GPU memory as it needs it; what the user has set stays.
+def disable_preallocation() -> str:
+    """Let JAX take GPU memory as it needs it; what the user has configured stays.
 
     Returns:
-        `""`, or why it is too late, with the remedy.
+        `""`, or why it is too late, and what to do.
     """
-    if any(name in os.environ for name in _MEMORY):
+    if any(name in os.environ for name in _MEMORY_VARIABLES):
         return ""
     if not is_started():
         os.environ[PREALLOCATE] = "false"

@@ -1,9 +1,9 @@
-"""Many steps in one call: a loop on the device, and the numbers that it is told by."""
+"""Many steps in one call: a loop on the device, or single compiled steps where XLA makes loops slow."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,103 +11,191 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anyaccel.adapter import StepCursor, StepFunction, StepLoop
-from anyaccel_jax.single_steps import Calling, further, row_of, single
-from anyaccel_jax.transfers import only_device
+from anyaccel.adapter import StepFunction, StepLoop
+from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
+from anyaccel_jax.transfers import single_device
 
-CHUNK = 1024  # steps that one call of a compiled loop can do
+Compile = Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]]
+"""Compiles a function that may destroy some of its arguments, given by their numbers."""
 
-# Rows are gathered for up to so many steps at once, in up to so many bytes: XLA has several threads gather from a large
-# column, which costs more than the gathering of a small batch.
-AHEAD = 32
-AHEAD_BYTES = 2**20
+RunSteps = Callable[..., tuple[Any, Any, Any]]
+"""From state, rest, table, numbers, the count on the device, and the count: to the state afterwards, the results (one
+row each, and zeros beyond them) and the numbers of the next step."""
+
+_TRIALS = (1, 4, 16)  # steps
+_wait: Any = jax.block_until_ready
 
 
-def repeated(
-    body: StepFunction, compiled: Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]], *, donates: bool
-) -> StepLoop:
-    """As `TracedOps.compile_steps`: a loop of up to `CHUNK` steps, compiled once for any number of them.
+def compile_loop(body: StepFunction, compile_: Compile, *, donates: bool) -> StepLoop:
+    """As `TracedOps.compile_steps`: a loop of up to `MAX_STEPS_PER_CALL` steps, compiled once for any number of them.
 
-    What it is told in numbers is on the device, where the call before left it. On a CPU, steps with convolutions are
-    called one by one where that is faster.
-
-    Results have rows for whole calls of the loop: cut to the steps that were done, they would be compiled anew for
-    every number of steps.
+    The scalars of steps stay on the device, where the previous call left them. On a CPU, steps with convolutions are
+    called one by one where that is faster. Results have rows for whole calls of the loop: to cut them to the steps
+    that were run would compile anew for every number of steps.
 
     Args:
         body: one step.
-        compiled: compiles a function that may destroy some of its arguments, given by their numbers.
+        compile_: compiles a function.
         donates: whether the state is destroyed.
     """
-    seen: list[bool] = []
+    has_convolutions: list[bool] = []
 
     def training_steps(state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
-        return _looped(body, seen, state, rest, table, numbers, count)
+        return _run_loop(body, has_convolutions, state, rest, table, numbers, count)
 
     def training_step(state: Any, rest: Any, table: Any, numbers: Any, first: Any, results: Any) -> Any:
-        return single(body, state, rest, table, numbers, first, results)
+        return _run_single(body, state, rest, table, numbers, first, results)
 
-    loop, step = compiled(training_steps, (0,) if donates else ()), compiled(training_step, (0, 5) if donates else (5,))
-    calls = Calling(loop, step, lambda: any(seen), keeps=not donates)
-
-    def run(state: Any, rest: Any, cursor: StepCursor, count: int) -> tuple[Any, Any]:
-        put, results = partial(_put, only_device(rest["orders"][0])), []
-        rest = {**rest, "key": cursor.device_scalars.key(rest["key"], put)}
-        for size in _sizes(count):
-            numbers, table, number = cursor.device_scalars.prepare(cursor, size, put)
-            state, found, numbers = calls(state, rest, table, numbers, number, size)
-            cursor.device_scalars.advance(cursor, size, numbers)
-            results.append(found)
-        return state, results[0] if len(results) == 1 else jnp.concatenate(results)
-
-    return run
-
-
-def _sizes(count: int) -> Iterator[int]:
-    """Steps of each call; one call of none where there are none."""
-    yield min(CHUNK, count)
-    for begin in range(CHUNK, count, CHUNK):
-        yield min(CHUNK, count - begin)
+    loop = compile_(training_steps, (0,) if donates else ())
+    step = compile_(training_step, (0, 5) if donates else (5,))
+    run_steps = _LoopOrSteps(loop, step, lambda: any(has_convolutions), keeps_state=not donates)
+    return multi_step_runner(run_steps, jnp.concatenate, lambda rest: partial(_put, single_device(rest["orders"][0])))
 
 
 def _put(device: Any, array: np.ndarray) -> Any:
-    """On a device of JAX's; whole numbers as int32, which JAX always has, random keys as they are."""
-    held = np.dtype(np.int32) if array.dtype.kind == "i" else jax.dtypes.canonicalize_dtype(array.dtype)
-    return jax.device_put(array.astype(held), device)
+    """On a JAX device; integers as int32, which JAX always has, random keys as they are."""
+    dtype = np.dtype(np.int32) if array.dtype.kind == "i" else jax.dtypes.canonicalize_dtype(array.dtype)
+    return jax.device_put(array.astype(dtype), device)
 
 
-def _looped(body: StepFunction, seen: list[bool], state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:
-    """`body` over the next `count` rows of the table; results beyond them are zeros.
+class _LoopOrSteps:
+    """Runs steps as a loop or one by one; chosen at the first call.
 
-    `seen` is told whether there are convolutions.
+    On a CPU, XLA's convolutions take several times as long inside a loop as outside. Where a step has any, both ways
+    run some steps over the first rows, whose results are dropped; where the state does not survive that, steps are run
+    one by one.
+
+    Args:
+        loop: a compiled loop of (state, rest, table, numbers, count); with a count of 0 it returns the state.
+        step: a compiled step; see `_run_single`.
+        has_convolutions: whether a step has any; known once the loop has been called.
+        keeps_state: whether the loop leaves the state it is given intact.
     """
-    batch, many = numbers[3], _ahead(body.batch_size, rest["columns"])
-    state, step, unpacked = body.flatten(state)
-    jaxpr, (_, result) = jax.make_jaxpr(partial(step, state, rest), return_shape=True)(row_of(table, numbers, 0))
-    seen.append("conv_general_dilated" in str(jaxpr))
 
-    def block(carried: Any) -> Any:
+    def __init__(
+        self,
+        loop: Callable[..., Any],
+        step: Callable[..., Any],
+        has_convolutions: Callable[[], bool],
+        *,
+        keeps_state: bool,
+    ) -> None:
+        self._loop, self._step = loop, step
+        self._has_convolutions, self._keeps_state = has_convolutions, keeps_state
+        self._chosen: RunSteps | None = None
+
+    def __call__(self, state: Any, rest: Any, table: Any, numbers: Any, count: Any, size: int) -> tuple[Any, Any, Any]:
+        """As `RunSteps`."""
+        if self._chosen is None:
+            state = self._choose(state, rest, table, numbers)
+        assert self._chosen is not None
+        return self._chosen(state, rest, table, numbers, count, size)
+
+    def _choose(self, state: Any, rest: Any, table: Any, numbers: Any) -> Any:
+        """The state, in other memory where the loop does not keep it."""
+        device = single_device(numbers)
+        chosen: RunSteps = self._run_loop
+        if device.platform == "cpu":
+            state, results, _ = self._loop(state, rest, table, numbers, jax.device_put(np.int32(0), device))
+            one_by_one = partial(self._run_one_by_one, (results.shape, results.dtype))
+            arguments = (state, rest, table, numbers)
+            if self._has_convolutions() and not (self._keeps_state and self._loop_is_faster(one_by_one, arguments)):
+                chosen = one_by_one
+        self._chosen = chosen
+        return state
+
+    def _loop_is_faster(self, one_by_one: RunSteps, arguments: tuple[Any, ...]) -> bool:
+        device = single_device(arguments[-1])
+
+        def run(way: RunSteps, count: int) -> None:
+            _wait(way(*arguments, jax.device_put(np.int32(count), device), count))
+
+        run(one_by_one, 1)  # compile it
+        return is_faster(partial(run, self._run_loop), partial(run, one_by_one), _TRIALS)
+
+    def _run_loop(self, state: Any, rest: Any, table: Any, numbers: Any, count: Any, size: int) -> tuple[Any, Any, Any]:
+        result: tuple[Any, Any, Any] = self._loop(state, rest, table, numbers, count)
+        return result
+
+    def _run_one_by_one(
+        self, like: tuple[Any, Any], state: Any, rest: Any, table: Any, numbers: Any, count: Any, size: int
+    ) -> tuple[Any, Any, Any]:
+        first, results = numbers, _zeros(*like)
+        for _ in range(size):
+            state, results, numbers = self._step(state, rest, table, numbers, first, results)
+        return state, results, numbers
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+    return jnp.zeros(shape, dtype)
+
+
+# -- in traced functions ---------------------------------------------------------------------------------------------
+
+
+def _run_single(
+    body: StepFunction, state: Any, rest: Any, table: Any, numbers: Any, first: Any, results: Any
+) -> tuple[Any, Any, Any]:
+    """One step: the state after it, the results with its own, and the numbers of the next step.
+
+    Args:
+        body: the step.
+        state: what changes.
+        rest: what does not.
+        table: scalars of steps.
+        numbers: of this step.
+        first: those of the first step of the call.
+        results: of the steps before it.
+    """
+    state, result = body(state, rest, _row(table, numbers, 0))
+    return state, results.at[numbers[2] - first[2]].set(result), _advance(numbers, jnp.int32(1))
+
+
+def _run_loop(
+    body: StepFunction, has_convolutions: list[bool], state: Any, rest: Any, table: Any, numbers: Any, count: Any
+) -> Any:
+    """`body` over the next `count` rows of the table; results beyond them are zeros."""
+    batch_size, n_gathered = numbers[3], _steps_per_gather(body.batch_size, rest["columns"])
+    state, step, unflatten = body.flatten(state)
+    jaxpr, (_, result) = jax.make_jaxpr(partial(step, state, rest), return_shape=True)(_row(table, numbers, 0))
+    has_convolutions.append("conv_general_dilated" in str(jaxpr))
+
+    def run_block(carried: Any) -> Any:
         done, state, results = carried
-        begin = numbers[0] + done * batch
-        inside, place = (rest, begin) if many == 1 else _gathered(rest, begin, many * body.batch_size)
+        begin = numbers[0] + done * batch_size
+        block, start = (rest, begin) if n_gathered == 1 else _gather_block(rest, begin, n_gathered * body.batch_size)
 
-        def once(i: Any, carried: Any) -> Any:
+        def run_step(i: Any, carried: Any) -> Any:
             state, results = carried
-            state, found = step(state, inside, {**row_of(table, numbers, done + i), "start": place + i * batch})
-            return state, results.at[done + i].set(found)
+            state, result = step(state, block, {**_row(table, numbers, done + i), "start": start + i * batch_size})
+            return state, results.at[done + i].set(result)
 
-        size = jnp.minimum(many, count - done)
-        return (done + size, *jax.lax.fori_loop(0, size, once, (state, results)))
+        size = jnp.minimum(n_gathered, count - done)
+        return (done + size, *jax.lax.fori_loop(0, size, run_step, (state, results)))
 
-    first = (0 * count, state, jnp.zeros((CHUNK, *result.shape), result.dtype))
-    _, state, results = jax.lax.while_loop(lambda carried: carried[0] < count, block, first)
-    return unpacked(state), results, further(numbers, count)
+    begun = (0 * count, state, jnp.zeros((MAX_STEPS_PER_CALL, *result.shape), result.dtype))
+    _, state, results = jax.lax.while_loop(lambda carried: carried[0] < count, run_block, begun)
+    return unflatten(state), results, _advance(numbers, count)
 
 
-def _gathered(rest: Any, begin: Any, size: int) -> tuple[Any, Any]:
-    """With the next rows of each column instead of the column and its order; and where the first of them stands.
+def _row(table: Any, numbers: Any, i: Any) -> dict[str, Any]:
+    """The scalars of the i-th step of a call, as of `StepCursor.scalars`."""
+    start, draw, begin, batch_size, draws_per_step = numbers
+    coefficients = jax.tree.map(lambda column: column[begin + i], table)
+    return {"start": start + i * batch_size, "draw": draw + i * draws_per_step, "coefficients": coefficients}
 
-    That is not at the start where fewer are left than are gathered at once.
+
+def _advance(numbers: Any, count: Any) -> Any:
+    """The numbers after so many steps."""
+    _, _, _, batch_size, draws_per_step = numbers
+    return numbers + jnp.stack([count * batch_size, count * draws_per_step, count, 0 * count, 0 * count])
+
+
+def _gather_block(rest: Any, begin: Any, size: int) -> tuple[Any, Any]:
+    """`rest` with the next rows of each column instead of columns and orders, and where the first of them is.
+
+    That is not at the start where fewer rows are left than are gathered at once.
     """
     shortest = min(order.shape[0] for order in rest["orders"])
     size = min(size, shortest)
@@ -119,7 +207,6 @@ def _gathered(rest: Any, begin: Any, size: int) -> tuple[Any, Any]:
     return {**rest, "columns": columns, "orders": (None,) * len(columns)}, begin - first
 
 
-def _ahead(batch: int, columns: Any) -> int:
-    """For how many steps rows are gathered at once."""
-    each: int = batch * sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in columns)
-    return max(1, min(AHEAD, AHEAD_BYTES // max(each, 1)))
+def _steps_per_gather(batch_size: int, columns: Any) -> int:
+    row_bytes: int = sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in columns)
+    return steps_gathered_at_once(batch_size * row_bytes)

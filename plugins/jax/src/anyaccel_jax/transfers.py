@@ -1,4 +1,4 @@
-"""Arrays from one device to another, where they are, and waiting for them."""
+"""Arrays from one device to another, the device they are on, and waiting for them."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from typing import Any
 from anyaccel.errors import DeviceMismatchError
 
 
-def only_device(array: Any) -> Any:
-    """The device of JAX's that an array is on.
+def single_device(array: Any) -> Any:
+    """The JAX device that an array is on.
 
     Raises:
         DeviceMismatchError: it is spread over several.
     """
-    own, *others = array.devices()
+    device, *others = array.devices()
     if others:
-        remedy = "put it on one: jax.device_put(array, device)"
-        raise DeviceMismatchError("the array is on several devices", available=str(array.sharding), hint=remedy)
-    return own
+        hint = "put it on one: jax.device_put(array, device)"
+        raise DeviceMismatchError("the array is on several devices", available=str(array.sharding), hint=hint)
+    return device
 
 
-def sent(array: Any, target: Any, *, bound: bool = False) -> Any:
-    """The array on a device of JAX's; the same object if it is there. While traced, an operation that sends it.
+def put(array: Any, target: Any, *, commit: bool = False) -> Any:
+    """The array on a JAX device; the same object if it is there. While tracing, an operation that moves it.
 
     Args:
-        array: what is sent.
-        target: JAX's device.
-        bound: whether it shall be *committed* to the device, as JAX calls it. An array that is there and not committed
+        array: the array.
+        target: the JAX device.
+        commit: whether it shall be *committed* to the device, as JAX calls it. An array that is there uncommitted
             becomes another object in the same memory then.
     """
     import jax
 
-    if isinstance(array, jax.core.Tracer) or array.devices() != {target} or (bound and not array.committed):
+    if isinstance(array, jax.core.Tracer) or array.devices() != {target} or (commit and not array.committed):
         return jax.device_put(array, target)
     return array
 
 
 def wait_for(target: Any) -> None:
-    """Wait until every array that is on a device has its values."""
+    """Wait until every array on a device has its values."""
     import jax
 
     live: Any = jax.live_arrays
-    for one in live():
-        if not one.is_deleted() and target in one.devices():
-            one.block_until_ready()
+    for array in live():
+        if not array.is_deleted() and target in array.devices():
+            array.block_until_ready()

@@ -10,13 +10,13 @@ from anyaccel_tensorflow.memory import TensorFlowMemory
 
 
 class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory):
-    """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Making one does not import it.
+    """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
 
-    A chip that a plugin of TensorFlow's own (a PluggableDevice) adds is served by a subclass that says `kinds`, and
-    where its word is another one `types` (see `TensorFlowPlacement`).
+    For a chip that a PluggableDevice adds, derive a class that sets `kinds`, and `device_types` where TensorFlow's
+    name of the kind is not its upper case (see `TensorFlowPlacement`).
     """
 
-    fork_safe = False  # TensorFlow keeps threads of its own, which a forked process lacks
+    fork_safe = False  # TensorFlow keeps threads, which a forked process lacks
     environment: ClassVar[tuple[str, ...]] = (
         "TF_FORCE_GPU_ALLOW_GROWTH",
         "TF_GPU_ALLOCATOR",

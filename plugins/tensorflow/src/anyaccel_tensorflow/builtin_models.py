@@ -9,11 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel import rng
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape, check_input_shapes
-from anyaccel_tensorflow.stateless_rng import dropped, key_of
-from anyaccel_tensorflow.variables import held, read
+from anyaccel.adapter.model_constructors import SequentialCNNConstructor, SequentialMLPConstructor
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, check_input_shapes
+from anyaccel_tensorflow.stateless_rng import dropout, key_of
+from anyaccel_tensorflow.variables import model_variables, read
 
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {"relu": tf.nn.relu, "tanh": tf.tanh, "sigmoid": tf.sigmoid}
+Dropout = Callable[[Any, int], Any]
+"""Applies dropout to a tensor; the number tells the places of dropout in a model apart."""
 
 
 class Layer(tf.Module):  # type: ignore[misc]
@@ -25,18 +28,19 @@ class Layer(tf.Module):  # type: ignore[misc]
         self.bias = tf.Variable(bias, name="bias")
 
 
-class FromRecipe(tf.Module):  # type: ignore[misc]
-    """A module that a recipe of `anyaccel.adapter.model_specs` describes, with the same initial weights as in other frameworks.
+class SpecModel(tf.Module):  # type: ignore[misc]
+    """A module that a spec of `anyaccel.adapter.model_specs` describes, with the same initial weights everywhere.
 
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
 
-    def __init__(self, recipe: MLPSpec | CNNSpec) -> None:
+    def __init__(self, spec: MLPSpec | CNNSpec) -> None:
         super().__init__()
-        self.recipe = recipe
+        self.spec = spec
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
         self.initial_seed = 0
-        self._drawn = 0
+        self._n_calls = 0
+        self._hold_no_layers()
 
     @property
     def is_built(self) -> bool:
@@ -44,54 +48,58 @@ class FromRecipe(tf.Module):  # type: ignore[misc]
         return self.input_shapes is not None
 
     def build(self, input_shapes: Sequence[Sequence[int]], seed: int) -> None:
-        """Make the layers for inputs of these shapes per sample; a second call with the same shapes changes nothing.
+        """Create the layers for inputs of these shapes per sample; calling it again with the same shapes does nothing.
 
         Raises:
-            ShapeError: it was built for other shapes, or the recipe does not take them.
+            ShapeError: it was built for other shapes, or the spec does not allow them.
         """
         shapes = tuple(tuple(int(extent) for extent in shape) for shape in input_shapes)
         if self.input_shapes is not None:
-            check_input_shapes(
-                type(self).__name__, self.recipe, tuple(tuple(shape) for shape in self.input_shapes), shapes
-            )
+            built = tuple(tuple(shape) for shape in self.input_shapes)
+            check_input_shapes(type(self).__name__, self.spec, built, shapes)
             return
-        weights = self.recipe.weights(shapes, seed)
-        for name in self.recipe.weight_shapes(shapes):
-            self._add(name, Layer(weights[f"{name}.weight"], weights[f"{name}.bias"]))
+        weights = self.spec.weights(shapes, seed)
+        for name in self.spec.weight_shapes(shapes):
+            self._hold(name, Layer(weights[f"{name}.weight"], weights[f"{name}.bias"]))
         self.input_shapes = shapes
 
     @abstractmethod
-    def _add(self, name: str, layer: Layer) -> None:
+    def _hold_no_layers(self) -> None:
+        """Make room for layers."""
+
+    @abstractmethod
+    def _hold(self, name: str, layer: Layer) -> None:
         """Hold a layer under its name."""
 
     def __call__(self, *inputs: Any, training: bool = False) -> Any:
-        """[batch, *output_shape] for inputs [batch, ...] of the recipe's dtype; dropout in training only."""
+        """[batch, *output_shape] for inputs [batch, ...] of the spec's dtype; dropout in training only."""
         given = [tf.convert_to_tensor(x) for x in inputs]
         if not self.is_built:
             self.build([x.shape[1:] for x in given], self.initial_seed)
-        self._drawn += 1
-        values = {name: read(variable) for name, variable in held(self).parameters.items()}
-        return self.forward(values, given, training, key_of(rng.key(0, "dropout", self._drawn)))
+        self._n_calls += 1
+        values = {name: read(variable) for name, variable in model_variables(self).parameters.items()}
+        return self.forward(values, given, training, key_of(rng.key(0, "dropout", self._n_calls)))
 
     def forward(self, values: Mapping[str, Any], inputs: Sequence[Any], training: bool, key: Any) -> Any:
-        """The output as a function of the parameters by name; `key` decides what dropout leaves out."""
-        x = self._through(values, inputs, lambda x, i: self._dropped(x, i, key) if training else x)
-        shape = self.recipe.output_shape
+        """The output as a function of the parameters by name; dropout follows from `key`."""
+        rate = self.spec.dropout if training else 0.0
+        x = self._features(values, inputs, lambda x, i: dropout(x, rate, key, i) if rate else x)
+        shape = self.spec.output_shape
         return x if len(shape) == 1 else tf.reshape(x, [-1, *shape])
 
     @abstractmethod
-    def _through(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Callable[[Any, int], Any]) -> Any:
-        """[batch, features]; `drop` takes what dropout is for, and a number of its own."""
+    def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout) -> Any:
+        """[batch, features]."""
 
-    def _dropped(self, x: Any, i: int, key: Any) -> Any:
-        return dropped(x, self.recipe.dropout, key, i) if self.recipe.dropout else x
+    def _activate(self, x: Any) -> Any:
+        return _ACTIVATIONS.get(self.spec.activation, tf.identity)(x)
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict; its entries are the keywords that make an equal model."""
-        return self.recipe.get_config()
+        """A plain dict; its entries are the keywords that create an equal model."""
+        return self.spec.get_config()
 
 
-class SequentialMLP(FromRecipe):
+class SequentialMLP(SequentialMLPConstructor, SpecModel):
     """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPSpec`.
 
     Takes one or more tensors [batch, ...] of `dtype`, flattens and joins them, and gives [batch, *output_shape]. Its
@@ -101,69 +109,48 @@ class SequentialMLP(FromRecipe):
         SpecError: a setting out of range.
     """
 
-    def __init__(
-        self,
-        output_shape: Sequence[int] | int = (1,),
-        n_layers: int = 2,
-        hidden_dim: int = 16,
-        activation: str = "relu",
-        dropout: float = 0.0,
-        dtype: str = "float32",
-    ) -> None:
-        super().__init__(MLPSpec(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
+    def _hold_no_layers(self) -> None:
         self.layers: list[Layer] = []
 
-    def _add(self, name: str, layer: Layer) -> None:
+    def _hold(self, name: str, layer: Layer) -> None:
         self.layers.append(layer)
 
-    def _through(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Callable[[Any, int], Any]) -> Any:
+    def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout) -> Any:
         x = tf.concat([_flat(x) for x in inputs], 1) if len(inputs) > 1 else _flat(inputs[0])
-        activate, last = _ACTIVATIONS.get(self.recipe.activation, tf.identity), len(self.layers) - 1
+        last = len(self.layers) - 1
         for i in range(last):
-            x = drop(activate(_linear(x, values, f"layers.{i}")), i)
+            x = drop(self._activate(_linear(x, values, f"layers.{i}")), i)
         return _linear(x, values, f"layers.{last}")
 
 
-class SequentialCNN(FromRecipe):
+class SequentialCNN(SequentialCNNConstructor, SpecModel):
     """A convolutional network with the same initial weights as in every other framework; see `CNNSpec`.
 
     Takes one tensor [batch, channels, height, width] of `dtype`, and gives [batch, *output_shape]. Inside, images are
-    channels last, the only order that TensorFlow's convolutions know on a CPU. Its variables are `convs[i].weight`
+    channels last, the only order that TensorFlow's convolutions support on a CPU. Its variables are `convs[i].weight`
     [out, in, k, k], `convs[i].bias`, `head.weight` and `head.bias`.
 
     Raises:
         SpecError: a setting out of range.
     """
 
-    recipe: CNNSpec
+    spec: CNNSpec
     head: Layer
 
-    def __init__(
-        self,
-        output_shape: Sequence[int] | int = (1,),
-        channels: Sequence[int] | int = (8, 16),
-        kernel_size: int = 3,
-        pool: int = 2,
-        activation: str = "relu",
-        dropout: float = 0.0,
-        dtype: str = "float32",
-    ) -> None:
-        shapes = as_shape(output_shape), as_shape(channels)
-        super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))
+    def _hold_no_layers(self) -> None:
         self.convs: list[Layer] = []
 
-    def _add(self, name: str, layer: Layer) -> None:
+    def _hold(self, name: str, layer: Layer) -> None:
         if name == "head":
             self.head = layer
         else:
             self.convs.append(layer)
 
-    def _through(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Callable[[Any, int], Any]) -> Any:
-        activate, pool = _ACTIVATIONS.get(self.recipe.activation, tf.identity), self.recipe.pool
-        x = tf.transpose(inputs[0], [0, 2, 3, 1])
+    def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout) -> Any:
+        pool, x = self.spec.pool, tf.transpose(inputs[0], [0, 2, 3, 1])
         for i in range(len(self.convs)):
             kernel = tf.transpose(values[f"convs.{i}.weight"], [2, 3, 1, 0])
-            x = activate(tf.nn.conv2d(x, kernel, 1, "SAME") + values[f"convs.{i}.bias"])
+            x = self._activate(tf.nn.conv2d(x, kernel, 1, "SAME") + values[f"convs.{i}.bias"])
             x = tf.nn.max_pool2d(x, pool, pool, "VALID") if pool > 1 else x
         return _linear(drop(_flat(tf.transpose(x, [0, 3, 1, 2])), 0), values, "head")
 

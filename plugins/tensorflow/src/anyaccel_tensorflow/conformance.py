@@ -1,4 +1,4 @@
-"""What the conformance kit is told about TensorFlow; imported by `anyaccel conform tensorflow`."""
+"""The subject of the conformance kit for TensorFlow; imported by `anyaccel conform tensorflow`."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class TensorFlowSubject(Subject):
 
     @pytest.fixture
     def new_tensor(self) -> Callable[[], Any]:
-        """Where the framework's own default says."""
+        """On the framework's default device."""
         return lambda: tf.zeros(3)

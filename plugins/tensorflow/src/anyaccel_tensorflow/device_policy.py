@@ -1,4 +1,4 @@
-"""Soft placement and the device policy: borrowed from the user, given back as they were."""
+"""Soft placement and the device policy: changed while somebody needs it, and restored as the user had them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 
-class Switch:
+class SharedSetting:
     """A setting of the whole process that several hold at once: set by the first, restored by the last.
 
     Args:
@@ -23,43 +23,43 @@ class Switch:
     def __init__(self, get: Callable[[], Any], set_: Callable[[Any], None], strict: Any) -> None:
         self._get, self._set, self._strict = get, set_, strict
         self._lock = threading.Lock()
-        self._holders = 0
+        self._n_holders = 0
         self._before: Any = None
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Hold it."""
         with self._lock:
-            if self._holders == 0:
+            if self._n_holders == 0:
                 self._before = self._get()
                 self._set(self._strict)
-            self._holders += 1
+            self._n_holders += 1
 
-    def give_back(self) -> None:
-        """Hold it no more; what the user has set meanwhile stays."""
+    def release(self) -> None:
+        """Stop holding it; a value that the user has set meanwhile stays."""
         with self._lock:
-            self._holders -= 1
-            if self._holders == 0 and self._get() == self._strict:
+            self._n_holders -= 1
+            if self._n_holders == 0 and self._get() == self._strict:
                 self._set(self._before)
 
 
-# With soft placement, an operation that a device lacks or that names an absent device runs on the CPU, and nobody says
-# so; with the silent policy, operands are copied between devices, and nobody says so.
-_SOFT = Switch(tf.config.get_soft_device_placement, tf.config.set_soft_device_placement, False)
-_POLICY = Switch(tf.config.experimental.get_device_policy, tf.config.experimental.set_device_policy, "explicit")
+# With soft placement, an operation that a device lacks, or that names a missing device, silently runs on the CPU; with
+# the silent policy, operands are silently copied between devices.
+_SOFT_PLACEMENT = SharedSetting(tf.config.get_soft_device_placement, tf.config.set_soft_device_placement, False)
+_POLICY = SharedSetting(tf.config.experimental.get_device_policy, tf.config.experimental.set_device_policy, "explicit")
 
 
 @contextmanager
 def hard_placement() -> Iterator[None]:
-    """Inside, nothing runs on another device than it was told; also for others, as TensorFlow has one setting only."""
-    _SOFT.take()
+    """Inside, every operation runs on the device it names; for other threads too, as the setting is the process's."""
+    _SOFT_PLACEMENT.acquire()
     try:
         yield
     finally:
-        _SOFT.give_back()
+        _SOFT_PLACEMENT.release()
 
 
 @contextmanager
-def lenient() -> Iterator[None]:
+def silent_copies() -> Iterator[None]:
     """Inside, operands are copied to where they are needed."""
     before = tf.config.experimental.get_device_policy()
     tf.config.experimental.set_device_policy("silent")
@@ -69,24 +69,24 @@ def lenient() -> Iterator[None]:
         tf.config.experimental.set_device_policy(before)
 
 
-class Hold:
-    """Soft placement off and the device policy explicit, until `end` or until `owner` is no more.
+class StrictDevices:
+    """Soft placement off and the device policy explicit, until `end` or until `owner` is garbage.
 
     Args:
-        owner: on whose behalf.
+        owner: the object that needs it.
     """
 
     def __init__(self, owner: object) -> None:
-        _SOFT.take()
-        _POLICY.take()
+        _SOFT_PLACEMENT.acquire()
+        _POLICY.acquire()
         self._end = weakref.finalize(owner, _release)
-        self._end.atexit = False  # TensorFlow may be gone then
+        self._end.atexit = False  # TensorFlow may be unloaded then
 
     def end(self) -> None:
-        """Give both back; does nothing twice."""
+        """Restore both; a second call does nothing."""
         self._end()
 
 
 def _release() -> None:
-    _POLICY.give_back()
-    _SOFT.give_back()
+    _POLICY.release()
+    _SOFT_PLACEMENT.release()

@@ -1,7 +1,7 @@
-"""What a segment on several devices needs so that everything is computed where it shall be.
+"""What a segment on several devices needs so that everything is computed on the right one.
 
-While a function is traced, an operation that nobody places goes where the scope around the function says; and what
-comes out of a function is labelled with that device, wherever it is.
+While a function is traced, an operation without a device of its own goes where the scope around the function says; and
+the outputs of a function are labelled with that device, wherever they are.
 """
 
 from __future__ import annotations
@@ -12,83 +12,81 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel.adapter import Function
-from anyaccel_tensorflow.functional_call import Call, Called
-from anyaccel_tensorflow.transfers import is_on, moved
+from anyaccel_tensorflow.functional_call import FunctionalCall, OutputsAndBuffers, gradient_function
+from anyaccel_tensorflow.transfers import is_on, move_tensor
 
 
-def moved_in(array: Any, name: str, *, several: bool) -> Any:
-    """A tensor on a device, eagerly or in a function that is traced; there it is where it shall be on one device."""
-    if not tf.executing_eagerly() and not several:
-        return array
+def move_or_trace(array: Any, name: str, *, multi_device: bool) -> Any:
+    """A tensor on a device; while tracing a function on one device nothing, as everything is there."""
     if tf.executing_eagerly():
-        return moved(array, name)
+        return move_tensor(array, name)
+    if not multi_device:
+        return array
     with tf.device(name):
         return tf.identity(array)
 
 
-def beside(array: Any, other: Any) -> Any:
+def on_device_of(array: Any, other: Any) -> Any:
     """A tensor on the device of another one."""
     if not tf.executing_eagerly() or array.device == other.device:
         return array
-    return moved(array, other.device)
+    return move_tensor(array, other.device)
 
 
-def settled(function: Function, home: str) -> Function:
+def with_true_devices(function: Function, home: str) -> Function:
     """A compiled function that is called in the scope of its first argument's device, or of `home` if it has several.
 
-    What it gives is labelled with the devices that it is on.
+    Its outputs are labelled with the devices that they are on.
     """
 
     def run(*arguments: Any) -> Any:
-        places = {one.device for one in tf.nest.flatten(arguments[0])}
-        with tf.device(places.pop() if len(places) == 1 else home):
-            return tf.nest.map_structure(_labelled, function(*arguments))
+        devices = {array.device for array in tf.nest.flatten(arguments[0])}
+        with tf.device(devices.pop() if len(devices) == 1 else home):
+            return tf.nest.map_structure(_with_true_device, function(*arguments))
 
     return run
 
 
-def _labelled(tensor: Any) -> Any:
-    """TensorFlow keeps integers of 32 bits in host memory, whatever their device."""
+def _with_true_device(tensor: Any) -> Any:
+    """TensorFlow keeps 32-bit integers in host memory, whatever their device."""
     if tensor.dtype == tf.int32 or is_on(tensor, tensor.backing_device):
         return tensor
-    return moved(tensor, tensor.backing_device)
+    return move_tensor(tensor, tensor.backing_device)
 
 
-def enclosed(
-    call: Call,
-    place: str,
+def call_on_device(
+    call: FunctionalCall,
+    device: str,
     parameters: Mapping[str, Any],
     buffers: Mapping[str, Any],
     inputs: tuple[Any, ...],
     train: bool,
     key: Any,
-) -> Called:
-    """A call of a model as one operation whose way back is computed on the model's device, as its way forward is."""
-    floating = [x.dtype.is_floating for x in inputs]
-    primals = (dict(parameters), [x for x, yes in zip(inputs, floating, strict=True) if yes])
-    others = [x for x, yes in zip(inputs, floating, strict=True) if not yes]
+) -> OutputsAndBuffers:
+    """A call of a model as one operation whose forward and backward pass are both computed on the model's device."""
+    is_floating = [x.dtype.is_floating for x in inputs]
+    primals = (dict(parameters), [x for x in inputs if x.dtype.is_floating])
     kept: list[Any] = []
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(*arrays: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(arrays)
-            own, given = tf.nest.pack_sequence_as(primals, arrays)
-            found, rest = iter(given), iter(others)
-            outputs, after = call(own, buffers, [next(found) if yes else next(rest) for yes in floating], train, key)
+            own_parameters, floating_inputs = tf.nest.pack_sequence_as(primals, arrays)
+            floating = iter(floating_inputs)
+            given = [next(floating) if yes else x for yes, x in zip(is_floating, inputs, strict=True)]
+            outputs, after = call(own_parameters, buffers, given, train, key)
         kept[:] = outputs, after
-        targets = [one for one in outputs if one.dtype.is_floating] or [tf.zeros(())]
+        targets = [output for output in outputs if output.dtype.is_floating] or [tf.zeros(())]
+        gradients_of = gradient_function(tape, targets, arrays)
 
-        def back(*cotangents: Any, variables: Any = None) -> Any:
-            with tf.device(place):
-                zero = tf.UnconnectedGradients.ZERO
-                gradients = tape.gradient(targets, list(arrays), list(cotangents), unconnected_gradients=zero)
-                dense = [tf.convert_to_tensor(one) for one in gradients]
-            return dense if variables is None else (dense, [None] * len(variables))
+        def on_device(*cotangents: Any, variables: Any = None) -> Any:
+            with tf.device(device):
+                return gradients_of(*cotangents, variables=variables)
 
-        return targets, back
+        return targets, on_device
 
-    with tf.device(place):  # also what TensorFlow puts around what it runs
-        whole = iter(run(*tf.nest.flatten(primals)))
+    with tf.device(device):  # also for what TensorFlow puts around what it runs
+        floating_outputs = iter(run(*tf.nest.flatten(primals)))
     outputs, after = kept
-    return tuple(next(whole) if one.dtype.is_floating else one for one in outputs), after
+    return tuple(next(floating_outputs) if output.dtype.is_floating else output for output in outputs), after

@@ -1,7 +1,7 @@
 """Tensors of other frameworks through DLPack.
 
-TensorFlow takes over memory of the host without looking where it begins, and ends the process at the first kernel that
-wants it aligned; and it refuses strides. So the capsule is read first, and what does not fit is copied.
+TensorFlow imports host memory whatever its alignment, and the process dies at the first kernel that needs it aligned;
+and it refuses strides. So the capsule is read first, and memory that TensorFlow cannot use is copied.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from anyaccel_tensorflow.host_transfer import owned
+from anyaccel_tensorflow.host_transfer import copy_to_cpu
 
-_ALIGNMENT = 64  # of TensorFlow's own allocator
-_HOST = 1  # kDLCPU
+_ALIGNMENT = 64  # as of TensorFlow's own allocator
+_HOST_DEVICE = 1  # kDLCPU
 _KINDS = {0: "i", 1: "u", 2: "f", 4: "bf", 5: "c", 6: "b"}  # by DLDataTypeCode
 
 
@@ -36,7 +36,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class _Memory(NamedTuple):
-    """What a capsule says: where, of which type (NumPy's kind and bytes of an item), shape, and strides in items."""
+    """What a capsule describes: address, device type, NumPy's kind, bytes of an item, shape, and strides in items."""
 
     address: int
     device: int
@@ -46,16 +46,16 @@ class _Memory(NamedTuple):
     strides: tuple[int, ...]
 
 
-def taken(foreign: Any) -> tf.Tensor:
-    """A tensor in the memory of a foreign one, or a copy of it where TensorFlow could not use that memory.
+def from_foreign(foreign: Any) -> tf.Tensor:
+    """A tensor in the memory of a foreign one, or a copy where TensorFlow cannot use that memory.
 
     Raises:
-        BufferError, RuntimeError, TypeError, ValueError, AttributeError: as its owner or TensorFlow says.
+        BufferError, RuntimeError, TypeError, ValueError, AttributeError: from its owner, or from TensorFlow.
     """
     capsule = foreign.__dlpack__()
-    found = _read(capsule)
-    if found.device == _HOST and not _fits(found):
-        return _copied(found)
+    memory = _read(capsule)
+    if memory.device == _HOST_DEVICE and not _is_usable(memory):
+        return _copy(memory)
     try:
         return tf.experimental.dlpack.from_dlpack(capsule)
     except tf.errors.OpError as error:
@@ -73,25 +73,25 @@ def _read(capsule: Any) -> _Memory:
     return _Memory((tensor.data or 0) + tensor.byte_offset, tensor.device_type, kind, tensor.bits // 8, shape, strides)
 
 
-def _fits(found: _Memory) -> bool:
-    if 0 in found.shape:
+def _is_usable(memory: _Memory) -> bool:
+    if 0 in memory.shape:
         return True
     step, dense = 1, True
-    for extent, stride in zip(reversed(found.shape), reversed(found.strides), strict=True):
+    for extent, stride in zip(reversed(memory.shape), reversed(memory.strides), strict=True):
         dense, step = dense and stride in (step, *([stride] if extent == 1 else [])), step * extent
-    return dense and found.address % _ALIGNMENT == 0
+    return dense and memory.address % _ALIGNMENT == 0
 
 
-def _copied(found: _Memory) -> tf.Tensor:
-    """A copy, as NumPy sees the memory; bfloat16, which NumPy lacks, goes as two bytes."""
-    if found.kind == "?" or found.size == 0:
-        raise BufferError("its dtype is none of TensorFlow's")
-    dtype = np.dtype("u2" if found.kind == "bf" else f"{found.kind}{found.size}")
-    low = sum(min((extent - 1) * stride, 0) for extent, stride in zip(found.shape, found.strides, strict=True))
-    high = sum(max((extent - 1) * stride, 0) for extent, stride in zip(found.shape, found.strides, strict=True))
-    items = ctypes.c_char * ((high - low + 1) * found.size)
-    raw = np.frombuffer(memoryview(items.from_address(found.address + low * found.size)), dtype)
-    steps = tuple(stride * found.size for stride in found.strides)
-    view = np.lib.stride_tricks.as_strided(raw[-low:], found.shape, steps)
-    copy = view.view(tf.bfloat16.as_numpy_dtype) if found.kind == "bf" else view
-    return owned(copy, "/CPU:0")
+def _copy(memory: _Memory) -> tf.Tensor:
+    """A copy made by NumPy; bfloat16, which NumPy lacks, is copied as two bytes."""
+    if memory.kind == "?" or memory.size == 0:
+        raise BufferError("TensorFlow does not have its dtype")
+    dtype = np.dtype("u2" if memory.kind == "bf" else f"{memory.kind}{memory.size}")
+    low = sum(min((extent - 1) * stride, 0) for extent, stride in zip(memory.shape, memory.strides, strict=True))
+    high = sum(max((extent - 1) * stride, 0) for extent, stride in zip(memory.shape, memory.strides, strict=True))
+    items = ctypes.c_char * ((high - low + 1) * memory.size)
+    raw = np.frombuffer(memoryview(items.from_address(memory.address + low * memory.size)), dtype)
+    byte_strides = tuple(stride * memory.size for stride in memory.strides)
+    view = np.lib.stride_tricks.as_strided(raw[-low:], memory.shape, byte_strides)
+    copy = view.view(tf.bfloat16.as_numpy_dtype) if memory.kind == "bf" else view
+    return copy_to_cpu(copy)

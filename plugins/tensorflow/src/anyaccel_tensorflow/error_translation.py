@@ -1,4 +1,4 @@
-"""What goes wrong in TensorFlow, told as anyaccel tells it."""
+"""Errors of TensorFlow as errors of anyaccel."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from contextlib import contextmanager
 
 from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError, OutOfMemoryError
 
-# What Keras puts around the words of others, in bold; and the names that TensorFlow gives to nodes.
+# What Keras puts around the messages of others, in bold; and the names that TensorFlow gives to nodes.
 _AROUND = re.compile(r"^Exception encountered when calling [^\n]*\n+|\x1b\[\d*m|\{\{(?:function_)?node [^}]*\}\}")
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
-    """Inside, a lack of memory, of a device, or of a kernel on it becomes a named error; others pass.
+def translate_errors(subject: str) -> Iterator[None]:
+    """Inside, errors about memory, a missing device, or tensors on several devices become anyaccel's; others pass.
 
     Args:
-        what: what was to be done, such as `"a tensor of shape [8] on gpu:0"`.
+        subject: what is being done, such as `"a tensor of shape [8] on gpu:0"`.
     """
     import tensorflow as tf
 
     try:
         yield
     except tf.errors.OpError as error:
-        told = _told(error, what)
-        if told is None:
+        translated = _translated(error, subject)
+        if translated is None:
             raise
-        raise told from error
+        raise translated from error
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the frames and node names that Keras and TensorFlow put around it."""
+    """The message of an error, without the frames and node names that Keras and TensorFlow put around it."""
     line = _AROUND.sub("", str(error)).strip().partition("\n")[0]
     return re.sub(r"\s*(\[Op:\w+\])?( name: ?\S*)?\s*$", "", line).strip()
 
 
-def _told(error: Exception, what: str) -> AnyaccelError | None:
+def _translated(error: Exception, subject: str) -> AnyaccelError | None:
     import tensorflow as tf
 
-    words = first_line(error)
+    message = first_line(error)
     if isinstance(error, tf.errors.ResourceExhaustedError):
-        remedy = "use smaller batches, free memory on the device, or choose a device with more"
-        return OutOfMemoryError(f"no room for {what}", available=words, hint=remedy)
-    if isinstance(error, tf.errors.InvalidArgumentError) and "device specification" in words:
+        hint = "use smaller batches, free memory on the device, or choose a device with more memory"
+        return OutOfMemoryError(f"out of memory: no room for {subject}", available=message, hint=hint)
+    if isinstance(error, tf.errors.InvalidArgumentError) and "device specification" in message:
         return DeviceUnavailableError(
-            f"{what}: TensorFlow has no such device",
-            available=words.rpartition("All available devices")[2].strip(" []."),
-            hint="run `anyaccel devices` to see what is there, and why not more",
+            f"{subject}: TensorFlow has no such device",
+            available=message.rpartition("All available devices")[2].strip(" []."),
+            hint="run `anyaccel devices` to see which devices are available, and why others are not",
         )
-    if isinstance(error, tf.errors.InvalidArgumentError) and "conflicting devices" in words:
+    if isinstance(error, tf.errors.InvalidArgumentError) and "conflicting devices" in message:
         return MoveError(
-            f"{what}: its inputs are on different devices",
-            available=words.partition("Tensors can be")[0].strip(),
+            f"{subject}: its inputs are on different devices",
+            available=message.partition("Tensors can be")[0].strip(),
             hint="move them to one device first: anyaccel.move(tensor, device)",
         )
     return None

@@ -12,29 +12,29 @@ from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty, is_aligned, is_own
 from anyaccel_tensorflow.error_translation import first_line
+from anyaccel_tensorflow.object_location import is_tensor
 from anyaccel_tensorflow.placement import TensorFlowPlacement
-from anyaccel_tensorflow.tree_utils import is_tensor
 
 
 class TensorFlowExchange(TensorFlowPlacement, Exchange):
     """Through NumPy and DLPack."""
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
-        """As `Exchange.from_host`; any strides and byte order, and read-only arrays. Texts are refused."""
-        from anyaccel_tensorflow.host_transfer import owned
+        """As `Exchange.from_host`; any strides and byte order, and read-only arrays. Strings are refused."""
+        from anyaccel_tensorflow.host_transfer import copy_to_cpu
 
-        return self.move(owned(array, "/CPU:0"), device)
+        return self.move(copy_to_cpu(array), device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """As `Exchange.take`; on the CPU the array's own memory, which TensorFlow keeps, where dense and aligned."""
-        from anyaccel_tensorflow.host_transfer import given
+        """As `Exchange.from_host_owned`; on the CPU the array's own memory, where that is dense and aligned."""
+        from anyaccel_tensorflow.host_transfer import adopt_on_cpu
 
         if not is_own(array) or not is_aligned(array):
             return self.from_host(array, device)
-        return self.move(given(array, "/CPU:0"), device)
+        return self.move(adopt_on_cpu(array), device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """As `Exchange.buffer`; TensorFlow page-locks nothing that others may write to."""
+        """As `Exchange.staging_buffer`; TensorFlow page-locks no memory that others may write to."""
         return aligned_empty(shape, dtype)
 
     def to_host(self, tensor: Any) -> np.ndarray:
@@ -42,39 +42,41 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         import tensorflow as tf
 
         if not is_tensor(tensor) or tensor.dtype in (tf.string, tf.resource, tf.variant):
-            what = f"a tensor of {tensor.dtype.name}" if is_tensor(tensor) else f"a {type(tensor).__name__}"
+            kind = f"tensor of dtype {tensor.dtype.name}" if is_tensor(tensor) else type(tensor).__name__
             raise MoveError(
-                f"NumPy cannot hold {what}",
-                available="dense tensors of numbers and booleans can be read",
+                f"NumPy cannot hold a {kind}",
+                available="dense tensors of numbers and booleans",
                 hint="convert it first: tf.sparse.to_dense(x), ragged.to_tensor(), variable.value()",
             )
-        found: np.ndarray = np.asarray(tensor)
-        return found
+        array: np.ndarray = np.asarray(tensor)
+        return array
 
     def from_dlpack(self, foreign: Any, device: Device) -> Any:
-        """As `Exchange.adopt`; what TensorFlow cannot use in place, as it is strided or not aligned, is copied."""
-        from anyaccel_tensorflow.dlpack import taken
+        """As `Exchange.from_dlpack`; what TensorFlow cannot use in place (strided or unaligned memory) is copied."""
+        from anyaccel_tensorflow.dlpack import from_foreign
 
         if is_tensor(foreign):
             return self.move(foreign, device)
         if not getattr(getattr(foreign, "flags", None), "writeable", True):
             return self.from_host(np.asarray(foreign), device)
         try:
-            found = taken(foreign)
+            tensor = from_foreign(foreign)
         except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise MoveError(
-                f"TensorFlow cannot take over a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
+                f"TensorFlow cannot import a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
                 available=first_line(error),
-                hint="give a plain array without gradients, or go through host memory with from_host",
+                hint="pass a plain array without gradients, or go through host memory with from_host",
             ) from error
-        return self.move(found, device)
+        return self.move(tensor, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
-        """As `Exchange.rows`."""
-        from anyaccel_tensorflow.host_transfer import cut, gathered
+        """As `Exchange.gather_rows`."""
+        from anyaccel_tensorflow import host_transfer
 
-        return cut(column, start, stop) if order is None else gathered(column, order, start, stop)
+        if order is None:
+            return host_transfer.slice_rows(column, start, stop)
+        return host_transfer.gather_rows(column, order, start, stop)
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
-        """As `Exchange.scalars`; reads one by one, which waits once only, as devices work in order."""
+        """As `Exchange.scalars`; read one by one, which waits only once, as devices work in order."""
         return np.array([float(np.asarray(value)) for value in values], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Models as pure functions of parameters, buffers and inputs, whatever they are."""
+"""Models of any kind as pure functions of parameters, buffers and inputs."""
 
 from __future__ import annotations
 
@@ -10,144 +10,161 @@ from typing import Any
 
 import tensorflow as tf
 
-from anyaccel.errors import ShapeError
+from anyaccel.adapter.model_outputs import output_tuple
 from anyaccel_tensorflow import variables
-from anyaccel_tensorflow.builtin_models import FromRecipe
-from anyaccel_tensorflow.stateless_rng import state_from
+from anyaccel_tensorflow.builtin_models import SpecModel
+from anyaccel_tensorflow.stateless_rng import random_state
+from anyaccel_tensorflow.variables import keras, tf_variable
 
 Values = Mapping[str, Any]
-Called = tuple[tuple[Any, ...], dict[str, Any] | None]
+OutputsAndBuffers = tuple[tuple[Any, ...], dict[str, Any] | None]
 
 
-class Call(ABC):
+class FunctionalCall(ABC):
     """One model as a function.
 
     Attributes:
-        model: the model, which has its variables.
-        held: these, by name.
+        model: a built model.
+        variables: its variables, by name.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.held = variables.held(model)
-        states = {id(variables.inner(part.state)) for part in variables.parts(model) if variables.is_random(part)}
-        self._random = [name for name, one in self.held.buffers.items() if id(variables.inner(one)) in states]
+        self.variables = variables.model_variables(model)
+        buffers = self.variables.buffers
+        states = {id(tf_variable(part.state)) for part in variables.parts(model) if keras().is_random(part)}
+        self._random = [name for name, buffer in buffers.items() if id(tf_variable(buffer)) in states]
+        # What is random follows from the key, so that training does not change the states of generators.
+        self._lasting = {name: buffer for name, buffer in buffers.items() if name not in self._random}
 
     @abstractmethod
-    def __call__(self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any) -> Called:
-        """Outputs, and buffers afterwards (None where they are as before); `key` decides all that is random."""
+    def __call__(
+        self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any
+    ) -> OutputsAndBuffers:
+        """Outputs, and buffers afterwards (None where they are unchanged); everything random follows from `key`."""
 
     def _seeded(self, buffers: Values, train: bool, key: Any) -> dict[str, Any]:
-        """The buffers, with the states of random generators from the key in training."""
-        drawn = {name: state_from(key, i, buffers[name]) for i, name in enumerate(self._random) if train}
-        return {**buffers, **drawn}
-
-    def _lasting(self) -> dict[str, Any]:
-        """The buffers that training changes for good: what is random comes from the key, not from these states."""
-        return {name: one for name, one in self.held.buffers.items() if name not in self._random}
+        """The buffers, in training with states of random generators that follow from the key."""
+        states = {name: random_state(key, i, buffers[name]) for i, name in enumerate(self._random) if train}
+        return {**buffers, **states}
 
 
-def call_of(model: Any) -> Call:
-    """The way to call a built model."""
-    if isinstance(model, FromRecipe):
-        return OwnCall(model)
-    if variables.is_layer(model) and not any(any(variables.functions(part)) for part in variables.parts(model)):
+def functional_call(model: Any) -> FunctionalCall:
+    """A built model as a function."""
+    if isinstance(model, SpecModel):
+        return SpecModelCall(model)
+    if keras().is_layer(model) and not any(any(variables.functions(part)) for part in variables.parts(model)):
         return StatelessCall(model)
-    return InPlaceCall(model)
+    return AssigningCall(model)
 
 
-class OwnCall(Call):
+class SpecModelCall(FunctionalCall):
     """SequentialMLP and SequentialCNN are such functions."""
 
-    def __call__(self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any) -> Called:
-        """As in `Call`."""
+    def __call__(
+        self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any
+    ) -> OutputsAndBuffers:
+        """As in `FunctionalCall`."""
         return (self.model.forward(parameters, inputs, train, key),), None
 
 
-class StatelessCall(Call):
-    """Keras reads other values than its variables' inside a StatelessScope, and keeps what would be assigned."""
+class StatelessCall(FunctionalCall):
+    """Inside a StatelessScope, Keras reads given values instead of its variables, and keeps what would be assigned."""
 
-    def __call__(self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any) -> Called:
-        """As in `Call`; losses that the model adds (regularizers, `add_loss`) enter the gradients in training."""
-        given, named = {**parameters, **self._seeded(buffers, train, key)}, {**self.held.parameters}
-        named.update(self.held.buffers)
-        pairs = [(named[name], value) for name, value in given.items()]
-        with variables.keras().StatelessScope(state_mapping=pairs, collect_losses=train) as scope:
-            outputs = outputs_of(called(self.model, inputs, train))
+    def __call__(
+        self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any
+    ) -> OutputsAndBuffers:
+        """As in `FunctionalCall`; in training, losses that the model adds (regularizers) enter the gradients."""
+        named = {**self.variables.parameters, **self.variables.buffers}
+        values = {**parameters, **self._seeded(buffers, train, key)}
+        mapping = [(named[name], value) for name, value in values.items()]
+        with keras().module.StatelessScope(state_mapping=mapping, collect_losses=train) as scope:
+            outputs = outputs_of(call_model(self.model, inputs, train))
             added = list(self.model.losses) if train else []
-            after = {name: scope.get_current_value(one) for name, one in self._lasting().items()}
-        return (_carrying(outputs, added) if added else outputs), ({**buffers, **after} if train else None)
+            after = {name: scope.get_current_value(buffer) for name, buffer in self._lasting.items()}
+        return (_with_added_losses(outputs, added) if added else outputs), ({**buffers, **after} if train else None)
 
 
-class InPlaceCall(Call):
-    """Any module: its variables are given the values, and it is called as its author meant it to be.
+class AssigningCall(FunctionalCall):
+    """Any module: the values are assigned to its variables, and it is called as usual.
 
-    It may be written in any way, also with methods that are tf.functions; these are run as plain Python, so that they
-    become part of what is compiled here, and keep nothing of it.
+    It may have methods that are tf.functions; these run as plain Python, so that they become part of what is compiled
+    here, and keep no trace of it.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self._trained = [variables.inner(one) for one in self.held.parameters.values()]
+        self._trained = [tf_variable(parameter) for parameter in self.variables.parameters.values()]
 
-    def __call__(self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any) -> Called:
-        """As in `Call`. The gradient goes by way of the variables."""
+    def __call__(
+        self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any
+    ) -> OutputsAndBuffers:
+        """As in `FunctionalCall`; gradients flow through the variables."""
         for name, value in self._seeded(buffers, train, key).items():
-            variables.inner(self.held.buffers[name]).assign(value)
-        floating = [x.dtype.is_floating for x in inputs]
-        primals = [parameters[name] for name in self.held.parameters]
-        primals += [x for x, yes in zip(inputs, floating, strict=True) if yes]
-        others = iter([x for x, yes in zip(inputs, floating, strict=True) if not yes])
-        rest = [None if yes else next(others) for yes in floating]
+            tf_variable(self.variables.buffers[name]).assign(value)
+        primals = [parameters[name] for name in self.variables.parameters]
+        primals += [x for x in inputs if x.dtype.is_floating]
         kept: list[Any] = []
-        found = self._run(primals, rest, train, kept)
-        whole = iter([found] if isinstance(found, tf.Tensor) else found)
+        floating = self._run(primals, [None if x.dtype.is_floating else x for x in inputs], train, kept)
+        remaining = iter([floating] if isinstance(floating, tf.Tensor) else floating)
         outputs, after = kept
-        values = tuple(next(whole) if one.dtype.is_floating else one for one in outputs)
+        values = tuple(next(remaining) if output.dtype.is_floating else output for output in outputs)
         return values, ({**buffers, **after} if train else None)
 
-    def _run(self, primals: Sequence[Any], rest: Sequence[Any], train: bool, kept: list[Any]) -> Any:
-        """The floating outputs, as an operation whose gradient is that of the variables and inputs."""
+    def _run(self, primals: Sequence[Any], constants: Sequence[Any], train: bool, kept: list[Any]) -> Any:
+        """The floating outputs, as an operation whose gradient is that of the variables and floating inputs.
+
+        Args:
+            primals: the values of the trained variables, then the floating inputs.
+            constants: the other inputs, and None in the places of the floating ones.
+            train: whether in training mode.
+            kept: gets all outputs, and the buffers that training changes for good.
+        """
         count = len(self._trained)
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def run(*arrays: Any) -> Any:
             for variable, value in zip(self._trained, arrays, strict=False):
                 variable.assign(value)
-            found, sources = iter(arrays[count:]), [*self._trained, *arrays[count:]]
+            floating_inputs, sources = iter(arrays[count:]), [*self._trained, *arrays[count:]]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(sources)
-                outputs = outputs_of(called(self.model, [next(found) if x is None else x for x in rest], train))
-            lasting = {name: tf.identity(variables.inner(one).read_value()) for name, one in self._lasting().items()}
-            kept[:] = outputs, lasting
-            floating = [one for one in outputs if one.dtype.is_floating] or [tf.zeros(())]
-
-            def back(*cotangents: Any, variables: Any = None) -> Any:
-                zero = tf.UnconnectedGradients.ZERO
-                gradients = tape.gradient(floating, sources, list(cotangents), unconnected_gradients=zero)
-                dense = [tf.convert_to_tensor(one) for one in gradients]
-                return dense if variables is None else (dense, [None] * len(variables))
-
-            return floating, back
+                inputs = [next(floating_inputs) if x is None else x for x in constants]
+                outputs = outputs_of(call_model(self.model, inputs, train))
+            kept[:] = outputs, {name: tf.identity(tf_variable(b).read_value()) for name, b in self._lasting.items()}
+            targets = [output for output in outputs if output.dtype.is_floating] or [tf.zeros(())]
+            return targets, gradient_function(tape, targets, sources)
 
         return run(*primals)
 
 
-def called(model: Any, inputs: Sequence[Any], train: bool) -> Any:
-    """What a model gives for inputs, called as it wants to be: with a `training` argument, with a list, and so on."""
-    given = _packed(model, inputs)
-    if variables.is_layer(model):
-        with inlined():
-            return model(*given, training=train)
-    call = _python(model)
-    settings = {name: train for name in inspect.signature(call).parameters if name in ("training", "is_training")}
-    with inlined():
-        return call(model, *given, **settings)
+def gradient_function(tape: tf.GradientTape, targets: Sequence[Any], sources: Sequence[Any]) -> Callable[..., Any]:
+    """What `tf.custom_gradient` wants beside the values: cotangents of `targets` to dense gradients of `sources`."""
+
+    def gradients_of(*cotangents: Any, variables: Any = None) -> Any:
+        zero = tf.UnconnectedGradients.ZERO
+        gradients = tape.gradient(targets, list(sources), list(cotangents), unconnected_gradients=zero)
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        return dense if variables is None else (dense, [None] * len(variables))
+
+    return gradients_of
+
+
+def call_model(model: Any, inputs: Sequence[Any], train: bool) -> Any:
+    """What a model returns, called with its inputs packed as it takes them and the mode if it has a keyword for it."""
+    if keras().is_layer(model):
+        arguments = keras().packing(model, len(inputs))(inputs)
+        with functions_inlined():
+            return model(*arguments, training=train)
+    call = _python_call(model)
+    mode = {name: train for name in inspect.signature(call).parameters if name in ("training", "is_training")}
+    with functions_inlined():
+        return call(model, *inputs, **mode)
 
 
 @contextmanager
-def inlined() -> Iterator[None]:
-    """Inside, calling a tf.function runs its Python, so that it keeps no trace with values that are not its own."""
+def functions_inlined() -> Iterator[None]:
+    """Inside, calling a tf.function runs its Python code, so that it keeps no trace of foreign values."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -157,40 +174,12 @@ def inlined() -> Iterator[None]:
 
 
 def outputs_of(result: Any) -> tuple[Any, ...]:
-    """The tensors that a model gave: one, or those of a tuple, a list or a dict in its order.
-
-    Raises:
-        ShapeError: it gave something else.
-    """
-    if isinstance(result, tf.Tensor):
-        return (result,)
-    items = tuple(result.values()) if isinstance(result, Mapping) else result
-    if isinstance(items, (tuple, list)) and items and all(isinstance(item, tf.Tensor) for item in items):
-        return tuple(items)
-    kinds = ", ".join(type(item).__name__ for item in items) if isinstance(items, (tuple, list)) else "no tensor"
-    raise ShapeError(
-        f"the model gives a {type(result).__name__} of {kinds or 'nothing'}, which is no output of a node",
-        available="a tensor, or a tuple, list or dict of tensors, can be one",
-        hint="wrap it in a model that gives only the tensors wanted",
-    )
+    """The tensors that a model returned; see `output_tuple`."""
+    return output_tuple(result, tf.Tensor)
 
 
-def _packed(model: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Inputs as the positional arguments of a model: a functional one, or one that takes a list, takes them as one."""
-    if len(inputs) == 1 or not variables.is_layer(model):
-        return inputs
-    if variables.is_functional(model):
-        return [variables.keras().tree.pack_sequence_as(model.input, list(inputs))]
-    known = inspect.signature(model.call).parameters.values()
-    if any(one.kind is one.VAR_POSITIONAL for one in known):
-        return inputs
-    positional = [one.name for one in known if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    wanted = [name for name in positional if name not in ("training", "mask")]
-    return inputs if len(wanted) >= len(inputs) else [list(inputs)]
-
-
-def _python(model: Any) -> Callable[..., Any]:
-    """What a call of a module runs: of a tf.function its Python, with control flow as TensorFlow would rewrite it."""
+def _python_call(model: Any) -> Callable[..., Any]:
+    """The Python function that a call of a module runs; while tracing, with control flow rewritten by autograph."""
     method: Any = type(model).__call__
     if not isinstance(method, tf.types.experimental.PolymorphicFunction):
         return method  # type: ignore[no-any-return]
@@ -199,16 +188,16 @@ def _python(model: Any) -> Callable[..., Any]:
     return tf.autograph.to_graph(method.python_function)  # type: ignore[no-any-return]
 
 
-def _carrying(outputs: tuple[Any, ...], added: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs, which bring the gradient of the added losses along on the way back, from whichever it begins."""
-    places = [i for i, one in enumerate(outputs) if one.dtype.is_floating]
+def _with_added_losses(outputs: tuple[Any, ...], added: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs; on the way back, each added loss has the gradient 1, whichever output it begins from."""
+    places = [i for i, output in enumerate(outputs) if output.dtype.is_floating]
     if not places:
         return outputs
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def carrying(loss: Any, *arrays: Any) -> Any:
-        return [tf.identity(one) for one in arrays], lambda *back: [tf.ones_like(loss), *back]
+    def carry(loss: Any, *arrays: Any) -> Any:
+        return [tf.identity(array) for array in arrays], lambda *cotangents: [tf.ones_like(loss), *cotangents]
 
-    whole = tf.add_n([tf.cast(tf.reduce_sum(one), outputs[places[0]].dtype) for one in added])
-    found = dict(zip(places, carrying(whole, *(outputs[i] for i in places)), strict=True))
-    return tuple(found.get(i, one) for i, one in enumerate(outputs))
+    total = tf.add_n([tf.cast(tf.reduce_sum(loss), outputs[places[0]].dtype) for loss in added])
+    carried = dict(zip(places, carry(total, *(outputs[i] for i in places)), strict=True))
+    return tuple(carried.get(i, output) for i, output in enumerate(outputs))

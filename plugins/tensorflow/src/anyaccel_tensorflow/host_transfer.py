@@ -1,4 +1,4 @@
-"""Tensors from arrays of the host, and rows of resident columns, under the explicit device policy too."""
+"""Tensors from NumPy arrays, and rows of resident columns, under the explicit device policy too."""
 
 from __future__ import annotations
 
@@ -10,67 +10,63 @@ import tensorflow as tf
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty
 from anyaccel_tensorflow import runtime_config
-from anyaccel_tensorflow.error_translation import first_line, telling
-from anyaccel_tensorflow.tf_functions import by_itself
-from anyaccel_tensorflow.tree_utils import parsed
+from anyaccel_tensorflow.error_translation import first_line, translate_errors
+from anyaccel_tensorflow.tf_functions import run_alone
 
 # What NumPy and every TensorFlow since 2.18 exchange by DLPack.
-_SPOKEN = frozenset(map(np.dtype, ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")))
+_DLPACK_DTYPES = frozenset(map(np.dtype, ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")))
 
 
-def owned(array: np.ndarray, name: str) -> tf.Tensor:
-    """A tensor on a CPU with the values of a NumPy array of any strides and byte order; owns its memory.
-
-    Raises:
-        MoveError: TensorFlow lacks the dtype.
-    """
-    if array.dtype.kind not in "biufcV":  # TensorFlow would take texts, and keep them
-        raise _lacking(array, "only numbers and booleans can be on a device")
-    native = aligned_empty(array.shape, array.dtype.newbyteorder("="))
-    np.copyto(native, array)
-    return given(native, name)
-
-
-def given(array: np.ndarray, name: str) -> tf.Tensor:
-    """A tensor on a CPU in the memory of a dense and aligned array of NumPy's own, which it keeps.
-
-    A copy where it cannot go by DLPack: without numbers, of a dtype that NumPy or TensorFlow does not tell, or to
-    another CPU than the first.
+def copy_to_cpu(array: np.ndarray) -> tf.Tensor:
+    """A tensor on the first CPU with a copy of the values of an array of any strides and byte order.
 
     Raises:
         MoveError: TensorFlow lacks the dtype.
     """
-    runtime_config.begin()
-    if parsed(name) == ("CPU", 0) and array.dtype in _SPOKEN and array.size:
+    if array.dtype.kind not in "biufcV":  # TensorFlow would accept strings, and keep them on the host
+        raise _no_dtype(array, "devices hold numbers and booleans")
+    copy = aligned_empty(array.shape, array.dtype.newbyteorder("="))
+    np.copyto(copy, array)
+    return adopt_on_cpu(copy)
+
+
+def adopt_on_cpu(array: np.ndarray) -> tf.Tensor:
+    """A tensor on the first CPU in the memory of a dense and aligned array, which the tensor keeps alive.
+
+    A copy where DLPack cannot describe the array: where it is empty, or of a dtype that NumPy or TensorFlow does not
+    exchange.
+
+    Raises:
+        MoveError: TensorFlow lacks the dtype.
+    """
+    runtime_config.allow_memory_growth()
+    if array.dtype in _DLPACK_DTYPES and array.size:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     try:
-        with telling(f"an array of {array.nbytes} bytes on {name}"), tf.device(name):
+        with translate_errors(f"an array of {array.nbytes} bytes on the CPU"), tf.device("/CPU:0"):
             return tf.constant(array)
     except (TypeError, ValueError) as error:
-        raise _lacking(array, first_line(error)) from None
+        raise _no_dtype(array, first_line(error)) from None
 
 
-def _lacking(array: np.ndarray, words: str) -> MoveError:
-    return MoveError(
-        f"TensorFlow has no dtype for NumPy's {array.dtype}",
-        available=words,
-        hint="convert the array first, such as with array.astype('float32')",
-    )
+def _no_dtype(array: np.ndarray, reason: str) -> MoveError:
+    hint = "convert the array first, for example with array.astype('float32')"
+    return MoveError(f"TensorFlow has no dtype for NumPy's {array.dtype}", available=reason, hint=hint)
 
 
-def cut(column: tf.Tensor, start: int, stop: int) -> tf.Tensor:
+def slice_rows(column: tf.Tensor, start: int, stop: int) -> tf.Tensor:
     """`column[start:stop]`, on its device."""
-    return by_itself(_sliced, column, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
+    return run_alone(_slice, column, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
 
 
-def gathered(column: tf.Tensor, order: tf.Tensor, start: int, stop: int) -> tf.Tensor:
+def gather_rows(column: tf.Tensor, order: tf.Tensor, start: int, stop: int) -> tf.Tensor:
     """`column[order[start:stop]]`, on its device."""
-    return by_itself(_gathered, column, order, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
+    return run_alone(_gather, column, order, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
 
 
-def _sliced(column: Any, start: Any, stop: Any) -> Any:
+def _slice(column: Any, start: Any, stop: Any) -> Any:
     return column[start:stop]
 
 
-def _gathered(column: Any, order: Any, start: Any, stop: Any) -> Any:
+def _gather(column: Any, order: Any, start: Any, stop: Any) -> Any:
     return tf.gather(column, order[start:stop])

@@ -1,4 +1,4 @@
-"""How full a device is, from TensorFlow's own figures, and how it shares a GPU with others."""
+"""Memory of devices, by TensorFlow's own figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 
 class TensorFlowMemory(TensorFlowPlacement, Memory):
-    """Figures of a GPU are those of this process's allocator, which does not tell the size; the CPU has its size."""
+    """Figures of a GPU are those of this process's allocator, without the GPU's size; of the CPU only its size."""
 
     def memory(self, device: Device) -> MemoryInfo:
         """As `Memory.memory`; asking for a GPU starts TensorFlow."""
@@ -19,13 +19,13 @@ class TensorFlowMemory(TensorFlowPlacement, Memory):
             return MemoryInfo(total, free, used=0, peak=0)
         import tensorflow as tf
 
-        runtime_config.begin()
-        found = tf.config.experimental.get_memory_info(self.device_string(device).removeprefix("/"))
-        return MemoryInfo(0, 0, used=int(found["current"]), peak=int(found["peak"]))
+        runtime_config.allow_memory_growth()
+        figures = tf.config.experimental.get_memory_info(self.device_string(device).removeprefix("/"))
+        return MemoryInfo(0, 0, used=int(figures["current"]), peak=int(figures["peak"]))
 
     def share(self, device: Device, fraction: float) -> str:
-        """As `Memory.share`; TensorFlow is told to take memory as it needs it, whatever the fraction."""
-        return "" if device.kind == "cpu" else runtime_config.too_late()
+        """As `Memory.share`; TensorFlow takes memory as it needs it, whatever the fraction."""
+        return "" if device.kind == "cpu" else runtime_config.allow_memory_growth()
 
     def release_memory(self, device: Device) -> None:
         """As `Memory.release_memory`; TensorFlow keeps what it has cached until the process ends."""

@@ -1,7 +1,7 @@
-"""TensorFlow's functions by NumPy's names: what `ArrayOps.xp` asks for.
+"""TensorFlow's functions under NumPy's names: the namespace that the adapter computes with (`ArrayOps.xp`).
 
-`tnp.experimental_enable_numpy_behavior` would do the same, for the whole process. Numbers of Python take the dtype of
-the tensor beside them.
+`tnp.experimental_enable_numpy_behavior` would do the same, but for the whole process. Python numbers take the dtype of
+the tensor beside them. Functions without a docstring of their own do what NumPy's of the same name does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anyaccel_tensorflow.tf_functions import by_itself
+from anyaccel_tensorflow.tf_functions import run_alone
 
 abs = tf.abs
 copy = tf.identity
@@ -28,7 +28,7 @@ tanh = tf.tanh
 
 
 def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    return wraps(function)(partial(by_itself, function))
+    return wraps(function)(partial(run_alone, function))
 
 
 @_alone
@@ -72,7 +72,7 @@ def zeros_like(x: Any) -> Any:
     if not tf.executing_eagerly():
         return tf.zeros_like(x)
     with tf.device(x.device):
-        return tf.raw_ops.ZerosLike(x=x)  # which, unlike tf.zeros_like, is nothing but this operation
+        return tf.raw_ops.ZerosLike(x=x)  # a single operation, unlike tf.zeros_like
 
 
 def zeros(shape: Sequence[int]) -> Any:
@@ -87,20 +87,19 @@ def full_like(x: Any, value: float) -> Any:
 
 def maximum(a: Any, b: Any) -> Any:
     """As NumPy's."""
-    return tf.maximum(*_alike(a, b))
+    return tf.maximum(*_same_dtype(a, b))
 
 
 def minimum(a: Any, b: Any) -> Any:
     """As NumPy's."""
-    return tf.minimum(*_alike(a, b))
+    return tf.minimum(*_same_dtype(a, b))
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
     """As NumPy's."""
-    return tf.where(condition, *_alike(a, b))
+    return tf.where(condition, *_same_dtype(a, b))
 
 
-def _alike(a: Any, b: Any) -> tuple[Any, Any]:
-    """Both as tensors, numbers in the dtype of the other."""
-    dtype = next(one.dtype for one in (a, b) if isinstance(one, tf.Tensor))
+def _same_dtype(a: Any, b: Any) -> tuple[Any, Any]:
+    dtype = next(x.dtype for x in (a, b) if isinstance(x, tf.Tensor))
     return tf.convert_to_tensor(a, dtype), tf.convert_to_tensor(b, dtype)

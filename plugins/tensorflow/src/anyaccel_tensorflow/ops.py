@@ -1,4 +1,4 @@
-"""TensorFlowOps: what TensorFlow says about itself so that `TracedProgram` can train with it."""
+"""TensorFlowOps: the operations of TensorFlow that `TracedProgram` trains with."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from anyaccel.device import Device
 from anyaccel.segment import Segment
 from anyaccel.specs import Loss
 from anyaccel_tensorflow import host_transfer, numpy_namespace, variables
-from anyaccel_tensorflow.builtin_models import FromRecipe
-from anyaccel_tensorflow.device_policy import lenient
-from anyaccel_tensorflow.device_scope import beside, enclosed, moved_in, settled
-from anyaccel_tensorflow.functional_call import Call, call_of
+from anyaccel_tensorflow.builtin_models import SpecModel
+from anyaccel_tensorflow.device_policy import silent_copies
+from anyaccel_tensorflow.device_scope import call_on_device, move_or_trace, on_device_of, with_true_devices
+from anyaccel_tensorflow.functional_call import FunctionalCall, functional_call
 from anyaccel_tensorflow.losses import scalar_loss
-from anyaccel_tensorflow.stateless_rng import folded, key_of
-from anyaccel_tensorflow.step_loop import looped
+from anyaccel_tensorflow.object_location import is_first_cpu
+from anyaccel_tensorflow.stateless_rng import fold_in, key_of
+from anyaccel_tensorflow.step_loop import compile_loop
 from anyaccel_tensorflow.tf_functions import compiled
-from anyaccel_tensorflow.tree_utils import parsed
+from anyaccel_tensorflow.variables import keras, model_variables, tf_variable
 
 ValueAndPullback = tuple[Any, Any, Callable[[Any], Any]]
 
@@ -32,78 +33,78 @@ class TensorFlowOps(TracedOps):
     """TensorFlow, for one segment.
 
     Compiled functions are tf.functions, called inside the scope of the segment's `home`: the device of its first loss,
-    or else of its last operation. Where the segment uses other devices too, what a model does forward and back stays
-    on the model's, and so does the update of its parameters.
+    or else of its last operation. Where the segment uses other devices too, the forward and backward pass of a model
+    stay on the model's device, and so does the update of its parameters.
 
     Args:
         segment: what is computed.
-        name: TensorFlow's name of a device.
+        device_string: TensorFlow's name of a device.
     """
 
     xp = numpy_namespace
 
     eager_seconds: float = 0.2
 
-    def __init__(self, segment: Segment, name: Callable[[Device], str], *, keeps: bool = True) -> None:
-        self._name = name
-        self._keeps = keeps
-        self._calls: dict[int, Call] = {}
-        self._places = {id(op.model): name(op.device) for op in segment.operations}
-        self._read: WeakValueDictionary[int, Any] = WeakValueDictionary()
+    def __init__(self, segment: Segment, device_string: Callable[[Device], str]) -> None:
+        self._device_string = device_string
+        self._keeps_models = True
+        self._calls: dict[int, FunctionalCall] = {}
+        self._devices = {id(op.model): device_string(op.device) for op in segment.operations}
+        self._values: WeakValueDictionary[int, Any] = WeakValueDictionary()
         losses = [term.device for term in segment.losses]
-        self.home = name([segment.operations[-1].device, *losses[:1]][-1])
-        self.several = len({*losses, *(op.device for op in segment.operations)}) > 1
-        if self.several or parsed(self.home) != ("CPU", 0):
-            self.eager_seconds = 0.0  # one by one, numbers in a model's code would have to be sent there
+        self.home = device_string([segment.operations[-1].device, *losses[:1]][-1])
+        self.uses_several_devices = len({*losses, *(op.device for op in segment.operations)}) > 1
+        if self.uses_several_devices or not is_first_cpu(self.home):
+            self.eager_seconds = 0.0  # eager steps would have to send the numbers in a model's code to the device
 
     def eager_scope(self) -> AbstractContextManager[Any]:
         """Numbers in a model's code are sent to its device."""
-        return nullcontext() if parsed(self.home) == ("CPU", 0) else lenient()
+        return nullcontext() if is_first_cpu(self.home) else silent_copies()
 
     def shareable(self) -> TensorFlowOps:
-        """The same without ways to call models, which hold them."""
-        found = copy.copy(self)
-        found._keeps, found._calls, found._read = False, {}, WeakValueDictionary()  # noqa: SLF001
-        return found
+        """The same without functional calls, which hold models."""
+        shared = copy.copy(self)
+        shared._keeps_models, shared._calls, shared._values = False, {}, WeakValueDictionary()  # noqa: SLF001
+        return shared
 
     def cache_key(self, model: Any) -> Any:
         """Its variables, and the plain attributes of all its parts."""
-        held = variables.held(model)
-        own = tuple((name, IdentityKey(variables.inner(one))) for there in held for name, one in there.items())
-        if isinstance(model, FromRecipe):
-            return own, repr(model.recipe.get_config())
-        found = attributes_key(variables.named_parts(model), variables.incidental, variables.is_told)
-        return None if found is None else (own, found)
+        named = ((name, variable) for group in model_variables(model) for name, variable in group.items())
+        identities = tuple((name, IdentityKey(tf_variable(variable))) for name, variable in named)
+        if isinstance(model, SpecModel):
+            return identities, repr(model.spec.get_config())
+        attributes = attributes_key(variables.named_parts(model), keras().skipped_attributes, keras().is_listed)
+        return None if attributes is None else (identities, attributes)
 
-    def _call(self, model: Any) -> Call:
-        if not self._keeps:
-            return call_of(model)
+    def _call(self, model: Any) -> FunctionalCall:
+        if not self._keeps_models:
+            return functional_call(model)
         if id(model) not in self._calls:
-            self._calls[id(model)] = call_of(model)
+            self._calls[id(model)] = functional_call(model)
         return self._calls[id(model)]
 
     # -- models ----------------------------------------------------------------------------------------------------
 
     def parameters(self, model: Any) -> Mapping[str, Any]:
         """The values of its trainable variables; a shared variable is the same tensor in every model."""
-        return {name: self._value(one) for name, one in self._call(model).held.parameters.items()}
+        return {name: self._value(variable) for name, variable in self._call(model).variables.parameters.items()}
 
     def buffers(self, model: Any) -> Mapping[str, Any]:
         """The values of its other variables."""
-        return {name: self._value(one) for name, one in self._call(model).held.buffers.items()}
+        return {name: self._value(variable) for name, variable in self._call(model).variables.buffers.items()}
 
     def _value(self, variable: Any) -> Any:
-        key = id(variables.inner(variable))
-        found = self._read.get(key)
-        if found is None:
-            found = self._read[key] = variables.read(variable)
-        return found
+        key = id(tf_variable(variable))
+        value = self._values.get(key)
+        if value is None:
+            value = self._values[key] = variables.read(variable)
+        return value
 
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
         """Assign to the model's variables, where they are."""
-        held = self._call(model).held
+        held, values = self._call(model).variables, {**parameters, **buffers}
         for name, variable in {**held.parameters, **held.buffers}.items():
-            variables.write(variable, parameters[name] if name in parameters else buffers[name])
+            variables.write(variable, values[name])
 
     def apply(
         self,
@@ -115,10 +116,10 @@ class TensorFlowOps(TracedOps):
         key: Any,
     ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
         """The model's outputs, and its buffers afterwards in training."""
-        call, place = self._call(model), self._places[id(model)]
-        if not self.several:
+        call = self._call(model)
+        if not self.uses_several_devices:
             return call(parameters, buffers, inputs, train, key)
-        return enclosed(call, place, parameters, buffers, inputs, train, key)
+        return call_on_device(call, self._devices[id(model)], parameters, buffers, inputs, train, key)
 
     def call(
         self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any], inputs: tuple[Any, ...]
@@ -129,51 +130,50 @@ class TensorFlowOps(TracedOps):
     # -- differentiation and compilation ---------------------------------------------------------------------------
 
     def value_and_pullback(self, function: Function, primals: Any, rest: Any) -> ValueAndPullback:
-        """By a GradientTape over tensors of its own: others that hold the same values are constants to it."""
-        constant = {id(one) for one in tf.nest.flatten(rest)}
-        sources = [_own(one) if id(one) in constant else one for one in tf.nest.flatten(primals)]
+        """By a GradientTape over tensors that are not in `rest`: those are constants."""
+        constants = {id(array) for array in tf.nest.flatten(rest)}
+        sources = [_identity(x) if id(x) in constants else x for x in tf.nest.flatten(primals)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
             values, others = function(tf.nest.pack_sequence_as(primals, sources), rest)
         targets = tf.nest.flatten(values)
 
-        def pull(cotangents: Any) -> Any:
-            zero = tf.UnconnectedGradients.ZERO
-            given = tf.nest.flatten(cotangents)
-            found = tape.gradient(targets, sources, given, unconnected_gradients=zero) if targets else sources
-            dense = [tf.convert_to_tensor(one) for one in found] if targets else list(map(tf.zeros_like, sources))
-            return tf.nest.pack_sequence_as(
-                primals, [beside(one, two) for one, two in zip(dense, sources, strict=True)]
-            )
+        def pullback(cotangents: Any) -> Any:
+            if targets:
+                given, zero = tf.nest.flatten(cotangents), tf.UnconnectedGradients.ZERO
+                gradients = tape.gradient(targets, sources, given, unconnected_gradients=zero)
+                dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+            else:
+                dense = [tf.zeros_like(source) for source in sources]
+            return tf.nest.pack_sequence_as(primals, list(map(on_device_of, dense, sources)))
 
-        return values, others, pull
+        return values, others, pullback
 
     def compile(self, function: Function) -> Function:
-        """As one tf.function, which is traced once for each set of shapes and dtypes."""
+        """One tf.function, which is traced once for each set of shapes and dtypes."""
         whole = compiled(function)
-        return settled(whole, self.home) if self.several else whole
+        return with_true_devices(whole, self.home) if self.uses_several_devices else whole
 
     def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
-        """As one tf.function with a loop in it, which is traced once for any count."""
-        return looped(body, self.home, quick=quick)
+        """One tf.function with a loop in it, which is traced once for any count."""
+        return compile_loop(body, self.home, quick=quick)
 
     def accumulate(self, body: Function, carried: Any, count: int) -> tuple[Any, Any]:
-        """As a loop after the first call."""
+        """A loop after the first call."""
         carried, total = body(carried, 0)
 
-        def again(i: Any, now: Any, summed: Any) -> tuple[Any, Any, Any]:
-            after, found = body(tf.nest.pack_sequence_as(carried, now), i)
-            more = [one + other for one, other in zip(summed, tf.nest.flatten(found), strict=True)]
-            return i + 1, tf.nest.flatten(after), more
+        def iteration(i: Any, flat: Any, sums: Any) -> tuple[Any, Any, Any]:
+            after, result = body(tf.nest.pack_sequence_as(carried, flat), i)
+            return i + 1, tf.nest.flatten(after), [a + b for a, b in zip(sums, tf.nest.flatten(result), strict=True)]
 
-        first = (tf.constant(1, tf.int64), tf.nest.flatten(carried), tf.nest.flatten(total))
-        _, last, summed = tf.while_loop(lambda i, *_: i < count, again, first, parallel_iterations=1)
-        return tf.nest.pack_sequence_as(carried, last), tf.nest.pack_sequence_as(total, summed)
+        begun = (tf.constant(1, tf.int64), tf.nest.flatten(carried), tf.nest.flatten(total))
+        _, flat, sums = tf.while_loop(lambda i, *_: i < count, iteration, begun, parallel_iterations=1)
+        return tf.nest.pack_sequence_as(carried, flat), tf.nest.pack_sequence_as(total, sums)
 
     # -- numbers and arrays ----------------------------------------------------------------------------------------
 
     def scalar(self, value: float) -> Any:
-        """A tensor, so that nothing is traced anew for another number; float64 or int64."""
+        """A tensor of float64 or int64, so that another number causes no new trace."""
         return tf.constant(value, tf.float64 if isinstance(value, float) else tf.int64)
 
     def astype(self, array: Any, dtype: Any) -> Any:
@@ -186,18 +186,16 @@ class TensorFlowOps(TracedOps):
 
     def move(self, array: Any, device: Device) -> Any:
         """A tensor on a device; while a function is traced, an operation that moves it."""
-        return moved_in(array, self._name(device), several=self.several)
+        return move_or_trace(array, self._device_string(device), multi_device=self.uses_several_devices)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
-        """As `Exchange.rows`."""
-        return (
-            host_transfer.cut(column, start, stop)
-            if order is None
-            else host_transfer.gathered(column, order, start, stop)
-        )
+        """As `Exchange.gather_rows`."""
+        if order is None:
+            return host_transfer.slice_rows(column, start, stop)
+        return host_transfer.gather_rows(column, order, start, stop)
 
     def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
-        """The rows that a part of the order names; a slice would be compiled by XLA for each `start` anew."""
+        """The rows that a part of the order names; gathered, as XLA would compile a slice for each `start`."""
         if order is None:  # the column has the rows of one step
             return column if column.shape[0] == size else tf.gather(column, start + tf.range(size, dtype=tf.int64))
         return tf.gather(column, tf.gather(order, start + tf.range(size, dtype=tf.int64)))
@@ -205,18 +203,18 @@ class TensorFlowOps(TracedOps):
     # -- randomness and losses -------------------------------------------------------------------------------------
 
     def key(self, seed: int) -> Any:
-        """Two integers of 64 bits."""
+        """Two 64-bit integers."""
         return key_of(seed)
 
     def fold(self, key: Any, number: Any) -> Any:
-        """By TensorFlow's own `stateless_fold_in`."""
-        return folded(key, number)
+        """`stateless_fold_in`."""
+        return fold_in(key, number)
 
     def custom_loss(self, loss: Loss) -> LossFunction:
-        """A function of tensors that gives the mean, or a loss of Keras, whose mean over what it gives is taken."""
+        """A function of tensors that gives the mean, or a loss of Keras, whose mean is taken."""
         return super().custom_loss(scalar_loss(loss))
 
 
-def _own(array: Any) -> Any:
+def _identity(array: Any) -> Any:
     with tf.device(array.device):
         return tf.identity(array)

@@ -1,4 +1,4 @@
-"""Where TensorFlow computes: its devices, their names, and how things get there."""
+"""The devices of TensorFlow, their names, and placing and moving objects."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
+from anyaccel.adapter.nested import map_items
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError
-from anyaccel_tensorflow.device_info import describe, why_not
-from anyaccel_tensorflow.runtime_config import physical
-from anyaccel_tensorflow.tree_utils import first_string, is_tensor, keras_is_ours, mapped, parsed
+from anyaccel_tensorflow.device_info import describe, unavailable_reason
+from anyaccel_tensorflow.object_location import device_name_of, is_tensor, parse_device_name, runs_on_tensorflow
+from anyaccel_tensorflow.runtime_config import logical_devices
 
 
 class TensorFlowPlacement(Backend):
-    """The part of the contract that everybody writes. A subclass for another chip overrides the facts below."""
+    """The mandatory part of the contract. A subclass for another chip overrides the class attributes."""
 
     framework = "tensorflow"
     kinds: ClassVar[tuple[str, ...]] = ("gpu", "cpu")
     import_roots = ("tensorflow", "keras")
-    types: ClassVar[Mapping[str, str]] = {}  # TensorFlow's word for a kind, where it is not its upper case
+    device_types: ClassVar[Mapping[str, str]] = {}  # TensorFlow's name of a kind, where it is not its upper case
 
     def devices(self) -> Sequence[Device]:
         """As `Backend.devices`; logical devices, as they are configured, without starting TensorFlow."""
@@ -28,70 +29,69 @@ class TensorFlowPlacement(Backend):
 
     def _count(self, kind: str) -> int:
         try:
-            return len(physical(self._word(kind)))
-        except (Exception, SystemExit):  # whatever is broken, there is no device to list; `why_not` tells
+            return len(logical_devices(self._device_type(kind)))
+        except (Exception, SystemExit):  # a broken installation has no devices; `unavailable_reason` says why
             return 0
 
-    def _word(self, kind: str) -> str:
-        return self.types.get(kind, kind.upper())
+    def _device_type(self, kind: str) -> str:
+        return self.device_types.get(kind, kind.upper())
 
     def unavailable_reason(self, device: Device) -> str:
-        """As `Backend.why_not`: how this TensorFlow was built, or how many devices it sees."""
-        return why_not(device, self._count(device.kind))
+        """As `Backend.unavailable_reason`: how this TensorFlow was built, or how many devices it sees."""
+        return unavailable_reason(device, self._count(device.kind))
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """As `Backend.device_info`; TensorFlow tells no identity of a GPU."""
-        return describe(device, self._word(device.kind))
+        """As `Backend.device_info`; TensorFlow does not give the identity of a GPU."""
+        return describe(device, self._device_type(device.kind))
 
     def device_string(self, device: Device) -> str:
-        """`"/GPU:0"`, `"/CPU:1"`, as users write it in `tf.device`."""
-        return f"/{self._word(device.kind)}:{device.index}"
+        """`"/GPU:0"`, `"/CPU:1"`, as for `tf.device`."""
+        return f"/{self._device_type(device.kind)}:{device.index}"
 
     def owns(self, obj: Any) -> bool:
-        """As `Backend.owns`; Keras runs on one framework in a process, and is ours where that is TensorFlow."""
-        return super().owns(obj) and keras_is_ours(type(obj))
+        """As `Backend.owns`; objects of Keras only where it runs on TensorFlow in this process."""
+        return super().owns(obj) and runs_on_tensorflow(type(obj))
 
     def device_of(self, obj: Any) -> Device | None:
         """Where the first tensor or variable of a tensor, model, optimizer or container is; None if it has none."""
-        if (found := first_string(obj)) is None:
+        if (name := device_name_of(obj)) is None:
             return None
-        word, index = parsed(found)
-        kind = next((kind for kind in self.kinds if self._word(kind) == word), word.lower())
+        device_type, index = parse_device_name(name)
+        kind = next((kind for kind in self.kinds if self._device_type(kind) == device_type), device_type.lower())
         return Device(kind, index)
 
     def place(self, obj: Any, device: Device) -> Any:
-        """As `Backend.place`; a model's variables are made anew on the device, in the same model object.
+        """As `Backend.place`; the model object stays, and gets new variables on the device.
 
         Raises:
-            MoveError: a variable is held where it cannot be replaced, or a traced `tf.function` holds the old ones.
+            MoveError: a variable is held where it cannot be replaced, or a traced `tf.function` uses the old ones.
             DeviceUnavailableError: TensorFlow has no such device.
         """
-        from anyaccel_tensorflow.transfers import relocated
+        from anyaccel_tensorflow.transfers import relocate
 
         if is_tensor(obj):
             return self.move(obj, device)
         if isinstance(obj, (Mapping, list, tuple)):
-            return mapped(obj, lambda item: self.place(item, device))
-        return obj if self.device_of(obj) is None else relocated(obj, self._present(device))
+            return map_items(obj, lambda item: self.place(item, device))
+        return obj if self.device_of(obj) is None else relocate(obj, self._available_name(device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """As `Backend.move`; where it lands is checked. There is no page-locked memory to ask for."""
-        from anyaccel_tensorflow.transfers import moved
+        """As `Backend.move`; where the tensor lands is checked. TensorFlow has no pinned memory to ask for."""
+        from anyaccel_tensorflow.transfers import move_tensor
 
-        return self.place(tensor, device) if not is_tensor(tensor) else moved(tensor, self.device_string(device))
+        return move_tensor(tensor, self.device_string(device)) if is_tensor(tensor) else self.place(tensor, device)
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """As `Backend.scope`; soft placement is off inside: what the device lacks raises, and does not fall back."""
-        from anyaccel_tensorflow.transfers import on
+        """As `Backend.scope`; soft placement is off inside: an operation that the device lacks raises an error."""
+        from anyaccel_tensorflow.transfers import device_scope
 
-        return on(self._present(device))
+        return device_scope(self._available_name(device))
 
-    def _present(self, device: Device) -> str:
-        """TensorFlow's name of a device that is there."""
-        if device not in (there := self.devices()):
-            asked = f"TensorFlow has no {device} ({self.unavailable_reason(device) or 'unknown'})"
-            raise DeviceUnavailableError(asked, available=", ".join(map(str, there)) or "no device", hint="use another")
-        return self.device_string(device)
+    def _available_name(self, device: Device) -> str:
+        if device in (devices := self.devices()):
+            return self.device_string(device)
+        problem = f"TensorFlow has no {device} ({self.unavailable_reason(device) or 'unknown reason'})"
+        raise DeviceUnavailableError(problem, available=", ".join(map(str, devices)), hint="use one of these")
 
     def synchronize(self, device: Device) -> None:
         """As `Backend.synchronize`; waits for every device."""

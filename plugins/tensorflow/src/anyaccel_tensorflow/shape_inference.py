@@ -1,4 +1,4 @@
-"""What a model gives for inputs of known shapes, found by tracing it; and building what is unbuilt."""
+"""Shapes and dtypes of a model's outputs, found by tracing it; and building models that have no variables yet."""
 
 from __future__ import annotations
 
@@ -8,128 +8,107 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel import rng
+from anyaccel.adapter.model_outputs import input_error, input_hint, probe_output_specs
 from anyaccel.errors import AnyaccelError, ShapeError
 from anyaccel.segment import TensorSpec
 from anyaccel_tensorflow import runtime_config, variables
-from anyaccel_tensorflow.builtin_models import FromRecipe, SequentialCNN
-from anyaccel_tensorflow.error_translation import first_line, telling
-from anyaccel_tensorflow.functional_call import call_of, called, outputs_of
+from anyaccel_tensorflow.builtin_models import SequentialCNN, SpecModel
+from anyaccel_tensorflow.error_translation import first_line, translate_errors
+from anyaccel_tensorflow.functional_call import call_model, functional_call, outputs_of
+from anyaccel_tensorflow.object_location import device_name_of
 from anyaccel_tensorflow.stateless_rng import seeded
 from anyaccel_tensorflow.tf_functions import compiled
-from anyaccel_tensorflow.tree_utils import first_string
+from anyaccel_tensorflow.variables import keras, model_variables
 
 
 def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-    """Specifications per sample of what `model` gives for `inputs`; see `Compute.infer`.
+    """Specs per sample of what `model` returns for `inputs`; see `Compute.infer`.
 
     Raises:
-        ShapeError: the model does not take the inputs, gives no tensors, or does not keep the batch as first axis.
+        ShapeError: the model does not accept the inputs, returns no tensors, or does not keep the batch as first axis.
     """
+    name = type(model).__name__
     if not callable(model):
-        raise ShapeError(
-            f"{type(model).__name__} cannot be called", hint="give it a __call__ that takes a batch and gives outputs"
-        )
-    runtime_config.begin()
+        raise ShapeError(f"{name} cannot be called", hint="give it a __call__ that takes a batch and returns outputs")
+    runtime_config.allow_memory_growth()
     try:
-        with telling(f"a batch through {type(model).__name__}"), tf.device(first_string(model) or "/CPU:0"):
+        with translate_errors(f"a batch through {name}"), tf.device(device_name_of(model) or "/CPU:0"):
             _build(model, inputs, seed)
-            found = [_traced(model, inputs, batch) for batch in (2, 3)]
+            return probe_output_specs(name, lambda batch: _trace(model, inputs, batch), _spec_of)
     except AnyaccelError:
         raise
     except Exception as error:
-        raise _refused(model, inputs, error) from error
-    for batch, outputs in zip((2, 3), found, strict=True):
-        for output in outputs:
-            if output.shape.rank is None or output.shape.rank < 1 or output.shape[0] != batch:
-                raise _no_batch(model, output, batch)
-    first, second = (tuple(map(_spec, outputs)) for outputs in found)
-    if first != second:
-        raise _varying(model, first, second)
-    return first
+        hint = input_hint(
+            inputs,
+            is_code_error=not isinstance(error, (ValueError, tf.errors.InvalidArgumentError)),
+            dtype=parameter_dtype(model),
+            convert="create the model with dtype={dtype!r}",
+        )
+        raise input_error(name, inputs, first_line(error), hint) from error
 
 
-def _spec(output: Any) -> TensorSpec:
+def _spec_of(output: Any) -> TensorSpec:
     return TensorSpec(tuple(output.shape[1:]), output.dtype.name)
 
 
-def wanted_dtype(model: Any) -> str | None:
-    """Dtype of the first floating parameter, or that which an unbuilt model will have."""
-    held = variables.held(model) if is_built(model) else variables.Held({}, {})
-    for variable in held.parameters.values():
-        return str(tf.as_dtype(variable.dtype).name)
+def parameter_dtype(model: Any) -> str | None:
+    """Dtype of the first floating parameter, or the one that an unbuilt model will have."""
+    if is_built(model):
+        for variable in model_variables(model).parameters.values():
+            return str(tf.as_dtype(variable.dtype).name)
     for part in variables.parts(model):
-        if isinstance(part, FromRecipe):
-            return part.recipe.dtype
-        if variables.is_layer(part) and not hasattr(part, "layers"):  # a model's own says nothing of its layers'
-            return str(part.variable_dtype) if "float" in str(part.variable_dtype) else None
+        if isinstance(part, SpecModel):
+            return part.spec.dtype
+        if keras().is_layer(part) and not hasattr(part, "layers"):
+            return keras().unbuilt_dtype(part)
     return None
 
 
 def is_built(model: Any) -> bool:
-    """Whether a model has its variables, as far as it can be told: a tf.Module may make them when it likes."""
-    if variables.is_layer(model):
-        return bool(model.built) and not _unbuilt(model)
-    return not _unbuilt(model)
-
-
-def _unbuilt(model: Any) -> list[FromRecipe]:
-    return [part for part in variables.parts(model) if isinstance(part, FromRecipe) and not part.is_built]
+    """Whether a model has its variables, as far as can be known: a tf.Module may create them at any time."""
+    if any(isinstance(part, SpecModel) and not part.is_built for part in variables.parts(model)):
+        return False
+    return bool(model.built) if keras().is_layer(model) else True
 
 
 # -- building --------------------------------------------------------------------------------------------------------
 
 
 def _build(model: Any, inputs: Sequence[TensorSpec], seed: int) -> None:
-    """Make the variables of what is unbuilt: ours by their recipes, others by a batch of zeros, from the seed."""
-    if isinstance(model, FromRecipe):
+    """Create missing variables from the seed: by the spec of a model that has one, else by a batch of zeros."""
+    if isinstance(model, SpecModel):
         model.build([spec.shape for spec in inputs], seed)
         return
-    if variables.is_layer(model) and model.built:
+    if keras().is_layer(model) and model.built:
         return
-    before = {id(variable): (variable, variables.read(variable)) for _, variable in variables.walk(model)}
+    before = [(variable, variables.read(variable)) for variable in variables.variables_in(model)]
+    keras().seed_initializers(model, seed)
     for path, part in variables.named_parts(model):
-        _reseed(part, rng.key(seed, path))
-    with seeded(seed, stream=not variables.is_layer(model)):
-        outputs_of(called(model, [_zeros(spec) for spec in inputs], train=False))
-    for variable, value in before.values():
+        if isinstance(part, SpecModel):
+            part.initial_seed = rng.key(seed, path)
+    with seeded(seed, include_stream=not keras().is_layer(model)):
+        outputs_of(call_model(model, [_zeros(spec, 2) for spec in inputs], train=False))
+    for variable, value in before:
         variables.write(variable, value)
 
 
-def _reseed(part: Any, key: int) -> None:
-    """Let what an unbuilt layer draws for its weights follow from a key, unless the user has given it a seed."""
-    if isinstance(part, FromRecipe):
-        part.initial_seed = key
-    if not variables.is_layer(part) or part.built:
-        return
-    for name, value in vars(part).items():
-        if isinstance(value, variables.keras().initializers.Initializer) and _is_unseeded(value):
-            value.seed = rng.key(key, name) % 2**31
-
-
-def _is_unseeded(initializer: Any) -> bool:
-    try:
-        return hasattr(initializer, "seed") and initializer.get_config().get("seed", 0) is None
-    except NotImplementedError:  # one of the user's own, which is asked for no configuration
-        return False
-
-
-def _zeros(spec: TensorSpec, batch: int = 2) -> Any:
+def _zeros(spec: TensorSpec, batch: int) -> Any:
     return tf.zeros([batch, *spec.shape], spec.dtype)
 
 
 # -- tracing ---------------------------------------------------------------------------------------------------------
 
 
-def _traced(model: Any, inputs: Sequence[TensorSpec], batch: int) -> tuple[Any, ...]:
-    """The outputs for a batch of this size in evaluation mode, which have shapes and dtypes, but no values."""
-    call = call_of(model)
-    parameters, buffers = ({name: _shape_of(one) for name, one in held.items()} for held in call.held)
+def _trace(model: Any, inputs: Sequence[TensorSpec], batch: int) -> tuple[Any, ...]:
+    """The outputs for a batch of this size in evaluation mode: symbolic ones, unless their shapes depend on values."""
+    call = functional_call(model)
+    parameters, buffers = ({name: _shape_of(v) for name, v in named.items()} for named in call.variables)
     given = [tf.TensorSpec([batch, *spec.shape], spec.dtype) for spec in inputs]
     function = compiled(lambda p, b, x: call(p, b, x, False, None)[0])
-    found = tuple(function.get_concrete_function(parameters, buffers, given).structured_outputs)
-    if all(output.shape.is_fully_defined() for output in found):
-        return found
-    values = ({name: variables.read(one) for name, one in held.items()} for held in call.held)
+    outputs = tuple(function.get_concrete_function(parameters, buffers, given).structured_outputs)
+    if all(output.shape.is_fully_defined() for output in outputs):
+        return outputs
+    values = ({name: variables.read(v) for name, v in named.items()} for named in call.variables)
     return tuple(function(*values, [_zeros(spec, batch) for spec in inputs]))
 
 
@@ -137,71 +116,20 @@ def _shape_of(variable: Any) -> tf.TensorSpec:
     return tf.TensorSpec(variable.shape, tf.as_dtype(variable.dtype))
 
 
-# -- images ----------------------------------------------------------------------------------------------------------
+# -- traits ----------------------------------------------------------------------------------------------------------
 
 
-def layout(model: Any) -> tuple[str, str]:
-    """As `Compute.layout`: of a Keras layer for images, or a Sequential that begins or ends with one.
+def data_format(model: Any) -> tuple[str, str]:
+    """As `Compute.data_format`: of a Keras layer for images, or a Sequential that begins or ends with one.
 
-    Of other models nothing is said: they may move the axes.
+    Other models may move the axes, so that nothing is known of them.
     """
     if isinstance(model, SequentialCNN):
         return "channels_first", ""
-    layers = [layer for layer in _flat(model) if not _is_elementwise(layer)] if variables.is_layer(model) else []
-    first, last = (_format(end[0]) if end else "" for end in (layers[:1], layers[-1:]))
-    return first, "" if layers and "Global" in type(layers[-1]).__name__ else last
+    return keras().data_format(model) if keras().is_layer(model) else ("", "")
 
 
-def _flat(layer: Any) -> list[Any]:
-    inner = layer.layers if isinstance(layer, variables.keras().Sequential) else []
-    return [one for part in inner for one in _flat(part)] or [layer]
-
-
-def _format(layer: Any) -> str:
-    words = ("Conv", "Pooling", "UpSampling", "ZeroPadding", "Cropping")
-    return str(getattr(layer, "data_format", "")) if any(word in type(layer).__name__ for word in words) else ""
-
-
-def _is_elementwise(layer: Any) -> bool:
-    return any(word in type(layer).__module__ for word in ("keras.src.layers.activations", "layers.regularization"))
-
-
-# -- telling ---------------------------------------------------------------------------------------------------------
-
-
-def _refused(model: Any, inputs: Sequence[TensorSpec], error: Exception) -> ShapeError:
-    wanted = wanted_dtype(model)
-    other = next((spec.dtype for spec in inputs if wanted not in (None, spec.dtype)), None)
-    remedy = "correct the sizes of the model, or what feeds it"
-    if any(spec.shape == () for spec in inputs):
-        remedy = "a single number a sample arrives as [batch]: store the column as [n, 1] if the model wants [batch, 1]"
-    elif not isinstance(error, (ValueError, tf.errors.InvalidArgumentError)):
-        remedy = "mend the model's call; the whole traceback is above"
-    elif other is not None and "int" in other:
-        remedy = f"cast the data: feature_set.cast({{...: {wanted!r}}}, keep_splits=True)"
-    elif other is not None:
-        remedy = f"give {wanted} inputs if the dtype is in the way, or make the model with dtype={other!r}"
-    asked = f"{type(model).__name__} does not take {' and '.join(map(str, inputs)) or 'no input'} per sample"
-    return ShapeError(asked, available=first_line(error), hint=remedy)
-
-
-def _no_batch(model: Any, output: Any, batch: int) -> ShapeError:
-    return ShapeError(
-        f"{type(model).__name__} gives shape {output.shape} for a batch of {batch}",
-        available="the first axis of every output must be the batch",
-        hint="keep the batch first in what the model gives",
-    )
-
-
-def _varying(model: Any, first: Sequence[TensorSpec], second: Sequence[TensorSpec]) -> ShapeError:
-    shown = [", ".join(map(str, specs)) for specs in (first, second)]
-    return ShapeError(
-        f"{type(model).__name__} gives {shown[0]} per sample for a batch of 2 and {shown[1]} for a batch of 3",
-        hint="let the model treat every sample alike, whatever the batch",
-    )
-
-
-def mixes(model: Any) -> str:
+def batch_coupling(model: Any) -> str:
     """The name of the first class among the parts that normalizes over the batch while it trains, or `""`."""
     for part in variables.parts(model):
         name = next((cls.__name__ for cls in type(part).__mro__ if cls.__name__.startswith("BatchNorm")), "")

@@ -1,18 +1,18 @@
-"""Random numbers from keys: tensors of two 64-bit integers, from which everything random follows."""
+"""Random numbers from keys: a key is a tensor of two 64-bit integers, from which everything random follows."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from anyaccel.adapter.layer_introspection import seeded_host_generators
+
 _HALF = 2**32
-_TOP = 2**31 - 1
-_ALGORITHM = "philox"  # XLA would choose another one by itself
+_LIMIT = 2**31 - 1
+_ALGORITHM = "philox"  # XLA would choose another by default
 
 
 def key_of(seed: int) -> tf.Tensor:
@@ -20,47 +20,45 @@ def key_of(seed: int) -> tf.Tensor:
     return tf.constant([seed // _HALF % _HALF, seed % _HALF], tf.int64)
 
 
-def folded(key: Any, number: Any) -> Any:
+def fold_in(key: Any, number: Any) -> Any:
     """Another key, from a key and an int or a scalar tensor of one."""
     return tf.random.experimental.stateless_fold_in(key, tf.cast(number, tf.int64), _ALGORITHM)
 
 
-def dropped(x: Any, rate: float, key: Any, number: int) -> Any:
-    """Zeros in a share `rate` of places, and the others larger, so that the mean stays."""
-    drawn = tf.random.stateless_uniform(tf.shape(x), folded(key, number), 0, _TOP, dtype=tf.int32, alg=_ALGORITHM)
-    kept = drawn >= round(rate * _TOP)  # of whole numbers, as XLA makes others of them by a rounding of its own
+def dropout(x: Any, rate: float, key: Any, number: int) -> Any:
+    """`x` with a share `rate` of its elements set to zero, and the others scaled so that the mean stays."""
+    kept = _random_integers(tf.shape(x), key, number) >= round(rate * _LIMIT)  # XLA rounds random floats differently
     return tf.where(kept, x / (1.0 - rate), tf.zeros_like(x))
 
 
-def state_from(key: Any, number: int, like: Any) -> Any:
-    """The state of a random generator of the frameworks', from a key; of the shape and dtype of `like`.
+def random_state(key: Any, number: int, like: Any) -> Any:
+    """The state of a random generator, from a key; of the shape and dtype of `like`.
 
     Non-negative numbers below 2**31, which every dtype of such a state can hold.
     """
-    size = like.shape.num_elements()
-    drawn = tf.random.stateless_uniform([size], folded(key, number), 0, _TOP, dtype=tf.int32, alg=_ALGORITHM)
-    return tf.reshape(tf.cast(drawn, like.dtype), like.shape)
+    integers = _random_integers([like.shape.num_elements()], key, number)
+    return tf.reshape(tf.cast(integers, like.dtype), like.shape)
+
+
+def _random_integers(shape: Any, key: Any, number: int) -> Any:
+    return tf.random.stateless_uniform(shape, fold_in(key, number), 0, _LIMIT, dtype=tf.int32, alg=_ALGORITHM)
 
 
 @contextmanager
-def seeded(seed: int, *, stream: bool) -> Iterator[None]:
+def seeded(seed: int, *, include_stream: bool) -> Iterator[None]:
     """Inside, the generators of Python and NumPy start from a 64-bit seed; they go on as before afterwards.
 
     Args:
         seed: where they start.
-        stream: whether the stream of `tf.random.normal` and the like starts from it too. It stays the user's own if
+        include_stream: whether the stream of `tf.random.normal` and the like starts from it too. It stays as it is if
             the user has set its seed: TensorFlow does not tell how far it has come.
     """
-    kept = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed % _HALF)
-    stream = stream and tf.compat.v1.random.get_seed(None) == (None, None)
-    if stream:
+    include_stream = include_stream and tf.compat.v1.random.get_seed(None) == (None, None)
+    if include_stream:
         tf.random.set_seed(seed % 2**31)
     try:
-        yield
+        with seeded_host_generators(seed):
+            yield
     finally:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
-        if stream:
+        if include_stream:
             tf.random.set_seed(None)

@@ -1,7 +1,7 @@
 """Compiled functions, and single operations outside of them as the explicit device policy allows them.
 
-TensorFlow puts the bounds, axes and indices that it makes of Python's numbers on the first CPU. On any other device the
-policy forbids an eager operation to take them from there, and a compiled one may.
+TensorFlow puts the bounds, axes and indices that it creates from Python numbers on the first CPU. On any other device
+the policy forbids an eager operation to read them from there, but not a compiled one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anyaccel_tensorflow.tree_utils import parsed
+from anyaccel_tensorflow.object_location import is_first_cpu
 
 
 def compiled(function: Callable[..., Any], **settings: Any) -> Any:
@@ -24,22 +24,22 @@ def compiled(function: Callable[..., Any], **settings: Any) -> Any:
     return tf.function(partial(function), autograph=False, **settings)
 
 
-def by_itself(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """What a function of the module it stands in gives, on the device of the first tensor among its arguments.
+def run_alone(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    """The result of a module-level function on the device of the first tensor among its arguments.
 
     Args:
-        function: is called as it is while something else is traced, or on the first CPU; else compiled, once.
+        function: called as it is while something else is traced, or on the first CPU; else compiled, once.
         arguments: tensors, and sequences of them.
         settings: plain values.
     """
     if not tf.executing_eagerly():
         return function(*arguments, **settings)
-    device = next(one for one in tf.nest.flatten(arguments) if isinstance(one, tf.Tensor)).device
-    run = function if parsed(device) == ("CPU", 0) else _kept(function)
+    device = next(argument for argument in tf.nest.flatten(arguments) if isinstance(argument, tf.Tensor)).device
+    run = function if is_first_cpu(device) else _compiled_once(function)
     with tf.device(device):
         return run(*arguments, **settings)
 
 
 @cache
-def _kept(function: Callable[..., Any]) -> Any:
+def _compiled_once(function: Callable[..., Any]) -> Any:
     return compiled(function, reduce_retracing=True)

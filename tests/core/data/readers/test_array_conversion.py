@@ -1,4 +1,4 @@
-"""FeatureSet.from_dict: what is taken, what it becomes, and what is refused."""
+"""FeatureSet.from_dict: which values it takes, what they become, and what is refused."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"
 FLOATS = ("float16", "float32", "float64")
 
 
-def one(values: object) -> FeatureSet:
+def column_of(values: object) -> FeatureSet:
     return FeatureSet.from_dict("fs", {"x": values}, ["x"])
 
 
 def refusal(values: object) -> str:
     with pytest.raises(ColumnError) as caught:
-        one(values)
+        column_of(values)
     return str(caught.value)
 
 
@@ -31,7 +31,7 @@ def refusal(values: object) -> str:
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (2, 1, 2)])
 def test_every_dtype_and_shape_comes_back_as_it_was(dtype: str, shape: tuple[int, ...]) -> None:
     values = (np.arange(5 * int(np.prod(shape, dtype=int))) % 7).astype(dtype).reshape(5, *shape)
-    fs = one(values)
+    fs = column_of(values)
     assert fs.array("x").dtype == values.dtype
     assert np.array_equal(fs.array("x"), values)
     assert fs.spec("x") == TensorSpec(shape, dtype)
@@ -70,23 +70,23 @@ def test_arrays_are_read_only_for_good_and_without_a_copy() -> None:
 
 
 def test_lists_take_the_dtype_of_numpy() -> None:
-    assert one([1, 2]).spec("x") == TensorSpec((), "int64")
-    assert one([1.0, 2]).spec("x") == TensorSpec((), "float64")
-    assert one([[True], [False]]).spec("x") == TensorSpec((1,), "bool")
-    assert one(([1, 2], [3, 4])).spec("x") == TensorSpec((2,), "int64")
-    assert one(range(3)).array("x").tolist() == [0, 1, 2]
-    assert one(stdlib_array.array("f", [1, 2])).spec("x") == TensorSpec((), "float32")
+    assert column_of([1, 2]).spec("x") == TensorSpec((), "int64")
+    assert column_of([1.0, 2]).spec("x") == TensorSpec((), "float64")
+    assert column_of([[True], [False]]).spec("x") == TensorSpec((1,), "bool")
+    assert column_of(([1, 2], [3, 4])).spec("x") == TensorSpec((2,), "int64")
+    assert column_of(range(3)).array("x").tolist() == [0, 1, 2]
+    assert column_of(stdlib_array.array("f", [1, 2])).spec("x") == TensorSpec((), "float32")
 
 
 def test_lists_of_arrays_and_object_arrays_of_numbers_are_taken() -> None:
     samples = [np.full((2,), i, np.float32) for i in range(3)]
-    assert one(samples).spec("x") == TensorSpec((2,), "float32")
+    assert column_of(samples).spec("x") == TensorSpec((2,), "float32")
     objects = np.empty(3, object)
     objects[:] = samples
-    assert one(objects).spec("x") == TensorSpec((2,), "float32")
-    assert one(np.array([1, 2], object)).spec("x") == TensorSpec((), "int64")
-    assert one(np.array([np.float32(1), np.float32(2)], object)).spec("x") == TensorSpec((), "float32")
-    assert one(np.array([[1, 2], [3, 4]], object)).spec("x") == TensorSpec((2,), "int64")
+    assert column_of(objects).spec("x") == TensorSpec((2,), "float32")
+    assert column_of(np.array([1, 2], object)).spec("x") == TensorSpec((), "int64")
+    assert column_of(np.array([np.float32(1), np.float32(2)], object)).spec("x") == TensorSpec((), "float32")
+    assert column_of(np.array([[1, 2], [3, 4]], object)).spec("x") == TensorSpec((2,), "int64")
 
 
 def test_nested_object_arrays_are_taken() -> None:
@@ -94,7 +94,7 @@ def test_nested_object_arrays_are_taken() -> None:
     inner[:] = [np.array([1, 2]), np.array([3, 4])]
     outer = np.empty(2, object)
     outer[:] = [inner, inner]
-    assert one(outer).spec("x") == TensorSpec((2, 2), "int64")
+    assert column_of(outer).spec("x") == TensorSpec((2, 2), "int64")
 
 
 def test_arrow_columns_are_taken() -> None:
@@ -112,17 +112,17 @@ def test_arrow_lists_of_one_length_are_taken() -> None:
 
 
 def test_nan_is_a_value_of_floats() -> None:
-    assert np.isnan(one([1.5, float("nan")]).array("x")[1])
-    assert np.isnan(one([float("nan"), float("nan")]).array("x")).all()
-    assert np.isnan(one([1.0, float("nan")]).array("x")[1])
-    assert np.isnan(one(np.array([1.5, np.nan], object)).array("x")[1])
-    assert np.isnan(one([np.array([1.0, np.nan]), np.array([2, 3])]).array("x")[0, 1])
+    assert np.isnan(column_of([1.5, float("nan")]).array("x")[1])
+    assert np.isnan(column_of([float("nan"), float("nan")]).array("x")).all()
+    assert np.isnan(column_of([1.0, float("nan")]).array("x")[1])
+    assert np.isnan(column_of(np.array([1.5, np.nan], object)).array("x")[1])
+    assert np.isnan(column_of([np.array([1.0, np.nan]), np.array([2, 3])]).array("x")[0, 1])
 
 
 @pytest.mark.parametrize("values", [np.arange(6.0)[::2], np.asfortranarray(np.ones((3, 2))), np.arange(3, dtype=">i4")])
 def test_any_memory_layout_and_byte_order_is_taken(values: np.ndarray) -> None:
-    assert np.array_equal(one(values).array("x"), values)
-    assert one(values).array("x").dtype == values.dtype.newbyteorder("=")
+    assert np.array_equal(column_of(values).array("x"), values)
+    assert column_of(values).array("x").dtype == values.dtype.newbyteorder("=")
 
 
 def test_tags_may_be_anything() -> None:
@@ -151,7 +151,7 @@ def test_a_text_tag_is_not_read_as_an_array() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "arrow_type"),
     [
         (["a", "b"], "<U1"),
         (np.array(["a"], object), "<U1"),
@@ -164,26 +164,26 @@ def test_a_text_tag_is_not_read_as_an_array() -> None:
         (pa.array(["a"]).dictionary_encode(), "dictionary"),
     ],
 )
-def test_what_is_not_numbers_is_refused(values: object, found: str) -> None:
+def test_values_that_are_not_numeric_are_refused(values: object, arrow_type: str) -> None:
     message = refusal(values)
-    assert f"column 'x' cannot be read as numbers: it is of type {found}" in message
+    assert f"column 'x' cannot be read as numbers: it is of type {arrow_type}" in message
     assert "Available: features and targets are of bool, int8" in message
-    is_text = found in ("<U1", "string", "dictionary")
+    is_text = arrow_type in ("<U1", "string", "dictionary")
     remedy = "name it in tag_cols/tag_keys, then fit_transform(OneHotEncoder(), 'x', fit_on='train', role='feature')"
     assert f"Hint: {remedy if is_text else 'convert it to numbers first, or pass it as a tag'}" in message
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "arrow_type"),
     [
         (["a", None, "b"], "text, with nulls in 1 of 3 rows"),
         (np.array(["a", np.nan, None], object), "text, with nulls in 2 of 3 rows"),
         (pa.array(["a", None]), "string"),
     ],
 )
-def test_text_with_nulls_is_text_first(values: object, found: str) -> None:
+def test_text_with_nulls_is_text_first(values: object, arrow_type: str) -> None:
     message = refusal(values)
-    assert f"column 'x' cannot be read as numbers: it is of type {found}" in message and "OneHotEncoder" in message
+    assert f"column 'x' cannot be read as numbers: it is of type {arrow_type}" in message and "OneHotEncoder" in message
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_nulls_are_refused(values: list[object]) -> None:
 def test_masked_values_are_refused_and_masks_without_any_are_not() -> None:
     masked = np.ma.masked_array(np.ones((3, 2)), mask=[[False, False], [False, True], [False, False]])
     assert "has masked values in 1 of 3 rows, the first in row 1" in refusal(masked)
-    assert one(np.ma.masked_array([1, 2])).spec("x") == TensorSpec((), "int64")
+    assert column_of(np.ma.masked_array([1, 2])).spec("x") == TensorSpec((), "int64")
 
 
 def test_integers_that_numpy_would_make_floats_of_are_refused() -> None:
@@ -247,7 +247,7 @@ def test_empty_shapes_are_refused() -> None:
 @pytest.mark.parametrize("values", [[], np.zeros((0, 3)), pa.array([], pa.int64())])
 def test_no_rows_are_refused(values: object) -> None:
     with pytest.raises(DataError, match=r"'fs' has no rows. Available: columns: x"):
-        one(values)
+        column_of(values)
 
 
 def test_unequal_lengths_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""FeatureSet from data frames, and rows as pandas DataFrames."""
+"""FeatureSet.from_pandas, and rows as pandas DataFrames."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_duckdb_relations() -> None:
         FeatureSet.from_pandas("fs", connection.sql("select 0.5 as x"), "x")
 
 
-def test_what_is_not_a_data_frame_yet() -> None:
+def test_lazy_frames_and_series_are_refused_with_a_hint() -> None:
     pd, duckdb = pytest.importorskip("pandas"), pytest.importorskip("duckdb")
     with pytest.raises(DataError, match=r"is a Series, not a data frame.*Hint: call to_frame\(\) on it first"):
         FeatureSet.from_pandas("fs", pd.Series([1], name="x"), "x")
@@ -211,7 +211,7 @@ class Interchange:
         return self._df.__dataframe__(nan_as_null, allow_copy)
 
 
-def test_what_has_only_the_interchange_protocol_is_copied() -> None:
+def test_frames_with_only_the_interchange_protocol_are_copied() -> None:
     values = np.arange(3.0)
     table = pa.table({"x": values, "t": ["a", None, "c"], "rest": [1, 2, 3]})
     fs = FeatureSet.from_pandas("fs", Interchange(table), "x", tag_cols="t")
@@ -225,7 +225,7 @@ def test_what_has_only_the_interchange_protocol_is_copied() -> None:
         FeatureSet.from_pandas("fs", Interchange(pa.table({"n": [1, None]})), "n")
 
 
-def test_an_interchange_that_fails_is_told() -> None:
+def test_a_failing_interchange_is_reported() -> None:
     with pytest.raises(DataError, match=r"the Interchange of 'fs' cannot be read through its __dataframe__"):
         FeatureSet.from_pandas("fs", Interchange(pa.table({"x": [[1], [2]]})), "x")
 
@@ -261,7 +261,7 @@ def test_a_view_becomes_a_pandas_frame_that_knows_its_rows_and_comes_back() -> N
     assert again.column("who").to_pylist() == ["d", None]
 
 
-def test_rows_hand_themselves_over_to_other_libraries() -> None:
+def test_rows_export_themselves_to_other_libraries() -> None:
     view = example().select("n").take([3, 1])
     assert pa.table(view).equals(view.to_arrow())
     again = FeatureSet.from_arrow("again", view)
@@ -291,10 +291,12 @@ def test_tags_with_nulls_become_cells_of_a_frame() -> None:
 def test_roles_have_two_words() -> None:
     pd = pytest.importorskip("pandas")
     df = pd.DataFrame({"x": [1.0], "y": [2.0], "t": ["a"]})
-    one = FeatureSet.from_pandas("fs", df, feature_keys="x", target_keys="y", tag_keys="t")
+    first = FeatureSet.from_pandas("fs", df, feature_keys="x", target_keys="y", tag_keys="t")
     other = FeatureSet.from_pandas("fs", df, "x", target_cols="y", tag_keys="t")
     assert (
-        (one.features, one.targets, one.tags) == (other.features, other.targets, other.tags) == (("x",), ("y",), ("t",))
+        (first.features, first.targets, first.tags)
+        == (other.features, other.targets, other.tags)
+        == (("x",), ("y",), ("t",))
     )
     assert FeatureSet.from_pandas("fs", df, feature_keys=..., tag_cols="t").features == ("x", "y")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""FeatureSet from Arrow."""
+"""FeatureSet.from_arrow."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def example() -> FeatureSet:
     return FeatureSet.from_dict("fs", data, ["x", "b"], ["y"], ["t"])
 
 
-def same(one: FeatureSet, other: FeatureSet) -> bool:
-    return (one.features, one.targets, one.tags) == (other.features, other.targets, other.tags) and all(
-        one.column(name).equals(other.column(name)) for name in one.columns
+def same(data: FeatureSet, other: FeatureSet) -> bool:
+    return (data.features, data.targets, data.tags) == (other.features, other.targets, other.tags) and all(
+        data.column(name).equals(other.column(name)) for name in data.columns
     )
 
 
@@ -150,7 +150,7 @@ def test_nulls_in_arrow_are_counted(column: Any, count: int, first: int) -> None
         FeatureSet.from_arrow("fs", pa.table({"x": column}), "x")
 
 
-def test_nulls_of_later_chunks_are_counted_from_the_start() -> None:
+def test_nulls_of_later_chunks_are_counted_from_the_first_row() -> None:
     with pytest.raises(ColumnError, match=r"1 of 4 rows, the first in row 3"):
         FeatureSet.from_arrow("fs", pa.table({"x": pa.chunked_array([[1, 2], [3, None]])}), "x")
 
@@ -208,7 +208,7 @@ def test_lists_of_one_length_have_a_shape() -> None:
         ([[], []], r"'x' cannot be read as numbers: it is of type list<item: null>"),
     ],
 )
-def test_lists_that_are_no_samples(lists: Any, message: str) -> None:
+def test_lists_that_cannot_be_samples(lists: Any, message: str) -> None:
     with pytest.raises(ColumnError, match=message):
         FeatureSet.from_arrow("fs", pa.table({"x": lists}), "x")
 
@@ -243,8 +243,8 @@ def test_buffers_that_are_too_short() -> None:
         FeatureSet.from_arrow("fs", pa.ipc.open_stream(claimed).read_all(), "x")
 
 
-class CompileEstimate:
-    """An object of another library that hands its data over through Arrow's C interface, as often as it is asked."""
+class Exporting:
+    """An object of another library that exports its data through Arrow's C interface, any number of times."""
 
     def __init__(self, table: Any) -> None:
         self._table = table
@@ -254,7 +254,7 @@ class CompileEstimate:
 
 
 class Batch:
-    """As `CompileEstimate`, with a single batch."""
+    """As `Exporting`, with a single batch."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -263,17 +263,17 @@ class Batch:
         return self._batch.__arrow_c_array__(requested_schema)
 
 
-def test_what_offers_a_stream_or_a_batch_is_taken_without_a_copy() -> None:
+def test_objects_with_arrow_interfaces_are_read_without_a_copy() -> None:
     values = np.arange(4.0)
     table = pa.table({"x": values, "t": list("abcd")})
-    for source in (CompileEstimate(table), Batch(table.to_batches()[0]), table.__arrow_c_stream__()):
+    for source in (Exporting(table), Batch(table.to_batches()[0]), table.__arrow_c_stream__()):
         fs = FeatureSet.from_arrow("fs", source, "x", tag_keys="t")
         assert fs.array("x").ctypes.data == values.ctypes.data
         assert fs.column("t").to_pylist() == list("abcd")
 
 
 def test_a_stream_carries_the_roles() -> None:
-    assert same(FeatureSet.from_arrow("again", CompileEstimate(example().to_arrow())), example())
+    assert same(FeatureSet.from_arrow("again", Exporting(example().to_arrow())), example())
 
 
 def test_a_stream_that_breaks_off() -> None:
@@ -330,8 +330,8 @@ def test_run_end_encoded_columns_are_written_out() -> None:
     runs = pa.RunEndEncodedArray.from_arrays([2, 4], ["a", "b"])
     numbers = pa.chunked_array([pa.RunEndEncodedArray.from_arrays([1, 4], [0.5, 1.5])])
     table = pa.table({"x": numbers, "t": runs})
-    for one in (table, table.slice(0, 4)):
-        fs = FeatureSet.from_arrow("fs", one, "x", (), "t")
+    for data in (table, table.slice(0, 4)):
+        fs = FeatureSet.from_arrow("fs", data, "x", (), "t")
         assert fs.array("x").tolist() == [0.5, 1.5, 1.5, 1.5]
         assert fs.take([3, 0]).column("t").to_pylist() == ["b", "a"]
     part = FeatureSet.from_arrow("fs", table.slice(1, 2), "x", (), "t")

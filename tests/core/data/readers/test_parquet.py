@@ -1,4 +1,4 @@
-"""FeatureSet from Parquet: files, folders, lists, row groups."""
+"""FeatureSet.from_parquet: files, folders, lists and row groups."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def example() -> FeatureSet:
     return FeatureSet.from_dict("fs", data, ["x", "b"], ["y"], ["t"])
 
 
-def same(one: FeatureSet, other: FeatureSet) -> bool:
-    return (one.features, one.targets, one.tags) == (other.features, other.targets, other.tags) and all(
-        one.column(name).equals(other.column(name)) for name in one.columns
+def same(first: FeatureSet, other: FeatureSet) -> bool:
+    return (first.features, first.targets, first.tags) == (other.features, other.targets, other.tags) and all(
+        first.column(name).equals(other.column(name)) for name in first.columns
     )
 
 
@@ -44,12 +44,12 @@ def test_parquet_is_read_whole_from_several_row_groups(tmp_path: Path) -> None:
     assert FeatureSet.from_parquet("fs", tmp_path / "x.parquet", "x").array("x").tolist() == list(range(100))
 
 
-def test_parquet_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_parquet_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         FeatureSet.from_parquet("fs", tmp_path / "none.parquet")
 
 
-def test_parquet_that_is_none_or_broken(tmp_path: Path) -> None:
+def test_files_that_are_not_parquet_or_broken(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"not parquet at all")
     with pytest.raises(DataError, match=r"x\.parquet cannot be read as Parquet: .*write the file anew"):
@@ -152,7 +152,7 @@ def test_folders_without_parquet(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_lists_that_are_none(tmp_path: Path) -> None:
+def test_invalid_lists_of_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the list of files for 'fs' is empty"):
         read([])
     with pytest.raises(DataError, match=r"in the list for 'fs' is not the path of a file"):
@@ -192,7 +192,7 @@ def test_a_column_that_one_file_has_twice(tmp_path: Path) -> None:
         read(tmp_path / "b.parquet")
 
 
-def test_what_is_not_chosen_may_differ(tmp_path: Path) -> None:
+def test_columns_that_are_not_chosen_may_differ_between_files(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
     pq.write_table(pa.table({"x": [1]}, schema=schema), tmp_path / "a.parquet")
     write(tmp_path / "b.parquet", rest=["a"], x=[2])

@@ -52,12 +52,15 @@ def test_conditions_are_anded_on_columns_of_any_role() -> None:
     of = rows(label=LABELS, site=["a", "b", "a", "b", "a", "a"], temp=TEMPS)
     conditions = [Same("label"), Different("site"), Within("temp", 6)]
     anchors, pairs = orders(PairSampler(4, conditions, per_anchor=30), of)
-    found = set(zip(anchors.tolist(), pairs.tolist(), strict=True))
-    assert found == {(0, 1), (1, 0), (2, 3), (3, 2), (3, 4), (4, 3)}
+    drawn = set(zip(anchors.tolist(), pairs.tolist(), strict=True))
+    assert drawn == {(0, 1), (1, 0), (2, 3), (3, 2), (3, 4), (4, 3)}
 
 
 def test_distances_count_their_ends() -> None:
-    near, far = (orders(PairSampler(1, one("temp", 1.0), per_anchor=99), rows(temp=TEMPS)) for one in (Within, Beyond))
+    near, far = (
+        orders(PairSampler(1, condition("temp", 1.0), per_anchor=99), rows(temp=TEMPS))
+        for condition in (Within, Beyond)
+    )
     assert set(np.abs(TEMPS[near[0]] - TEMPS[near[1]])) == {1.0}
     assert (np.abs(TEMPS[far[0]] - TEMPS[far[1]]) > 1.0).all() and set(far[0].tolist()) == set(range(6))
     assert set(near[0].tolist()) == {0, 1, 2, 3, 4}
@@ -76,16 +79,16 @@ def test_a_function_judges_values() -> None:
     assert set(seen) == {"a", "a+", "b", "b+", "c"}
 
 
-def test_missing_values_are_nobodys_partner() -> None:
+def test_missing_values_have_no_partners() -> None:
     of = rows(name=["a", None, "a", None, "b"], temp=[1.0, 2.0, np.nan, 1.0, 1.5])
     assert set(orders(PairSampler(1, Same("name"), per_anchor=9), of)[1].tolist()) == {0, 2}
     assert set(orders(PairSampler(1, Different("name"), per_anchor=9), of)[1].tolist()) == {0, 2, 4}
-    for one in (Within("temp", 9), Beyond("temp", 0.1)):
-        assert 2 not in np.concatenate(orders(PairSampler(1, one, per_anchor=9), of))
+    for condition in (Within("temp", 9), Beyond("temp", 0.1)):
+        assert 2 not in np.concatenate(orders(PairSampler(1, condition, per_anchor=9), of))
 
 
-def test_missing_numbers_among_nulls_are_nobodys_partner() -> None:
-    """NaN is no value beside a null, either, and zero is zero."""
+def test_nan_and_nulls_have_no_partners() -> None:
+    """NaN counts as missing beside nulls, too, and 0.0 equals -0.0."""
     of = rows(t=pa.array([1.0, None, float("nan"), float("nan"), 1.0, 0.0, -0.0]))
     assert orders(PairSampler(2, Same("t"), shuffle=False), of)[0].tolist() == [0, 4, 5, 6]
     anchors, pairs = orders(PairSampler(2, Different("t"), per_anchor=20), of)
@@ -109,7 +112,7 @@ def test_triplets_have_both() -> None:
     assert (LABELS[anchors] != LABELS[negatives]).all() and (np.abs(TEMPS[anchors] - TEMPS[negatives]) <= 8).all()
 
 
-def test_what_is_drawn_is_pinned() -> None:
+def test_drawn_pairs_are_pinned() -> None:
     anchors, pairs = orders(PairSampler(2, Same("label"), seed=3), rows(label=LABELS), epoch=1)
     assert (anchors.tolist(), pairs.tolist()) == PINNED
     assert anchors.dtype == pairs.dtype == np.int64
@@ -119,12 +122,12 @@ PINNED = ([0, 2, 4, 1, 3], [1, 3, 2, 0, 2])
 
 
 def test_a_column_of_one_of_several_feature_sets() -> None:
-    one, other = rows(label=LABELS)["data"], FeatureSet.from_dict("more", {"z": LABELS}, ["z"])
-    both: dict[str, Rows] = {"data": one, "more": other}
+    first, other = rows(label=LABELS)["data"], FeatureSet.from_dict("more", {"z": LABELS}, ["z"])
+    both: dict[str, Rows] = {"data": first, "more": other}
     for name in ("label", "data.label", "z", "more.z"):
         anchors, pairs = orders(PairSampler(2, Same(name)), both)
         assert (LABELS[anchors] == LABELS[pairs]).all()
-    twin: dict[str, Rows] = {"data": one, "more": FeatureSet.from_dict("more", {"label": LABELS}, ["label"])}
+    twin: dict[str, Rows] = {"data": first, "more": FeatureSet.from_dict("more", {"label": LABELS}, ["label"])}
     with pytest.raises(SamplerError, match=r"several feature sets. Available: data, more. Hint: write 'data.label'"):
         PairSampler(2, Same("label")).epoch_orders(twin)
 
@@ -143,7 +146,7 @@ def test_every_partner_by_several_conditions_is_as_likely(kinds: int, monkeypatc
 # -- properties ------------------------------------------------------------------------------------------------------
 
 FUNCTIONS = [Where("a", lambda anchor, candidates: candidates > anchor)]
-RELATIONS = st.lists(
+CONDITIONS = st.lists(
     st.sampled_from(
         [
             Same("a"),
@@ -161,24 +164,24 @@ RELATIONS = st.lists(
 )
 
 
-def fits(relation: Any, values: dict[str, Any], i: int, j: int) -> bool:
-    one, other = values[relation.column][i], values[relation.column][j]
-    if isinstance(relation, Where):
-        return bool(other > one)
-    if one is None or other is None or one != one or other != other:
+def fits(condition: Any, values: dict[str, Any], i: int, j: int) -> bool:
+    first, other = values[condition.column][i], values[condition.column][j]
+    if isinstance(condition, Where):
+        return bool(other > first)
+    if first is None or other is None or first != first or other != other:
         return False
-    if isinstance(relation, Same):
-        return bool(one == other)
-    if isinstance(relation, Different):
-        return bool(one != other)
-    return (abs(one - other) <= relation.distance) == isinstance(relation, Within)
+    if isinstance(condition, Same):
+        return bool(first == other)
+    if isinstance(condition, Different):
+        return bool(first != other)
+    return (abs(first - other) <= condition.distance) == isinstance(condition, Within)
 
 
 @pytest.mark.parametrize("kinds", [2048, 0], ids=["kinds", "masks"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), relations=RELATIONS, seed=st.integers(0, 2**40), per_anchor=st.integers(1, 3))
-def test_every_anchor_with_a_partner_comes_as_often_as_told(
-    monkeypatch: pytest.MonkeyPatch, kinds: int, data: st.DataObject, relations: list[Any], seed: int, per_anchor: int
+@given(data=st.data(), conditions=CONDITIONS, seed=st.integers(0, 2**40), per_anchor=st.integers(1, 3))
+def test_every_anchor_with_a_partner_comes_per_anchor_times(
+    monkeypatch: pytest.MonkeyPatch, kinds: int, data: st.DataObject, conditions: list[Any], seed: int, per_anchor: int
 ) -> None:
     monkeypatch.setattr(pair_index, "_KINDS", kinds)
     n = data.draw(st.integers(1, 12))
@@ -188,8 +191,8 @@ def test_every_anchor_with_a_partner_comes_as_often_as_told(
         "t": data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 2.5, np.nan]), min_size=n, max_size=n)),
     }
     of = rows(**values)
-    valid = {(i, j) for i in range(n) for j in range(n) if i != j and all(fits(r, values, i, j) for r in relations)}
-    sampler = PairSampler(3, relations, per_anchor=per_anchor, seed=seed)
+    valid = {(i, j) for i in range(n) for j in range(n) if i != j and all(fits(r, values, i, j) for r in conditions)}
+    sampler = PairSampler(3, conditions, per_anchor=per_anchor, seed=seed)
     if not valid:
         with pytest.raises(SamplerError, match="has a partner by"):
             sampler.epoch_orders(of)
@@ -200,13 +203,13 @@ def test_every_anchor_with_a_partner_comes_as_often_as_told(
         assert set(zip(anchors.tolist(), pairs.tolist(), strict=True)) <= valid
         assert Counter(anchors.tolist()) == dict.fromkeys({i for i, _ in valid}, per_anchor)
         assert len(anchors) == draws.n
-    again = orders(PairSampler(7, relations, per_anchor=per_anchor, seed=seed, drop_last=True), of, 1)
-    assert all(np.array_equal(one, other) for one, other in zip(epochs[1], again, strict=True))
+    again = orders(PairSampler(7, conditions, per_anchor=per_anchor, seed=seed, drop_last=True), of, 1)
+    assert all(np.array_equal(first, other) for first, other in zip(epochs[1], again, strict=True))
 
 
 def test_epochs_and_seeds_draw_anew() -> None:
     of = rows(label=np.arange(60) % 3)
-    found = {
+    drawn = {
         tuple(
             map(tuple, (o.tolist() for o in orders(PairSampler(4, Same("label"), shuffle=mixed, seed=seed), of, epoch)))
         )
@@ -214,30 +217,30 @@ def test_epochs_and_seeds_draw_anew() -> None:
         for seed in (0, 1)
         for epoch in (0, 1)
     }
-    assert len(found) == 8
+    assert len(drawn) == 8
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 
-def told(error: type[Exception], make: Any) -> str:
+def message_of(error: type[Exception], make: Any) -> str:
     with pytest.raises(error) as caught:
         make()
     return str(caught.value)
 
 
-def test_nobody_has_a_partner() -> None:
+def test_no_row_has_a_partner() -> None:
     of = rows(label=[0, 1, 2], temp=[0.0, 0.0, 5.0])
-    message = told(SamplerError, lambda: PairSampler(2, [Same("label"), Within("temp", 2)]).epoch_orders(of))
+    message = message_of(SamplerError, lambda: PairSampler(2, [Same("label"), Within("temp", 2)]).epoch_orders(of))
     assert message == (
         "no row of 'data' has a partner by Same('label') and Within('temp', 2). Available: 3 rows; of these have one "
         "by Same('label'): 0, Within('temp', 2): 2. Hint: loosen a condition, or take other rows."
     )
     both = rows(label=[0, 0, 1, 2], temp=[1.0, 1.0, 1.0, 9.0])
-    message = told(SamplerError, lambda: TripletSampler(2, Same("label"), Beyond("temp", 8)).epoch_orders(both))
+    message = message_of(SamplerError, lambda: TripletSampler(2, Same("label"), Beyond("temp", 8)).epoch_orders(both))
     assert "no row of 'data' has a negative by Beyond('temp', 8)" in message
     far = TripletSampler(2, Same("label"), [Beyond("temp", 1), Where("temp", lambda a, c: np.full(len(c), a > 5))])
-    message = told(SamplerError, lambda: far.epoch_orders(both))
+    message = message_of(SamplerError, lambda: far.epoch_orders(both))
     assert (
         "no row of 'data' has both a positive and a negative. Available: 4 rows; 2 have a positive, 1 a neg" in message
     )
@@ -245,17 +248,19 @@ def test_nobody_has_a_partner() -> None:
 
 def test_columns_that_are_not_there_or_cannot_be_compared() -> None:
     of = rows(label=LABELS, name=list("abcdef"))
-    assert "'data' has no column 'lable'" in told(ColumnError, lambda: PairSampler(2, Same("lable")).epoch_orders(of))
-    assert "did you mean 'label'?" in told(ColumnError, lambda: PairSampler(2, Same("lable")).epoch_orders(of))
-    message = told(SamplerError, lambda: PairSampler(2, Within("name", 1)).epoch_orders(of))
+    assert "'data' has no column 'lable'" in message_of(
+        ColumnError, lambda: PairSampler(2, Same("lable")).epoch_orders(of)
+    )
+    assert "did you mean 'label'?" in message_of(ColumnError, lambda: PairSampler(2, Same("lable")).epoch_orders(of))
+    message = message_of(SamplerError, lambda: PairSampler(2, Within("name", 1)).epoch_orders(of))
     assert "Within('name', 1) compares numbers, and 'name' is " in message and "use Same('name')" in message
-    message = told(SamplerError, lambda: PairSampler(2, Same("x")).epoch_orders(of))
+    message = message_of(SamplerError, lambda: PairSampler(2, Same("x")).epoch_orders(of))
     assert "'x' of 'data' has [2] numbers in a row. Available: rows are compared by one value each" in message
 
 
-def test_functions_that_give_no_mask() -> None:
+def test_functions_that_give_something_else_than_a_mask() -> None:
     sampler = PairSampler(2, Where("label", lambda anchor, candidates: candidates - anchor))
-    message = told(SamplerError, lambda: sampler.epoch_orders(rows(label=LABELS)))
+    message = message_of(SamplerError, lambda: sampler.epoch_orders(rows(label=LABELS)))
     assert "gave int64[3]. Available: 3 candidates' values; a mask is bool[3]" in message
 
 
@@ -279,8 +284,8 @@ def test_functions_that_give_no_mask() -> None:
         (lambda: Where("t", 3), "Where('t', 3) has no function"),
     ],
 )
-def test_settings_that_cannot_be(make: Any, message: str) -> None:
-    assert message in told(SamplerError, make)
+def test_invalid_settings_are_refused(make: Any, message: str) -> None:
+    assert message in message_of(SamplerError, make)
 
 
 @pytest.mark.parametrize(
@@ -296,24 +301,29 @@ def test_config_there_and_back(sampler: Any) -> None:
     assert sampler_from_config(json.loads(json.dumps(sampler.get_config()))) == sampler
 
 
-def test_configurations_that_are_none() -> None:
+def test_invalid_configurations_are_refused() -> None:
     good = PairSampler(4, Same("a")).get_config()
-    assert "a sampler's type is 'quad'" in told(ConfigError, lambda: sampler_from_config({"type": "quad"}))
+    assert "a sampler's type is 'quad'" in message_of(ConfigError, lambda: sampler_from_config({"type": "quad"}))
     for config in ({**good, "more": 1}, {"type": "pair", "batch_size": 3}, {**good, "type": "triplet"}):
-        assert "is not the configuration of a " in told(ConfigError, lambda c=config: sampler_from_config(c))
-    assert "match of a pair sampler is 'a'" in told(
+        assert "is not the configuration of a " in message_of(ConfigError, lambda c=config: sampler_from_config(c))
+    assert "match of a pair sampler is 'a'" in message_of(
         ConfigError, lambda: PairSampler.from_config({**good, "match": "a"})
     )
-    for one in ({"relation": "near"}, {"relation": "same"}, 5, {"relation": "same", "column": "a", "distance": 2}):
-        message = told(ConfigError, lambda o=one: PairSampler.from_config({**good, "match": [o]}))
+    for config in (
+        {"condition": "near"},
+        {"condition": "same"},
+        5,
+        {"condition": "same", "column": "a", "distance": 2},
+    ):
+        message = message_of(ConfigError, lambda c=config: PairSampler.from_config({**good, "match": [c]}))
         assert "is not the configuration of a condition. Available: same: column; different: column" in message
     function = PairSampler(2, Where("a", lambda a, c: c == a))
-    assert "is a function and has no configuration" in told(ConfigError, function.get_config)
+    assert "is a function and has no configuration" in message_of(ConfigError, function.get_config)
 
 
 def test_samplers_and_conditions_are_values() -> None:
-    one, other = (PairSampler(4, [Same("a")], seed=np.int64(2)) for _ in range(2))  # type: ignore[arg-type]
-    assert one == other and hash(one) == hash(other) and one != PairSampler(4, Same("b"), seed=2)
+    first, other = (PairSampler(4, [Same("a")], seed=np.int64(2)) for _ in range(2))  # type: ignore[arg-type]
+    assert first == other and hash(first) == hash(other) and first != PairSampler(4, Same("b"), seed=2)
     assert repr(Within("t", 2)) == "Within('t', 2)" and str(Different("a")) == "Different('a')"
     with pytest.raises(AttributeError):
-        one.seed = 1  # type: ignore[misc]
+        first.seed = 1  # type: ignore[misc]

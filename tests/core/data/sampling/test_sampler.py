@@ -28,9 +28,9 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
 
 
 def test_numpy_integers_are_integers() -> None:
-    one, other = SimpleSampler(np.int64(4), True, seed=np.int8(3)), SimpleSampler(4, True, seed=3)  # type: ignore[arg-type]
-    assert one == other and hash(one) == hash(other)
-    assert np.array_equal(one.order(20, np.int32(2)), other.order(20, 2))  # type: ignore[arg-type]
+    first, other = SimpleSampler(np.int64(4), True, seed=np.int8(3)), SimpleSampler(4, True, seed=3)  # type: ignore[arg-type]
+    assert first == other and hash(first) == hash(other)
+    assert np.array_equal(first.order(20, np.int32(2)), other.order(20, 2))  # type: ignore[arg-type]
 
 
 def test_without_shuffle_the_rows_keep_their_order() -> None:
@@ -102,7 +102,7 @@ def test_config_there_and_back() -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"batch_size": 4, "stratify": True}, [4], {"shuffle": True}])
-def test_configurations_that_are_none(config: dict[str, object]) -> None:
+def test_invalid_configurations_are_refused(config: dict[str, object]) -> None:
     message = "is not the configuration of a sampler. Available: keys: batch_size, shuffle, drop_last, seed. Hint"
     with pytest.raises(ConfigError, match=message):
         SimpleSampler.from_config(config)

@@ -1,4 +1,4 @@
-"""Groups that stay together: split_random and add_splits with group_by."""
+"""split_random and add_splits with group_by: groups stay together."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_no_move_and_no_exchange_brings_the_splits_nearer(sizes: list[int], part
     chosen = assign_groups(np.array(sizes), wanted)
     off = int(np.array(sizes)[chosen == 0].sum()) - wanted[0]
     inside = [[0] * (side_len > 1) + side for side, side_len in _sides(sizes, chosen)]
-    for one, other in product(*inside):
-        if one != other or not one:
-            assert abs(off - one + other) >= abs(off)
+    for first, other in product(*inside):
+        if first != other or not first:
+            assert abs(off - first + other) >= abs(off)
     assert set(chosen.tolist()) == {0, 1}
 
 
 def _sides(sizes: Sequence[int], chosen: np.ndarray) -> list[tuple[list[int], int]]:
-    """For each of two splits: sizes of groups that may leave it, with 0 for none where the other may give one alone."""
+    """For each of two splits: sizes of groups that may leave it, 0 if the other may give a group without exchange."""
     sides = [[size for size, split in zip(sizes, chosen, strict=True) if split == side] for side in (0, 1)]
     return [(sides[0], len(sides[1])), (sides[1], len(sides[0]))]
 
@@ -84,8 +84,8 @@ def _sides(sizes: Sequence[int], chosen: np.ndarray) -> list[tuple[list[int], in
 )
 def test_sizes_come_as_near_as_they_can(sizes: list[int], wanted: list[int]) -> None:
     chosen = assign_groups(np.array(sizes), wanted)
-    found = [int(np.array(sizes)[chosen == split].sum()) for split in (0, 1)]
-    assert found == ([60, 40] if sizes == [60, 40] else wanted)
+    sizes_by_split = [int(np.array(sizes)[chosen == split].sum()) for split in (0, 1)]
+    assert sizes_by_split == ([60, 40] if sizes == [60, 40] else wanted)
 
 
 def test_groups_of_one_size_give_the_counts_of_the_ratios() -> None:
@@ -95,11 +95,11 @@ def test_groups_of_one_size_give_the_counts_of_the_ratios() -> None:
 
 
 def test_seeds_differ_although_all_groups_differ_in_size() -> None:
-    found = {
+    sizes_by_split = {
         tuple(sorted(set(of_sizes(range(1, 21)).split_random(HALVES, seed, group_by="who")["a"].array("who").tolist())))
         for seed in range(5)
     }
-    assert len(found) == 5
+    assert len(sizes_by_split) == 5
 
 
 def test_the_rows_of_a_split_are_in_the_order_of_the_seed() -> None:

@@ -1,4 +1,4 @@
-"""Splits and views."""
+"""split_random, registered splits and views."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_the_split_of_seed_0_is_pinned() -> None:
 
 
 def test_numpy_integers_are_seeds_too() -> None:
-    one, other = make(), make()
-    one.split_random({"a": 0.5, "b": 0.5}, 7)
+    first, other = make(), make()
+    first.split_random({"a": 0.5, "b": 0.5}, 7)
     other.split_random({"a": 0.5, "b": 0.5}, np.int32(7))  # type: ignore[arg-type]
-    assert np.array_equal(one["a"].rows, other["a"].rows)
+    assert np.array_equal(first["a"].rows, other["a"].rows)
 
 
 def test_seeds_differ() -> None:
@@ -153,7 +153,7 @@ def test_rows_of_ones_own_choice() -> None:
 
 
 @pytest.mark.parametrize("rows", [[], [[1]], [0.5], np.ones(10, bool), ["a"]])
-def test_rows_that_are_none(rows: list[object]) -> None:
+def test_invalid_rows_are_refused(rows: list[object]) -> None:
     with pytest.raises(
         SplitError, match=r"split 'mine' of 'fs' has rows of shape .*rows are integers \[k\].*np.flatnonzero"
     ):
@@ -251,7 +251,7 @@ def test_nulls_in_other_rows_do_not_matter_to_a_view() -> None:
     assert view.filter({"n": lambda n: n > 2}).rows.tolist() == [2]
     assert whole.take([3, 0]).to_arrow().column("n").to_pylist() == [3, 1]
     made = view.split_random({"a": 0.5, "b": 0.5}, group_by="n")
-    assert sorted(its.rows.tolist() for its in made.values()) == [[0], [2]]
+    assert sorted(view.rows.tolist() for view in made.values()) == [[0], [2]]
     with pytest.raises(ColumnError, match="'n' has nulls in 1 of 2 rows, the first in row 1"):
         whole.take([2, 1]).array("n")
     with pytest.raises(ColumnError, match="cannot be read as numbers"):

@@ -114,9 +114,9 @@ def test_rows_stay_in_the_order_of_the_seed() -> None:
 
 
 def test_no_strata_and_one_stratum_are_cut_alike() -> None:
-    one = make([1] * 50).split_random({"a": 0.5, "b": 0.5}, 3, stratify_by="label")
+    first = make([1] * 50).split_random({"a": 0.5, "b": 0.5}, 3, stratify_by="label")
     none = make([1] * 50).split_random({"a": 0.5, "b": 0.5}, 3, stratify_by=None)
-    assert sorted(one["a"].rows) == sorted(none["a"].rows)
+    assert sorted(first["a"].rows) == sorted(none["a"].rows)
 
 
 def test_seeds_differ() -> None:
@@ -153,7 +153,7 @@ def test_columns_of_any_scalar_type(values: Any) -> None:
 
 
 class Kind(pa.ExtensionType):  # type: ignore[misc]
-    """A type of somebody's own, which Arrow does not tell apart by itself."""
+    """An extension type, which Arrow cannot dictionary-encode."""
 
     def __init__(self) -> None:
         super().__init__(pa.string(), "tests.kind")
@@ -183,14 +183,14 @@ def test_several_columns_of_any_role_are_strata_together() -> None:
     assert set(pairs.values()) == {2} and len(pairs) == 6
 
 
-def test_neither_the_order_of_names_nor_that_of_values_tells() -> None:
+def test_groups_do_not_depend_on_the_order_of_names_or_values() -> None:
     kind, text = [i % 3 for i in range(50)], [("x", "y")[i % 7 > 2] for i in range(50)]
-    found = {
+    result = {
         tuple(make(labels, text=words).split_random({"a": 0.6, "b": 0.4}, 1, stratify_by=names)["a"].rows.tolist())
         for labels, words in ((kind, text), ([-k for k in kind], [{"x": "z", "y": "a"}[word] for word in text]))
         for names in (["label", "text"], ["text", "label"])
     }
-    assert len(found) == 1
+    assert len(result) == 1
 
 
 def test_a_view_is_stratified_by_its_own_rows() -> None:
@@ -247,16 +247,16 @@ def test_categories_that_are_null() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "result"),
     [
         (np.ones((4, 2)), "samples of shape [2]"),
         ([["a"], ["b"], ["a"], ["b"]], "values of type list<item: string>"),
         ([{"a": 1}] * 4, "values of type struct<a: int64>"),
     ],
 )
-def test_columns_without_scalars(values: Any, found: str) -> None:
+def test_columns_without_scalars(values: Any, result: str) -> None:
     message = refusal(make(values), "label", kind=ColumnError)
-    assert f"stratify_by cannot use column 'label': it has {found}. Available: strata and groups are told" in message
+    assert f"stratify_by cannot use column 'label': it has {result}. Available: strata and groups are told" in message
 
 
 def test_names_of_columns() -> None:

@@ -1,4 +1,4 @@
-"""What tests of sources share: a registry of core's own backend, and what a process holds open."""
+"""Fixtures of tests of sources: a registry of core's own backend, and what a process holds open."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def held(tmp_path: Path) -> Callable[[], tuple[list[str], int]]:
         links = Path("/proc/self/fd")
         if not links.is_dir():
             pytest.skip("open files are counted in /proc")
-        found = []
+        result = []
         for link in links.iterdir():
             try:
-                found.append(str(link.readlink()))
+                result.append(str(link.readlink()))
             except OSError:  # the handle by which the folder itself is read
                 continue
         ours = [thread for thread in threading.enumerate() if thread.name.startswith("anyaccel")]
-        return [path for path in found if path.startswith(str(tmp_path))], len(ours)
+        return [path for path in result if path.startswith(str(tmp_path))], len(ours)
 
     return count

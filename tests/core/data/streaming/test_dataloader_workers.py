@@ -1,4 +1,4 @@
-"""Workers: how many are advised, and which are refused."""
+"""Workers: how many are suggested, and which are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORK = "fork" in multiprocessing.get_all_start_methods()
     ("devices", "cores", "advised"),
     [(1, 1, 0), (4, 1, 0), (1, 2, 1), (1, 4, 3), (1, 9, 8), (1, 64, 8), (2, 8, 3), (4, 8, 1), (8, 8, 1), (8, 64, 7)],
 )
-def test_advised_workers(devices: int, cores: int, advised: int) -> None:
+def test_suggested_workers(devices: int, cores: int, advised: int) -> None:
     assert suggested_num_workers(devices, cores) == advised
 
 
@@ -39,13 +39,13 @@ def test_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", [{"devices": 0}, {"devices": True}, {"cores": 0}, {"cores": 2.5}])
-def test_what_cannot_be_advised(given: dict[str, Any]) -> None:
+def test_invalid_numbers_of_devices_or_cores(given: dict[str, Any]) -> None:
     with pytest.raises(SourceError, match=f"suggested_num_workers.{next(iter(given))}=.*whole numbers of 1 or more"):
         suggested_num_workers(**given)
 
 
 class Loader:
-    """What a loader with workers looks like from outside."""
+    """The interface of a loader with workers."""
 
     def __init__(self, num_workers: int = 2, multiprocessing_context: Any = None) -> None:
         self.num_workers = num_workers
@@ -75,7 +75,7 @@ class Plugin:
 
 @pytest.fixture
 def threaded(numpy_only: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A framework with threads of its own is at work in this process."""
+    """A framework that keeps threads is loaded in this process."""
     numpy_only.register(Plugin(), "threaded")
     monkeypatch.setitem(sys.modules, "threads_of_its_own", object())
 
@@ -93,7 +93,7 @@ def test_forks_beside_threads_are_refused(threaded: None, context: str, monkeypa
 
 
 @pytest.mark.skipif(not FORK, reason="nothing is forked here")
-def test_the_platforms_own_way_is_known_without_settling_it(threaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_start_method_is_read_without_fixing_it(threaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: None)
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["fork", "spawn"])
     with pytest.raises(SourceError, match=r"would be forked"):

@@ -1,4 +1,4 @@
-"""Recognizing: raw objects as the data of a phase, with the roles of the feature set that the graph knows."""
+"""as_source: what a phase is given as data, with the roles of the feature set that the graph is wired to."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class Rows:
 
 
 @pytest.mark.parametrize("given", [pairs, pairs(), [(X, Y)], ({"x": X, "y": Y},), lambda: pairs()])
-def test_what_gives_batches(given: Any) -> None:
-    found = as_source("s", given, LIKE)
-    assert isinstance(found, IterableSource) and found.columns == ("x", "y")
-    (batch,) = found.batches(0)
+def test_iterables_become_an_iterable_source(given: Any) -> None:
+    source = as_source("s", given, LIKE)
+    assert isinstance(source, IterableSource) and source.columns == ("x", "y")
+    (batch,) = source.batches(0)
     assert np.array_equal(batch["y"], Y)
 
 
-def test_what_gives_rows() -> None:
-    found = as_source("s", Rows(), LIKE.view())
-    assert isinstance(found, MapSource) and found.rows == 3
-    assert np.array_equal(found.gather([2])["x"], X[[2]])
-    assert as_source("s", found, LIKE) is found
+def test_map_style_data_sets_become_a_map_source() -> None:
+    source = as_source("s", Rows(), LIKE.view())
+    assert isinstance(source, MapSource) and source.rows == 3
+    assert np.array_equal(source.gather([2])["x"], X[[2]])
+    assert as_source("s", source, LIKE) is source
 
 
 @pytest.mark.parametrize(
     "given", [None, "train", LIKE, LIKE.view(), {"s": "train"}, {"s": LIKE}, {"s": [(X, Y)]}, {"s": pairs}, {}, 3]
 )
-def test_what_a_phase_takes_anyway(given: Any) -> None:
+def test_data_that_is_not_a_source_gives_none(given: Any) -> None:
     assert as_source("s", given, LIKE) is None
 
 
@@ -68,7 +68,7 @@ def test_data_in_memory(given: Any, remedy: str) -> None:
 
 
 class Inner:
-    """What a data set of Hugging Face looks like from outside; the real one is in tests/integration."""
+    """The interface of a data set of Hugging Face; the real one is in tests/integration."""
 
     column_names = ("x", "y")
     features: Any = None
@@ -108,15 +108,15 @@ def test_an_arrow_table_inside_is_a_feature_set() -> None:
     x = pa.array(X.tolist(), pa.list_(pa.float32()))
     for column in (x, pa.ExtensionArray.from_storage(Own(), x)):
         dataset = Inner(pa.table({"x": column, "y": Y, "z": Y}))
-        found = as_source("s", dataset, LIKE)
-        assert isinstance(found, FeatureSet) and found.columns == ("x", "y")
-        assert np.array_equal(found.array("x"), X)
+        source = as_source("s", dataset, LIKE)
+        assert isinstance(source, FeatureSet) and source.columns == ("x", "y")
+        assert np.array_equal(source.array("x"), X)
         assert len(FeatureSet.from_arrow("s", dataset, "x").split_random({"a": 0.5, "b": 0.5})) == 2
     with pytest.raises(SourceError, match=r"the Inner given as source 's' is data.*from_arrow"):
         IterableSource("s", dataset, features="x")
 
 
-def test_an_inner_table_that_is_not_given() -> None:
+def test_a_data_set_that_does_not_give_its_table() -> None:
     with pytest.raises(DataError, match=r"the Inner of 's' does not give its Arrow table: gone.*MapSource"):
         FeatureSet.from_arrow("s", Inner(ValueError("gone")), "x")
     with pytest.raises(DataError, match=r"the Inner of 's' gave a dict for its Arrow table"):

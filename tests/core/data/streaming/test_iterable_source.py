@@ -1,4 +1,4 @@
-"""IterableSource: what gives batches by itself, taken by name or position, opened anew for every epoch."""
+"""IterableSource: batches by name or position, opened anew for every epoch."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def test_parts_within_parts() -> None:
 
 @pytest.mark.parametrize("batch", [X, [X], (X,), X.tolist(), {"x": X}, [np.float32(1), np.float32(2)]])
 def test_a_batch_of_one_column(batch: Any) -> None:
-    found = taken(IterableSource("s", [batch], features="x"))[0]["x"]
-    assert found.shape[1:] in ((4,), ())
-    assert len(found) == (3 if found.ndim == 2 else len(batch))
+    result = taken(IterableSource("s", [batch], features="x"))[0]["x"]
+    assert result.shape[1:] in ((4,), ())
+    assert len(result) == (3 if result.ndim == 2 else len(batch))
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_batch_of_one_column(batch: Any) -> None:
 )
 def test_values_keep_their_dtype(value: Any, dtype: str) -> None:
     made = source([(X, value)])
-    found = taken(made)[0]["y"]
-    assert str(found.dtype) == dtype and found.dtype.isnative
+    result = taken(made)[0]["y"]
+    assert str(result.dtype) == dtype and result.dtype.isnative
     assert made.spec("y").dtype == dtype
 
 
@@ -116,8 +116,8 @@ def test_arrays_are_not_copied() -> None:
 def test_frames_and_series_of_pandas() -> None:
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame({"x": X[:, 0], "y": pd.Series(Y, dtype="Int16")})
-    (found,) = taken(source([frame]))
-    assert np.array_equal(found["x"], X[:, 0]) and found["y"].dtype == np.int16
+    (result,) = taken(source([frame]))
+    assert np.array_equal(result["x"], X[:, 0]) and result["y"].dtype == np.int16
     (alone,) = taken(IterableSource("s", [frame["x"]], features="x"))
     assert np.array_equal(alone["x"], X[:, 0])
     with pytest.raises(SourceError, match=r"the DataFrame given as source 's' is data.*from_pandas"):
@@ -125,7 +125,7 @@ def test_frames_and_series_of_pandas() -> None:
 
 
 class Foreign:
-    """An array of a library that nobody knows, with NumPy's protocol or DLPack."""
+    """An array of an unknown library, with NumPy's protocol or DLPack."""
 
     def __init__(self, array: np.ndarray, protocol: str, error: Exception | None = None) -> None:
         def given(*_: Any, **__: Any) -> Any:
@@ -206,7 +206,7 @@ def test_every_epoch_opens_anew(given: Any) -> None:
     assert [len(taken(made, epoch)) for epoch in range(3)] == [3, 3, 3]
 
 
-def test_functions_are_told_the_epoch() -> None:
+def test_functions_are_given_the_epoch() -> None:
     made = source(lambda epoch: [(X, Y + epoch)])
     assert [taken(made, epoch)[0]["y"][0] for epoch in (0, 1, 5)] == [0, 1, 5]
     keyword = source(lambda *, epoch=None, other=3: [(X, Y + epoch)])
@@ -217,7 +217,7 @@ def test_functions_are_told_the_epoch() -> None:
 
 
 class Told:
-    """Gives a batch that holds the number of the epoch that it was told last."""
+    """Gives a batch that holds the number of the epoch last given to `set_epoch`."""
 
     def __init__(self, part: str = "") -> None:
         self.epoch = -1
@@ -264,7 +264,7 @@ def test_a_data_set_that_says_it_never_ends() -> None:
     assert len(taken(source(Infinite(), steps=4))) == 4
 
 
-def test_what_has_a_cardinality_of_another_kind() -> None:
+def test_other_meanings_of_cardinality_are_ignored() -> None:
     class Other(Infinite):
         def __iter__(self) -> Iterator[Any]:
             return pairs()
@@ -284,7 +284,7 @@ def test_steps_cut_what_never_ends() -> None:
     assert len(taken(finite)) == 3
 
 
-def test_steps_that_a_source_has_not() -> None:
+def test_a_source_with_fewer_batches_than_steps() -> None:
     with pytest.raises(SourceError, match=r"gave 3 of the 5 batches that steps says, in epoch 0"):
         taken(source(pairs, steps=5))
 
@@ -295,13 +295,13 @@ class Lies(list):  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize(("count", "gave"), [(1, "1 of the 2"), (3, "more than the 2")])
-def test_a_length_that_is_not_so(count: int, gave: str) -> None:
+def test_a_wrong_length_is_an_error(count: int, gave: str) -> None:
     with pytest.raises(SourceError, match=f"gave {gave} batches that its len.. says.*lambda: loader"):
         taken(source(Lies([(X, Y)] * count)))
 
 
 @pytest.mark.parametrize("steps", [0, -1, True, 1.5, "3"])
-def test_steps_that_are_no_number(steps: Any) -> None:
+def test_steps_must_be_a_positive_integer(steps: Any) -> None:
     with pytest.raises(SourceError, match=r"is not a number of batches.*write steps=1000"):
         source(pairs, steps=steps)
 
@@ -310,7 +310,7 @@ def test_steps_that_are_no_number(steps: Any) -> None:
 
 
 @pytest.mark.parametrize("empty", [[], list, iter(())])
-def test_nothing_at_all(empty: Any) -> None:
+def test_empty_sources_are_refused(empty: Any) -> None:
     with pytest.raises(SourceError, match=r"source 's' gives no rows at all"):
         taken(source(empty))
     with pytest.raises(SourceError, match=r"source 's' gives no rows at all"):
@@ -340,7 +340,7 @@ def test_nothing_at_all(empty: Any) -> None:
         (([Foreign, Foreign], Y), r"batch 1 .*: column 'x' cannot be read as numbers"),
     ],
 )
-def test_a_batch_that_cannot_be_taken(second: Any, message: str) -> None:
+def test_an_invalid_batch_is_named(second: Any, message: str) -> None:
     made = source([(X, Y), second])
     run = made.batches(0)
     next(run)
@@ -360,8 +360,8 @@ def test_tensors_of_different_shapes_in_a_list() -> None:
 
 
 def test_tensors_of_a_library_without_a_plugin_in_a_list() -> None:
-    found = taken(source([([ByNumPyTensor(row) for row in X], Y)]))[0]["x"]
-    assert np.array_equal(found, X)
+    result = taken(source([([ByNumPyTensor(row) for row in X], Y)]))[0]["x"]
+    assert np.array_equal(result, X)
 
 
 class ByNumPyTensor(ByNumPy):
@@ -385,7 +385,7 @@ def test_a_function_that_gives_the_same_iterator_again() -> None:
         taken(made, 1)
 
 
-def test_an_error_inside_is_told_with_its_batch() -> None:
+def test_an_error_of_the_source_names_its_batch() -> None:
     def broken() -> Iterator[Any]:
         yield X, Y
         raise ValueError("a file of mine\nis gone")
@@ -394,12 +394,12 @@ def test_an_error_inside_is_told_with_its_batch() -> None:
     next(run)
     with pytest.raises(
         SourceError, match=r"batch 1 of source 's' in epoch 2 .*could not be made: ValueError: is gone"
-    ) as found:
+    ) as result:
         next(run)
-    assert isinstance(found.value.__cause__, ValueError)
+    assert isinstance(result.value.__cause__, ValueError)
 
 
-def test_an_error_without_words_and_one_of_many() -> None:
+def test_errors_without_text_and_with_many_lines() -> None:
     def broken(error: Exception) -> Iterator[Any]:
         raise error
         yield
@@ -429,7 +429,7 @@ def test_interrupts_are_not_wrapped(interrupt: type[BaseException]) -> None:
         taken(made, 1)
 
 
-def test_a_function_that_fails_or_gives_none() -> None:
+def test_a_function_that_fails_or_gives_no_iterable() -> None:
     def failing() -> Any:
         raise OSError("no such disk")
 
@@ -460,7 +460,7 @@ def test_a_function_with_arguments() -> None:
         (None, "a NoneType is not a source of batches"),
     ],
 )
-def test_what_is_no_source(given: Any, message: str) -> None:
+def test_objects_that_are_not_sources_of_batches(given: Any, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         source(given)
 
@@ -474,7 +474,7 @@ def test_rows_by_number_are_items() -> None:
         source(Rows())
 
 
-def test_labels_and_roles_that_cannot_be() -> None:
+def test_invalid_labels_and_roles() -> None:
     with pytest.raises(DataError, match=r"'a.b' is not a label"):
         IterableSource("a.b", pairs, features="x")
     with pytest.raises(ColumnError, match=r"'s' has no feature"):
@@ -511,7 +511,7 @@ def test_an_epoch_that_is_left_is_closed() -> None:
     assert len(taken(made, 1)) == 3 and opened.open == 0
 
 
-def test_what_the_example_opened_is_closed() -> None:
+def test_close_closes_the_iterator_of_the_example() -> None:
     opened = Opened()
     with source(opened) as made:
         assert len(made.example) == 3 and opened.open == 1

@@ -1,4 +1,4 @@
-"""MapSource: rows by number, one by one or by threads, in the order in which they are asked for."""
+"""MapSource: rows by number, one by one or by threads, in the requested order."""
 
 from __future__ import annotations
 
@@ -67,19 +67,20 @@ def test_rows_come_as_asked(form: str, kind: type[Rows], workers: int) -> None:
     made = items(kind(FORMS[form]), workers=workers)
     assert (made.rows, made.steps, made.repeats) == (10, None, True)
     for order in ([3, 1, 1, 9], np.array([0]), range(10)):
-        found = made.gather(order)
-        assert list(found) == ["x", "y"]
-        assert np.array_equal(found["x"], X[list(order)]) and found["x"].dtype == np.float32
-        assert np.array_equal(found["y"], Y[list(order)]) and found["y"].dtype == np.int64
+        columns = made.gather(order)
+        assert list(columns) == ["x", "y"]
+        assert np.array_equal(columns["x"], X[list(order)]) and columns["x"].dtype == np.float32
+        assert np.array_equal(columns["y"], Y[list(order)]) and columns["y"].dtype == np.int64
 
 
 def test_one_column_numbers_and_tags() -> None:
     alone = MapSource("s", Rows(lambda i: X[i]), features="x")
     assert np.array_equal(alone.gather([2, 0])["x"], X[[2, 0]])
     scalars = MapSource("s", [(0.5, True, "a"), (1.5, False, "b")], features=["x", "flag"], tags="t")
-    found = scalars.gather([1, 0])
-    assert (found["x"].tolist(), found["flag"].tolist(), found["t"].tolist()) == ([1.5, 0.5], [False, True], ["b", "a"])
-    assert (found["x"].dtype, found["flag"].dtype) == (np.float64, np.bool_)
+    columns = scalars.gather([1, 0])
+    values = {name: column.tolist() for name, column in columns.items()}
+    assert values == {"x": [1.5, 0.5], "flag": [False, True], "t": ["b", "a"]}
+    assert (columns["x"].dtype, columns["flag"].dtype) == (np.float64, np.bool_)
     lists = MapSource("s", [{"x": [1, 2]}, {"x": [3, 4]}], features="x")
     assert lists.gather([1])["x"].tolist() == [[3, 4]]
 
@@ -109,12 +110,12 @@ def test_the_example_reads_a_few_rows() -> None:
         ([], "source 's' has no rows"),
     ],
 )
-def test_what_is_no_data_set(given: Any, message: str) -> None:
+def test_objects_that_are_not_map_style_data_sets(given: Any, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         items(given)
 
 
-def test_a_length_that_fails() -> None:
+def test_an_error_of_len_is_reported() -> None:
     class Broken(Rows):
         def __len__(self) -> int:
             raise OSError("the index is gone")
@@ -124,7 +125,7 @@ def test_a_length_that_fails() -> None:
 
 
 @pytest.mark.parametrize("workers", [-1, True, 1.5, "2"])
-def test_workers_that_are_no_number(workers: Any) -> None:
+def test_workers_must_be_an_integer_of_0_or_more(workers: Any) -> None:
     with pytest.raises(SourceError, match=r"is not a number of threads"):
         items(Rows(FORMS["tuple"]), workers=workers)
 
@@ -139,7 +140,7 @@ def test_workers_that_are_no_number(workers: Any) -> None:
         ([-1, 2], "has no row -1"),
     ],
 )
-def test_numbers_that_are_none(indices: Any, message: str) -> None:
+def test_invalid_row_numbers_are_refused(indices: Any, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         items(Rows(FORMS["tuple"])).gather(indices)
 
@@ -165,7 +166,7 @@ def unlike(i: int) -> Any:
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_item_that_cannot_be_taken(item: Callable[[int], Any], message: str, workers: int) -> None:
+def test_an_invalid_item_is_named(item: Callable[[int], Any], message: str, workers: int) -> None:
     made = items(Rows(item), workers=workers)
     made.gather([0, 1])
     with pytest.raises(SourceError, match=message):
@@ -196,15 +197,15 @@ def test_threads_end_with_what_stops_them(interrupt: type[BaseException], worker
         return X[i], Y[i]
 
     made = items(Rows(stopped, 10), workers=workers)
-    with pytest.raises((KeyboardInterrupt, SourceError)) as found:
+    with pytest.raises((KeyboardInterrupt, SourceError)) as caught:
         made.gather(range(10))
-    assert found.type is (KeyboardInterrupt if interrupt is KeyboardInterrupt else SourceError)
+    assert caught.type is (KeyboardInterrupt if interrupt is KeyboardInterrupt else SourceError)
     assert held()[1] == 0
     assert np.array_equal(made.gather([0, 2])["y"], Y[[0, 2]]), "it can be asked again"
 
 
 def test_interrupt_of_the_loop_stops_the_threads(monkeypatch: pytest.MonkeyPatch, held: Held) -> None:
-    """Ctrl-C comes to the thread that waits, while the others read: they finish their item and begin no other."""
+    """Ctrl-C reaches the waiting thread while the others read: they finish their item and begin no other."""
     import anyaccel.data.streaming.map_source as module
 
     begun, go = [], threading.Event()
@@ -233,7 +234,7 @@ def test_interrupt_of_the_loop_stops_the_threads(monkeypatch: pytest.MonkeyPatch
     assert len(begun) == 2 and held()[1] == 0
 
 
-def test_a_data_set_is_asked_by_one_thread_at_a_time() -> None:
+def test_a_data_set_is_read_by_one_thread_at_a_time() -> None:
     inside: list[int] = []
     most: list[int] = []
 

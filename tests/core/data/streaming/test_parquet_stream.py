@@ -1,4 +1,4 @@
-"""Parquet streams: every row once, in an order that follows from the seed, in little memory, with nothing left open."""
+"""ParquetStream: every row once, in an order that follows from the seed, in little memory, with nothing left open."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ def stream(path: Any, **settings: Any) -> ParquetStream:
 
 
 def numbers(given: ParquetStream, epoch: int = 0) -> list[int]:
-    """The rows of an epoch, after it was made sure that all columns belong together."""
-    found: list[int] = []
+    """The rows of an epoch, after a check that all columns belong together."""
+    result: list[int] = []
     for batch in given.batches(epoch):
         assert list(batch) == ["x", "f", "y", "t"]
         assert np.array_equal(batch["x"], np.repeat(batch["y"], 3).reshape(-1, 3).astype("float32"))
         assert batch["x"].dtype == np.float32 and batch["f"].dtype == np.bool_
         assert np.array_equal(batch["f"], batch["y"] % 2 == 0)
         assert batch["t"].tolist() == [f"row {i}" for i in batch["y"]]
-        found += batch["y"].tolist()
-    return found
+        result += batch["y"].tolist()
+    return result
 
 
 def sizes(given: ParquetStream) -> list[int]:
     return [len(batch["y"]) for batch in given.batches(0)]
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 8, 30, 99, 100])
+@pytest.mark.parametrize("buffer_size", [None, 1, 5, 8, 30, 99, 100])
 @pytest.mark.parametrize("batch", [1, 7, 32, 100, 1000])
-def test_every_row_once_in_another_order_each_epoch(path: Path, window: int | None, batch: int) -> None:
-    made = stream(path, sampler=SimpleSampler(batch, shuffle=True, seed=5), window=window)
+def test_every_row_once_in_another_order_each_epoch(path: Path, buffer_size: int | None, batch: int) -> None:
+    made = stream(path, sampler=SimpleSampler(batch, shuffle=True, seed=5), buffer_size=buffer_size)
     first, second = numbers(made, 0), numbers(made, 1)
     assert sorted(first) == sorted(second) == list(range(ROWS))
     assert first != second and first != list(range(ROWS))
     assert numbers(made, 0) == first and made.repeats
     assert sizes(made) == [batch] * (ROWS // batch) + ([ROWS % batch] if ROWS % batch else [])
-    assert (made.rows, made.steps, made.window) == (ROWS, -(-ROWS // batch), window or 32)
+    assert (made.rows, made.steps, made.buffer_size) == (ROWS, -(-ROWS // batch), buffer_size or 32)
 
 
 def test_not_shuffled_is_the_order_of_the_files(path: Path) -> None:
@@ -74,14 +74,14 @@ def test_not_shuffled_is_the_order_of_the_files(path: Path) -> None:
 
 
 def test_the_seed_decides_and_a_batch_size_shuffles(path: Path) -> None:
-    one, other = (stream(path, sampler=SimpleSampler(9, shuffle=True, seed=seed)) for seed in (0, 1))
-    assert numbers(one) != numbers(other)
-    assert numbers(stream(path, sampler=9)) == numbers(one)
-    assert numbers(one)[:9] == [44, 7, 77, 72, 14, 9, 73, 1, 3], "pinned: the same on every machine"
+    first, other = (stream(path, sampler=SimpleSampler(9, shuffle=True, seed=seed)) for seed in (0, 1))
+    assert numbers(first) != numbers(other)
+    assert numbers(stream(path, sampler=9)) == numbers(first)
+    assert numbers(first)[:9] == [44, 7, 77, 72, 14, 9, 73, 1, 3], "pinned: the same on every machine"
 
 
-def test_a_row_stays_in_its_window(path: Path) -> None:
-    made = numbers(stream(path, sampler=10, window=16))
+def test_a_row_stays_in_its_filling_of_the_buffer(path: Path) -> None:
+    made = numbers(stream(path, sampler=10, buffer_size=16))
     for start in range(0, 96, 16):
         groups = {row // 8 for row in made[start : start + 16]}
         assert len(groups) <= 3, "two row groups, or parts of three beside the short last one"
@@ -100,9 +100,9 @@ def test_folders_lists_and_their_columns(tmp_path: Path) -> None:
         (tmp_path / f"site={site}").mkdir()
         pq.write_table(columns(10, 10 * site), tmp_path / f"site={site}" / "a.parquet", row_group_size=4)
     made = ParquetStream("s", tmp_path, features=["x", "site"], targets="y", sampler=6)
-    found = list(made.batches(0))
-    assert sorted(np.concatenate([batch["y"] for batch in found]).tolist()) == list(range(10, 30))
-    assert all(np.array_equal(batch["site"], batch["y"] // 10) for batch in found)
+    result = list(made.batches(0))
+    assert sorted(np.concatenate([batch["y"] for batch in result]).tolist()) == list(range(10, 30))
+    assert all(np.array_equal(batch["site"], batch["y"] // 10) for batch in result)
     only = ParquetStream("s", tmp_path, features="site", sampler=SimpleSampler(20))
     assert next(only.batches(0))["site"].tolist() == [1] * 10 + [2] * 10
     files = [tmp_path / f"site={site}" / "a.parquet" for site in (2, 1)]
@@ -141,8 +141,8 @@ def test_types_are_read_as_a_feature_set_reads_them(tmp_path: Path, column: pa.A
     pq.write_table(pa.table({"x": column}), tmp_path / "x.parquet", row_group_size=6)
     same = FeatureSet.from_parquet("s", tmp_path / "x.parquet", "x").array("x")
     made = ParquetStream("s", tmp_path / "x.parquet", features="x", sampler=SimpleSampler(20))
-    found = next(made.batches(0))["x"]
-    assert np.array_equal(found, same) and found.dtype == same.dtype
+    result = next(made.batches(0))["x"]
+    assert np.array_equal(result, same) and result.dtype == same.dtype
 
 
 def test_tags_of_numbers_with_nulls_and_empty_row_groups(tmp_path: Path) -> None:
@@ -158,22 +158,24 @@ def test_tags_of_numbers_with_nulls_and_empty_row_groups(tmp_path: Path) -> None
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 
-def test_a_window_larger_than_the_data(path: Path) -> None:
+def test_a_buffer_larger_than_the_data(path: Path) -> None:
     with pytest.raises(
-        SourceError, match=r"window=101 is larger than the data. Available: 100 rows. Hint: write window=100"
+        SourceError, match=r"buffer_size=101 is larger than the data. Available: 100 rows. Hint: write buffer_size=100"
     ):
-        stream(path, window=101)
+        stream(path, buffer_size=101)
 
 
-@pytest.mark.parametrize("window", [0, -3, True, 2.5, "all"])
-def test_a_window_that_is_no_number(path: Path, window: Any) -> None:
+@pytest.mark.parametrize("buffer_size", [0, -3, True, 2.5, "all"])
+def test_buffer_size_must_be_a_positive_integer(path: Path, buffer_size: Any) -> None:
     with pytest.raises(SourceError, match=r"is not a number of rows.*leave it out"):
-        stream(path, window=window)
+        stream(path, buffer_size=buffer_size)
 
 
-def test_a_window_for_nothing_and_another_sampler(path: Path) -> None:
-    with pytest.raises(SourceError, match=r"window=8, but nothing is shuffled.*SimpleSampler\(\.\.\., shuffle=True\)"):
-        stream(path, window=8, sampler=SimpleSampler(4))
+def test_a_buffer_without_shuffling_and_another_sampler_are_refused(path: Path) -> None:
+    with pytest.raises(
+        SourceError, match=r"buffer_size=8, but nothing is shuffled.*SimpleSampler\(\.\.\., shuffle=True\)"
+    ):
+        stream(path, buffer_size=8, sampler=SimpleSampler(4))
     for wrong in (True, "simple", None):
         with pytest.raises(SourceError, match=r"cannot be read by .*a SimpleSampler or a batch size"):
             stream(path, sampler=wrong)
@@ -181,7 +183,7 @@ def test_a_window_for_nothing_and_another_sampler(path: Path) -> None:
         stream(path).batches("first")  # type: ignore[arg-type]
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         stream(tmp_path / "none.parquet")
     with pytest.raises(SourceError, match=r"source 's': the folder .* has no Parquet file"):
@@ -190,7 +192,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         stream([])
 
 
-def test_columns_that_cannot_be(path: Path) -> None:
+def test_invalid_columns_are_refused(path: Path) -> None:
     with pytest.raises(ColumnError, match=r"'s' has no column 'z'"):
         stream(path, features="z")
     with pytest.raises(DataError, match=r"'a.b' is not a label"):
@@ -219,7 +221,7 @@ def test_a_file_cut_short(path: Path, held: Held) -> None:
 
 
 def test_a_file_cut_short_while_it_is_used(path: Path, held: Held) -> None:
-    made = stream(path, sampler=8, window=8)
+    made = stream(path, sampler=8, buffer_size=8)
     run = made.batches(0)
     next(run)
     path.write_bytes(path.read_bytes()[:600])
@@ -246,7 +248,7 @@ def test_pages_that_are_broken(tmp_path: Path, held: Held) -> None:
     assert held()[0] == []
 
 
-def test_a_file_that_is_another_one(path: Path) -> None:
+def test_a_file_replaced_since_is_an_error(path: Path) -> None:
     made = stream(path)
     pq.write_table(columns(50), path, row_group_size=8)
     with pytest.raises(SourceError, match=r"rows\.parquet has changed since the source was made"):
@@ -278,10 +280,10 @@ def test_little_is_in_memory_at_once(tmp_path: Path, shuffle: bool) -> None:
     values = np.random.default_rng(0).normal(size=rows * width).astype("float32")
     table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(values), width), "y": np.arange(rows)})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=group)
-    whole, one = table.nbytes, table.nbytes * group // rows
+    whole, group_bytes = table.nbytes, table.nbytes * group // rows
     del table, values
     sampler = SimpleSampler(64, shuffle=shuffle)
-    settings: dict[str, Any] = {"window": 2 * group} if shuffle else {}
+    settings: dict[str, Any] = {"buffer_size": 2 * group} if shuffle else {}
     made = ParquetStream("s", tmp_path / "x.parquet", features="x", targets="y", sampler=sampler, **settings)
     before, peak, count = pa.total_allocated_bytes(), 0, 0
     tracemalloc.start()
@@ -293,16 +295,16 @@ def test_little_is_in_memory_at_once(tmp_path: Path, shuffle: bool) -> None:
     finally:
         tracemalloc.stop()
     assert count == rows
-    held = 2 * one if shuffle else max(one, 8 * 2**20)
-    assert ours < held + one, f"NumPy's: {ours:,} of {whole:,}"
-    assert peak < 6 * one, f"Arrow's: {peak:,} of {whole:,}"
-    assert pa.total_allocated_bytes() - before < one, "nothing is kept after an epoch"
+    held = 2 * group_bytes if shuffle else max(group_bytes, 8 * 2**20)
+    assert ours < held + group_bytes, f"NumPy's: {ours:,} of {whole:,}"
+    assert peak < 6 * group_bytes, f"Arrow's: {peak:,} of {whole:,}"
+    assert pa.total_allocated_bytes() - before < group_bytes, "nothing is kept after an epoch"
 
 
 def test_one_file_is_open_at_a_time_and_none_afterwards(tmp_path: Path, held: Held) -> None:
     for number in range(3):
         pq.write_table(columns(20, 20 * number), tmp_path / f"{number}.parquet", row_group_size=5)
-    made = stream(tmp_path, sampler=4, window=5)
+    made = stream(tmp_path, sampler=4, buffer_size=5)
     assert held()[0] == []
     assert len(made.example) == 4 and held()[0] == []
     run = made.batches(0)
@@ -321,7 +323,7 @@ def test_one_file_is_open_at_a_time_and_none_afterwards(tmp_path: Path, held: He
 def test_ctrl_c_closes_files(path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     from anyaccel.data.streaming import parquet_stream as module
 
-    made = stream(path, sampler=8, window=8)
+    made = stream(path, sampler=8, buffer_size=8)
     assert len(made.example) == 4
     real_add = module.ShuffleBuffer.add
     calls: list[int] = []

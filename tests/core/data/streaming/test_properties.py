@@ -36,21 +36,21 @@ def is_fine(batch: tuple[np.ndarray, np.ndarray], first: tuple[np.ndarray, np.nd
 
 @given(batches=st.lists(a_batch(), max_size=6), by_name=st.booleans())
 def test_all_batches_come_up_to_the_first_that_is_wrong(batches: list[Any], by_name: bool) -> None:
-    """What comes out is alike and whole; what is not is refused with its number, and nothing after it comes."""
+    """Batches that come out are alike and complete; an invalid one is refused with its number, and ends the epoch."""
     shown = [{"y": y, "x": x} for x, y in batches] if by_name else batches
     right = 0
     while right < len(batches) and is_fine(batches[right], batches[0]):
         right += 1
     made = IterableSource("s", lambda: iter(shown), features="x", targets="y")
     for epoch in range(2):
-        found, error = [], ""
+        result, error = [], ""
         try:
             for batch in made.batches(epoch):
-                found.append(batch)
+                result.append(batch)
         except SourceError as failure:
             error = str(failure)
-        assert len(found) == right
-        assert all(np.array_equal(one["x"], two[0]) for one, two in zip(found, batches, strict=False))
+        assert len(result) == right
+        assert all(np.array_equal(first["x"], two[0]) for first, two in zip(result, batches, strict=False))
         assert bool(error) == (right < len(batches) or not batches)
         if batches and error:
             assert f"batch {right} of source 's' in epoch {epoch}" in error
@@ -77,17 +77,17 @@ def test_streams_give_every_row_once(
             pq.write_table(table, Path(folder) / f"{number}.parquet", row_group_size=group)
         if total == 0 or (drop_last and total < batch):
             return
-        settings: dict[str, Any] = {"window": max(1, round(part * total))} if shuffle else {}
+        settings: dict[str, Any] = {"buffer_size": max(1, round(part * total))} if shuffle else {}
         made = ParquetStream("s", folder, features="x", sampler=sampler, **settings)
-        found = [columns["x"] for columns in made.batches(1)]
+        result = [columns["x"] for columns in made.batches(1)]
         again = [columns["x"] for columns in made.batches(1)]
-    assert [len(one) for one in found] == [batch] * (total // batch) + (
+    assert [len(first) for first in result] == [batch] * (total // batch) + (
         [total % batch] if total % batch and not drop_last else []
     )
-    rows = np.concatenate(found).tolist()
+    rows = np.concatenate(result).tolist()
     assert len(set(rows)) == len(rows) and set(rows) <= set(range(total))
     assert rows == np.concatenate(again).tolist()
-    assert made.steps == len(found) and (shuffle or rows == list(range(len(rows))))
+    assert made.steps == len(result) and (shuffle or rows == list(range(len(rows))))
 
 
 @given(
@@ -102,6 +102,6 @@ def test_items_come_as_asked(rows: int, asked: list[int], workers: int, dtype: s
         "s", [(value, number) for number, value in enumerate(values)], features="x", targets="y", workers=workers
     )
     order = [number % rows for number in asked]
-    found = made.gather(order)
-    assert np.array_equal(found["x"], values[order]) and found["x"].dtype == values.dtype
-    assert found["y"].tolist() == order
+    result = made.gather(order)
+    assert np.array_equal(result["x"], values[order]) and result["x"].dtype == values.dtype
+    assert result["y"].tolist() == order

@@ -1,4 +1,4 @@
-"""Transforms of a feature set, with transforms of one's own; those of scikit-learn are in test_transforms_sklearn."""
+"""Transforms of a feature set, with own transforms; those of scikit-learn are in test_sklearn_calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Turned(Times):
 
 
 class Total(Times):
-    """One number instead of all; no way back."""
+    """One number instead of all; it has no inverse."""
 
     inverse_transform = None  # type: ignore[assignment]
 
@@ -86,7 +86,7 @@ class Codes(Times):
 
 
 class Giving(Times):
-    """Gives what it is told to, whatever comes."""
+    """Gives a fixed result for any input."""
 
     def __init__(self, function: Any, back: Any = None) -> None:
         super().__init__()
@@ -113,10 +113,10 @@ def example() -> FeatureSet:
     return fs
 
 
-def same(one: FeatureSet, other: FeatureSet) -> bool:
-    rows = {name: view.rows.tolist() for name, view in one.splits.items()}
-    there = {name: view.rows.tolist() for name, view in other.splits.items()}
-    return rows == there and one.to_arrow().equals(other.to_arrow(), check_metadata=True)
+def same(first: FeatureSet, other: FeatureSet) -> bool:
+    rows = {name: view.rows.tolist() for name, view in first.splits.items()}
+    other_rows = {name: view.rows.tolist() for name, view in other.splits.items()}
+    return rows == other_rows and first.to_arrow().equals(other.to_arrow(), check_metadata=True)
 
 
 def refusal(do: Any) -> str:
@@ -136,7 +136,7 @@ def test_a_column_is_fitted_on_one_split_and_transformed_in_all_rows() -> None:
     assert abs(done["train"].array("y").mean()) < 1e-12 < abs(done["test"].array("y").mean())
 
 
-def test_what_was_there_stays_as_it_is() -> None:
+def test_fit_transform_leaves_the_original_unchanged() -> None:
     fs = example()
     before = fs.to_arrow()
     done = fs.fit_transform(Shift(), ["x", "y"], fit_on="train")
@@ -165,7 +165,7 @@ def test_the_transform_given_is_copied() -> None:
     scaler = Times()
     fs = example()
     done = fs.fit_transform(scaler, "x", fit_on="train").fit_transform(scaler, "y", fit_on="test")
-    assert scaler.seen == [] and [len(one.transform.seen) for one in done.transforms] == [1, 1]
+    assert scaler.seen == [] and [len(fitted.transform.seen) for fitted in done.transforms] == [1, 1]
     assert done.transforms[0].transform is not done.transforms[1].transform
 
 
@@ -183,7 +183,7 @@ def test_a_transform_may_write_into_what_it_gets_and_keep_it() -> None:
     assert not done.array("x").flags.writeable
 
 
-def test_what_is_known_of_a_transform() -> None:
+def test_fitted_transforms_describe_themselves() -> None:
     done = example().fit_transform(Shift(), ["x", "y"], fit_on="train").fit_transform(Total(), "x", fit_on="all")
     first, second = done.transforms
     assert (first.columns, first.results, first.fit_on, first.role) == (("x", "y"), ("x", "y"), "train", None)
@@ -305,7 +305,7 @@ def test_columns_of_several_chunks_and_of_bool_are_read_too() -> None:
 # -- what cannot be fitted ---------------------------------------------------------------------------------------------
 
 
-def test_without_fit_on_the_splits_are_told() -> None:
+def test_a_missing_fit_on_lists_the_splits() -> None:
     message = refusal(lambda: example().fit_transform(Shift(), ["x", "y"]))
     assert message == (
         "Shift on x, y of 'fs' needs fit_on=, the rows that it is fitted to. Available: splits: train, test, all. "
@@ -324,7 +324,7 @@ def test_fit_on_something_else() -> None:
     assert "cannot be fitted on 3" in refusal(lambda: fs.fit_transform(Shift(), "x", fit_on=3))  # type: ignore[arg-type]
 
 
-def test_what_is_no_transform() -> None:
+def test_objects_that_are_not_transforms() -> None:
     fs = example()
     assert refusal(lambda: fs.fit_transform(Shift, "x", fit_on="all")) == (
         "Shift is a class, not a transform. Hint: make an object of it: Shift()."
@@ -344,16 +344,16 @@ def test_columns_that_are_not_there_or_named_wrongly() -> None:
     assert "names a column twice" in refusal(lambda: fs.fit_transform(Shift(), ["x", "x"], fit_on="all"))
 
 
-def test_roles_and_new_names_that_cannot_be() -> None:
+def test_invalid_roles_and_new_names() -> None:
     fs = example()
 
-    def told(**settings: Any) -> str:
+    def message_of(**settings: Any) -> str:
         return refusal(lambda: fs.fit_transform(Shift(), ["x", "y"], fit_on="all", **settings))
 
-    assert "role='label' is not a role. Available: feature, target, tag" in told(role="label")
+    assert "role='label' is not a role. Available: feature, target, tag" in message_of(role="label")
     for name in ("z", "", 3):
-        assert f"into={name!r} is not a name for a new column. Available: columns: x, z, y" in told(into=name)
-    message = told(into="all")
+        assert f"into={name!r} is not a name for a new column. Available: columns: x, z, y" in message_of(into=name)
+    message = message_of(into="all")
     assert "the role of 'all' is not clear. Available: feature, target. Hint: write role='feature'" in message
 
 
@@ -370,7 +370,7 @@ def test_errors_of_a_transform_name_it_and_its_columns() -> None:
             raise TypeError("a lock")
 
     fs = example()
-    for transform, told in [
+    for transform, start in [
         (Giving(fail), "Giving on x, z of 'fs' cannot be applied: ValueError: no room. Available: X [6, 3] of float64"),
         (
             Unfit(),
@@ -380,11 +380,11 @@ def test_errors_of_a_transform_name_it_and_its_columns() -> None:
     ]:
         with pytest.raises(TransformError) as caught:
             fs.fit_transform(transform, ["x", "z"], fit_on="all")
-        assert str(caught.value).startswith(told)
+        assert str(caught.value).startswith(start)
         assert caught.value.__cause__ is not None
 
 
-def test_an_encoder_that_fails_for_another_reason_is_not_told_of_categories() -> None:
+def test_an_encoder_that_fails_for_another_reason_gives_no_hint_on_categories() -> None:
     class Encoder(Codes):
         categories_ = (["a", "b"],)
 
@@ -491,7 +491,7 @@ def test_columns_that_were_left_out_stay_out_when_a_transform_is_undone() -> Non
     assert same(gone.undo_transform(), fs)
 
 
-def test_the_source_of_a_column_comes_back_for_it() -> None:
+def test_undoing_into_brings_its_source_back() -> None:
     fs = example()
     done = fs.fit_transform(Shift(), "x", fit_on="train").fit_transform(Total(), ["x", "z"], fit_on="train", into="sum")
     alone = done.select(features="sum")
@@ -548,7 +548,7 @@ def test_values_of_one_column_of_several_that_were_fitted_together() -> None:
     assert np.allclose(done.inverse(both, ["w", "y"]), np.column_stack([fs.array("w"), fs.array("y")]))
 
 
-def test_what_does_not_come_apart_is_told() -> None:
+def test_columns_that_cannot_be_inverted_alone() -> None:
     fs = example()
     done = fs.fit_transform(Turned(), ["y", "w"], fit_on="train")
     message = refusal(lambda: done.inverse(done.array("y"), "y"))
@@ -592,12 +592,12 @@ def test_columns_of_several_axes_come_back_joined_where_they_can_be() -> None:
 
 def test_values_of_another_shape_are_refused() -> None:
     done = example().fit_transform(Times(), "y", fit_on="train")
-    for values, told in [(np.ones((3, 2)), "['n', 2]"), (np.float64(1), "[]")]:
+    for values, shape in [(np.ones((3, 2)), "['n', 2]"), (np.float64(1), "[]")]:
         message = refusal(lambda values=values: done.inverse(values, "y"))
-        assert message.startswith(f"values of shape {told} are not those of y. Available: shapes per sample: []")
+        assert message.startswith(f"values of shape {shape} are not those of y. Available: shapes per sample: []")
 
 
-def test_a_transform_without_a_way_back() -> None:
+def test_a_transform_without_an_inverse() -> None:
     fs = example()
     done = fs.fit_transform(Total(), "x", fit_on="train")
     message = refusal(lambda: done.inverse(done.array("x"), "x"))
@@ -606,19 +606,19 @@ def test_a_transform_without_a_way_back() -> None:
     assert same(done.undo_transform(), fs)
 
 
-def test_a_way_back_that_fails_or_gives_another_shape() -> None:
+def test_an_inverse_that_fails_or_gives_another_shape() -> None:
     def fail(x: np.ndarray) -> Any:
         raise KeyError("lost")
 
-    def told(back: Any) -> str:
+    def message_of(back: Any) -> str:
         done = example().fit_transform(Giving(lambda x: x, back), "y", fit_on="all")
         return refusal(lambda: done.inverse(np.ones(3), "y"))
 
-    assert "Giving on y of 'fs' cannot be inverted for these values: KeyError: 'lost'" in told(fail)
-    assert "inverse_transform gives rows of width 2. Available: it was fitted to rows of 1" in told(
+    assert "Giving on y of 'fs' cannot be inverted for these values: KeyError: 'lost'" in message_of(fail)
+    assert "inverse_transform gives rows of width 2. Available: it was fitted to rows of 1" in message_of(
         lambda x: np.ones((3, 2))
     )
-    assert "inverse_transform gives an array of shape [2] for 3 rows" in told(lambda x: np.ones(2))
+    assert "inverse_transform gives an array of shape [2] for 3 rows" in message_of(lambda x: np.ones(2))
 
 
 def test_words_that_were_transformed_together_come_back_alone() -> None:
@@ -648,22 +648,22 @@ def fitted() -> FeatureSet:
 
 
 def test_fresh_data_are_transformed_as_they_were_fitted_elsewhere() -> None:
-    there = fitted()
-    done = fresh(y=np.array([1.0, 2.0])).transform_like(there["train"])
-    means = there.transforms[0].transform.mean_
+    fitted_there = fitted()
+    done = fresh(y=np.array([1.0, 2.0])).transform_like(fitted_there["train"])
+    means = fitted_there.transforms[0].transform.mean_
     assert np.allclose(done.array("x"), 1 - means[:2]) and np.allclose(done.array("z"), [1, 2] - means[2])
-    assert np.allclose(done.array("y"), ([1, 2] - there.transforms[1].transform.mean_) * 2)
+    assert np.allclose(done.array("y"), ([1, 2] - fitted_there.transforms[1].transform.mean_) * 2)
     assert done.array("kind").tolist() == [1, 0] and done.features == ("x", "z", "kind", "sum")
     assert np.allclose(done.inverse(done.array("y"), "y"), [1, 2])
     assert same(done.undo_transforms(), fresh(y=np.array([1.0, 2.0])))
-    assert done.transforms == there.transforms
+    assert done.transforms == fitted_there.transforms
 
 
-def test_fresh_data_need_no_targets_and_know_their_units_all_the_same() -> None:
-    there = fitted()
-    done = fresh().transform_like(there)
+def test_fresh_data_without_targets_can_still_invert_them() -> None:
+    fitted_there = fitted()
+    done = fresh().transform_like(fitted_there)
     assert done.targets == () and len(done.transforms) == 5
-    assert np.allclose(done.inverse(there.array("y"), "y"), there.undo_transforms().array("y"))
+    assert np.allclose(done.inverse(fitted_there.array("y"), "y"), fitted_there.undo_transforms().array("y"))
     assert same(done.undo_transforms(), fresh())
 
 
@@ -687,9 +687,9 @@ def test_fresh_data_of_another_shape_or_width() -> None:
 
 
 def test_fresh_data_that_have_the_new_column_already() -> None:
-    there = example().fit_transform(Times(), "y", fit_on="all", into="w2")
+    fitted_there = example().fit_transform(Times(), "y", fit_on="all", into="w2")
     here = FeatureSet.from_dict("fresh", {"y": [1.0], "w2": [2.0]}, "y", "w2")
-    message = refusal(lambda: here.transform_like(there))
+    message = refusal(lambda: here.transform_like(fitted_there))
     assert "Times on y of 'fresh' makes the column 'w2', which is there already. Available: columns: y, w2" in message
 
 
@@ -698,16 +698,16 @@ def test_transforms_are_taken_from_what_has_them_and_once() -> None:
     assert "'fresh' cannot be transformed like FeatureSet('fs'" in message
     assert "it has no transforms. Hint: give the feature set that fit_transform returned" in message
     assert "cannot be transformed like 3" in refusal(lambda: fresh().transform_like(3))  # type: ignore[arg-type]
-    there = fitted()
-    done = fresh().transform_like(there)
-    for again in (lambda: done.transform_like(there), lambda: there.transform_like(there)):
+    fitted_there = fitted()
+    done = fresh().transform_like(fitted_there)
+    for again in (lambda: done.transform_like(fitted_there), lambda: fitted_there.transform_like(fitted_there)):
         assert "has these transforms already. Available: FittedTransform(Shift on x, z" in refusal(again)
 
 
 def test_roles_of_fresh_data_stay_unless_the_transform_changes_them() -> None:
-    there = example().fit_transform(Shift(), "y", fit_on="train")
+    fitted_there = example().fit_transform(Shift(), "y", fit_on="train")
     here = FeatureSet.from_dict("fresh", {"x": [1.0, 2.0], "y": [1.0, 2.0]}, "x", (), "y")
-    assert here.transform_like(there).role("y") == "tag"
+    assert here.transform_like(fitted_there).role("y") == "tag"
 
 
 # -- whatever comes ----------------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_an_encoder_that_knows_what_to_do_with_the_unseen() -> None:
         fs.fit_transform(codes, "kind", fit_on="train", role="feature")
 
 
-def test_an_error_that_is_not_about_categories_is_told_as_it_is() -> None:
+def test_an_error_that_is_not_about_categories_is_reported_as_it_is() -> None:
     fs = example()
     broken = pre.OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=1)
     with pytest.raises(TransformError, match=r"OrdinalEncoder on kind of 'parts' cannot be fitted: ValueError"):
@@ -170,14 +170,14 @@ def test_pca_makes_one_column_of_one_or_several() -> None:
         fs.fit_transform(decomposition.PCA(3), ["image", "count"], fit_on="train")
 
 
-def test_pca_in_place_of_several_does_not_come_apart() -> None:
+def test_pca_of_several_columns_cannot_be_inverted_for_one() -> None:
     done = example().fit_transform(decomposition.PCA(2), ["y", "w"], fit_on="train")
     with pytest.raises(TransformError, match=r"PCA on y, w of 'parts' cannot be inverted for y alone.*depends on w"):
         done.inverse(done.array("y"), "y")
 
 
-@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: pipeline.make_pipeline(pre.StandardScaler(), one)])
-def test_a_function_without_its_inverse_is_no_way_back(wrap: Any) -> None:
+@pytest.mark.parametrize("wrap", [lambda step: step, lambda step: pipeline.make_pipeline(pre.StandardScaler(), step)])
+def test_a_function_transformer_without_inverse_func_cannot_be_inverted(wrap: Any) -> None:
     """scikit-learn would give the values back as they are."""
     done = example().fit_transform(wrap(pre.FunctionTransformer(np.arcsinh)), "y", fit_on="train")
     with pytest.raises(
@@ -186,14 +186,14 @@ def test_a_function_without_its_inverse_is_no_way_back(wrap: Any) -> None:
         done.inverse(done.array("y"), "y")
 
 
-def test_what_wants_targets_in_fitting_is_told() -> None:
+def test_a_transform_that_needs_targets_is_reported() -> None:
     with pytest.raises(
         TransformError, match=r"TargetEncoder on kind of 'parts' cannot be fitted: TypeError.*with fit\(X\) alone"
     ):
         example().fit_transform(pre.TargetEncoder(), "kind", fit_on="train", role="feature")
 
 
-def test_a_log_of_zero_is_told() -> None:
+def test_a_log_of_zero_is_reported() -> None:
     log = pre.FunctionTransformer(np.log, np.exp)
     with np.errstate(divide="ignore"), pytest.raises(TransformError, match=r"gives NaN or infinity in \d+ of 40 rows"):
         example().fit_transform(log, "count", fit_on="train")
@@ -206,8 +206,8 @@ def test_scalers_of_whatever_data(seed: int, name: str, n: int) -> None:
     done = fs.fit_transform(SCALERS[name](), ["image", "y"], fit_on="train")
     for column in ("image", "y"):
         assert np.allclose(done.inverse(done.array(column), column), fs.array(column), rtol=1e-3, atol=1e-3)
-    there = example(seed + 1, n).transform_like(done)
-    assert np.allclose(there.inverse(there.array("y"), "y"), example(seed + 1, n).array("y"))
+    fitted_there = example(seed + 1, n).transform_like(done)
+    assert np.allclose(fitted_there.inverse(fitted_there.array("y"), "y"), example(seed + 1, n).array("y"))
     assert done.undo_transforms().to_arrow().equals(fs.to_arrow(), check_metadata=True)
 
 

@@ -1,4 +1,4 @@
-"""Likeness: whether two fitted objects are in the same state."""
+"""Whether two fitted objects are in the same state."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Plain:
 @pytest.mark.parametrize(
     "value", [1, "a", None, float("nan"), np.array([1.0, np.nan]), np.array(["a", None], object), [1, {"a": (2,)}]]
 )
-def test_equal_states_are_alike(value: Any) -> None:
+def test_equal_states_are_the_same(value: Any) -> None:
     assert same_state(Plain(value), Plain(copy.deepcopy(value)))
     assert not same_state(Plain(value), Plain("another")) and not same_state(Plain(value), value)
 
 
 def test_arrays_are_compared_by_dtype_shape_and_value() -> None:
-    one = np.array([1.0, 2.0])
-    assert same_state(Plain(one), Plain(one.copy()))
-    for other in (one.astype("float32"), one[:1], one + 1, one[:, None]):
-        assert not same_state(Plain(one), Plain(other))
+    first = np.array([1.0, 2.0])
+    assert same_state(Plain(first), Plain(first.copy()))
+    for other in (first.astype("float32"), first[:1], first + 1, first[:, None]):
+        assert not same_state(Plain(first), Plain(other))
 
 
-def test_what_refers_to_itself_counts_as_different() -> None:
-    one, other = Plain(None), Plain(None)
-    one.value, other.value = one, other
-    assert not same_state(one, other) and same_state(one, one)
+def test_objects_that_refer_to_themselves_count_as_different() -> None:
+    first, other = Plain(None), Plain(None)
+    first.value, other.value = first, other
+    assert not same_state(first, other) and same_state(first, first)

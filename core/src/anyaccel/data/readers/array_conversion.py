@@ -31,9 +31,6 @@ def number_column(name: str, values: Any) -> Any:
     Args:
         name: of the column, for messages.
         values: array-like of shape [n, *shape]; lists get the dtype that NumPy gives them.
-
-    Raises:
-        ColumnError: not numeric, ragged, empty samples, nulls, or NaN among integers.
     """
     converted = _as_arrow(values)
     if isinstance(converted, pa.ChunkedArray):
@@ -50,11 +47,7 @@ def number_column(name: str, values: Any) -> Any:
 
 
 def tag_column(name: str, values: Any) -> Any:
-    """A tag as an Arrow chunked column, on its own memory unless the values are Arrow's already.
-
-    Raises:
-        ColumnError: Arrow cannot hold the values in one column.
-    """
+    """A tag as an Arrow chunked column, on its own memory unless the values are Arrow's already."""
     converted = _as_arrow(values)
     if isinstance(converted, pa.ChunkedArray):
         is_given = isinstance(values, (pa.Array, pa.ChunkedArray))

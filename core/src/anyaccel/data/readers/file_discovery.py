@@ -26,11 +26,7 @@ class DataFile:
 
 
 def discover_files(label: str, path: Paths) -> list[DataFile]:
-    """The files that a path, a folder or a list of paths names; none of them is opened.
-
-    Raises:
-        DataError: no file in a folder or list, or not a path.
-    """
+    """The files that a path, a folder or a list of paths names; none of them is opened."""
     if not isinstance(path, (str, os.PathLike)):
         return _listed_files(label, path)
     if not os.fspath(path):  # pathlib reads it as the current folder

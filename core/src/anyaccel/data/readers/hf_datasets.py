@@ -21,9 +21,6 @@ def arrow_table(label: str, dataset: Any) -> Any:
 
     On the data set's own memory, which may be a mapped file, unless rows were chosen, which are gathered. Functions
     that it applies when rows are read (`set_transform`) are not applied. Its extension types are read as their storage.
-
-    Raises:
-        DataError: it does not give its table.
     """
     kind = type(dataset).__name__
     cause: Exception | None = None
@@ -34,8 +31,7 @@ def arrow_table(label: str, dataset: Any) -> Any:
         table, problem, cause = None, f"the {kind} of {label!r} does not give its Arrow table: {error}", error
     if not isinstance(table, pa.Table):
         raise DataError(
-            problem,
-            hint="give its data as a pyarrow.Table, or row by row: MapSource(label, dataset, features=[...])",
+            problem, hint="give its data as a pyarrow.Table, or row by row: MapSource(label, dataset, features=[...])"
         ) from cause
     return _without_own_types(table)
 

@@ -15,9 +15,6 @@ def fixed_size_lists(name: str, column: Any) -> Any:
     """A chunked column of lists of numbers as fixed-size lists on the same memory; any other column as it is.
 
     Lists may be nested. Chunks stay as they are, except that empty ones are dropped.
-
-    Raises:
-        ColumnError: lists that are null or empty, or differ in length.
     """
     if not is_list(column.type) or not is_numeric(list_leaf(column.type)) or not len(column):
         return column
@@ -25,11 +22,7 @@ def fixed_size_lists(name: str, column: Any) -> Any:
 
 
 def with_shapes(table: Any, roles: Mapping[str, str]) -> Any:
-    """A table whose features and targets of lists have a shape per sample; `roles` is in the order of its columns.
-
-    Raises:
-        ColumnError: as `fixed_size_lists`.
-    """
+    """A table whose features and targets of lists have a shape per sample; `roles` is in the order of its columns."""
     for index, (name, role) in enumerate(roles.items()):
         column = table.column(index)
         if role != "tag" and (converted := fixed_size_lists(name, column)) is not column:

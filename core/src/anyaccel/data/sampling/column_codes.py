@@ -42,10 +42,6 @@ def find_column(condition: object, name: str, rows: Mapping[str, Rows]) -> tuple
         condition: that names it, for messages.
         name: the name.
         rows: the feature sets, by label.
-
-    Raises:
-        ColumnError: no feature set has it.
-        SamplerError: several have it.
     """
     matches = [source for source in rows.values() if name in source.columns]
     if len(matches) == 1:
@@ -64,11 +60,7 @@ def find_column(condition: object, name: str, rows: Mapping[str, Rows]) -> tuple
 
 
 def single_values(rows: Rows, name: str) -> np.ndarray:
-    """The numbers of a column, one for each row.
-
-    Raises:
-        SamplerError: it has several for each.
-    """
+    """The numbers of a column, one for each row."""
     array = rows.array(name)
     if math.prod(array.shape[1:]) != 1:
         raise SamplerError(
@@ -80,11 +72,7 @@ def single_values(rows: Rows, name: str) -> np.ndarray:
 
 
 def encoded(rows: Rows, name: str) -> ComparedColumn:
-    """A code for each different value of a column, int64 [n].
-
-    Raises:
-        SamplerError: Arrow cannot compare values of its type.
-    """
+    """A code for each different value of a column, int64 [n]."""
     column = rows.column(name)
     if is_numeric(column.type) and not column.null_count:
         values = single_values(rows, name)

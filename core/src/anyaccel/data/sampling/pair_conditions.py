@@ -63,35 +63,31 @@ class PairCondition(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Same(PairCondition):
-    """The candidate has the anchor's value."""
-
-    kind = "same"
-
+class _Equality(PairCondition):
     def __repr__(self) -> str:
-        return f"Same({self.column!r})"
+        return f"{type(self).__name__}({self.column!r})"
 
     def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
         """A code for each different value."""
         return encoded(*find_column(self, self.column, rows))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Same(_Equality):
+    """The candidate has the anchor's value."""
+
+    kind = "same"
 
     def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
         """Equal values."""
         return np.asarray(compared.values[anchors, None] == compared.values[None])
 
 
-@dataclass(frozen=True, slots=True)
-class Different(PairCondition):
+@dataclass(frozen=True, slots=True, repr=False)
+class Different(_Equality):
     """The candidate has another value than the anchor."""
 
     kind = "different"
-
-    def __repr__(self) -> str:
-        return f"Different({self.column!r})"
-
-    def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
-        """A code for each different value."""
-        return encoded(*find_column(self, self.column, rows))
 
     def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
         """Unequal values."""
@@ -223,11 +219,7 @@ Conditions = PairCondition | Iterable[PairCondition]
 
 
 def conditions_of(argument: str, given: Any) -> tuple[PairCondition, ...]:
-    """One condition or several as a tuple.
-
-    Raises:
-        SamplerError: no condition, or something else.
-    """
+    """One condition or several as a tuple."""
     several = (given,) if isinstance(given, PairCondition) else given
     conditions = tuple(several) if isinstance(several, Iterable) and not isinstance(several, str) else (several,)
     for condition in conditions:
@@ -248,11 +240,7 @@ def field_names(value: Any) -> tuple[str, ...]:
 
 
 def condition_from_config(config: Any) -> PairCondition:
-    """Read what `get_config` of a condition wrote.
-
-    Raises:
-        ConfigError: not such a configuration.
-    """
+    """Read what `get_config` of a condition wrote."""
     kind = config.get("condition") if isinstance(config, Mapping) else None
     cls = _CLASSES.get(kind) if isinstance(kind, str) else None
     if cls is None or set(config) != {"condition", *field_names(cls)}:

@@ -37,12 +37,7 @@ class PairIndex(ABC):
 
 
 def pair_index(conditions: Sequence[PairCondition], rows: Mapping[str, Rows], partner: str) -> PairIndex:
-    """The partners by some conditions, all of which must hold; messages call them `partner`.
-
-    Raises:
-        SamplerError: no row has a partner; the message says how many rows have one by each condition alone.
-        ColumnError: a column that is not there.
-    """
+    """The partners by some conditions, all of which must hold; messages call them `partner`."""
     n = len(next(iter(rows.values())))
     compared = [condition.read(rows) for condition in conditions]
     index = _built(conditions, compared, n)

@@ -170,11 +170,7 @@ class SimpleSampler(Sampler):
 
 
 def check_settings(sampler: Sampler, *counts: str) -> None:
-    """Check the settings of a sampler that is being made; `counts` names further settings that must be at least 1.
-
-    Raises:
-        SamplerError: a setting of the wrong type, or below 1.
-    """
+    """Check the settings of a sampler that is being made; `counts` names further settings that must be at least 1."""
     for name in ("batch_size", "seed", *counts):
         object.__setattr__(sampler, name, integer(name, getattr(sampler, name)))
     if sampler.batch_size < 1:
@@ -188,11 +184,7 @@ def check_settings(sampler: Sampler, *counts: str) -> None:
 
 
 def integer(name: str, value: Any) -> int:
-    """A Python int from any integer.
-
-    Raises:
-        SamplerError: it is not an integer.
-    """
+    """A Python int from any integer."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)
@@ -202,10 +194,6 @@ def integer(name: str, value: Any) -> int:
 
 
 def check_rows(n: int) -> None:
-    """Check that there is a row.
-
-    Raises:
-        SamplerError: there is none.
-    """
+    """Check that there is a row."""
     if n < 1:
         raise SamplerError(f"{n} rows make no batch", hint="give data with at least one row")

@@ -41,11 +41,6 @@ def group_keys(rows: Rows, by: Names, argument: str) -> GroupKeys:
         rows: whose columns they are.
         by: name of the column, or several.
         argument: the argument that named them, for messages.
-
-    Raises:
-        SplitError: no column is named.
-        ColumnError: there is no such column, or it has nulls or NaN, a shape per sample, or values that cannot be
-            compared.
     """
     names = names_of(by)
     if not names:

@@ -93,9 +93,6 @@ def check_together(label: str, groups: GroupKeys, positions: Mapping[str, np.nda
         label: of the feature set.
         groups: of its rows.
         positions: of each split, int [k] into `groups.codes`.
-
-    Raises:
-        SplitError: a group has; the message names the first such group and the splits.
     """
     names, codes_by_split = list(positions), [groups.codes[rows] for rows in positions.values()]
     codes = np.concatenate(codes_by_split)
@@ -114,11 +111,7 @@ def check_together(label: str, groups: GroupKeys, positions: Mapping[str, np.nda
 
 
 def check_nested(label: str, groups: GroupKeys, strata: GroupKeys) -> None:
-    """Check that all rows of a group are in one stratum.
-
-    Raises:
-        SplitError: they are not; the message names the first such group and two of its strata.
-    """
+    """Check that all rows of a group are in one stratum."""
     pairs = np.unique(groups.codes * len(strata) + strata.codes)
     group_of_pair = pairs // len(strata)
     crossing = np.flatnonzero(group_of_pair[1:] == group_of_pair[:-1])

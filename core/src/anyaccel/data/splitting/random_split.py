@@ -30,6 +30,7 @@ def random_positions(
     name: str,
     n: int,
     ratios: Mapping[str, float],
+    *,
     seed: int,
     strata: GroupKeys | None = None,
     groups: GroupKeys | None = None,
@@ -39,10 +40,6 @@ def random_positions(
     The rows are put into the order of `rng.permutation(rng.key(seed, "split", name), n)` and cut in the order of
     `ratios`; counts are rounded by largest remainder, the earlier split first among equal ones. With strata each of
     them is cut so; groups are assigned in the order in which they come first. The rows of a split stay in that order.
-
-    Raises:
-        SplitError: ratios that are not numbers or do not add up, an empty split, a seed that is not an integer, a
-            stratum too small for the splits, fewer groups than splits, or a group in two strata.
     """
     shares = _checked_shares(label, ratios)
     counts = _counts(label, n, shares) if strata is None and groups is None else {}
@@ -54,12 +51,7 @@ def random_positions(
 
 
 def conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Positions in `rows` for each split, int64, ascending, of the rows that meet its conditions.
-
-    Raises:
-        SplitError: no conditions, an empty split, or two that overlap.
-        DataError, ColumnError: as `positions_where`.
-    """
+    """Positions in `rows` for each split, int64, ascending, of the rows that meet its conditions."""
     if not isinstance(conditions, Mapping) or not conditions:
         raise SplitError(
             f"the conditions for splits of {rows.label!r} are {conditions!r}",
@@ -79,11 +71,7 @@ def conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any]
 
 
 def check_distinct(label: str, name: str, indices: np.ndarray) -> None:
-    """Check that no row is twice in a view that is cut at random: its copies would get into several splits.
-
-    Raises:
-        SplitError: a row is.
-    """
+    """Check that no row is twice in a view that is cut at random: its copies would get into several splits."""
     rows, counts = np.unique(indices, return_counts=True)
     repeated = rows[counts > 1].tolist()
     if repeated:

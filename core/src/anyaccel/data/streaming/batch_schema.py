@@ -106,11 +106,7 @@ class RowSpec:
         return str(TensorSpec(self.shape, str(self.dtype)))
 
     def check(self, name: str, position: object, rows: np.ndarray) -> None:
-        """Check that rows [n, *shape] of a column are like those before them.
-
-        Raises:
-            SourceError: they are not.
-        """
+        """Check that rows [n, *shape] of a column are like those before them."""
         if rows.shape[1:] != self.shape or rows.dtype != self.dtype:
             raise SourceError(
                 f"column {name!r} of {position} is {RowSpec.of(rows)}",

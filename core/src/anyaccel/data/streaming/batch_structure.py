@@ -32,9 +32,6 @@ def batch_parts(position: object, given: Any, names: Sequence[str]) -> BatchPart
 
     Taken by name from mappings, data classes, named tuples and Arrow tables; by position from tuples and lists, one
     part for each name, nested parts in their turn; anything else is the only column.
-
-    Raises:
-        SourceError: a column is missing, or there are more or fewer parts than names.
     """
     named = _named(given, names)
     if named is not None:

@@ -59,11 +59,7 @@ def worker_notes(label: str, source: Any) -> tuple[str, ...]:
 
 
 def check_fork(label: str, source: Any) -> None:
-    """Check that the workers of a loader are not forks of a process whose frameworks keep threads.
-
-    Raises:
-        SourceError: they would be forked, and a framework whose backend has `fork_safe = False` is imported.
-    """
+    """Check that the workers of a loader are not forks of a process whose frameworks keep threads."""
     if not workers_of(source) or _start_method(source) != "fork":
         return
     threaded = sorted(_threaded_frameworks())

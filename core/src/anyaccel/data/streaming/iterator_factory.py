@@ -32,11 +32,7 @@ class IteratorFactory:
     once: bool = False
 
     def iterator(self, epoch: int) -> Iterator[Any]:
-        """An iterator of the batches of an epoch.
-
-        Raises:
-            SourceError: the source cannot be opened, or gives no iterable.
-        """
+        """An iterator of the batches of an epoch."""
         try:
             iterable = self.open(epoch)
             iterator = None if instead_of(iterable) else self._started(iterable, epoch)
@@ -61,11 +57,7 @@ class IteratorFactory:
 
 
 def iterator_factory(label: str, source: Any) -> IteratorFactory:
-    """How a source is opened.
-
-    Raises:
-        SourceError: it is not a source of batches.
-    """
+    """How a source is opened."""
     hint = instead_of(source)
     if hint:
         kind = type(source).__name__
@@ -92,11 +84,7 @@ def iterator_factory(label: str, source: Any) -> IteratorFactory:
 
 
 def length_of(source: Any) -> int | None:
-    """How many batches a source says it gives, None if it does not know.
-
-    Raises:
-        Exception: whatever its `__len__` raises, except TypeError, which means that it does not know.
-    """
+    """How many batches a source says it gives, None if it does not know."""
     if not hasattr(source, "__len__"):
         return None
     try:

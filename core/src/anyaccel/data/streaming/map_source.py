@@ -45,14 +45,7 @@ class MapSource(Source):
     repeats = True
 
     def __init__(
-        self,
-        label: str,
-        dataset: Any,
-        *,
-        features: Names,
-        targets: Names = (),
-        tags: Names = (),
-        workers: int = 0,
+        self, label: str, dataset: Any, *, features: Names, targets: Names = (), tags: Names = (), workers: int = 0
     ) -> None:
         super().__init__(label, features, targets, tags)
         self._dataset = dataset

@@ -44,12 +44,7 @@ class RowGroup:
 
 
 def row_groups(label: str, files: ParquetFiles) -> tuple[RowGroup, ...]:
-    """All row groups that have rows, in the order of the files; only the footers of the files are read.
-
-    Raises:
-        OSError: a file cannot be opened.
-        SourceError: a file is broken or cut short, or no file has rows.
-    """
+    """All row groups that have rows, in the order of the files; only the footers of the files are read."""
     groups = tuple(group for file in files.files for group in _groups_of(_footer(label, file)) if group.rows)
     if not groups:
         raise SourceError(
@@ -78,13 +73,7 @@ class ReadSpec:
 
 
 def read_pieces(spec: ReadSpec, groups: Sequence[RowGroup]) -> Generator[Any]:
-    """Rows of some row groups, in their order, as Arrow tables; one file is open at a time.
-
-    Raises:
-        OSError: a file cannot be opened.
-        SourceError: a file is broken, cut short, or was changed; or nulls among features and targets, or samples of
-            another shape.
-    """
+    """Rows of some row groups, in their order, as Arrow tables; one file is open at a time."""
     for group in groups:
         with error_context(f"{group}, source {spec.label!r}"):
             yield from _pieces_of(spec, group)

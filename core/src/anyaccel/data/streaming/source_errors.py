@@ -25,11 +25,7 @@ class BatchPosition:
 
 @contextmanager
 def error_context(position: object) -> Iterator[None]:
-    """Add to errors of anyaccel where in a source they happened.
-
-    Raises:
-        SourceError: in place of every other error of anyaccel.
-    """
+    """Turn errors of anyaccel into a SourceError that says where in a source they happened."""
     try:
         yield
     except SourceError:

@@ -24,10 +24,6 @@ def number_array(name: str, value: Any) -> np.ndarray:
         name: of the column, for messages.
         value: a NumPy array, a tensor of a framework whose plugin is installed, Arrow, lists of numbers or of tensors,
             pandas, or an object with `__array__` or `__dlpack__`.
-
-    Raises:
-        ColumnError: not numeric, no rows, ragged, empty samples, or nulls.
-        MoveError: a tensor that NumPy cannot hold.
     """
     array = as_numpy(name, value)
     if array is None or not _is_plain(array):
@@ -38,11 +34,7 @@ def number_array(name: str, value: Any) -> np.ndarray:
 
 
 def tag_array(name: str, value: Any) -> np.ndarray:
-    """A tag as an array [rows, ...]: numbers as `number_array` gives them, all else as NumPy reads it from Arrow.
-
-    Raises:
-        ColumnError: no rows, or values that Arrow cannot hold in one column.
-    """
+    """A tag as an array [rows, ...]: numbers as `number_array` gives them, all else as NumPy reads it from Arrow."""
     try:
         array = as_numpy(name, value)
     except MoveError:  # a tensor of text, which a framework gives to NumPy as objects
@@ -58,12 +50,7 @@ def column_array(name: str, column: Any) -> np.ndarray:
 
 
 def as_numpy(name: str, value: Any) -> np.ndarray | None:
-    """An array or tensor as a NumPy array, on the same memory if possible; None for everything else.
-
-    Raises:
-        ColumnError: a list of tensors that differ in shape, or a tensor that cannot be brought to the host.
-        MoveError: a tensor that NumPy cannot hold.
-    """
+    """An array or tensor as a NumPy array, on the same memory if possible; None for everything else."""
     if isinstance(value, np.ndarray):
         return None if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
     if isinstance(value, (list, tuple)):
@@ -77,11 +64,7 @@ def as_numpy(name: str, value: Any) -> np.ndarray | None:
 
 
 def all_as_numpy(name: str, values: Sequence[Any]) -> list[np.ndarray | None]:
-    """`as_numpy` of each of some values; their owner is looked up once if they are of one class.
-
-    Raises:
-        ColumnError, MoveError: as `as_numpy`.
-    """
+    """`as_numpy` of each of some values; their owner is looked up once if they are of one class."""
     is_uniform = len({type(value) for value in values}) == 1
     if is_uniform and is_tensor(values[0]) and not isinstance(values[0], np.ndarray):
         backend = _backend_of(values[0])

@@ -27,12 +27,7 @@ def fitted_transforms(log: Log) -> tuple[FittedTransform, ...]:
 
 
 def transform_columns(rows: Rows, columns: Names, more: Sequence[str] = ()) -> tuple[str, ...]:
-    """The names of the columns of a transform; those in `more` are allowed besides the columns of the rows.
-
-    Raises:
-        ColumnError: there is no such column.
-        TransformError: no name, or one twice.
-    """
+    """The names of the columns of a transform; those in `more` are allowed besides the columns of the rows."""
     names = names_of(columns)
     for name in names:
         if name not in rows.columns and name not in more:
@@ -47,11 +42,7 @@ def transform_columns(rows: Rows, columns: Names, more: Sequence[str] = ()) -> t
 
 
 def fit_transform(rows: Rows, log: Log, request: FitRequest) -> tuple[Any, Log]:
-    """A table with the columns of a request transformed: fitted to its rows, applied to all.
-
-    Raises:
-        TransformError, ColumnError: as `FeatureSet.fit_transform`.
-    """
+    """A table with the columns of a request transformed: fitted to its rows, applied to all."""
     role = _result_role(rows, request)
     table = rows.to_arrow()
     fitted, output = fit(table, replace(request, role=role))
@@ -93,11 +84,7 @@ def _check_tags(rows: Rows, names: Sequence[str], output: np.ndarray, what: str)
 
 
 def transform_like(rows: Rows, log: Log, other: Any) -> tuple[Any, Log]:
-    """A table to which the transforms of another feature set or view are applied as they were fitted there, in order.
-
-    Raises:
-        TransformError: as `FeatureSet.transform_like`.
-    """
+    """A table to which the transforms of another feature set or view are applied, as they were fitted there."""
     source = other.base if isinstance(other, Rows) else None
     transforms: tuple[FittedTransform, ...] = getattr(source, "transforms", ())
     if not transforms:
@@ -136,11 +123,7 @@ def _is_skipped(fitted: FittedTransform, table: Any, what: str) -> bool:
 
 
 def undo_transforms(rows: Rows, log: Log, count: int | None = None) -> tuple[Any, Log]:
-    """A table without the last `count` transforms; None for all.
-
-    Raises:
-        TransformError: there is no transform.
-    """
+    """A table without the last `count` transforms; None for all."""
     if not log:
         raise TransformError(
             f"{rows.label!r} has no transform to undo",
@@ -155,11 +138,7 @@ def undo_transforms(rows: Rows, log: Log, count: int | None = None) -> tuple[Any
 
 
 def inverse(rows: Rows, log: Log, values: Any, columns: Names) -> np.ndarray:
-    """Values of transformed columns in the units before all transforms; see `FeatureSet.inverse`.
-
-    Raises:
-        TransformError, ColumnError: as `FeatureSet.inverse`.
-    """
+    """Values of transformed columns in the units before all transforms; see `FeatureSet.inverse`."""
     transforms = fitted_transforms(log)
     names = transform_columns(rows, columns, [name for fitted in transforms for name in fitted.results])
     array = np.asarray(values)

@@ -117,11 +117,7 @@ def relevant_transforms(transforms: Sequence[FittedTransform], names: Sequence[s
 def result_layout(
     columns: Sequence[str], shapes: Sequence[Shape], width: int, into: str | None, what: str
 ) -> tuple[tuple[str, ...], tuple[Shape, ...]]:
-    """Names and shapes of the columns that a transform makes, of `width` numbers a row together.
-
-    Raises:
-        TransformError: it takes several columns, gives another width, and no name for one new column was given.
-    """
+    """Names and shapes of the columns that a transform makes, of `width` numbers a row together."""
     same = width == sum(map(math.prod, shapes))
     if into is not None or len(columns) == 1:
         return (into or columns[0],), (shapes[0] if same and len(columns) == 1 else (width,),)
@@ -150,11 +146,7 @@ def split_flat(flat: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
 
 
 def split_joined(values: np.ndarray, shapes: Sequence[Shape], what: str) -> list[np.ndarray]:
-    """Columns [n, *shape] from one array of them, joined along the last axis as models take and give them.
-
-    Raises:
-        TransformError: the array is not of that shape; axes of length 1 do not count.
-    """
+    """Columns [n, *shape] from one array of them, joined along the last axis as models take and give them."""
     leads = {_as_tensor(shape)[:-1] for shape in shapes}
     joined = shapes[0] if len(shapes) == 1 else (*min(leads), sum(_as_tensor(shape)[-1] for shape in shapes))
     if not values.ndim or len(leads) > 1 or _without_ones(values.shape[1:]) != _without_ones(joined):

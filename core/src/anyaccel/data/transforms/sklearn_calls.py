@@ -20,11 +20,7 @@ def described(transform: Any, columns: Sequence[str], label: str) -> str:
 
 
 def check_transform(transform: Any) -> None:
-    """Check that an object has `fit(X)` and `transform(X)`.
-
-    Raises:
-        TransformError: it has not.
-    """
+    """Check that an object has `fit(X)` and `transform(X)`."""
     if isinstance(transform, type):
         name = transform.__name__
         raise TransformError(f"{name} is a class, not a transform", hint=f"make an object of it: {name}()")
@@ -38,11 +34,7 @@ def check_transform(transform: Any) -> None:
 
 
 def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
-    """A copy of a transform, fitted to `x` [n, numbers]; the given one stays unfitted.
-
-    Raises:
-        TransformError: it cannot be copied or fitted.
-    """
+    """A copy of a transform, fitted to `x` [n, numbers]; the given one stays unfitted."""
     try:
         own = copy.deepcopy(transform)
     except Exception as error:
@@ -70,9 +62,6 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
         x: its input.
         owners: the column of each of the numbers of `x`, for messages.
         what: begins messages.
-
-    Raises:
-        TransformError: it fails, gives another number of rows, or makes NaN or infinity of finite numbers.
     """
     was_finite = _finite_rows(x)
     try:
@@ -96,11 +85,7 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
 
 
 def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray:
-    """The output of the inverse of a fitted transform for `y` [n, k]: [n, width].
-
-    Raises:
-        TransformError: it has no inverse, fails, or gives another shape.
-    """
+    """The output of the inverse of a fitted transform for `y` [n, k]: [n, width]."""
     if not _has_inverse(transform):
         raise TransformError(
             f"{what} cannot be inverted: it has no inverse_transform that undoes it",

@@ -76,12 +76,7 @@ class FitRequest:
 
 
 def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
-    """A fitted copy of a transform, and its output for all rows of a table.
-
-    Raises:
-        TransformError: it cannot be fitted or applied, or its output does not fit.
-        ColumnError: a numeric column has nulls.
-    """
+    """A fitted copy of a transform, and its output for all rows of a table."""
     names, what = request.columns, request.what
     x = _matrix(table, names)
     own = fitted_copy(request.transform, x[request.fit_rows], what)
@@ -104,12 +99,7 @@ def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
 
 
 def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
-    """The output of a fitted transform for all rows of another table.
-
-    Raises:
-        TransformError: a column has another shape, its new column is there already, or it fails.
-        ColumnError: a numeric column has nulls.
-    """
+    """The output of a fitted transform for all rows of another table."""
     new = [name for name in fitted.results if name not in fitted.columns and name in table.column_names]
     if new:
         raise TransformError(
@@ -132,11 +122,7 @@ def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
 
 
 def put(table: Any, log: Log, fitted: FittedTransform, output: np.ndarray, what: str) -> tuple[Any, Log]:
-    """The table with the output of a transform as columns, and the log with this transform.
-
-    Raises:
-        TransformError: a feature or target would not be numeric.
-    """
+    """The table with the output of a transform as columns, and the log with this transform."""
     roles = read_roles("", table.schema)
     sources = {name: (table.schema.field(name), table.column(name)) for name in fitted.columns}
     dtypes = [_dtype(table, name) for name in fitted.columns]

@@ -12,14 +12,13 @@ from anyaccel.errors import GraphError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, model_name
 from anyaccel.graph.plan import Plan
+from anyaccel.graph.plan_html import ROUTES
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.html import text
 from anyaccel.registry import Registry
 
 UNPLACED = "as the phase says"
 _MAX_COLUMNS = 4  # columns of a feature set that a box lists
-ROUTES = {"move": "move", "share": "shared memory", "copy": "shared memory and a copy", "host": "through host memory"}
-"""Text for each route of a transfer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def summary(nodes: Mapping[str, Node], shapes: Shapes, registry: Registry, label
     total, seen, places = 0, set(), node_places(nodes, shapes, None, registry)
     for name in shapes.order:
         node = nodes[name]
-        count = _parameters(node, shapes.frameworks[name], registry) if shapes.outputs[name] else 0
+        count = _parameters(node, shapes) if shapes.outputs[name] else 0
         model = getattr(node, "model", None)
         total += 0 if id(model) in seen else count
         seen.add(id(model) if model is not None else None)
@@ -51,10 +51,10 @@ def _count(node: Node, count: int) -> str:
     return f"{count:,}" + (" (frozen)" if isinstance(node, ModelNode) and node.frozen else "")
 
 
-def _parameters(node: Node, framework: str, registry: Registry) -> int:
+def _parameters(node: Node, shapes: Shapes) -> int:
     if isinstance(node, ConcatNode):
         return 0
-    return sum(math.prod(spec.shape) for spec in registry.computing(framework).parameters(node.model).values())
+    return sum(math.prod(spec.shape) for spec in shapes.backends[node.label].parameters(node.model).values())
 
 
 def draw(

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.graph import Column, Plan
 from anyaccel.phases.loading.epoch_batches import RowOrders, StreamKey
 from anyaccel.phases.loading.host_columns import same_array
-from anyaccel.registry import registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +31,6 @@ class DeviceColumn:
 
 DeviceColumns = Mapping[str, DeviceColumn]
 """By value name."""
-
-
-def backend_of(column: Column) -> ComputingBackend:
-    """The backend that loads a column, and computes with it."""
-    return registry().computing(column.framework, column.device.kind)
 
 
 def stream_of(column: Column) -> StreamKey:
@@ -69,7 +62,7 @@ def load(
         if twin is not None and arrays[twin.name] is arrays[column.name]:
             tensors[column.name] = tensors[twin.name]
             continue
-        backend, array = backend_of(column), arrays[column.name]
+        backend, array = column.backend, arrays[column.name]
         if array.flags.writeable and not column.pinned:  # a copy of ours; what a feature set owns is read-only
             tensors[column.name] = backend.from_host_owned(array, column.device)
         else:
@@ -92,7 +85,7 @@ def load_orders(columns: Iterable[Column], orders: RowOrders) -> dict[str, Any]:
             continue
         key = (id(order), column.framework, column.device)
         if key not in copied:
-            backend = backend_of(column)
+            backend = column.backend
             copied[key] = backend.from_host(order.astype(backend.index_dtype, copy=False), column.device)
         tensors[column.name] = copied[key]
     return tensors

@@ -210,6 +210,6 @@ def _block_bytes(columns: Sequence[Column]) -> float:
 def free_memory(place: Place) -> int | None:
     """Bytes that are free on a device; None if its backend does not say."""
     framework, device = place
-    backend = registry().computing(framework, device.kind)
+    backend = registry().find(framework, device.kind)
     free = backend.memory(device).free if isinstance(backend, Memory) else 0
     return free or None

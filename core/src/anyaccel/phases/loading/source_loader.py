@@ -17,7 +17,7 @@ from anyaccel.data import BatchSource, MapSource
 from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
-from anyaccel.phases.loading.device_columns import backend_of, load_orders, stream_of, with_orders
+from anyaccel.phases.loading.device_columns import load_orders, stream_of, with_orders
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange, uniform_range
 from anyaccel.phases.loading.host_columns import Batch, copy_batch
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
@@ -83,7 +83,7 @@ class BatchSourceLoader(BatchLoader):
         self._source, self._classes, self._accumulate = source, classes, accumulate
         self._row_bytes = max(sum(column.spec.nbytes for column in columns), 1)
         self._block_bytes = block_bytes
-        self._backends = {column.name: backend_of(column) for column in columns}
+        self._backends = {column.name: column.backend for column in columns}
         self._capacity = 0
         self._buffers: list[_Buffers] = []
         self._orders: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from anyaccel.backend import AsyncCopy, ComputingBackend
 from anyaccel.data.column_copy import gather
 from anyaccel.device import Device
 from anyaccel.graph import Column
-from anyaccel.phases.loading.device_columns import backend_of, load_orders, stream_of, with_orders
+from anyaccel.phases.loading.device_columns import load_orders, stream_of, with_orders
 from anyaccel.phases.loading.epoch_batches import RowSpan, StreamKey
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
@@ -191,5 +191,5 @@ def _streamed_columns(columns: Sequence[Column], arrays: Mapping[str, np.ndarray
         if key in distinct:
             distinct[key].names += (column.name,)
         else:
-            distinct[key] = _StreamedColumn((column.name,), stream, array, backend_of(column), column.device)
+            distinct[key] = _StreamedColumn((column.name,), stream, array, column.backend, column.device)
     return list(distinct.values())

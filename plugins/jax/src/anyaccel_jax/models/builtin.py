@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape, check_input_shapes
+from anyaccel.adapter.model_constructors import SequentialCNNConstructor, SequentialMLPConstructor
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, check_input_shapes
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.host_transfer import check_dtype
 from anyaccel_jax.models.base import Arrays, Model
@@ -20,17 +21,18 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "sigmoid": jax.nn.sigmoid,
     "identity": lambda x: x,
 }
-Drop = Callable[[Any, int], Any]
+Dropout = Callable[[Any, int], Any]
+"""Applies dropout to an array; the number tells the places of dropout in a model apart."""
 
 
-class FromRecipe(Model):
-    """A model that a recipe of `anyaccel.adapter.model_specs` describes, with the same initial weights as in other frameworks.
+class SpecModel(Model):
+    """A model that a spec of `anyaccel.adapter.model_specs` describes, with the same initial weights everywhere.
 
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
 
-    def __init__(self, recipe: MLPSpec | CNNSpec) -> None:
-        self.recipe = recipe
+    def __init__(self, spec: MLPSpec | CNNSpec) -> None:
+        self.spec = spec
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
         self.parameters = {}
         self.buffers = {}
@@ -42,32 +44,32 @@ class FromRecipe(Model):
 
     @property
     def dtype(self) -> str:
-        """That of the recipe."""
-        return self.recipe.dtype
+        """That of the spec."""
+        return self.spec.dtype
 
     @property
     def cache_key(self) -> Any:
-        """The recipe."""
-        return repr(self.recipe.get_config())
+        """The spec."""
+        return repr(self.spec.get_config())
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Make the parameters for these inputs; a second call with inputs of the same shapes changes nothing.
+        """Create the parameters for these inputs; a second call with inputs of the same shapes changes nothing.
 
         Raises:
-            ShapeError: it was built for other shapes, or the recipe does not take them.
+            ShapeError: it was built for other shapes, or the spec does not allow them.
             MoveError: float64 without JAX's 64-bit types.
         """
         shapes = tuple(spec.shape for spec in inputs)
         if self.input_shapes is not None:
-            check_input_shapes(type(self).__name__, self.recipe, self.input_shapes, shapes)
+            check_input_shapes(type(self).__name__, self.spec, self.input_shapes, shapes)
             return
-        check_dtype(self.recipe.dtype)
-        self.parameters = {name: jnp.array(one) for name, one in self.recipe.weights(shapes, seed).items()}
+        check_dtype(self.spec.dtype)
+        self.parameters = {name: jnp.array(weight) for name, weight in self.spec.weights(shapes, seed).items()}
         self.input_shapes = shapes
 
     def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
         """As in `Model`; [batch, *output_shape]."""
-        rate = self.recipe.dropout if train else 0.0
+        rate = self.spec.dropout if train else 0.0
 
         def drop(x: Any, number: int) -> Any:
             if not rate:
@@ -75,25 +77,25 @@ class FromRecipe(Model):
             kept = jax.random.bernoulli(jax.random.fold_in(key, number), 1.0 - rate, x.shape)
             return jnp.where(kept, x / (1.0 - rate), 0.0).astype(x.dtype)
 
-        y = self._through(parameters, inputs, drop)
-        return y.reshape(y.shape[0], *self.recipe.output_shape), None
+        y = self._features(parameters, inputs, drop)
+        return y.reshape(y.shape[0], *self.spec.output_shape), None
 
     @abstractmethod
-    def _through(self, parameters: Arrays, inputs: Sequence[Any], drop: Drop) -> Any:
-        """[batch, features]; `drop` takes what dropout is for, and a number of its own."""
+    def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout) -> Any:
+        """[batch, features]."""
 
     def __call__(self, *inputs: Any) -> Any:
-        """[batch, *output_shape] in evaluation mode, for inputs [batch, ...] of the recipe's dtype."""
+        """[batch, *output_shape] in evaluation mode, for inputs [batch, ...] of the spec's dtype."""
         if not self.is_built:
             self.build([TensorSpec(tuple(x.shape[1:]), str(x.dtype)) for x in inputs], seed=0)
         return super().__call__(*map(jnp.asarray, inputs))
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict; its entries are the keywords that make an equal model."""
-        return self.recipe.get_config()
+        """A plain dict; its entries are the keywords that create an equal model."""
+        return self.spec.get_config()
 
 
-class SequentialMLP(FromRecipe):
+class SequentialMLP(SequentialMLPConstructor, SpecModel):
     """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPSpec`.
 
     Takes one or more arrays [batch, ...] of `dtype`, flattens and joins them, and gives [batch, *output_shape]. Its
@@ -103,28 +105,17 @@ class SequentialMLP(FromRecipe):
         SpecError: a setting out of range.
     """
 
-    recipe: MLPSpec
+    spec: MLPSpec
 
-    def __init__(
-        self,
-        output_shape: Sequence[int] | int = (1,),
-        n_layers: int = 2,
-        hidden_dim: int = 16,
-        activation: str = "relu",
-        dropout: float = 0.0,
-        dtype: str = "float32",
-    ) -> None:
-        super().__init__(MLPSpec(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
-
-    def _through(self, parameters: Arrays, inputs: Sequence[Any], drop: Drop) -> Any:
+    def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout) -> Any:
         x = jnp.concatenate([_flat(x) for x in inputs], axis=1) if len(inputs) > 1 else _flat(inputs[0])
-        activate, last = _ACTIVATIONS[self.recipe.activation], self.recipe.n_layers - 1
+        activate, last = _ACTIVATIONS[self.spec.activation], self.spec.n_layers - 1
         for i in range(last):
             x = drop(activate(_linear(parameters, f"layers.{i}", x)), i)
         return _linear(parameters, f"layers.{last}", x)
 
 
-class SequentialCNN(FromRecipe):
+class SequentialCNN(SequentialCNNConstructor, SpecModel):
     """A convolutional network with the same initial weights as in every other framework; see `CNNSpec`.
 
     Takes one array [batch, channels, height, width] of `dtype`, and gives [batch, *output_shape]. Its `parameters` are
@@ -134,35 +125,22 @@ class SequentialCNN(FromRecipe):
         SpecError: a setting out of range.
     """
 
-    recipe: CNNSpec
-
-    def __init__(
-        self,
-        output_shape: Sequence[int] | int = (1,),
-        channels: Sequence[int] | int = (8, 16),
-        kernel_size: int = 3,
-        pool: int = 2,
-        activation: str = "relu",
-        dropout: float = 0.0,
-        dtype: str = "float32",
-    ) -> None:
-        shapes = as_shape(output_shape), as_shape(channels)
-        super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))
+    spec: CNNSpec
 
     @property
-    def layout(self) -> tuple[str, str]:
+    def data_format(self) -> tuple[str, str]:
         """Channels first, as in every framework; the output is no image."""
         return "channels_first", ""
 
-    def _through(self, parameters: Arrays, inputs: Sequence[Any], drop: Drop) -> Any:
+    def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout) -> Any:
         (x,) = inputs
-        activate, pool = _ACTIVATIONS[self.recipe.activation], self.recipe.pool
-        edges = [(self.recipe.padding, self.recipe.padding)] * 2
-        for i in range(len(self.recipe.channels)):
+        activate, pool = _ACTIVATIONS[self.spec.activation], self.spec.pool
+        padding = [(self.spec.padding, self.spec.padding)] * 2
+        for i in range(len(self.spec.channels)):
             weight, bias = parameters[f"convs.{i}.weight"], parameters[f"convs.{i}.bias"]
-            x = jax.lax.conv_general_dilated(x, weight, (1, 1), edges, dimension_numbers=("NCHW", "OIHW", "NCHW"))
+            x = jax.lax.conv_general_dilated(x, weight, (1, 1), padding, dimension_numbers=("NCHW", "OIHW", "NCHW"))
             x = activate(x + bias[:, None, None])
-            x = _pooled(x, pool) if pool > 1 else x
+            x = _max_pool(x, pool) if pool > 1 else x
         return _linear(parameters, "head", drop(_flat(x), 0))
 
 
@@ -170,7 +148,7 @@ def _linear(parameters: Arrays, layer: str, x: Any) -> Any:
     return x @ parameters[f"{layer}.weight"].T + parameters[f"{layer}.bias"]
 
 
-def _pooled(x: Any, size: int) -> Any:
+def _max_pool(x: Any, size: int) -> Any:
     window = (1, 1, size, size)
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
 

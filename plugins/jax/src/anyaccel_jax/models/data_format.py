@@ -1,4 +1,4 @@
-"""The order of axes of an image, as layers show it."""
+"""The order of the axes of an image, as far as a model's layers show it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def ends(
-    layers: Sequence[Any], is_spatial: Callable[[Any], bool], is_elementwise: Callable[[Any], bool], layout: str
+def outer_formats(
+    layers: Sequence[Any], is_spatial: Callable[[Any], bool], is_elementwise: Callable[[Any], bool], data_format: str
 ) -> tuple[str, str]:
-    """What the first and the last of some layers say, where layers that work on each element by itself say nothing.
+    """The formats of the input and the output, by the first and the last layer that are not elementwise.
 
     Args:
-        layers: one after the other.
+        layers: in order.
         is_spatial: whether a layer is for images.
-        is_elementwise: whether a layer is not concerned with axes.
-        layout: that of the layers for images.
+        is_elementwise: whether a layer treats each element by itself.
+        data_format: that of layers for images.
     """
-    telling = [layer for layer in layers if not (is_elementwise(layer) or is_activation(layer))]
-    first, last = (layout if one and is_spatial(one[0]) else "" for one in (telling[:1], telling[-1:]))
+    shaping = [layer for layer in layers if not (is_elementwise(layer) or is_activation(layer))]
+    first, last = (data_format if end and is_spatial(end[0]) else "" for end in (shaping[:1], shaping[-1:]))
     return first, last
 
 
+def flat_layers(module: Any, sequential: type) -> list[Any]:
+    """The layers of a sequence, and of sequences in it, in order; of anything else, itself."""
+    if isinstance(module, sequential):
+        layers: Any = module
+        return [leaf for layer in layers.layers for leaf in flat_layers(layer, sequential)]
+    return [module]
+
+
 def is_activation(layer: Any) -> bool:
-    """Whether something is an activation function of JAX, which works on each element by itself."""
+    """Whether something is an activation function of JAX."""
     module = str(getattr(layer, "__module__", ""))
     return module.startswith(("jax._src.nn.functions", "jax.nn")) or getattr(layer, "__name__", "") == "tanh"

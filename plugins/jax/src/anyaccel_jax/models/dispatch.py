@@ -1,16 +1,16 @@
-"""Which kind of model an object is, and how it is looked at as pure functions."""
+"""From an object to the model that it is: by the library that its class comes from."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from anyaccel.errors import StateError
+from anyaccel_jax.array_trees import comes_from, is_keras, is_nnx
 from anyaccel_jax.models.base import Model
-from anyaccel_jax.tree_utils import comes_from, is_keras, is_nnx
 
 
 def wrap(model: Any) -> Any:
-    """What a node holds for a model: of Linen and Equinox, whose modules are functions only, an object with values."""
+    """What a node holds for a model: for modules of Linen and Equinox, which are not changed, an object with values."""
     if comes_from(model, "flax.linen.module"):
         from anyaccel_jax.models.linen import Linen
 
@@ -22,29 +22,29 @@ def wrap(model: Any) -> Any:
     return model
 
 
-def view(model: Any) -> Model:
-    """A model as pure functions, with the values that it has now.
+def as_model(model: Any) -> Model:
+    """A model as a pure function, with the values that it has now.
 
     Raises:
-        StateError: it is none, or one that holds no values.
+        StateError: it is no model, or one that holds no values.
     """
     if isinstance(model, Model):
         return model
     if is_nnx(model):
-        from anyaccel_jax.models.nnx import NnxView
+        from anyaccel_jax.models.nnx import NnxModel
 
-        return NnxView(model)
+        return NnxModel(model)
     if is_keras(model):
-        from anyaccel_jax.models.keras import KerasView
+        from anyaccel_jax.models.keras import KerasModel
 
-        return KerasView(model)
+        return KerasModel(model)
     name = f"{type(model).__module__}.{type(model).__name__}"
-    raise StateError(f"a {name} holds no values that could be trained", hint=_remedy(model))
+    raise StateError(f"a {name} holds no trainable values", hint=_hint(model))
 
 
-def _remedy(model: Any) -> str:
+def _hint(model: Any) -> str:
     if comes_from(model, "flax.linen.module"):
         return "wrap it: anyaccel_jax.Linen(module)"
     if comes_from(model, "equinox._module"):
         return "wrap it: anyaccel_jax.Equinox(module)"
-    return "give anyaccel_jax.Function(apply, parameters), or a module of Flax, Equinox or Keras"
+    return "pass anyaccel_jax.Function(apply, parameters), or a module of Flax, Equinox or Keras"

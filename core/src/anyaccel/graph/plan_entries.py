@@ -1,0 +1,109 @@
+"""The entries of a plan: where each node is computed, which columns are loaded, and which values cross."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyaccel.backend import ComputingBackend
+from anyaccel.data.roles import brief
+from anyaccel.device import Device
+from anyaccel.display import listing
+from anyaccel.segment import TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Where a node is computed, by which backend, and why.
+
+    Attributes:
+        device, native_name: the device, and the framework's own name for it.
+        backend, native_device: what computes the node, and its own handle of the device (`torch.device`, ...). They
+            are looked up here once, and are neither compared nor part of `Plan.to_dict`.
+        reason: what decided: `node`, `phase`, `policy`, `default`, `fallback`, or, for a ConcatNode, `neighbour`.
+        requested: the device as it was written; the policy's name; for a ConcatNode the neighbour's label.
+        parameters, nbytes: number and bytes of the model's parameters.
+    """
+
+    node: str
+    framework: str
+    device: Device
+    native_name: str
+    reason: str
+    backend: ComputingBackend = field(compare=False, repr=False)
+    native_device: Any = field(default=None, compare=False, repr=False)
+    requested: str = ""
+    pinned: bool = False
+    frozen: bool = False
+    parameters: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """Columns of a feature set, joined to one value and loaded to a device.
+
+    Attributes:
+        stored, spec: how the data are, and how they arrive: floating values in the receiving model's dtype, class
+            indices in the backend's index dtype, axes of extent 1 aligned with the output that a target is compared to.
+        backend, native_device: of the node that receives it; neither compared nor part of `Plan.to_dict`.
+        stream: the stream of the sampler that its rows come from, `""` for the first.
+        joined: which of several columns change their dtype to be joined, such as `b int64 as float64`.
+    """
+
+    name: str
+    feature_set: str
+    columns: tuple[str, ...]
+    framework: str
+    device: Device
+    spec: TensorSpec
+    stored: TensorSpec
+    backend: ComputingBackend = field(compare=False, repr=False)
+    native_device: Any = field(default=None, compare=False, repr=False)
+    pinned: bool = False
+    role: str = "features"
+    stream: str = ""
+    joined: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The name for people: of many columns the first."""
+        prefix = f"{self.feature_set}."
+        return f"{prefix}{brief(self.columns)}{self.name[len(prefix) + len('+'.join(self.columns)) :]}"
+
+    @property
+    def change(self) -> str:
+        """What changes on the way, `""` for nothing."""
+        parts = [listing(self.joined, 3)] if self.joined else []
+        if self.stored.dtype != self.spec.dtype:
+            parts.append(f"{self.stored.dtype} to {self.spec.dtype}")
+        if self.stored.shape != self.spec.shape:
+            parts.append(f"{list(self.stored.shape)} to {list(self.spec.shape)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """A value that goes from one device or framework to another in every step; `nbytes` is of one sample.
+
+    `target` is the first node that takes it there. If `gradient` is true, the value's cotangent goes back to the node
+    that gave the value. `route` is move, share, copy or host; see `anyaccel.graph.transfers`.
+    """
+
+    value: str
+    source: str
+    target: str
+    origin: Device
+    destination: Device
+    route: str
+    nbytes: int
+    gradient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment of the plan, by its nodes: what one backend computes in one call."""
+
+    label: str
+    framework: str
+    nodes: tuple[str, ...]

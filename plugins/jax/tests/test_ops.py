@@ -1,0 +1,335 @@
+"""Programs: donation, devices, precision, and what is random."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
+from anyaccel.device import Device
+from anyaccel.errors import DeviceMismatchError, MoveError, SpecError
+from anyaccel.segment import NodeState, TensorSpec
+from anyaccel.specs import Loss, Optimizer
+from anyaccel_jax import Function, JaxBackend, SequentialMLP, compute
+
+CPU, SECOND = Device("cpu"), Device("cpu", 1)
+ADAM = Optimizer("adam", lr=0.01)
+Data = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def linear(parameters: Any, x: Any) -> Any:
+    return x @ parameters["w"]
+
+
+def resident(backend: JaxBackend, data: Data, device: Device = CPU) -> list[Any]:
+    return [backend.from_host(one, device) for one in data]
+
+
+def steps(program: Any, columns: list[Any], count: int = 3, start: int = 0) -> np.ndarray:
+    x, y, order = columns
+    return np.asarray(program.train_steps((x, y), (order, order), start, count, 4))[:count]
+
+
+def is_alive(tree: Any) -> bool:
+    return not any(leaf.is_deleted() for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+
+
+# -- donation ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["kept", "donated"])
+def donation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Small models are not donated, and large ones are; here all are, or none."""
+    if request.param == "donated":
+        monkeypatch.setattr(compute, "DONATED_BYTES", 0)
+    return bool(request.param == "donated")
+
+
+def test_the_state_of_large_models_is_donated(backend: JaxBackend, segment_of: Any, data: Data, donation: bool) -> None:
+    """That it happens is what makes the tests below tests."""
+    model = backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU)
+    program = backend.build(segment_of(model, optimizer=ADAM))
+    given: list[Any] = []
+    program.map_gradients(given.append)
+    snapshot = program.snapshot()
+    steps(program, resident(backend, data))
+    inside = list(flat(program.snapshot()))
+    steps(program, resident(backend, data))
+    assert is_alive([inside, flat(snapshot)]), "what was handed out stays"
+    pointers = [state_pointers(program) for _ in range(2) if steps(program, resident(backend, data)).any()]
+    assert (pointers[0] == pointers[1]) == donation
+
+
+def state_pointers(program: Any) -> set[int]:
+    """Where a program's parameters are, without it knowing that somebody looks."""
+    return {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(program._state.parameters)}  # noqa: SLF001
+
+
+def test_the_users_arrays_live_through_everything(
+    backend: JaxBackend, segment_of: Any, data: Data, donation: bool
+) -> None:
+    given = {"w": jnp.ones((3, 1))}
+    model = backend.place(Function(linear, given), CPU)
+    columns, before = resident(backend, data), dict(model.parameters)
+    program = backend.build(segment_of(model, optimizer=ADAM))
+    kept: list[Any] = [given, before, columns]
+    first = steps(program, columns)
+    kept += [program.snapshot(), program.optimizer_states()]
+    program.sync_models()
+    kept += [dict(model.parameters), program.snapshot()]
+    steps(program, columns)
+    program.restore(kept[3])
+    np.testing.assert_array_equal(steps(program, columns), steps_again(program, kept[3], columns))
+    kept.append(program.close())
+    steps(program, columns)
+    assert is_alive([state.slots if isinstance(state, NodeState) else state for state in flat(kept)])
+    assert is_alive(model.parameters) and first.shape == (3, 1)
+    np.testing.assert_array_equal(before["w"], np.ones((3, 1)))
+
+
+def steps_again(program: Any, snapshot: Any, columns: list[Any]) -> np.ndarray:
+    program.restore(snapshot)
+    return steps(program, columns)
+
+
+def flat(obj: Any) -> list[Any]:
+    """Everything in dicts, lists, tuples and optimizer states."""
+    if isinstance(obj, NodeState):
+        return flat(dict(obj.slots))
+    if isinstance(obj, dict):
+        return [part for one in obj.values() for part in flat(one)]
+    return [part for one in obj for part in flat(one)] if isinstance(obj, (list, tuple)) else [obj]
+
+
+def test_states_of_an_earlier_phase_live_on(backend: JaxBackend, segment_of: Any, data: Data, donation: bool) -> None:
+    columns = resident(backend, data)
+    model = backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU)
+    program = backend.build(segment_of(model, optimizer=ADAM))
+    steps(program, columns)
+    states = program.close()
+    steps(backend.build(segment_of(model, optimizer=ADAM, states=states)), columns)
+    assert is_alive(flat(dict(states)))
+
+
+def test_an_nnx_modules_own_arrays_live_on(
+    backend: JaxBackend, segment_of: Any, data: Data, nnx: ModuleType, donation: bool
+) -> None:
+    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    backend.place(model, CPU)
+    before = nnx.to_pure_dict(nnx.state(model))
+    program = backend.build(segment_of(model, optimizer=ADAM))
+    steps(program, resident(backend, data))
+    assert is_alive(before) and is_alive(nnx.state(model))
+    program.sync_models()
+    steps(program, resident(backend, data))
+    assert is_alive(nnx.state(model)) and (nnx.state(model)["kernel"][...] != before["kernel"]).any()
+
+
+def test_more_steps_than_one_call_does(backend: JaxBackend, segment_of: Any, donation: bool) -> None:
+    count = MAX_STEPS_PER_CALL + 3
+    x = np.random.default_rng(0).normal(size=(count, 3)).astype("f4")
+    columns = resident(backend, (x, x[:, :1].copy(), np.arange(count, dtype="i4")))
+    found = []
+    for cuts in ([count], [MAX_STEPS_PER_CALL, 3], [7, count - 7]):
+        program = backend.build(
+            segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU), optimizer=ADAM)
+        )
+        begins = np.cumsum([0, *cuts])
+        found.append(
+            [
+                np.asarray(program.train_steps(columns[:2], [columns[2]] * 2, int(start), n, 1))[:n]
+                for start, n in zip(begins, cuts, strict=False)
+            ]
+        )
+        assert program.optimizer_states()["a"].step == count
+    for parts in found:
+        assert [len(part) for part in parts] in ([count], [MAX_STEPS_PER_CALL, 3], [7, count - 7])
+        np.testing.assert_allclose(np.concatenate(parts), np.concatenate(found[0]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("good", [0, 9])
+def test_after_a_step_that_failed_the_model_has_good_values(data: Data, donation: bool, good: int) -> None:
+    calls: list[int] = []
+
+    def count(_: Any) -> None:
+        calls.append(1)
+        if len(calls) > good:
+            raise ValueError("the sensor is broken")
+
+    def apply(parameters: Any, x: Any, train: bool) -> Any:
+        if train:
+            jax.debug.callback(count, x[0, 0])
+        return x @ parameters["w"]
+
+    model = Function(apply, {"w": jnp.ones((3, 1))})
+    source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", model, source.reference())], ADAM)
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=8, n_epochs=5)
+    with pytest.raises(Exception, match="the sensor is broken") as caught:
+        aa.Experiment("e", graph, progress="none").run_phase(phase)
+    assert isinstance(caught.value, jax.errors.JaxRuntimeError)
+    assert is_alive(model.tree) and np.isfinite(graph.state()["net/parameters/w"]).all()
+    if donation:
+        np.testing.assert_array_equal(model.tree["w"], np.ones((3, 1)))
+        assert any("were lost in a step that failed" in note for note in caught.value.__notes__)
+    else:
+        assert (model.tree["w"] == 1).all() == (good == 0), "what the calls before it learned is kept"
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_segment_over_two_devices_trains_as_on_one(data: Data) -> None:
+    found = []
+    for second in ("cpu:0", "cpu:1"):
+        source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
+        nodes = [
+            aa.ModelNode("a", SequentialMLP(4), source.reference()),
+            aa.ModelNode("b", SequentialMLP(1), "a", accelerator=second),
+            aa.ModelNode("c", SequentialMLP(1), "a"),
+        ]
+        graph = aa.ModelGraph(nodes, Optimizer("adam", lr=0.01, clip_norm=0.5))
+        losses = [aa.AppliedLoss("mse", on="b"), aa.AppliedLoss("mse", on="c", weight=0.5)]
+        phase = aa.TrainPhase("t", data=source, losses=losses, sampler=aa.SimpleSampler(8), n_epochs=4)
+        results = aa.Experiment("e", graph, progress="none").run_phase(phase)
+        assert aa.device_of(graph["b"].model) == Device.parse(second)
+        found.append((results.loss, {name: one for name, one in graph.state().items() if "optimizer_step" not in name}))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
+    for name, value in found[0][1].items():
+        np.testing.assert_allclose(found[1][1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_cotangents_come_back_to_the_device_of_their_value(backend: JaxBackend, segment_of: Any) -> None:
+    segment = segment_of(Function(linear, {"w": jnp.ones((3, 1))}), needs_pullback=("x",))
+    (op,), (term,) = segment.operations, segment.losses
+    backend.place(op.model, SECOND)
+    program = backend.build(replace(segment, operations=(replace(op, device=SECOND),), losses=(term,)))
+    x, y = (jax.device_put(jnp.ones(shape), jax.devices("cpu")[0]) for shape in ((4, 3), (4, 1)))
+    outputs, losses, pullback = program.forward_pullback((x, y))
+    (back,) = pullback([None])
+    assert [backend.device_of(one) for one in (outputs[0], losses["l"][0], back)] == [SECOND, CPU, CPU]
+    np.testing.assert_allclose(back, np.full((4, 3), 2 * (3 - 1) / 4))
+
+
+def test_inputs_on_another_device_are_told(backend: JaxBackend, segment_of: Any) -> None:
+    program = backend.build(segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU)))
+    x, y = (backend.from_host(np.ones(shape, "f4"), SECOND) for shape in ((4, 3), (4, 1)))
+    with pytest.raises(DeviceMismatchError, match=r"a training step: arrays are on several devices.*\[0\].*\[1\]"):
+        program.forward((x, y))
+
+
+# -- precision ---------------------------------------------------------------------------------------------------------
+
+
+def test_float64_models_need_64_bits(backend: JaxBackend, data: Data) -> None:
+    source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(dtype="float64"), source.reference())], "adam")
+    with pytest.raises(MoveError, match=r"JAX would convert float64 to float32, .*jax_enable_x64"):
+        graph.build()
+
+
+def test_columns_of_int64_are_not_narrowed(backend: JaxBackend) -> None:
+    source = aa.FeatureSet.from_dict("data", {"x": np.arange(8)[:, None], "y": np.ones((8, 1))}, ["x"], ["y"])
+    model = Function(lambda p, x: p["w"][x[:, 0]], {"w": jnp.zeros((8, 1))})
+    with pytest.raises(MoveError, match=r"JAX would convert int64 to int32.*astype\('int32'\)"):
+        aa.ModelGraph([aa.ModelNode("net", model, source.reference())], "adam").build()
+
+
+def test_class_indices_of_int64_are_taken_all_the_same(train: Any, data: Data) -> None:
+    """Classes are counted in int32 here, whatever the table has."""
+    x, kind = data[0], (data[0][:, 0] > 0).astype("int64")
+    source = aa.FeatureSet.from_dict("data", {"x": x, "kind": kind}, ["x"], ["kind"])
+    graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(2), source.reference())], Optimizer("adam", lr=0.05))
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("cross_entropy", on="net")], n_epochs=30)
+    results = aa.Experiment("e", graph, progress="none").run_phase(phase)
+    assert results.loss[-1] < results.loss[0] / 2
+
+
+X64 = """
+import numpy as np, jax, jax.numpy as jnp
+import anyaccel as aa
+from anyaccel_jax import SequentialMLP, JaxBackend
+jax.config.update("jax_enable_x64", True)
+x = np.random.default_rng(0).normal(size=(32, 3))
+source = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1] ** 2}, ["x"], ["y"])
+found = []
+for framework in ("jax", "numpy"):
+    model = aa.registry.registry().computing(framework).models()["SequentialMLP"](dtype="float64")
+    optimizer = aa.Optimizer("adamw", lr=0.01, clip_norm=0.1)
+    graph = aa.ModelGraph([aa.ModelNode("net", model, source.reference())], optimizer)
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=8, n_epochs=20)
+    found.append((aa.Experiment("e", graph, progress="none").run_phase(phase).loss, graph.state()))
+np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
+for name, value in found[1][1].items():
+    assert found[0][1][name].dtype == value.dtype, name
+    np.testing.assert_allclose(found[0][1][name], value, rtol=1e-9, atol=1e-14)
+print(found[0][1]["net/parameters/layers.0.weight"].dtype)
+"""
+
+
+def test_with_64_bits_a_whole_run_is_that_of_the_reference() -> None:
+    code = X64.replace("aa.registry.registry()", "__import__('anyaccel.registry').registry.registry()")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout.strip(), done.returncode) == ("float64", 0), done.stderr
+
+
+def test_16_bit_models_train(backend: JaxBackend, train: Any) -> None:
+    model = Function(linear, {"w": jnp.ones((3, 1), jnp.bfloat16)})
+    found, losses = train(model, Optimizer("adam", lr=0.05))
+    assert found.parameters["w"].dtype == "bfloat16" == backend.dtype_of(found) and losses[-1] < losses[0]
+
+
+# -- randomness and losses ---------------------------------------------------------------------------------------------
+
+
+def test_keys_do_not_depend_on_the_users_choice_of_generator(backend: JaxBackend, segment_of: Any, data: Data) -> None:
+    found = []
+    for name in ("threefry2x32", "rbg"):
+        with jax.default_prng_impl(name):
+            model = SequentialMLP(dropout=0.5)
+            backend.infer(model, [TensorSpec((3,), "float32")], 0)
+            program = backend.build(segment_of(backend.place(model, CPU)))
+            program.seed(2**63 + 5)
+            found.append(steps(program, resident(backend, data)))
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_dropout_leaves_out_as_many_as_it_says(backend: JaxBackend) -> None:
+    model = SequentialMLP(1, n_layers=2, hidden_dim=20_000, activation="identity", dropout=0.25)
+    backend.infer(model, [TensorSpec((1,), "float32")], 0)
+    parameters = {name: jnp.ones_like(one) / one.size for name, one in model.parameters.items()}
+    parameters |= {"layers.0.weight": jnp.ones((20_000, 1)), "layers.0.bias": jnp.zeros(20_000)}
+    parameters["layers.1.bias"] = jnp.zeros(1)
+    y, _ = model.apply(parameters, {}, [jnp.ones((4, 1))], True, jax.random.key(0))
+    np.testing.assert_allclose(y, 1.0, atol=0.02)
+    assert len(set(np.asarray(y).ravel())) == 4
+
+
+def test_losses_of_ones_own(train: Any) -> None:
+    expected = train(Function(linear, {"w": jnp.ones((3, 1))}))
+    own = train(Function(linear, {"w": jnp.ones((3, 1))}), loss=lambda y, t: jnp.mean((y - t) ** 2))
+    np.testing.assert_allclose(own[1], expected[1], rtol=1e-6)
+    np.testing.assert_allclose(own[0].tree["w"], expected[0].tree["w"], rtol=1e-6)
+
+
+def test_a_loss_that_gives_a_number_a_sample_is_told(backend: JaxBackend, segment_of: Any) -> None:
+    segment = segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU))
+    (term,) = segment.losses
+    program = backend.build(replace(segment, losses=(replace(term, loss=Loss(lambda y, t: (y - t) ** 2)),)))
+    with pytest.raises(SpecError, match=r"gives shape \[4, 1\].*mean over the batch"):
+        program.forward((jnp.ones((4, 3)), jnp.ones((4, 1))))
+
+
+def test_writing_to_inputs_is_never_feared(backend: JaxBackend) -> None:
+    assert not backend.mutates_inputs(SequentialMLP(), [TensorSpec((3,), "float32")])

@@ -1,0 +1,116 @@
+"""Losses of the user's own and of Keras; optimizers that are none of the named ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anyaccel as aa
+from anyaccel.device import Device
+from anyaccel.errors import ShapeError, SpecError
+from anyaccel_tensorflow import SequentialMLP
+from anyaccel_tensorflow.backend import TensorFlowBackend
+from anyaccel_tensorflow.losses import scalar_loss
+
+CPU = Device("cpu")
+
+
+def source() -> aa.FeatureSet:
+    x = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
+    columns = {"x": x, "y": x[:, :1] * 2, "kind": (x[:, 0] > 0).astype("int64")}
+    return aa.FeatureSet.from_dict("data", columns, ["x"], ["y", "kind"])
+
+
+def losses(loss: Any, width: int = 1, target: str = "y", batch: int = 8) -> np.ndarray:
+    given = source()
+    graph = aa.ModelGraph(
+        [aa.ModelNode("net", SequentialMLP((width,), 2, 8), given.reference(targets=[target]))],
+        aa.Optimizer("adam", lr=0.02),
+    )
+    phase = aa.TrainPhase(
+        "train", data="all", losses=[aa.AppliedLoss(loss, on="net")], sampler=aa.SimpleSampler(batch), n_epochs=5
+    )
+    return np.asarray(aa.Experiment("e", graph, progress="none").run_phase(phase).loss)
+
+
+def squares(outputs: Any, targets: Any) -> Any:
+    return tf.reduce_mean((outputs - targets) ** 2)
+
+
+FROM_LOGITS = aa.Loss(keras.losses.SparseCategoricalCrossentropy, loss_kwargs={"from_logits": True})
+
+
+@pytest.mark.parametrize(
+    ("own", "named", "width", "target"),
+    [
+        (squares, "mse", 1, "y"),
+        (keras.losses.MeanSquaredError(), "mse", 1, "y"),
+        (keras.losses.MeanSquaredError, "mse", 1, "y"),
+        (keras.losses.mean_squared_error, "mse", 1, "y"),
+        (keras.losses.MeanSquaredError(reduction=None), "mse", 1, "y"),
+        (keras.losses.mean_absolute_error, "mae", 1, "y"),
+        (FROM_LOGITS, "cross_entropy", 2, "kind"),
+    ],
+    ids=["function", "object", "class", "keras function", "not reduced", "another", "with settings"],
+)
+def test_own_losses_train_as_the_named_one_of_the_same_formula(own: Any, named: str, width: int, target: str) -> None:
+    np.testing.assert_allclose(losses(own, width, target), losses(named, width, target), rtol=1e-4)
+
+
+def test_a_loss_that_is_no_scalar_is_told() -> None:
+    with pytest.raises(SpecError, match=r"the loss 'each' gives shape \[8\].*a loss must give a scalar.*mean over"):
+
+        def each(outputs: Any, targets: Any) -> Any:
+            return tf.reduce_mean((outputs - targets) ** 2, -1)
+
+        losses(each)
+
+
+def test_settings_that_a_loss_does_not_take_are_told() -> None:
+    wrong = aa.Loss(keras.losses.MeanSquaredError, loss_kwargs={"no_such": 1})
+    with pytest.raises(SpecError, match=r"cannot create the loss 'MeanSquaredError'.*no_such.*correct loss_kwargs"):
+        losses(wrong)
+
+
+def test_integer_targets_have_no_gradient_and_are_no_obstacle() -> None:
+    def loss(outputs: Any, targets: Any) -> Any:
+        return tf.reduce_mean((outputs - tf.cast(targets, tf.float32)) ** 2)
+
+    found = losses(loss, 1, "kind")
+    assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("own", [keras.optimizers.Adam, keras.optimizers.RMSprop], ids=lambda one: one.__name__)
+def test_optimizers_of_keras_are_refused_and_what_works_is_named(backend: TensorFlowBackend, own: Any) -> None:
+    told = backend.unsupported_reason(aa.Optimizer(own))
+    assert own.__name__ in told and "sgd, momentum, adam, adamw" in told
+    given = source()
+    graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(), given.reference(targets=["y"]))], aa.Optimizer(own))
+    phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="net")])
+    with pytest.raises(SpecError, match=rf"{own.__name__}.*sgd, momentum, adam, adamw"):
+        aa.Experiment("e", graph, progress="none").run_phase(phase)
+
+
+def test_losses_of_another_framework_are_refused(backend: TensorFlowBackend) -> None:
+    torch = pytest.importorskip("torch")
+    assert "torch" in backend.unsupported_reason(aa.Loss(torch.nn.MSELoss))
+    assert backend.unsupported_reason(aa.Loss(keras.losses.MeanSquaredError)) == ""
+    assert backend.unsupported_reason(aa.Loss(squares)) == ""
+
+
+@pytest.mark.parametrize("name", ["MeanSquaredError", "Huber", "mean_absolute_error"])
+def test_elementwise_losses_of_keras_do_not_broadcast_either(name: str) -> None:
+    with pytest.raises(
+        ShapeError, match=r"outputs of shape \[8, 3\] and targets of shape \[8, 1\].*both must have the same shape"
+    ):
+        losses(getattr(keras.losses, name), 3)
+
+
+def test_a_last_axis_of_one_may_be_missing_as_in_keras() -> None:
+    outputs, targets = tf.constant([[1.0], [2.0], [4.0]]), tf.constant([1.0, 0.0, 0.0])
+    for one, two in ((outputs, targets), (outputs[:, 0], targets[:, None])):
+        assert float(scalar_loss(aa.Loss(keras.losses.MeanSquaredError())).own(one, two)) == pytest.approx(20 / 3)

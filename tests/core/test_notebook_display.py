@@ -1,0 +1,388 @@
+"""What a notebook shows of each object: the device of everything, labels as text, and never an error."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import anyaccel
+from anyaccel import (
+    Accelerator,
+    AppliedLoss,
+    ConcatNode,
+    EvalPhase,
+    Experiment,
+    FeatureSet,
+    FitPhase,
+    ModelGraph,
+    ModelNode,
+    SequentialMLP,
+    TrainPhase,
+    simulate,
+)
+from anyaccel import registry as registry_module
+from anyaccel.device import Device
+from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.registry import Registry
+from anyaccel.testing.fake_plugins import plugin_module
+from anyaccel.testing.tiny import TinyBackend
+
+EVIL = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "a\nb\x00\x1b[31m\x9b",
+    "' onmouseover='alert(1)",
+    "&lt;b&gt;",
+    "\u202e🎉 שלום",
+]
+TAGS = {"div", "strong", "span", "table", "thead", "tbody", "tr", "th", "td", "code"}
+SVG = {"svg", "title", "g", "rect", "path", "text"}
+
+
+class Shown(HTMLParser):
+    """The text of a piece of HTML and the devices that it is marked with; anything else than our elements fails."""
+
+    def __init__(self, shown: object) -> None:
+        super().__init__()
+        self.text, self.devices = "", []
+        html = shown._repr_html_()  # type: ignore[attr-defined]
+        html.encode()
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        assert tag in TAGS | SVG, f"<{tag}> is not ours"
+        assert not [name for name, _ in attrs if name.startswith("on") or name in ("src", "href")]
+        self.devices += [value for name, value in attrs if name == "data-anyaccel-device"]
+
+    def handle_data(self, data):
+        self.text += f"{data} "
+
+
+@pytest.fixture(autouse=True)
+def numpy_only(monkeypatch):
+    monkeypatch.setattr(registry_module, "_registry", [Registry(NumpyBackend, lambda: ())])
+
+
+@pytest.fixture
+def data():
+    draw = np.random.default_rng(0)
+    columns = {
+        "x": draw.normal(size=(40, 3)).astype("float32"),
+        "y": draw.normal(size=(40, 1)).astype("float32"),
+        "id": np.arange(40),
+        "site": pa.array([f"site {i}" for i in range(40)]),
+    }
+    found = FeatureSet.from_dict("data", columns, "x", "y", ["id", "site"])
+    found.add_splits({"train": np.arange(30), "val": np.arange(30, 40)})
+    return found
+
+
+def graph_of(data, *, label="graph", node="net", where=None):
+    nodes = [
+        ModelNode("encoder", SequentialMLP((4,)), data.reference(), where),
+        ModelNode(node, SequentialMLP(), "encoder"),
+    ]
+    return ModelGraph(nodes, "adam", label)
+
+
+@pytest.fixture
+def run(data):
+    """An experiment with a training and an evaluation, with labels of the test's choice."""
+
+    def make(label="run", epochs=2, metric="mae"):
+        net = "net" if any(char in label for char in "./\n\x00") or label != label.strip() else label
+        ours = Experiment("e", graph_of(data, node=net), progress="none")
+        loss = AppliedLoss("mse", on=net, label=label.replace(".", ""))
+        ours.run_phase(TrainPhase("train", data="train", losses=[loss], n_epochs=epochs, validation="val"))
+        ours.run_phase(EvalPhase("eval", data="val", losses=[loss], metrics=[metric]))
+        return ours
+
+    return make
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_is_a_badge():
+    shown = Shown(Device("gpu", 1))
+    assert (shown.text.split(), shown.devices) == (["gpu:1"], ["gpu:1"])
+
+
+def test_an_accelerator_is_the_device_and_what_was_written():
+    shown = Shown(Accelerator("cuda:1", pin_memory=True))
+    assert shown.devices == ["gpu:1"] and "written cuda:1, pinned memory" in shown.text
+    assert "written" not in Shown(Accelerator("cpu:0")).text
+
+
+def test_devices_are_a_list_and_a_table():
+    with simulate(2):
+        found = anyaccel.devices()
+        assert found == [Device("cpu"), Device("sim", 0), Device("sim", 1)]
+        assert isinstance(found, list) and repr(found) == repr(list(found))
+        shown = Shown(found)
+    assert set(shown.devices) == {"cpu:0", "sim:0", "sim:1"} and "numpy" in shown.text
+    assert Shown(anyaccel.devices_or_cpu("no_such_kind")).devices
+
+
+def test_a_list_of_devices_asks_nobody_who_was_not_asked_for_it(monkeypatch):
+    """To ask a backend for its devices may import its framework, and initialise what it finds."""
+
+    class Heavy(TinyBackend):
+        def devices(self):
+            raise AssertionError("imported and initialised")
+
+    found = registry_module.registry()
+    found.register(plugin_module("heavy", backends=lambda: [Heavy("heavy", ("cpu",))]), "heavy")
+    shown = Shown(anyaccel.devices("cpu", framework="numpy"))
+    assert shown.devices == ["cpu:0"] * 2 and "numpy" in shown.text and "cannot be shown" not in shown.text
+    monkeypatch.setattr(Heavy, "devices", lambda self: [Device("cpu")])
+    assert "numpy, heavy" in Shown(anyaccel.devices("cpu")).text
+    assert "numpy, heavy" in Shown(anyaccel.devices_or_cpu("no_such_kind")).text
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_feature_set_is_its_columns_and_first_values(data):
+    text = Shown(data).text
+    for told in (
+        "FeatureSet",
+        "40 rows; ",
+        "splits: train 30, val 10",
+        "float32[3]",
+        "target",
+        "site 0, site 1, site 2",
+    ):
+        assert told in text
+    view = Shown(data["val"]).text
+    assert "data[val]" in view and "10 rows; of 40" in view and "site 30, site 31, site 32" in view
+
+
+def test_values_of_any_type_are_shown_short():
+    columns = {
+        "x": np.ones(2),
+        "flag": np.array([True, False]),
+        "words": pa.array([["a"] * 10, []]),
+        "none": pa.array([None, "x"]),
+        "blob": pa.array([b"\x00" * 1000, b""]),
+        "long": pa.array(["y" * 5000, ""]),
+        "part": pa.array([{"a": 1}, None]),
+        "gaps": pa.array([1, None]),
+        "pairs": pa.array([[7, None], [8, 9]], pa.list_(pa.int64(), 2)),
+        "when": pa.array([0, 1], pa.timestamp("s")),
+        "kind": pa.array(["u", "v"]).dictionary_encode(),
+        "image": np.zeros((2, 30, 30)),
+    }
+    text = Shown(FeatureSet.from_dict("odd", columns, "x", (), [name for name in columns if name != "x"])).text
+    for told in (
+        "[a, a, a, …]",
+        "True, False",
+        "None, x",
+        "[0, 0, 0, …]",
+        "1, None",
+        "[7, None], [8, 9]",
+        "u, v",
+        "1970-01-01",
+    ):
+        assert told in text
+    assert "y" * 100 not in text
+
+
+def test_many_columns_are_cut():
+    many = FeatureSet.from_dict("many", {f"c{i}": np.ones(2) for i in range(1000)}, [f"c{i}" for i in range(1000)])
+    text = Shown(many).text
+    assert "and 980 more features" in text and "c999" not in text
+
+
+def test_many_features_hide_neither_targets_nor_tags():
+    columns = {f"c{i}": np.ones(2) for i in range(50)} | {"y": np.zeros(2), "who": ["a", "b"]}
+    whole = FeatureSet.from_dict("many", columns, ..., "y", "who")
+    for shown in (Shown(whole).text, Shown(whole.take([1])).text):
+        assert "c19" in shown and "c20" not in shown and "and 30 more features" in shown
+        assert "target" in shown and "who" in shown and "tag" in shown
+
+
+def test_ten_million_rows_are_not_read(monkeypatch):
+    """A column in many chunks stays in them: to read it would have combined them."""
+    chunk = pa.array(np.zeros(10_000, dtype="int8"))
+    table = pa.table({"x": pa.chunked_array([chunk] * 1000), "t": pa.chunked_array([chunk] * 1000)})
+    big = FeatureSet.from_arrow("big", table, "x", (), "t")
+    view = big.take(np.arange(len(big))[::-2])
+    assert "10,000,000 rows" in Shown(big).text and "5,000,000 rows; of 10,000,000" in Shown(view).text
+    assert big.column("x").num_chunks == 1000
+
+
+# -- graphs and plans --------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_shows_the_device_of_each_node_and_stays_as_it_is(data):
+    graph = graph_of(data, where="gpu:3")
+    shown = Shown(graph)
+    assert shown.devices == ["gpu:3"] * 3  # the card, the row and the badge in it; the other node has none yet
+    assert "not built yet" in shown.text and "as the phase says" in shown.text
+    assert not graph.is_built
+    graph.build()
+    shown = Shown(graph)
+    assert shown.devices == ["cpu:0"] * 6 and "asks for gpu:3" in shown.text
+    assert "float32[3] → float32[4]" in shown.text
+
+
+def test_a_summary_and_a_notebook_say_the_same_of_where_nodes_are(data):
+    graph = graph_of(data, where="gpu:3").build()
+    assert "cpu:0 (asks for gpu:3)" in graph.summary() and "as the phase says" not in graph.summary()
+    assert " 1 node " in Shown(ModelGraph([ModelNode("a", SequentialMLP(), data.reference())]).build()).text
+
+
+def test_a_graph_too_large_to_be_drawn_is_a_table(data):
+    nodes = [ModelNode(f"n{i}", object(), data.reference(), framework="numpy") for i in range(200)]
+    shown = Shown(ModelGraph(nodes))
+    assert "and 180 more" in shown.text and "n199" not in shown.text
+
+
+def test_a_graph_of_very_many_lines_is_a_table(data):
+    """Forty blocks that each take all before them: to lay 800 lines out takes seconds."""
+    nodes = [ModelNode("n0", SequentialMLP((4,)), data.reference())]
+    for i in range(1, 40):
+        nodes += [ConcatNode(f"c{i}", [f"n{k}" for k in range(i)] if i > 1 else ["n0", "n0"])]
+        nodes += [ModelNode(f"n{i}", SequentialMLP((4,)), f"c{i}")]
+    graph = ModelGraph(nodes, "adam")
+    html = graph._repr_html_()
+    assert "<svg" not in html and "too large to be drawn here" in html and "and 59 more" in Shown(graph).text
+    assert "<svg" in ModelGraph(nodes[:9], "adam")._repr_html_()
+
+
+def test_a_broken_graph_shows_something(data):
+    graph = graph_of(data)
+    graph["net"].upstreams = ("gone",)
+    shown = Shown(graph)
+    assert "It cannot be shown:  GraphError: node 'net' takes its input from 'gone'" in shown.text
+
+
+def test_a_model_that_was_changed_by_hand_is_shown_without_its_parameters(data):
+    graph = graph_of(data).build()
+    graph["net"].model = object()
+    text = Shown(graph).text
+    assert "net object numpy" in " ".join(text.split())
+    assert "It cannot be shown" not in text
+
+
+def test_a_graph_whose_framework_nobody_serves_is_shown(data):
+    graph = ModelGraph([ModelNode("a", object(), data.reference(), "gpu:0", framework="elsewhere")])
+    shown = Shown(graph)
+    assert "elsewhere" in shown.text and shown.devices == ["gpu:0"] * 3
+    assert "as the phase says" in Shown(ModelGraph([ModelNode("a", object(), data.reference())])).text
+
+
+def test_a_concat_that_nobody_takes_goes_with_its_source(data):
+    nodes = [ModelNode("a", SequentialMLP(), data.reference(), "gpu:1"), ConcatNode("c", ["a", "a"])]
+    assert "no device yet" not in Shown(ModelGraph(nodes)).text
+
+
+def test_a_plan_shows_where_and_why_what_is_loaded_and_what_crosses(data):
+    with simulate(2):
+        graph = graph_of(data, where="sim:1")
+        loss = AppliedLoss("mse", on="net")
+        plan = Experiment("e", graph).plan(TrainPhase("train", data="train", losses=[loss]))
+        shown = Shown(plan)
+    assert {"sim:1", "cpu:0"} == set(shown.devices)
+    for told in (
+        "of train on graph",
+        "native name",
+        "its own accelerator is 'sim:1'",
+        "data: x",
+        "gradient of encoder",
+        "move",
+        "16 B",
+    ):
+        assert told in shown.text
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_training_shows_its_figures_by_epoch(run):
+    shown = Shown(run(epochs=30).history[0]).text
+    for told in ("TrainResults", "train", "30 epochs", "loss.run", "val_loss", "and 10 more"):
+        assert told in shown
+    assert " 29 " in shown and " 17 " not in shown
+
+
+def test_an_evaluation_shows_figures_and_the_first_predictions(run):
+    shown = Shown(run().last_run).text
+    for told in (
+        "EvalResults",
+        "mae",
+        "prediction.run",
+        "prediction.run y id site",
+        "site 30",
+        "site 34",
+        "the first of 10 rows",
+    ):
+        assert told in shown
+    assert "site 35" not in shown
+
+
+def test_a_fit_shows_the_nodes_that_were_fitted(data):
+    class Mean:
+        def fit(self, x, y):
+            self.mean_ = y.mean()
+
+        def predict(self, x):
+            return np.full(len(x), self.mean_)
+
+    ours = Experiment("e", ModelGraph([ModelNode("mean", Mean(), data.reference())]), progress="none")
+    ours.run_phase(FitPhase("fit", data="train"))
+    text = Shown(ours.last_run).text
+    for told in ("FitResults", "mean", "Mean", " 30 "):
+        assert told in text
+
+
+def test_an_experiment_shows_its_runs(run, data):
+    shown = Shown(run()).text
+    for told in ("Experiment", "2 runs over graph", "train, 2 epochs", "eval", "mae "):
+        assert told in shown
+    assert "0 runs" in Shown(Experiment("new", graph_of(data))).text
+
+
+@pytest.mark.parametrize("message", EVIL)
+def test_an_error_is_told_as_text(message, data):
+    class Fails(anyaccel.Callback):
+        def epoch_end(self, run):
+            raise ValueError(message)
+
+    ours = Experiment("e", graph_of(data), progress="none", callbacks=[Fails()])
+    loss = AppliedLoss("mse", on="net")
+    with pytest.raises(ValueError):
+        ours.run_phase(TrainPhase("train", data="train", losses=[loss]))
+    assert "ended by" in Shown(ours.last_run).text
+    assert "ValueError" in Shown(ours).text
+
+
+# -- what users write --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", EVIL)
+def test_labels_columns_and_tags_are_text_everywhere(label, run):
+    draw = np.random.default_rng(0).normal(size=(8, 2)).astype("float32")
+    name = label.replace(".", "")
+    found = FeatureSet.from_dict(name, {label: draw, "tag": pa.array([label] * 8)}, label, (), "tag")
+    found.add_split(label, [0, 1])
+    clean = "".join(char for char in name if char.isprintable() and char not in "./").strip()
+    graph = ModelGraph([ModelNode(f"{clean} node", SequentialMLP(), found.reference())], label=clean)
+    ours = Experiment(clean, graph, progress="none")
+    plan = ours.plan(EvalPhase(clean, data="all"))
+    result = ours.run_phase(EvalPhase(clean, data="all"))
+    for shown in (found, found[label], graph, plan, result, ours, run(clean).last_run, run(clean).history[0]):
+        Shown(shown)
+    assert "script" not in label or "<script>" in Shown(found).text
+
+
+def test_every_object_says_of_itself_what_it_said_before(data):
+    assert (
+        repr(data).startswith("FeatureSet('data', 40 rows; ")
+        and repr(Device("gpu", 1)) == "Device(kind='gpu', index=1)"
+    )
+    assert repr(Accelerator("cuda:1")) == "Accelerator('cuda:1')"
