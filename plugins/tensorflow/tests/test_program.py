@@ -146,7 +146,7 @@ def test_a_phase_that_fails_restores_settings() -> None:
 # -- the predecessor -------------------------------------------------------------------------------------------------
 
 
-def test_b16_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
+def test_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The predecessor never moved variables and batches, and computed losses outside the tape."""

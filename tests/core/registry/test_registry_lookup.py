@@ -94,8 +94,8 @@ def test_serving_gives_the_backend_of_a_device_that_is_there(make):
     assert registry.serving("a", Device("gpu", 1)) is registry.find("a", "gpu")
 
 
-def test_b12_a_device_that_is_not_there_is_told_with_those_that_are_and_why(make):
-    """B12: the predecessor took such a device and failed mid-run with the framework's own words."""
+def test_a_device_that_is_not_there_is_told_with_those_that_are_and_why(make):
+    """The predecessor took such a device and failed mid-run with the framework's own words."""
     registry = make(offering(TinyBackend("a", ("gpu:0", "gpu:1"), absent="the driver is too old")))
     error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu", 7))
     assert error.problem == "gpu:7 is not on this machine for a (the driver is too old)"
@@ -103,7 +103,7 @@ def test_b12_a_device_that_is_not_there_is_told_with_those_that_are_and_why(make
     assert error.hint == "use one of these, such as 'gpu:0'"
 
 
-def test_b12_a_kind_of_which_no_device_is_there_is_told(make):
+def test_a_kind_of_which_no_device_is_there_is_told(make):
     registry = make(offering(TinyBackend("a", ("cpu",), kinds=("cpu", "gpu"))))
     error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu"))
     assert error.problem == "gpu:0 is not on this machine for a"
