@@ -1,6 +1,6 @@
 """The site: `nox -s site` builds it from the files of this folder and the docstrings of the sources.
 
-The pages stay plain Markdown whose links work where the repository is read; what only a site needs stands here.
+The pages stay plain Markdown whose links work where the repository is read; settings that only a site needs are here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "docstrings",  # of this folder: docstrings are written with Markdown's backticks
     "public",  # of this folder: the reference of all public names
     "scripts",  # of this folder: each script of examples/ is a page
@@ -35,13 +36,13 @@ myst_heading_anchors = 5
 
 # Notebooks are stored without outputs and executed for every build; an error in one ends the build.
 nb_execution_mode = "force"
-nb_execution_in_temp = True  # what they write is not ours to keep
+nb_execution_in_temp = True  # the files they write are not kept
 nb_execution_raise_on_error = True
 nb_execution_timeout = 240
 nb_execution_show_tb = True
 
-# The reference. Types of other projects have no page here, and nothing is looked up in the network; nor have the inner
-# types below. Whatever else of anyaccel is named in a signature must have a page.
+# The reference. Types of other projects and the private types below have no page. Every other type of anyaccel in a
+# signature must have one.
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -49,12 +50,18 @@ toc_object_entries_show_parents = "hide"
 napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 90
 nitpicky = True
-INNER = ("Harness", "Cell", "Chain", "Compared", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T")
+INNER = ("Harness", "Cell", "Pipeline", "ComparedColumn", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T")
 nitpick_ignore_regex = [
     ("py:.*", r"(?!anyaccel\b).*"),
     ("py:obj", ".*"),  # code in docstrings is a link where it can be one
     ("py:.*", rf"anyaccel\.[\w.]+\.({'|'.join(INNER)})"),
 ]
+
+# Buttons copy commands without their prompt, and nothing of what was printed.
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_only_copy_prompt_lines = False
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 
 html_theme = "furo"
 html_title = "anyaccel"

@@ -1,34 +1,83 @@
 """The documentation, run as tests.
 
-The Python blocks of a Markdown file run in order, in one namespace and a temporary folder of their own; a block that
-is not to run stands after `<!--- skip: next -->`. Each script of docs/examples/ runs in an interpreter of its own.
+The Python blocks of a Markdown file run in order, in one namespace and in a temporary folder. `<!--- skip: next -->`
+before a block leaves it out. A `text` block right after a Python block is what the Python block prints: it is compared,
+`...` stands for any text, and numbers with a decimal point may differ by 2 %. A block that prints must have one.
+`ANYACCEL_TEST_REWRITE=1` writes the outputs into the files instead. Each script of docs/examples/ runs in an
+interpreter of its own.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil import Example, Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 HERE = Path(__file__).parent
+REWRITE = os.environ.get("ANYACCEL_TEST_REWRITE") == "1"
+OUTPUT = re.compile(r"\n```\n\n```text\n(.*?)\n```\n", re.DOTALL)
+DECIMAL = re.compile(r"(-?\d[\d,]*\.\d+(?:e[+-]?\d+)?)")
+
+
+def fits(expected: str, printed: str) -> bool:
+    """Whether a page shows what was printed; spacing counts for nothing, as it follows from the width of numbers."""
+    parts = [DECIMAL.split(" ".join(part.split())) for part in expected.split("...")]
+    pattern = ".*?".join("".join(_pattern(piece, index) for index, piece in enumerate(part)) for part in parts)
+    match = re.fullmatch(pattern, " ".join(printed.split()), re.DOTALL)
+    numbers = [float(piece.replace(",", "")) for part in parts for piece in part[1::2]]
+    return bool(match) and [float(text.replace(",", "")) for text in match.groups()] == pytest.approx(numbers, rel=0.02)
+
+
+def _pattern(piece: str, index: int) -> str:
+    return DECIMAL.pattern if index % 2 else re.escape(piece).replace(r"\ ", r"\s*")
+
+
+class BlockEvaluator:
+    """Runs a Python block and compares what it prints with the text block after it."""
+
+    def __init__(self) -> None:
+        self.run = PythonEvaluator()
+
+    def __call__(self, example: Example) -> str | None:
+        with redirect_stdout(io.StringIO()) as output:
+            self.run(example)
+        printed = "\n".join(line.rstrip() for line in output.getvalue().strip("\n").splitlines())
+        text = example.document.text
+        shown = OUTPUT.match(text, text.index("\n```", example.start + 3))
+        if fits(shown[1] if shown else "", printed):
+            return None
+        if REWRITE:
+            return self._note_edit(example, shown, printed)
+        return f"The page shows:\n{shown[1] if shown else '(nothing)'}\n\nThe block prints:\n{printed}"
+
+    def _note_edit(self, example: Example, shown: re.Match[str] | None, printed: str) -> None:
+        text = example.document.text
+        start = text.index("\n```", example.start + 3) + len("\n```\n")
+        block = f"\n```text\n{printed}\n```\n"
+        example.namespace.setdefault("_edits", []).append((start, shown.end() if shown else start, block))
+        example.namespace["_document"] = example.document
 
 
 def enter(namespace: dict[str, Any]) -> None:
-    """Give a document a folder of its own to write into, and a name as a script has one."""
+    """Give a document a folder of its own to write into, and the name that a script has."""
     namespace["__name__"] = "__main__"
     namespace["_folder"] = (tempfile.TemporaryDirectory(), Path.cwd())
     os.chdir(namespace["_folder"][0].name)
 
 
 def leave(namespace: dict[str, Any]) -> None:
-    """Go back to where `enter` came from, remove the folder, and silence what was entered into the registry by hand."""
+    """Go back, remove the folder, and unregister what the page registered by hand."""
     from anyaccel.registry import registry
 
     by_hand = [plugin.name for plugin in registry().plugins if not plugin.distribution]
@@ -36,8 +85,17 @@ def leave(namespace: dict[str, Any]) -> None:
         registry().hooks.unregister(name=name)
     folder, before = namespace["_folder"]
     os.chdir(before)
+    if "_edits" in namespace:
+        rewrite(namespace["_document"].path, namespace["_document"].text, namespace["_edits"])
     namespace.clear()
     folder.cleanup()
+
+
+def rewrite(path: str, text: str, edits: list[tuple[int, int, str]]) -> None:
+    """Write the outputs that differ into a page, last first."""
+    for start, end, block in sorted(edits, reverse=True):
+        text = text[:start] + block + text[end:]
+    Path(path).write_text(text, encoding="utf-8")
 
 
 class Script(pytest.File):
@@ -64,11 +122,11 @@ class ScriptRun(pytest.Item):
 
 
 class Documents:
-    """Collects Markdown files: those of this folder, and every README, which stands where no conftest reaches it."""
+    """Collects Markdown files: those of this folder, and every README, which no conftest of its own reaches."""
 
     pytest_collect_file = staticmethod(
         Sybil(
-            [PythonCodeBlockParser(), SkipParser()],
+            [CodeBlockParser("python", BlockEvaluator()), SkipParser()],
             path=str(HERE.parent),
             patterns=["*.md"],
             setup=enter,

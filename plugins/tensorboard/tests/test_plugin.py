@@ -13,7 +13,7 @@ import pytest
 import anyaccel as aa
 import anyaccel_tensorboard
 from anyaccel.errors import PluginError
-from anyaccel.phases.hooks import Moments
+from anyaccel.phases.hooks import HookCaller
 from anyaccel_tensorboard import TensorBoard, log_to
 
 SCRIPT = """
@@ -184,8 +184,8 @@ def test_steps_are_not_listened_to_without_every_n_steps(registry, runs):
     assert anyaccel_tensorboard in registry.hooks.get_plugins()
     assert registry.hooks.hook.step_end.get_hookimpls() == []
     with log_to(runs):
-        assert Moments(registry.hooks, [TensorBoard(runs)]).step_listeners == ()
-    assert len(Moments(registry.hooks, [TensorBoard(runs, every_n_steps=1)]).step_listeners) == 1
+        assert HookCaller(registry.hooks, [TensorBoard(runs)]).step_listeners == ()
+    assert len(HookCaller(registry.hooks, [TensorBoard(runs, every_n_steps=1)]).step_listeners) == 1
 
 
 def test_several_steps_remain_one_call_while_logging(logged, data, experiment, train, monkeypatch):

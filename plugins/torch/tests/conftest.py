@@ -1,4 +1,4 @@
-"""What the tests of the torch plugin share: the backend, and the one segment that most of them want."""
+"""Shared by the tests of the torch plugin: the backend, and a small segment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_segment(
     target: tuple[int, ...] = (1,),
     **changes: Any,
 ) -> Segment:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "label": "s",
         "operations": (Operation("a", model, ("x",), ("a",), CPU),),
         "inputs": {"x": (TensorSpec(features, "float32"), CPU), "y": (TensorSpec(target, "float32"), CPU)},
@@ -48,7 +48,7 @@ def make_segment(
         "losses": (LossTerm("l", "a", Loss(loss), ("a", "y"), CPU, weight),),
         "groups": (ParameterGroup("g", optimizer or Optimizer("sgd", lr=0.1), ("a",)),),
     }
-    return Segment(**{**given, **changes})
+    return Segment(**{**fields, **changes})
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""SequentialMLP and SequentialCNN: weights and names of their recipes, built when shapes are known; as in NumPy."""
+"""SequentialMLP and SequentialCNN: the weights and names of their specs, lazy building, and equality with NumPy."""
 
 from __future__ import annotations
 
@@ -21,23 +21,27 @@ from anyaccel_torch import SequentialCNN, SequentialMLP
 from anyaccel_torch.backend import TorchBackend
 
 
-def built(shapes: Any = ((3,),), seed: int = 5, **settings: Any) -> SequentialMLP:
+def built_mlp(shapes: Any = ((3,),), seed: int = 5, **settings: Any) -> SequentialMLP:
     model = SequentialMLP(**settings)
     model.build(shapes, seed)
     return model
 
 
-def test_weights_are_those_of_the_recipe() -> None:
-    model = built(n_layers=3, hidden_dim=4)
-    wanted = MLPSpec(n_layers=3, hidden_dim=4).weights([(3,)], 5)
-    found = dict(model.named_parameters())
-    assert list(found) == list(wanted) == [f"layers.{i}.{name}" for i in range(3) for name in ("weight", "bias")]
-    assert all(torch.equal(found[name].detach(), torch.from_numpy(value)) for name, value in wanted.items())
+def test_weights_equal_the_spec() -> None:
+    model = built_mlp(n_layers=3, hidden_dim=4)
+    expected_weights = MLPSpec(n_layers=3, hidden_dim=4).weights([(3,)], 5)
+    result = dict(model.named_parameters())
+    assert (
+        list(result)
+        == list(expected_weights)
+        == [f"layers.{i}.{name}" for i in range(3) for name in ("weight", "bias")]
+    )
+    assert all(torch.equal(result[name].detach(), torch.from_numpy(value)) for name, value in expected_weights.items())
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "identity"])
-def test_it_computes_what_plain_layers_compute(activation: str) -> None:
-    model = built(n_layers=3, activation=activation)
+def test_output_equals_that_of_plain_layers(activation: str) -> None:
+    model = built_mlp(n_layers=3, activation=activation)
     act = {"relu": nn.ReLU(), "tanh": nn.Tanh(), "sigmoid": nn.Sigmoid(), "identity": nn.Identity()}[activation]
     plain = nn.Sequential(model.layers[0], act, model.layers[1], act, model.layers[2])
     x = torch.randn(5, 3)
@@ -45,47 +49,47 @@ def test_it_computes_what_plain_layers_compute(activation: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1,), (4,), (2, 3), (1, 1), ()])
-def test_output_shape(shape: tuple[int, ...]) -> None:
-    assert built(output_shape=shape)(torch.zeros(5, 3)).shape == (5, *shape)
-    assert built(output_shape=shape)(torch.zeros(0, 3)).shape == (0, *shape)
+def test_output_has_the_requested_shape(shape: tuple[int, ...]) -> None:
+    assert built_mlp(output_shape=shape)(torch.zeros(5, 3)).shape == (5, *shape)
+    assert built_mlp(output_shape=shape)(torch.zeros(0, 3)).shape == (0, *shape)
 
 
-def test_several_inputs_are_flattened_and_joined() -> None:
-    model = built(((2, 2), (3,), ()))
+def test_several_inputs_are_flattened_and_concatenated() -> None:
+    model = built_mlp(((2, 2), (3,), ()))
     assert model.layers[0].in_features == 8
     assert model(torch.zeros(5, 2, 2), torch.zeros(5, 3), torch.zeros(5)).shape == (5, 1)
 
 
-def test_the_first_batch_builds_it_with_seed_0() -> None:
+def test_first_batch_builds_the_model_with_seed_0() -> None:
     model = SequentialMLP()
     assert list(model.parameters()) == []
     model(torch.zeros(5, 3))
-    assert torch.equal(model.layers[0].weight, built(seed=0).layers[0].weight)
+    assert torch.equal(model.layers[0].weight, built_mlp(seed=0).layers[0].weight)
 
 
-def test_building_draws_no_random_number_and_a_second_time_changes_nothing() -> None:
+def test_building_draws_no_random_numbers_and_is_idempotent() -> None:
     before = torch.get_rng_state()
-    model = built()
+    model = built_mlp()
     assert torch.equal(torch.get_rng_state(), before)
     weight = model.layers[0].weight
     model.build([(3,)], seed=99)
     assert model.layers[0].weight is weight
 
 
-def test_building_again_for_other_shapes_is_an_error() -> None:
+def test_building_for_other_shapes_raises_shape_error() -> None:
     with pytest.raises(ShapeError, match=r"inputs of shapes \[4\]\. Available: it is built for \[3\]\. Hint: feed it"):
-        built().build([(4,)], 0)
+        built_mlp().build([(4,)], 0)
 
 
-def test_dropout_only_while_training() -> None:
-    model = built(dropout=0.5, hidden_dim=64)
+def test_dropout_acts_in_training_mode_only() -> None:
+    model = built_mlp(dropout=0.5, hidden_dim=64)
     x = torch.ones(4, 3)
     assert not torch.equal(model(x), model(x))
     model.eval()
     assert torch.equal(model(x), model(x))
 
 
-def test_modes_dtype_copies_and_configuration() -> None:
+def test_modes_dtype_copies_and_configuration_are_kept() -> None:
     model = SequentialMLP((2, 2), 3, 4, "tanh", 0.1, "float64").eval()
     model.build([(3,)], 1)
     assert not model.layers[0].training and model.layers[0].weight.dtype == torch.float64
@@ -97,12 +101,12 @@ def test_modes_dtype_copies_and_configuration() -> None:
     assert torch.equal(copy.deepcopy(model)(x), model(x))
 
 
-def test_settings_out_of_range() -> None:
+def test_settings_out_of_range_raise_spec_error() -> None:
     with pytest.raises(SpecError, match="n_layers=0 is not a positive int"):
         SequentialMLP(n_layers=0)
 
 
-def test_a_configuration_may_name_it(backend: TorchBackend) -> None:
+def test_graph_configuration_names_the_builtin_model(backend: TorchBackend) -> None:
     assert dict(backend.models()) == {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
     assert backend.owns(SequentialMLP())
     assert backend.infer(SequentialMLP((2,)), [TensorSpec((3,), "float32")], 5) == (TensorSpec((2,), "float32"),)
@@ -120,21 +124,21 @@ def cnn(shape: tuple[int, ...] = IMAGE, seed: int = 5, **settings: Any) -> Seque
     return model
 
 
-def test_a_cnn_has_the_weights_of_its_recipe() -> None:
-    found = dict(cnn(channels=(4, 6), kernel_size=5).named_parameters())
-    wanted = CNNSpec(channels=(4, 6), kernel_size=5).weights([IMAGE], 5)
-    assert list(found) == list(wanted) == list(cnn(channels=(4, 6)).state_dict())
-    assert all(torch.equal(found[name].detach(), torch.from_numpy(value)) for name, value in wanted.items())
+def test_cnn_weights_equal_the_spec() -> None:
+    result = dict(cnn(channels=(4, 6), kernel_size=5).named_parameters())
+    expected_weights = CNNSpec(channels=(4, 6), kernel_size=5).weights([IMAGE], 5)
+    assert list(result) == list(expected_weights) == list(cnn(channels=(4, 6)).state_dict())
+    assert all(torch.equal(result[name].detach(), torch.from_numpy(value)) for name, value in expected_weights.items())
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "identity"])
 @pytest.mark.parametrize("pool", [1, 3])
-def test_a_cnn_computes_what_plain_layers_compute(activation: str, pool: int) -> None:
+def test_cnn_output_equals_that_of_plain_layers(activation: str, pool: int) -> None:
     model = cnn((2, 11, 9), activation=activation, pool=pool, output_shape=(2, 3))
     act = {"relu": nn.ReLU(), "tanh": nn.Tanh(), "sigmoid": nn.Sigmoid(), "identity": nn.Identity()}[activation]
-    one, two = model.convs
+    first, second = model.convs
     shrink = nn.MaxPool2d(pool)
-    plain = nn.Sequential(one, act, shrink, two, act, shrink, nn.Flatten(), model.head, nn.Unflatten(1, (2, 3)))
+    plain = nn.Sequential(first, act, shrink, second, act, shrink, nn.Flatten(), model.head, nn.Unflatten(1, (2, 3)))
     x = torch.randn(5, 2, 11, 9)
     assert torch.equal(model(x), plain(x))
     assert model(x[:0]).shape == (0, 2, 3)
@@ -149,7 +153,7 @@ def test_the_first_batch_builds_a_cnn_with_seed_0_and_no_random_number() -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_built_cnn_takes_images_of_other_sizes_only_where_its_weights_fit() -> None:
+def test_built_cnn_takes_other_image_sizes_only_if_its_weights_fit() -> None:
     model = cnn()
     weight = model.head.weight
     model.build([(1, 9, 11)], seed=99)
@@ -160,7 +164,7 @@ def test_a_built_cnn_takes_images_of_other_sizes_only_where_its_weights_fit() ->
         model.build([(1, 16, 8)], 0)
 
 
-def test_a_cnn_refuses_what_is_no_image(backend: TorchBackend) -> None:
+def test_cnn_refuses_inputs_that_are_not_images(backend: TorchBackend) -> None:
     with pytest.raises(ShapeError, match=r"takes one input \[channels, height, width\] per sample\. Available: \[64\]"):
         backend.infer(SequentialCNN(), [TensorSpec((64,), "float32")], 0)
     with pytest.raises(ShapeError, match=r"2 poolings by 2 leave nothing of \[1, 3, 3\]"):
@@ -169,17 +173,17 @@ def test_a_cnn_refuses_what_is_no_image(backend: TorchBackend) -> None:
         SequentialCNN(kernel_size=2)
 
 
-def test_dropout_of_a_cnn_is_before_the_head_and_only_while_training() -> None:
+def test_cnn_dropout_is_before_the_head_in_training_only() -> None:
     model, x = cnn(dropout=0.5), torch.ones(4, *IMAGE)
     seen: list[torch.Tensor] = []
-    model.head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     model.train()(x)
     model.eval()(x)
     assert (seen[0] == 0).sum() > (seen[1] == 0).sum()
     assert torch.equal(model(x), model(x))
 
 
-def test_a_cnn_within_another_module_is_built_by_the_backend(backend: TorchBackend) -> None:
+def test_cnn_inside_another_module_is_built_by_the_backend(backend: TorchBackend) -> None:
     model = nn.Sequential(SequentialCNN((3,), dtype="float64"), nn.Linear(3, 2, dtype=torch.float64))
     assert backend.dtype_of(SequentialCNN(dtype="float64")) == "float64"
     with pytest.raises(StateError, match="Sequential has no parameters yet"):
@@ -224,21 +228,21 @@ def trained(backend: Compute, settings: dict[str, Any]) -> tuple[Any, np.ndarray
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("float64", 1e-8)])
-def test_fifty_steps_of_adam_give_what_numpy_gives(
+def test_fifty_adam_steps_equal_those_of_numpy(
     dtype: str, within: float, activation: str, backend: TorchBackend
 ) -> None:
     settings = {"output_shape": (3,), "channels": (4, 6), "activation": activation, "dtype": dtype}
     _, losses, state = trained(backend, settings)
-    _, expected, wanted = trained(NumpyBackend(), settings)
+    _, expected, expected_weights = trained(NumpyBackend(), settings)
     np.testing.assert_allclose(losses, expected, rtol=within)
     assert losses[-1] < losses[0]
-    assert list(state) == list(wanted)
-    for name, value in wanted.items():
+    assert list(state) == list(expected_weights)
+    for name, value in expected_weights.items():
         assert state[name].dtype == value.dtype == dtype
         assert np.abs(state[name] - value).max() <= within * np.abs(value).max(), name
 
 
-def test_states_go_from_torch_to_numpy_and_back_by_name(backend: TorchBackend) -> None:
+def test_state_loads_from_torch_to_numpy_and_back(backend: TorchBackend) -> None:
     settings = {"output_shape": (3,), "channels": (4, 6), "dtype": "float64"}
     numpy, x = NumpyBackend(), images("float64")[0]
     model, _, state = trained(backend, settings)
@@ -248,4 +252,7 @@ def test_states_go_from_torch_to_numpy_and_back_by_name(backend: TorchBackend) -
     np.testing.assert_allclose(fresh(x), model(torch.from_numpy(x)).detach().numpy(), rtol=1e-10, atol=1e-12)
     back = cnn(x.shape[1:], seed=0, **fresh.get_config())
     backend.load_state(back, numpy.state(fresh))
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(back.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(torch_model, numpy_model)
+        for torch_model, numpy_model in zip(back.parameters(), model.parameters(), strict=True)
+    )

@@ -1,4 +1,4 @@
-"""Whole steps compiled, as torch really does it: one program with some of everything in it, asked many things."""
+"""Training steps compiled by torch itself, on one program that has a bit of everything."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ ROWS, BATCH = 1000, 10
 
 
 class Table(nn.Module):
-    """Two words to one vector."""
+    """Two tokens to one vector."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, 4)
 
-    def forward(self, words: Tensor) -> Tensor:
-        found: Tensor = self.embedding(words)
-        return found.flatten(1)
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.embedding(tokens)
+        return result.flatten(1)
 
 
 def models() -> dict[str, nn.Module]:
-    """Words and waves are joined behind a frozen layer, and judged twice."""
+    """Tokens and waves are concatenated behind a frozen layer, and have two losses."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         waves = nn.Sequential(
             nn.Conv1d(1, 3, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.LayerNorm(18), nn.Dropout(0.2)
         )
         return {
-            "words": Table(),
+            "tokens": Table(),
             "waves": waves,
             "frozen": nn.Sequential(nn.Linear(18, 5), nn.BatchNorm1d(5)).requires_grad_(False),
             "head": nn.Sequential(nn.Linear(13, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)),
@@ -57,10 +57,10 @@ def segment(held: dict[str, nn.Module]) -> Segment:
     return Segment(
         "s",
         (
-            Operation("words", held["words"], ("w",), ("words",), CPU),
+            Operation("tokens", held["tokens"], ("w",), ("tokens",), CPU),
             Operation("waves", held["waves"], ("x",), ("waves",), CPU),
             Operation("frozen", held["frozen"], ("waves",), ("frozen",), CPU, trainable=False),
-            Operation("both", None, ("words", "frozen"), ("both",), CPU),
+            Operation("both", None, ("tokens", "frozen"), ("both",), CPU),
             Operation("head", held["head"], ("both",), ("head",), CPU),
         ),
         {
@@ -74,13 +74,13 @@ def segment(held: dict[str, nn.Module]) -> Segment:
             LossTerm("kind", "head", Loss("cross_entropy"), ("head", "kind"), CPU),
             LossTerm("size", "head", Loss("mse"), ("head", "size"), CPU, 0.3),
         ),
-        (ParameterGroup("slow", slow, ("words", "waves")), ParameterGroup("fast", fast, ("head",))),
+        (ParameterGroup("slow", slow, ("tokens", "waves")), ParameterGroup("fast", fast, ("head",))),
     )
 
 
 @dataclass
-class World:
-    """A plain and a compiled program over equal models, and their data."""
+class Programs:
+    """An uncompiled and a compiled program over equal models, and their data."""
 
     plain: Any
     compiled: TorchProgram
@@ -88,16 +88,16 @@ class World:
     columns: list[Tensor]
     orders: list[Tensor]
 
-    def same(self) -> None:
+    def check_equal(self) -> None:
         for a, b in zip(values(self.held[0]), values(self.held[1]), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
     def steps(self, start: int, count: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
-        one, other = (
+        layer, other = (
             program.train_steps(self.columns, self.orders, start, count, batch)
             for program in (self.plain, self.compiled)
         )
-        return one, other
+        return layer, other
 
 
 def values(held: dict[str, nn.Module]) -> list[Tensor]:
@@ -108,31 +108,31 @@ def data() -> tuple[list[Tensor], list[Tensor]]:
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(ROWS, 1, 8, generator=draw)
     kind = (x.mean(2)[:, 0] * 5).round().long().clamp(-1, 1) + 1
-    words = torch.randint(0, 7, (ROWS, 2), generator=draw)
+    tokens = torch.randint(0, 7, (ROWS, 2), generator=draw)
     order = torch.randperm(ROWS, generator=draw)
-    return [words, x, kind, torch.randn(ROWS, 3, generator=draw)], [order, order, order.clone(), order]
+    return [tokens, x, kind, torch.randn(ROWS, 3, generator=draw)], [order, order, order.clone(), order]
 
 
 @pytest.fixture(scope="module")
-def world(backend: TorchBackend) -> Iterator[World]:
+def programs(backend: TorchBackend) -> Iterator[Programs]:
     held = models(), models()
-    plain, compiled = (backend.build(segment(one)) for one in held)
+    plain, compiled = (backend.build(segment(layer)) for layer in held)
     assert isinstance(compiled, TorchProgram)
-    found = World(plain, compiled, held, *data())
+    result = Programs(plain, compiled, held, *data())
     before, random = values(held[1]), torch.get_rng_state()
-    compiled.compile(found.columns, found.orders, BATCH)
+    compiled.compile(result.columns, result.orders, BATCH)
     assert all(map(torch.equal, before, values(held[1]))) and torch.equal(random, torch.get_rng_state())
     assert compiled.compiled_as == "all steps of a call in one compiled loop"
     assert all(state.step == 0 for state in compiled.optimizer_states().values())
-    yield found
+    yield result
     plain.close()
     compiled.close()
 
 
 @pytest.fixture(autouse=True)
-def fresh(world: World) -> Iterator[None]:
-    """Both programs as they were."""
-    kept = [(program, program.snapshot()) for program in (world.plain, world.compiled)]
+def fresh(programs: Programs) -> Iterator[None]:
+    """Both programs in their initial state."""
+    kept = [(program, program.snapshot()) for program in (programs.plain, programs.compiled)]
     yield
     for program, snapshot in kept:
         program.restore(snapshot)
@@ -140,29 +140,31 @@ def fresh(world: World) -> Iterator[None]:
 
 def seeded(program: Any, key: int, *call: Any) -> Tensor:
     program.seed(key)
-    found: Tensor = program.train_steps(*call)
-    return found
+    result: Tensor = program.train_steps(*call)
+    return result
 
 
-def test_a_hundred_compiled_steps_are_those_of_the_plain_way(world: World) -> None:
+def test_hundred_compiled_steps_equal_uncompiled_steps(programs: Programs) -> None:
     """With dropout, buffers, clipping and a schedule: losses to 1e-4, values to 1e-3 of each other."""
-    plain, compiled = (seeded(p, 5, world.columns, world.orders, 0, 100, BATCH) for p in (world.plain, world.compiled))
+    plain, compiled = (
+        seeded(p, 5, programs.columns, programs.orders, 0, 100, BATCH) for p in (programs.plain, programs.compiled)
+    )
     assert compiled.shape == (100, 2) and not compiled.requires_grad
-    assert not world.compiled.compiled_as.endswith("changed")
+    assert not programs.compiled.compiled_as.endswith("changed")
     torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
-    world.same()
-    theirs, ours = world.plain.optimizer_states(), world.compiled.optimizer_states()
-    assert {node: state.step for node, state in ours.items()} == dict.fromkeys(("words", "waves", "head"), 100)
-    for node, state in theirs.items():
+    programs.check_equal()
+    expected, actual = programs.plain.optimizer_states(), programs.compiled.optimizer_states()
+    assert {node: state.step for node, state in actual.items()} == dict.fromkeys(("tokens", "waves", "head"), 100)
+    for node, state in expected.items():
         for name, slots in state.slots.items():
             for slot, value in slots.items():
-                torch.testing.assert_close(ours[node].slots[name][slot], value, rtol=1e-3, atol=1e-4)
+                torch.testing.assert_close(actual[node].slots[name][slot], value, rtol=1e-3, atol=1e-4)
 
 
-def test_every_number_of_steps_and_a_partial_batch_take_their_way(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_any_number_of_steps_and_a_partial_batch_are_trained(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is compiled anew, whatever the count; what does not fit is done in the plain way."""
+    """Nothing is recompiled for another number of steps; steps that do not fit are uncompiled."""
     for start, count, batch in (
         (0, 2, BATCH),
         (20, 7, BATCH),
@@ -171,56 +173,56 @@ def test_every_number_of_steps_and_a_partial_batch_take_their_way(
         (995, 1, 5),
         (0, 0, 1),
     ):
-        world.plain.seed(start)
-        plain = world.plain.train_steps(world.columns, world.orders, start, count, batch)
-        world.compiled.seed(start)
-        compiled = world.compiled.train_steps(world.columns, world.orders, start, count, batch)
+        programs.plain.seed(start)
+        plain = programs.plain.train_steps(programs.columns, programs.orders, start, count, batch)
+        programs.compiled.seed(start)
+        compiled = programs.compiled.train_steps(programs.columns, programs.orders, start, count, batch)
         assert compiled.shape == (count, 2)
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
-    world.same()
+    programs.check_equal()
     monkeypatch.setattr("anyaccel_torch.step_compiler.BLOCK_BYTES", 3000)
-    world.compiled.seed(1)
-    cut = world.compiled.train_steps(world.columns, world.orders, 0, 20, BATCH)
+    programs.compiled.seed(1)
+    cut = programs.compiled.train_steps(programs.columns, programs.orders, 0, 20, BATCH)
     monkeypatch.undo()
     torch.testing.assert_close(
-        cut, seeded(world.plain, 1, world.columns, world.orders, 0, 20, BATCH), rtol=1e-4, atol=1e-4
+        cut, seeded(programs.plain, 1, programs.columns, programs.orders, 0, 20, BATCH), rtol=1e-4, atol=1e-4
     )
 
 
-def test_single_steps_snapshots_and_evaluation_see_the_true_values(world: World) -> None:
-    for program in (world.plain, world.compiled):
+def test_single_steps_snapshots_and_evaluation_see_current_values(programs: Programs) -> None:
+    for program in (programs.plain, programs.compiled):
         program.seed(2)
-        program.train_steps(world.columns, world.orders, 0, 5, BATCH)
-    rows = [column[:BATCH] for column in world.columns]
-    (plain,), _ = world.plain.forward(rows)
-    (compiled,), _ = world.compiled.forward(rows)
+        program.train_steps(programs.columns, programs.orders, 0, 5, BATCH)
+    rows = [column[:BATCH] for column in programs.columns]
+    (plain,), _ = programs.plain.forward(rows)
+    (compiled,), _ = programs.compiled.forward(rows)
     torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-4)
-    snapshot = world.compiled.snapshot()
-    for program in (world.plain, world.compiled):
+    snapshot = programs.compiled.snapshot()
+    for program in (programs.plain, programs.compiled):
         program.seed(3)
         _, _, pull = program.forward_pullback(rows)
         pull([None])
         program.optimizer_step()
-        program.train_steps(world.columns, world.orders, 0, 5, BATCH)
-    world.same()
-    assert world.compiled.optimizer_states()["head"].step == 11
-    world.compiled.restore(snapshot)
-    assert world.compiled.optimizer_states()["head"].step == 5
-    torch.testing.assert_close(world.compiled.forward(rows)[0][0], compiled)
+        program.train_steps(programs.columns, programs.orders, 0, 5, BATCH)
+    programs.check_equal()
+    assert programs.compiled.optimizer_states()["head"].step == 11
+    programs.compiled.restore(snapshot)
+    assert programs.compiled.optimizer_states()["head"].step == 5
+    torch.testing.assert_close(programs.compiled.forward(rows)[0][0], compiled)
 
 
-def test_a_step_that_parts_the_counts_is_seen(world: World) -> None:
-    """Parameters that were updated together may not be any more: then steps are plain, and right."""
-    rows = [column[:BATCH] for column in world.columns]
+def test_compiled_steps_notice_diverging_step_counts(programs: Programs) -> None:
+    """Parameters that were updated together may not be any more: then steps are uncompiled, and correct."""
+    rows = [column[:BATCH] for column in programs.columns]
     without: list[Any] = [None, *rows[1:]]
-    for program in (world.plain, world.compiled):
+    for program in (programs.plain, programs.compiled):
         program.seed(4)
         _, _, pull = program.forward_pullback(without)
         pull([None])
         program.optimizer_step()
-        program.train_steps(world.columns, world.orders, 0, 4, BATCH)
-    world.same()
-    assert world.compiled.optimizer_states()["head"].step == world.plain.optimizer_states()["head"].step
+        program.train_steps(programs.columns, programs.orders, 0, 4, BATCH)
+    programs.check_equal()
+    assert programs.compiled.optimizer_states()["head"].step == programs.plain.optimizer_states()["head"].step
 
 
 class Moves(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -241,11 +243,11 @@ WAITS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__", "
 
 
 @pytest.mark.parametrize("which", ["plain", "compiled"])
-def test_b18_resident_steps_wait_for_nothing_and_move_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch, which: str
+def test_b18_resident_steps_neither_wait_nor_transfer(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    program = getattr(world, which)
-    program.train_steps(world.columns, world.orders, 0, 4, BATCH)
+    program = getattr(programs, which)
+    program.train_steps(programs.columns, programs.orders, 0, 4, BATCH)
     counted: list[str] = []
 
     def counting(name: str, real: Any) -> Any:
@@ -258,23 +260,23 @@ def test_b18_resident_steps_wait_for_nothing_and_move_nothing(
     for name in WAITS:
         monkeypatch.setattr(Tensor, name, counting(name, getattr(Tensor, name)))
     with Moves() if which == "plain" else nullcontext() as moves:  # under a mode like this nothing compiled is used
-        assert program.train_steps(world.columns, world.orders, 0, 30, BATCH).shape == (30, 2)
+        assert program.train_steps(programs.columns, programs.orders, 0, 30, BATCH).shape == (30, 2)
     assert counted == [] and (moves is None or moves.found == [])
 
 
-def test_another_program_of_the_same_kind_compiles_nothing(
-    world: World, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
+def test_equal_program_reuses_the_compilation(
+    programs: Programs, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also over other models; and what was compiled keeps none of them alive."""
+    """Also over other models, none of which compiled code keeps alive."""
     from torch._inductor import compile_fx
 
     monkeypatch.setattr(compile_fx, "compile_fx", lambda *args, **kwargs: pytest.fail("compiled anew"))
     held = models()
     program: Any = backend.build(segment(held))
-    program.compile(world.columns, world.orders, BATCH)
+    program.compile(programs.columns, programs.orders, BATCH)
     program.seed(5)
-    found = program.train_steps(world.columns, world.orders, 0, 10, BATCH)
-    torch.testing.assert_close(found, seeded(world.plain, 5, world.columns, world.orders, 0, 10, BATCH))
+    result = program.train_steps(programs.columns, programs.orders, 0, 10, BATCH)
+    torch.testing.assert_close(result, seeded(programs.plain, 5, programs.columns, programs.orders, 0, 10, BATCH))
     program.close()
     refs = [weakref.ref(model) for model in held.values()]
     del program, held
@@ -282,18 +284,18 @@ def test_another_program_of_the_same_kind_compiles_nothing(
     assert [ref() for ref in refs] == [None] * 4
 
 
-def test_a_module_that_changes_its_mind_is_heard(world: World) -> None:
-    """What the compiled loop was made for holds no more: the steps are plain ones from then on, and right."""
-    drop = [part for held in world.held for part in held["waves"].modules() if isinstance(part, nn.Dropout)]
-    for one in drop:
-        one.p = 0.5
+def test_changed_module_returns_to_uncompiled_steps(programs: Programs) -> None:
+    """The compiled loop no longer fits: from then on, steps are uncompiled, and correct."""
+    dropouts = [part for held in programs.held for part in held["waves"].modules() if isinstance(part, nn.Dropout)]
+    for layer in dropouts:
+        layer.p = 0.5
     try:
         plain, compiled = (
-            seeded(p, 6, world.columns, world.orders, 0, 6, BATCH) for p in (world.plain, world.compiled)
+            seeded(p, 6, programs.columns, programs.orders, 0, 6, BATCH) for p in (programs.plain, programs.compiled)
         )
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
-        world.same()
-        assert world.compiled.compiled_as.endswith(", until a module was changed")
+        programs.check_equal()
+        assert programs.compiled.compiled_as.endswith(", until a module was changed")
     finally:
-        for one in drop:
-            one.p = 0.2
+        for layer in dropouts:
+            layer.p = 0.2

@@ -1,4 +1,4 @@
-"""The ways to compile steps with nothing compiled (the same Python, run as it is), and two as torch does it."""
+"""Compile strategies run as plain Python, and two compiled by torch itself."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ RECIPES = [
 
 
 def python_loop(function: Any, carry: Any, xs: list[Tensor]) -> Any:
-    """What torch's scan does."""
-    found = []
+    """The semantics of torch's scan."""
+    result = []
     for i in range(len(xs[0])):
         carry, outputs = function(carry, [x[i] for x in xs])
-        found.append(outputs)
-    return carry, [torch.stack(list(column)) for column in zip(*found, strict=True)]
+        result.append(outputs)
+    return carry, [torch.stack(list(column)) for column in zip(*result, strict=True)]
 
 
 @pytest.fixture
 def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled: functions run as they are written."""
+    """Functions run as plain Python."""
     monkeypatch.setattr(strategies, "torch_compile", lambda function, options: function)
     monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
     monkeypatch.setattr(toolchain_check, "scan", lambda: python_loop)
@@ -73,16 +73,16 @@ def trained(
     return program.train_steps(columns, orders, 0, 400 // batch, batch, parts), program
 
 
-def agree(one: Any, other: Any, rough: float = 1e-5) -> None:
-    torch.testing.assert_close(other[0], one[0], rtol=rough, atol=rough)
-    states, others = one[1].optimizer_states(), other[1].optimizer_states()
+def assert_close_training(eager: Any, compiled: Any, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(compiled[0], eager[0], rtol=tolerance, atol=tolerance)
+    states, compiled_states = eager[1].optimizer_states(), compiled[1].optimizer_states()
     for node, state in states.items():
-        assert others[node].step == state.step == len(one[0])
-        assert {name: set(slots) for name, slots in others[node].slots.items()} == {
+        assert compiled_states[node].step == state.step == len(eager[0])
+        assert {name: set(slots) for name, slots in compiled_states[node].slots.items()} == {
             name: set(slots) for name, slots in state.slots.items()
         }
-    for a, b in zip(weights(one[1]), weights(other[1]), strict=True):
-        torch.testing.assert_close(b, a, rtol=10 * rough, atol=10 * rough)
+    for a, b in zip(weights(eager[1]), weights(compiled[1]), strict=True):
+        torch.testing.assert_close(b, a, rtol=10 * tolerance, atol=10 * tolerance)
 
 
 def weights(program: Any) -> list[Tensor]:
@@ -92,53 +92,57 @@ def weights(program: Any) -> list[Tensor]:
 @pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize("small", [True, False], ids=["loop", "in place"])
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.name}-{r.schedule.name}-{r.clip_norm}")
-def test_every_optimizer_ends_where_torchs_own_does(
+def test_compiled_optimizers_equal_torchs_own(
     backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, recipe: Optimizer, small: bool
 ) -> None:
     monkeypatch.setattr(steps, "FLAT_UP_TO", 1000 if small else 1)
-    one = trained(backend, segment_of(mlp(), optimizer=recipe), False)
-    other = trained(backend, segment_of(mlp(), optimizer=recipe), True)
-    assert other[1].compiled_as == ("all steps of a call in one compiled loop" if small else "one compiled step a call")
-    agree(one, other)
+    eager = trained(backend, segment_of(mlp(), optimizer=recipe), False)
+    compiled = trained(backend, segment_of(mlp(), optimizer=recipe), True)
+    assert compiled[1].compiled_as == (
+        "all steps of a call in one compiled loop" if small else "one compiled step a call"
+    )
+    assert_close_training(eager, compiled)
 
 
 @pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ["adam", "momentum"])
-def test_other_dtypes(backend: TorchBackend, segment_of: Make, name: str, dtype: torch.dtype) -> None:
+def test_compiled_steps_support_other_dtypes(
+    backend: TorchBackend, segment_of: Make, name: str, dtype: torch.dtype
+) -> None:
     recipe = Optimizer(name, lr=0.01)
-    one, other = (
+    eager, compiled = (
         trained(backend, segment_of(mlp(dtype), optimizer=recipe), compile, dtype=dtype) for compile in (False, True)
     )
-    agree(one, other, 5e-2 if dtype is torch.bfloat16 else 1e-10)
+    assert_close_training(eager, compiled, 5e-2 if dtype is torch.bfloat16 else 1e-10)
 
 
 @pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize("small", [True, False], ids=["loop", "in place"])
-def test_parts_are_the_whole(
+def test_micro_batches_equal_the_whole_batch(
     backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
     monkeypatch.setattr(steps, "FLAT_UP_TO", 1000 if small else 1)
     recipe = Optimizer("adam", lr=0.01, clip_norm=0.1)
     whole = trained(backend, segment_of(mlp(), optimizer=recipe), False)
-    agree(whole, trained(backend, segment_of(mlp(), optimizer=recipe), False, parts=2))
-    agree(whole, trained(backend, segment_of(mlp(), optimizer=recipe), True, parts=4))
+    assert_close_training(whole, trained(backend, segment_of(mlp(), optimizer=recipe), False, parts=2))
+    assert_close_training(whole, trained(backend, segment_of(mlp(), optimizer=recipe), True, parts=4))
 
 
-def test_unequal_parts_are_weighted_by_their_rows(backend: TorchBackend, segment_of: Make) -> None:
+def test_unequal_micro_batches_are_weighted_by_rows(backend: TorchBackend, segment_of: Make) -> None:
     columns, orders = data()
-    found = []
+    result = []
     for parts in (1, 3, 9):
         model = mlp()
         losses: Any = backend.build(segment_of(model)).train_steps(columns, orders, 0, 5, 7, parts)  # type: ignore[attr-defined]
-        found.append((losses, list(model.parameters())))
-    for losses, values in found[1:]:
-        torch.testing.assert_close(losses, found[0][0])
-        torch.testing.assert_close(values, found[0][1])
+        result.append((losses, list(model.parameters())))
+    for losses, values in result[1:]:
+        torch.testing.assert_close(losses, result[0][0])
+        torch.testing.assert_close(values, result[0][1])
 
 
 @pytest.mark.usefixtures("as_written")
-def test_two_batch_sizes_stay_compiled_and_a_smaller_one_stays_plain(backend: TorchBackend, segment_of: Make) -> None:
+def test_smaller_batch_than_a_compiled_one_is_not_compiled(backend: TorchBackend, segment_of: Make) -> None:
     program: Any = backend.build(segment_of(mlp()))
     columns, orders = data()
     for batch in (8, 16, 4):
@@ -147,7 +151,7 @@ def test_two_batch_sizes_stay_compiled_and_a_smaller_one_stays_plain(backend: To
 
 
 @pytest.mark.usefixtures("as_written")
-def test_a_parameter_that_no_loss_reaches_stays(backend: TorchBackend, segment_of: Make) -> None:
+def test_parameter_without_gradient_is_unchanged(backend: TorchBackend, segment_of: Make) -> None:
     class Idle(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -169,18 +173,18 @@ def test_a_parameter_that_no_loss_reaches_stays(backend: TorchBackend, segment_o
 
 
 @pytest.mark.usefixtures("as_written")
-def test_a_module_that_writes_to_its_inputs_gets_copies(backend: TorchBackend, segment_of: Make) -> None:
+def test_module_that_writes_to_inputs_gets_copies(backend: TorchBackend, segment_of: Make) -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.ELU(inplace=True), mlp())
 
     columns, _ = data()
     kept = [column.clone() for column in columns]
-    agree(trained(backend, segment_of(model()), False), trained(backend, segment_of(model()), True))
+    assert_close_training(trained(backend, segment_of(model()), False), trained(backend, segment_of(model()), True))
     assert all(map(torch.equal, columns, kept))
 
 
-def test_parts_in_a_compiled_loop(backend: TorchBackend, segment_of: Make) -> None:
-    """A loop in the loop, with normalisation, whose statistics move with every part."""
+def test_compiled_loop_supports_micro_batches(backend: TorchBackend, segment_of: Make) -> None:
+    """A loop inside the loop, with batch normalization, whose statistics change with every micro-batch."""
 
     def model() -> nn.Module:
         with torch.random.fork_rng():
@@ -188,23 +192,23 @@ def test_parts_in_a_compiled_loop(backend: TorchBackend, segment_of: Make) -> No
             return nn.Sequential(nn.Linear(3, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
 
     recipe = Optimizer("momentum", lr=0.01, clip_norm=1.0)
-    one, other = (
+    eager, compiled = (
         trained(backend, segment_of(model(), optimizer=recipe), compile, 2, batch=20) for compile in (False, True)
     )
-    assert other[1].compiled_as == "all steps of a call in one compiled loop"
-    agree(one, other, 1e-4)
+    assert compiled[1].compiled_as == "all steps of a call in one compiled loop"
+    assert_close_training(eager, compiled, 1e-4)
 
 
-def test_without_a_scan_operator_a_few_steps_are_written_down(
+def test_steps_are_unrolled_without_a_scan_operator(
     backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what is left over is done in the plain way; a loss of one's own is compiled, too."""
+    """Leftover steps are uncompiled; a custom loss is compiled, too."""
     monkeypatch.setattr(toolchain_check, "scan", lambda: None)
     monkeypatch.setattr(steps, "UNROLLED", 3)
     terms = (LossTerm("l", "a", Loss(nn.HuberLoss()), ("a", "y"), segment_of(mlp()).losses[0].device),)
     recipe = Optimizer("adam", lr=0.01)
-    one, other = (
+    eager, compiled = (
         trained(backend, segment_of(mlp(), optimizer=recipe, losses=terms), compile) for compile in (False, True)
     )
-    assert other[1].compiled_as == "3 compiled steps a call"
-    agree(one, other, 1e-4)
+    assert compiled[1].compiled_as == "3 compiled steps a call"
+    assert_close_training(eager, compiled, 1e-4)

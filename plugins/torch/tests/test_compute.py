@@ -1,4 +1,4 @@
-"""What models give, what they hold, and writing it back."""
+"""Shape inference, parameters, and the state of models."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class Function(nn.Module):
         (nn.Linear(3, 2, device="meta"), [spec(3)], [spec(2)]),
     ],
 )
-def test_infer(backend: TorchBackend, model: nn.Module, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> None:
+def test_infer_gives_output_specs(
+    backend: TorchBackend, model: nn.Module, inputs: list[TensorSpec], outputs: list[TensorSpec]
+) -> None:
     assert backend.infer(model, inputs, 1) == tuple(outputs)
     assert backend.infer(model, inputs, 2) == tuple(outputs)
 
@@ -91,7 +93,7 @@ def test_lazy_modules_are_built_from_the_seed(backend: TorchBackend) -> None:
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_an_inner_sequential_mlp_is_built_from_seed_and_place(backend: TorchBackend) -> None:
+def test_inner_sequential_mlp_is_built_from_seed_and_path(backend: TorchBackend) -> None:
     model = nn.Sequential(SequentialMLP((4,)), SequentialMLP())
     backend.infer(model, [spec(3)], 5)
     alone = SequentialMLP()
@@ -100,13 +102,16 @@ def test_an_inner_sequential_mlp_is_built_from_seed_and_place(backend: TorchBack
     assert backend.infer(model, [spec(3)], 6) == (spec(1),)
 
 
-def test_infer_tells_what_torch_says_and_which_dtype(backend: TorchBackend) -> None:
+def test_infer_error_quotes_torch_and_hints_at_the_dtype(backend: TorchBackend) -> None:
     with pytest.raises(ShapeError) as caught:
         backend.infer(nn.Linear(3, 2), [spec(3, dtype="float64")], 0)
     assert str(caught.value) == (
         "Linear does not accept float64[3] per sample. "
         "Available: mat1 and mat2 must have the same dtype, but got Double and Float. Hint: "
         "provide float32 inputs if the dtype is the problem, or convert the model: model.to(torch.float64)."
+    )
+    assert backend.infer(nn.Linear(3, 2).to(torch.float64), [spec(3, dtype="float64")], 0) == (
+        spec(2, dtype="float64"),
     )
     with pytest.raises(ShapeError, match=r"float32\[4\] per sample.*\(2x4 and 3x2\).*Hint: correct the sizes"):
         backend.infer(nn.Linear(3, 2), [spec(4)], 0)
@@ -126,17 +131,17 @@ def test_infer_tells_what_torch_says_and_which_dtype(backend: TorchBackend) -> N
         (lambda x: (), r"returned a tuple of nothing, which cannot be the output"),
     ],
 )
-def test_outputs_that_cannot_be(backend: TorchBackend, function: Any, message: str) -> None:
+def test_unsupported_outputs_raise_shape_error(backend: TorchBackend, function: Any, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         backend.infer(Function(function), [spec(3)], 0)
 
 
-def test_infer_without_room(backend: TorchBackend) -> None:
+def test_infer_out_of_memory_raises_out_of_memory_error(backend: TorchBackend) -> None:
     with pytest.raises(OutOfMemoryError, match="not enough memory for a batch of 2 through Function"):
         backend.infer(Function(lambda x: x.new_empty(2**48)), [spec(3)], 0)
 
 
-def test_a_large_model_is_not_run(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_model_is_inferred_without_values(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shape_inference, "LARGE_BYTES", 0)
     seen: list[str] = []
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
@@ -146,7 +151,7 @@ def test_a_large_model_is_not_run(backend: TorchBackend, monkeypatch: pytest.Mon
     assert not model[0].weight.is_meta
 
 
-def test_a_large_model_that_needs_values_is_run(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_model_that_needs_values_is_run(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shape_inference, "LARGE_BYTES", 0)
     model = nn.Sequential(nn.Linear(3, 2), Function(lambda x: x if float(x.sum()) < 1e9 else x[:1]))
     assert backend.infer(model, [spec(3)], 0) == (spec(2),)
@@ -165,18 +170,20 @@ def test_a_large_model_that_needs_values_is_run(backend: TorchBackend, monkeypat
         (nn.ReLU(), None),
     ],
 )
-def test_dtype_of(backend: TorchBackend, model: nn.Module, dtype: str | None) -> None:
+def test_dtype_of_is_that_of_the_first_floating_parameter(
+    backend: TorchBackend, model: nn.Module, dtype: str | None
+) -> None:
     assert backend.dtype_of(model) == dtype
 
 
-def test_parameters(backend: TorchBackend) -> None:
+def test_parameters_are_listed_by_name(backend: TorchBackend) -> None:
     shared = nn.Linear(2, 2)
-    found = backend.parameters(nn.Sequential(shared, shared, nn.Linear(2, 1, bias=False, dtype=torch.float16)))
-    assert found == {"0.weight": spec(2, 2), "0.bias": spec(2), "2.weight": spec(1, 2, dtype="float16")}
+    result = backend.parameters(nn.Sequential(shared, shared, nn.Linear(2, 1, bias=False, dtype=torch.float16)))
+    assert result == {"0.weight": spec(2, 2), "0.bias": spec(2), "2.weight": spec(1, 2, dtype="float16")}
 
 
 @pytest.mark.parametrize("model", [nn.LazyLinear(1), SequentialMLP(), nn.Sequential(nn.ReLU(), SequentialMLP())])
-def test_unbuilt_models_have_no_state(backend: TorchBackend, model: nn.Module) -> None:
+def test_state_of_an_unbuilt_model_raises_state_error(backend: TorchBackend, model: nn.Module) -> None:
     for ask in (backend.parameters, backend.state, lambda m: backend.load_state(m, {})):
         with pytest.raises(StateError, match=r"has no parameters yet.*Hint: build the graph"):
             ask(model)
@@ -231,7 +238,9 @@ def test_load_state_writes_in_place(backend: TorchBackend) -> None:
         ({"parameters/0.bias": np.zeros(2, "U1")}, r"parameters/0\.bias in the state is str32\[2\]"),
     ],
 )
-def test_load_state_is_strict_and_whole(backend: TorchBackend, change: dict[str, Any], message: str) -> None:
+def test_load_state_checks_everything_before_writing(
+    backend: TorchBackend, change: dict[str, Any], message: str
+) -> None:
     model = buffered()
     before = backend.state(model)
     state = {name: value for name, value in {**before, **change}.items() if value is not None}
@@ -241,6 +250,7 @@ def test_load_state_is_strict_and_whole(backend: TorchBackend, change: dict[str,
     np.testing.assert_array_equal(backend.state(model)["parameters/0.weight"], before["parameters/0.weight"])
 
 
-def test_the_state_of_bfloat16_is_an_error(backend: TorchBackend) -> None:
+def test_state_of_bfloat16_raises_state_error(backend: TorchBackend) -> None:
     with pytest.raises(StateError, match=r"weight has dtype bfloat16, which NumPy lacks.*Hint: convert the"):
         backend.state(nn.Linear(1, 1, dtype=torch.bfloat16))
+    assert set(backend.state(nn.Linear(1, 1, dtype=torch.bfloat16).float())) == {"parameters/weight", "parameters/bias"}

@@ -1,4 +1,4 @@
-"""A chip for torch is a few lines of placement: exchange and training come with the backend it derives from."""
+"""A chip for torch is a few lines of placement; exchange and training are inherited."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anyaccel_torch.backend import TorchBackend
 
 
 class Chip(TorchBackend):
-    """Pretends to be a chip; torch calls it cpu."""
+    """A pretended chip; torch calls it cpu."""
 
     kinds = ("chip",)
 
@@ -27,7 +27,7 @@ class Chip(TorchBackend):
         return "cpu"
 
 
-def test_a_graph_trains_on_a_chip_that_only_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_trains_on_a_chip_that_only_defines_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin, torch_plugin = ModuleType("chip"), ModuleType("torch_plugin")
     plugin.backends = aa.hookimpl(lambda: [Chip()])  # type: ignore[attr-defined]
     torch_plugin.backends = aa.hookimpl(lambda: [TorchBackend()])  # type: ignore[attr-defined]

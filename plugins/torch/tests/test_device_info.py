@@ -1,4 +1,4 @@
-"""Listing, naming and describing devices; what needs an accelerator runs on recorded calls."""
+"""Listing, naming and describing devices; accelerators are replaced by recorded calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, count: int = 2, hip: str | None =
 # -- devices ---------------------------------------------------------------------------------------------------------
 
 
-def test_gpus_come_first_and_nothing_is_initialised(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_come_first_and_nothing_is_initialized(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch)
     assert list(backend.devices()) == [Device("gpu", 0), Device("gpu", 1), CPU]
     assert backend.unavailable_reason(Device("gpu", 1)) == ""
@@ -45,7 +45,7 @@ def test_listing_never_raises(backend: TorchBackend, monkeypatch: pytest.MonkeyP
     assert list(backend.devices()) == [Device("xpu", 0), CPU]
 
 
-def test_a_torch_that_cannot_be_imported_has_no_devices(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_torch_has_no_devices(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def broken(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ def test_a_torch_that_cannot_be_imported_has_no_devices(backend: TorchBackend, m
         (None, Device("cpu", 1), "torch sees 1 of this kind"),
     ],
 )
-def test_why_not(
+def test_unavailable_reason_says_why(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, cuda: str | None, device: Device, expected: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -80,8 +80,8 @@ def test_device_info_of_a_gpu(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, hip: str | None, vendor: str, identity: str
 ) -> None:
     fake_cuda(monkeypatch, hip=hip)
-    found = SimpleNamespace(name="H200", uuid="AB-12", total_memory=150)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    result = SimpleNamespace(name="H200", uuid="AB-12", total_memory=150)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: result)
     info = backend.device_info(GPU)
     assert (info.name, info.vendor, info.identity, info.memory_space) == ("H200", vendor, identity, identity)
     assert info.total_memory == 150
@@ -99,12 +99,12 @@ def test_device_info_of_the_cpu(backend: TorchBackend) -> None:
 @pytest.mark.parametrize(
     ("device", "name"), [(CPU, "cpu"), (GPU, "cuda:0"), (Device("gpu", 1), "cuda:1"), (Device("xpu"), "xpu:0")]
 )
-def test_device_string(backend: TorchBackend, device: Device, name: str) -> None:
+def test_device_string_is_torchs(backend: TorchBackend, device: Device, name: str) -> None:
     assert backend.device_string(device) == name
     assert Device.parse(backend.native_device(device)) == device
 
 
-def test_another_chip_is_a_subclass() -> None:
+def test_subclass_supports_another_chip() -> None:
     class Mps(TorchBackend):
         kinds = ("mps",)
 
@@ -114,7 +114,7 @@ def test_another_chip_is_a_subclass() -> None:
 
 
 class Elsewhere(torch.Tensor):
-    """Says that it is on another device."""
+    """Claims to be on another device."""
 
     where: ClassVar = torch.device("cuda")
 
@@ -123,18 +123,18 @@ class Elsewhere(torch.Tensor):
         return self.where
 
 
-def test_b7_a_device_without_index_is_index_0(backend: TorchBackend) -> None:
+def test_b7_device_without_index_has_index_0(backend: TorchBackend) -> None:
     tensor = torch.zeros(1).as_subclass(Elsewhere)
     assert backend.device_of(tensor) == Device.parse("cuda") == Device.parse("gpu:0") == GPU
 
 
-def test_b8_a_model_on_mps_has_a_device(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b8_model_on_mps_has_a_device(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     for spelt in ("mps", "mps:0"):
         monkeypatch.setattr(Elsewhere, "where", torch.device(spelt))
         assert backend.device_of(torch.zeros(1).as_subclass(Elsewhere)) == Device("mps", 0)
 
 
-def test_device_of(backend: TorchBackend) -> None:
+def test_device_of_is_that_of_the_first_tensor(backend: TorchBackend) -> None:
     linear = nn.Linear(2, 1)
     assert backend.device_of(torch.zeros(1)) == CPU
     assert backend.device_of(linear) == CPU

@@ -47,53 +47,53 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("recipe", ["sgd", "momentum", "adam", "adamw"])
-def test_steps_equal_the_loop_by_hand(backend: TorchBackend, segment_of: Make, data: Data, recipe: str) -> None:
+def test_train_steps_equal_a_loop_by_hand(backend: TorchBackend, segment_of: Make, data: Data, recipe: str) -> None:
     x, y, order = data
-    ours, hand = mlp(), mlp()
-    at_work = backend.build(segment_of(ours, optimizer=Optimizer(recipe, lr=0.01)))
-    losses = at_work.train_steps([x, y], [order, order], 4, 5, 4)
+    actual, hand = mlp(), mlp()
+    built_program = backend.build(segment_of(actual, optimizer=Optimizer(recipe, lr=0.01)))
+    losses = built_program.train_steps([x, y], [order, order], 4, 5, 4)
     kinds = {"sgd": torch.optim.SGD, "momentum": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     extra = {"momentum": 0.9} if recipe == "momentum" else {}
     optimizer = kinds[recipe](hand.parameters(), lr=0.01, fused=True, **extra)
-    wanted = []
+    expected = []
     for i in range(5):
         rows = order[4 + i * 4 :][:4]
         optimizer.zero_grad()
         loss = F.mse_loss(hand(x[rows]), y[rows])
         loss.backward()
         optimizer.step()
-        wanted.append(loss.detach())
+        expected.append(loss.detach())
     assert losses.shape == (5, 1) and not losses.requires_grad
-    assert torch.equal(losses[:, 0], torch.stack(wanted))
-    assert equal(weights(ours), weights(hand))
-    assert all(parameter.grad is None for parameter in ours.parameters())
+    assert torch.equal(losses[:, 0], torch.stack(expected))
+    assert equal(weights(actual), weights(hand))
+    assert all(parameter.grad is None for parameter in actual.parameters())
 
 
-def test_blocks_change_nothing(
+def test_gathering_in_blocks_changes_no_result(
     backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y, order = data
-    found = []
+    result = []
     for bound in (step_compiler.BLOCK_BYTES, 100, 1):
         monkeypatch.setattr(step_compiler, "BLOCK_BYTES", bound)
         model = mlp()
-        found.append((backend.build(segment_of(model)).train_steps([x, y], [order, order], 0, 6, 4), weights(model)))
-    assert all(torch.equal(losses, found[0][0]) and equal(values, found[0][1]) for losses, values in found)
+        result.append((backend.build(segment_of(model)).train_steps([x, y], [order, order], 0, 6, 4), weights(model)))
+    assert all(torch.equal(losses, result[0][0]) and equal(values, result[0][1]) for losses, values in result)
 
 
-def test_a_short_last_step(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_last_step_may_be_smaller(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
-    at_work = backend.build(segment_of(mlp()))
-    assert at_work.train_steps([x, y], [order, order], 20, 1, 10).shape == (1, 1)
+    built_program = backend.build(segment_of(mlp()))
+    assert built_program.train_steps([x, y], [order, order], 20, 1, 10).shape == (1, 1)
 
 
-def test_clipping_and_schedule_happen_inside_steps(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_clipping_and_schedule_apply_inside_train_steps(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
     recipe = Optimizer("sgd", lr=0.5, clip_norm=0.1, schedule=Schedule("linear", steps=4))
-    ours, hand = mlp(), mlp()
-    at_work = backend.build(segment_of(ours, optimizer=recipe))
-    at_work.train_steps([x, y], [order, order], 0, 2, 8)
-    at_work.train_steps([x, y], [order, order], 16, 1, 8)
+    actual, hand = mlp(), mlp()
+    built_program = backend.build(segment_of(actual, optimizer=recipe))
+    built_program.train_steps([x, y], [order, order], 0, 2, 8)
+    built_program.train_steps([x, y], [order, order], 16, 1, 8)
     for i in range(3):
         rows = order[i * 8 :][:8]
         grads = torch.autograd.grad(F.mse_loss(hand(x[rows]), y[rows]), list(hand.parameters()))
@@ -101,7 +101,7 @@ def test_clipping_and_schedule_happen_inside_steps(backend: TorchBackend, segmen
         with torch.no_grad():
             for parameter, grad in zip(hand.parameters(), grads, strict=True):
                 parameter -= recipe.rate(i) * grad * min(1.0, 0.1 / (float(norm) + 1e-6))
-    for a, b in zip(weights(ours), weights(hand), strict=True):
+    for a, b in zip(weights(actual), weights(hand), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -111,7 +111,7 @@ WAITS = ("item", "cpu", "numpy", "to", "tolist", "__bool__", "__float__", "__int
 @pytest.mark.parametrize(
     "recipe", [Optimizer("adam", clip_norm=0.1), Optimizer("momentum", schedule=Schedule("cosine", steps=9))]
 )
-def test_b18_no_transfer_and_no_wait_inside_steps(
+def test_b18_train_steps_neither_transfer_nor_wait(
     backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, recipe: Optimizer
 ) -> None:
     x, y, order = data
@@ -124,40 +124,42 @@ def test_b18_no_transfer_and_no_wait_inside_steps(
     pair = Operation("pair", Function(lambda a: torch.cat([a, -a], 1)), ("a",), ("pair",), CPU)
     segment = segment_of(mlp(), optimizer=recipe, losses=losses)
     inputs = {**segment.inputs, "kind": (TensorSpec((), "int64"), CPU)}
-    at_work = backend.build(Segment("s", (*segment.operations, pair), inputs, (), losses, segment.groups))
+    built_program = backend.build(Segment("s", (*segment.operations, pair), inputs, (), losses, segment.groups))
     counted: list[str] = []
 
     def counting(name: str, real: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            found = real(*args, **kwargs)
+            result = real(*args, **kwargs)
             counted.extend(
-                [name] if found is not args[0] else []
+                [name] if result is not args[0] else []
             )  # torch's own `to` where it is already is no transfer
-            return found
+            return result
 
         return run
 
     for name in WAITS:
         monkeypatch.setattr(Tensor, name, counting(name, getattr(Tensor, name)))
-    monkeypatch.setattr(TorchProgram, "_loss_table", lambda self, found: found)  # after the last step, it may move
-    found = at_work.train_steps([x, y, classes], [order] * 3, 0, 6, 4)
-    assert counted == [] and len(found) == 18
+    monkeypatch.setattr(TorchProgram, "_loss_table", lambda self, result: result)  # after the last step, it may move
+    result = built_program.train_steps([x, y, classes], [order] * 3, 0, 6, 4)
+    assert counted == [] and len(result) == 18
 
 
-def test_losses_are_weighted_means_in_their_order(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_losses_are_means_in_order(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
     terms = tuple(LossTerm(n, "a", Loss(n), ("a", "y"), CPU, w) for n, w in (("mse", 0.5), ("mae", 2.0)))
-    ours, hand = mlp(), mlp()
-    found = backend.build(segment_of(ours, losses=terms)).train_steps([x, y], [order, order], 0, 1, 8)
+    actual, hand = mlp(), mlp()
+    result = backend.build(segment_of(actual, losses=terms)).train_steps([x, y], [order, order], 0, 1, 8)
     rows = order[:8]
     parts = F.mse_loss(hand(x[rows]), y[rows]), F.l1_loss(hand(x[rows]), y[rows])
-    torch.testing.assert_close(found, torch.stack(parts).detach()[None])
+    torch.testing.assert_close(result, torch.stack(parts).detach()[None])
     grads = torch.autograd.grad(0.5 * parts[0] + 2 * parts[1], list(hand.parameters()))
-    for a, b, grad in zip(weights(ours), weights(hand), grads, strict=True):
+    for a, b, grad in zip(weights(actual), weights(hand), grads, strict=True):
         torch.testing.assert_close(a, b - 0.1 * grad)
 
 
-def test_a_segment_that_trains_nothing_says_so(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_segment_without_trained_parameters_raises_phase_error(
+    backend: TorchBackend, segment_of: Make, data: Data
+) -> None:
     x, y, order = data
     frozen = mlp().requires_grad_(False)
     for segment in (segment_of(frozen), segment_of(mlp(), losses=()), segment_of(mlp(), groups=())):
@@ -171,10 +173,15 @@ def test_shapes_that_would_broadcast_stop_the_first_step(backend: TorchBackend, 
         backend.build(segment_of(mlp())).train_steps([x, y[:, 0]], [order, order], 0, 1, 4)
 
 
-def test_no_room_in_a_step_is_an_error_of_ours(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_out_of_memory_in_a_step_raises_out_of_memory_error(
+    backend: TorchBackend, segment_of: Make, data: Data
+) -> None:
     x, y, order = data
     greedy = nn.Sequential(mlp(), Function(lambda a: a + a.new_empty(2**48)))
-    at_work = backend.build(segment_of(greedy))
-    for act in (lambda: at_work.train_steps([x, y], [order, order], 0, 1, 4), lambda: at_work.forward([x, y])):
+    built_program = backend.build(segment_of(greedy))
+    for act in (
+        lambda: built_program.train_steps([x, y], [order, order], 0, 1, 4),
+        lambda: built_program.forward([x, y]),
+    ):
         with pytest.raises(OutOfMemoryError, match=r"not enough memory for a .* segment 's'"):
             act()

@@ -44,7 +44,7 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_concat_several_outputs_and_inputs(backend: TorchBackend, data: Data) -> None:
+def test_concatenation_and_several_outputs_and_inputs(backend: TorchBackend, data: Data) -> None:
     x, y, order = data
     two = Function(lambda a: {"sum": a + 1, "difference": a - 1})
     head, hand = nn.Bilinear(6, 3, 1), nn.Bilinear(6, 3, 1)
@@ -55,7 +55,7 @@ def test_concat_several_outputs_and_inputs(backend: TorchBackend, data: Data) ->
         Operation("head", head, ("both", "x"), ("head",), CPU),
     )
     inputs = {"x": (TensorSpec((3,), "float32"), CPU), "y": (TensorSpec((1,), "float32"), CPU)}
-    at_work = backend.build(
+    program = backend.build(
         Segment(
             "s",
             operations,
@@ -65,15 +65,15 @@ def test_concat_several_outputs_and_inputs(backend: TorchBackend, data: Data) ->
             (ParameterGroup("g", Optimizer("sgd", lr=0.1), ("two", "head")),),
         )
     )
-    (out, both, same), _ = at_work.forward([x, y])
+    (out, both, same), _ = program.forward([x, y])
     torch.testing.assert_close(both, torch.cat([x + 1, x - 1], 1))
     torch.testing.assert_close(out, hand(both, x).detach())
     assert torch.equal(same, x)
-    assert at_work.train_steps([x, y], [order, order], 0, 2, 4).shape == (2, 1)
-    assert list(at_work.optimizer_states()) == ["two", "head"]
+    assert program.train_steps([x, y], [order, order], 0, 2, 4).shape == (2, 1)
+    assert list(program.optimizer_states()) == ["two", "head"]
 
 
-def test_the_batch_is_never_joined(backend: TorchBackend, data: Data) -> None:
+def test_concatenation_along_the_batch_raises_shape_error(backend: TorchBackend, data: Data) -> None:
     x = data[0]
     joined = (Operation("c", None, ("x", "x"), ("c",), CPU, axis=-1),)
     for rows, axis in ((x[:, 0], -1), (x, -2)):
@@ -85,21 +85,21 @@ def test_the_batch_is_never_joined(backend: TorchBackend, data: Data) -> None:
     assert backend.build(Segment("s", joined, spec, ("c",))).forward([x])[0][0].shape == (24, 6)
 
 
-def test_outputs_that_change_their_number(backend: TorchBackend, data: Data) -> None:
+def test_changed_number_of_outputs_raises_graph_error(backend: TorchBackend, data: Data) -> None:
     operation = Operation("a", Function(lambda x: (x, x, x)), ("x",), ("a.0", "a.1"), CPU)
     spec = {"x": (TensorSpec((3,), "float32"), CPU)}
     with pytest.raises(GraphError, match=r"node 'a' returns 3 outputs; the graph was built with 2: a\.0, a\.1\. Hint"):
         backend.build(Segment("s", (operation,), spec, ("a.0",))).forward([data[0]])
 
 
-def test_values_that_are_not_there(backend: TorchBackend, segment_of: Make) -> None:
+def test_unknown_values_and_uncallable_models_raise(backend: TorchBackend, segment_of: Make) -> None:
     with pytest.raises(GraphError, match=r"segment has no value 'z' before .*Available: x, y, a\. Hint: list the"):
         backend.build(segment_of(mlp(), outputs=("z",)))
     with pytest.raises(SpecError, match=r"node 'a': a Tensor is not callable\. Hint: give an nn\.Module"):
         backend.build(segment_of(torch.zeros(1)))
 
 
-def test_a_value_is_moved_once_to_where_it_is_wanted(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_is_transferred_once_per_device(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = nn.Linear(3, 2, device="meta")
     operations = (
         Operation("a", nn.Linear(3, 3), ("x",), ("a",), CPU),
@@ -107,20 +107,20 @@ def test_a_value_is_moved_once_to_where_it_is_wanted(backend: TorchBackend, monk
         Operation("c", elsewhere, ("a",), ("c",), META),
         Operation("d", None, ("b", "c", "x"), ("d",), META),
     )
-    at_work = backend.build(Segment("s", operations, {"x": (TensorSpec((3,), "float32"), CPU)}, ("d", "a")))
+    program = backend.build(Segment("s", operations, {"x": (TensorSpec((3,), "float32"), CPU)}, ("d", "a")))
     moved: list[Any] = []
     real = Tensor.to
     monkeypatch.setattr(Tensor, "to", lambda self, *a, **kw: moved.append(a[0]) or real(self, *a, **kw))
-    (d, a), _ = at_work.forward([torch.zeros(4, 3)])
+    (d, a), _ = program.forward([torch.zeros(4, 3)])
     assert d.is_meta and d.shape == (4, 7) and not a.is_meta
     assert [to for to in moved if isinstance(to, torch.device)] == [torch.device("meta")] * 2
 
 
-def test_a_shared_module_is_trained_once(backend: TorchBackend, data: Data) -> None:
+def test_shared_module_is_trained_once(backend: TorchBackend, data: Data) -> None:
     x, _, order = data
-    ours, hand = nn.Linear(3, 3), nn.Linear(3, 3)
-    hand.load_state_dict(ours.state_dict())
-    operations = tuple(Operation(b, ours, (a,), (b,), CPU) for a, b in (("x", "a"), ("a", "b")))
+    actual, hand = nn.Linear(3, 3), nn.Linear(3, 3)
+    hand.load_state_dict(actual.state_dict())
+    operations = tuple(Operation(b, actual, (a,), (b,), CPU) for a, b in (("x", "a"), ("a", "b")))
     segment = Segment(
         "s",
         operations,
@@ -129,18 +129,18 @@ def test_a_shared_module_is_trained_once(backend: TorchBackend, data: Data) -> N
         (LossTerm("l", "b", Loss("mse"), ("b", "x"), CPU),),
         (ParameterGroup("g", Optimizer("momentum", lr=0.1), ("a", "b")),),
     )
-    at_work = backend.build(segment)
-    at_work.train_steps([x], [order], 0, 1, 24)
+    program = backend.build(segment)
+    program.train_steps([x], [order], 0, 1, 24)
     grads = torch.autograd.grad(F.mse_loss(hand(hand(x[order])), x[order]), list(hand.parameters()))
-    for a, b, grad in zip(weights(ours), weights(hand), grads, strict=True):
+    for a, b, grad in zip(weights(actual), weights(hand), grads, strict=True):
         torch.testing.assert_close(a, b - 0.1 * grad)
-    states = at_work.close()
+    states = program.close()
     assert set(states["a"].slots) == {"weight", "bias"} and states["b"] is states["a"]
     swapped = Segment(**{**vars_of(segment), "groups": (ParameterGroup("g", Optimizer("momentum"), ("b", "a")),)})
     again = backend.build(Segment(**{**vars_of(swapped), "states": states}))
-    found = again.optimizer_states()
-    assert (found["a"].step, found["b"].step) == (1, 1) and set(found["b"].slots) == {"weight", "bias"}
-    assert torch.equal(found["b"].slots["weight"]["velocity"], states["a"].slots["weight"]["velocity"])
+    result = again.optimizer_states()
+    assert (result["a"].step, result["b"].step) == (1, 1) and set(result["b"].slots) == {"weight", "bias"}
+    assert torch.equal(result["b"].slots["weight"]["velocity"], states["a"].slots["weight"]["velocity"])
 
 
 def vars_of(segment: Segment) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Graphs of torch modules from end to end, as a user builds them."""
+"""Graphs of torch modules, end to end, as users build them."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ def training(epochs: int = 2, loss: Any = "cross_entropy", **settings: Any) -> a
     return aa.TrainPhase.from_split("train", split="train", sampler=sampler, losses=losses, n_epochs=epochs, **settings)
 
 
-def run(made: aa.ModelGraph, *phases: aa.TrainPhase) -> Any:
-    return [aa.Experiment("test", made, progress="none").run_phase(phase) for phase in phases][-1]
+def run(model_graph: aa.ModelGraph, *phases: aa.TrainPhase) -> Any:
+    return [aa.Experiment("test", model_graph, progress="none").run_phase(phase) for phase in phases][-1]
 
 
-def test_a_plain_module_is_taken_as_it_is_and_holds_the_result() -> None:
+def test_graph_trains_the_users_module_in_place() -> None:
     net = seeded_net()
     before = net.first.weight.detach().clone()
     source = data()
-    made = graph(source, net)
-    results = run(made, training(20))
-    assert made["net"].model is net
+    model_graph = graph(source, net)
+    results = run(model_graph, training(20))
+    assert model_graph["net"].model is net
     assert results.loss[-1] < results.loss[0]
     assert not torch.equal(net.first.weight, before)
     assert net.training and net.first.weight.requires_grad and net.first.weight.grad is None
 
 
-def test_a_run_continued_from_its_state_equals_one_that_never_stopped() -> None:
-    """Dropout, batch statistics, Adam's moments, a schedule and the order of batches all go on."""
+def test_continued_run_equals_an_uninterrupted_run() -> None:
+    """Dropout, batch statistics, Adam's moments, a schedule and the order of batches all continue."""
     optimizer = aa.Optimizer("adamw", lr=1e-2, schedule=aa.Schedule("cosine", steps=40), clip_norm=0.5)
     source = data()
     whole = graph(source, seeded_net(), optimizer)
@@ -86,12 +86,12 @@ def test_a_run_continued_from_its_state_equals_one_that_never_stopped() -> None:
         np.testing.assert_array_equal(other.state()[name], array, err_msg=name)
 
 
-def test_a_phase_leaves_the_global_random_state_alone() -> None:
-    made = graph(data(), seeded_net())
+def test_phase_restores_the_global_random_state() -> None:
+    model_graph = graph(data(), seeded_net())
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    run(made, training(1))
+    run(model_graph, training(1))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -105,12 +105,12 @@ def test_a_phase_leaves_the_global_random_state_alone() -> None:
     ],
     ids=["class", "stateful instance", "function, own optimizer", "named"],
 )
-def test_losses_and_optimizers_of_torch_train(loss: Any, optimizer: Any) -> None:
+def test_graph_trains_with_losses_and_optimizers_of_torch(loss: Any, optimizer: Any) -> None:
     results = run(graph(data(), seeded_net(), optimizer), training(15, loss))
     assert results.loss[-1] < 0.9 * results.loss[0]
 
 
-def test_state_of_an_own_optimizer_goes_on_in_the_next_phase() -> None:
+def test_state_of_a_torch_optimizer_continues_in_the_next_phase() -> None:
     optimizer = aa.Optimizer(torch.optim.RMSprop, lr=1e-2)
     source = data()
     whole, parts = graph(source, seeded_net(), optimizer), graph(source, seeded_net(), optimizer)
@@ -121,30 +121,30 @@ def test_state_of_an_own_optimizer_goes_on_in_the_next_phase() -> None:
 
 
 def test_the_plan_names_torch_and_casts_float64_features_once() -> None:
-    made = graph(data(), seeded_net())
-    plan = aa.Experiment("test", made).plan(training(accelerator="cpu"))
+    model_graph = graph(data(), seeded_net())
+    plan = aa.Experiment("test", model_graph).plan(training(accelerator="cpu"))
     assert plan["net"].framework == "torch" and plan["net"].native_name == "cpu" and plan["net"].reason == "phase"
     change = {column.name: column.change for column in plan.columns}
     assert change == {"data.x": "float64 to float32", "data.kind": ""}
 
 
-def test_b12_a_gpu_that_is_not_here_is_told_before_anything_moves() -> None:
+def test_b12_missing_gpu_is_reported_before_anything_moves() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     net = seeded_net()
-    made = graph(data(), net)
+    model_graph = graph(data(), net)
     for phase in (training(accelerator="cuda:0"), training(accelerator="gpu")):
         with pytest.raises(DeviceUnavailableError, match=r"(gpu|cuda:0)' is not on this machine .*Available: cpu:0"):
-            run(made, phase)
+            run(model_graph, phase)
     assert net.first.weight.device.type == "cpu"
 
 
-def test_shapes_that_do_not_fit_name_the_node_and_both() -> None:
+def test_shape_error_names_node_and_column() -> None:
     with pytest.raises(ShapeError, match=r"node 'net' does not take float32\[6\] from data\.x"):
         graph(data(), seeded_net(inputs=7)).build()
 
 
-def test_an_optimizer_of_another_framework_is_refused_before_anything_moves() -> None:
+def test_optimizer_of_another_framework_is_refused_before_anything_moves() -> None:
     class Alien:
         """No optimizer of torch."""
 
@@ -152,14 +152,14 @@ def test_an_optimizer_of_another_framework_is_refused_before_anything_moves() ->
         run(graph(data(), seeded_net(), aa.Optimizer(Alien)), training(1))
 
 
-def test_everything_frozen_is_told() -> None:
-    made = graph(data(), seeded_net()).freeze("net")
+def test_frozen_graph_raises_phase_error() -> None:
+    model_graph = graph(data(), seeded_net()).freeze("net")
     with pytest.raises(PhaseError, match=r"nothing to train: net \(frozen\)"):
-        run(made, training(1))
+        run(model_graph, training(1))
 
 
-def test_one_epoch_sends_its_order_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted by patched conversions, not by our own books (design, section 9)."""
+def test_epoch_transfers_its_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by patched conversions, independently of anyaccel's own counters."""
     counts: dict[str, int] = {}
 
     def counted(owner: Any, name: str) -> None:
@@ -172,7 +172,7 @@ def test_one_epoch_sends_its_order_and_nothing_else(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(owner, name, wrapper)
 
     class Counting(aa.Callback):
-        """Watches the second of three epochs: all programs are warm, nothing of the end has begun."""
+        """Watches the second of three epochs: programs are warm, and nothing is finalized yet."""
 
         def epoch_start(self, run: Any) -> None:
             if run.epoch == 1:
@@ -194,22 +194,22 @@ def test_one_epoch_sends_its_order_and_nothing_else(monkeypatch: pytest.MonkeyPa
     assert not {"item", "tolist", "__float__", "__bool__", "__int__"} & set(watch.counts)
 
 
-def test_a_numpy_head_after_a_torch_encoder_trains() -> None:
+def test_numpy_head_trains_with_a_torch_encoder() -> None:
     source = data(dtype="float32")
     encoder = aa.ModelNode("encoder", SequentialMLP((4,), 2, 8), source.reference(targets=["kind"]))
     head = aa.ModelNode("net", aa.SequentialMLP((2,), 1), "encoder")
-    made = aa.ModelGraph([encoder, head], aa.Optimizer("adam", lr=2e-2, clip_norm=1.0))
-    plan = aa.Experiment("test", made).plan(training())
+    model_graph = aa.ModelGraph([encoder, head], aa.Optimizer("adam", lr=2e-2, clip_norm=1.0))
+    plan = aa.Experiment("test", model_graph).plan(training())
     assert [(part.framework, part.nodes) for part in plan.parts] == [("torch", ("encoder",)), ("numpy", ("net",))]
-    assert [(one.value, one.route, one.gradient) for one in plan.crossings] == [
+    assert [(crossing.value, crossing.route, crossing.gradient) for crossing in plan.crossings] == [
         ("encoder", "share", False),
         ("encoder", "share", True),
     ]
-    results = run(made, training(10))
+    results = run(model_graph, training(10))
     assert results.loss[-1] < 0.7 * results.loss[0]
 
 
-def test_an_interrupt_gives_the_module_back_as_it_was_and_training_goes_on() -> None:
+def test_interrupt_restores_the_module_and_training_continues() -> None:
     class Interrupt(aa.Callback):
         def step_end(self, run: Any) -> None:
             if run.epoch == 1 and run.step == 2:
@@ -217,57 +217,57 @@ def test_an_interrupt_gives_the_module_back_as_it_was_and_training_goes_on() -> 
 
     net = seeded_net()
     net.eval()
-    made = graph(data(), net)
-    experiment = aa.Experiment("test", made, progress="none")
+    model_graph = graph(data(), net)
+    experiment = aa.Experiment("test", model_graph, progress="none")
     with pytest.raises(KeyboardInterrupt):
         experiment.run_phase(training(3, callbacks=[Interrupt()]))
     assert len(experiment.last_run.epochs) == 1
     assert isinstance(experiment.last_run.error, KeyboardInterrupt)
     assert not net.training and all(parameter.grad is None for parameter in net.parameters())
-    assert made.optimizer_states["net"].step == 5 + 3
+    assert model_graph.optimizer_states["net"].step == 5 + 3
     assert len(experiment.run_phase(training(1)).epochs) == 1
 
 
-def test_a_missing_target_says_what_there_is() -> None:
+def test_missing_target_lists_the_columns() -> None:
     source = data()
-    made = aa.ModelGraph([aa.ModelNode("net", seeded_net(), source.reference(targets=[]))], "adam")
+    model_graph = aa.ModelGraph([aa.ModelNode("net", seeded_net(), source.reference(targets=[]))], "adam")
     with pytest.raises(AnyaccelError, match="the data that feed this node have none"):
-        run(made, training(1))
+        run(model_graph, training(1))
 
 
-def test_an_in_place_activation_changes_nobody_elses_values() -> None:
-    """Design, section 7: the loss, a second reader and the kept outputs see what the encoder gave."""
+def test_in_place_activation_changes_no_shared_values() -> None:
+    """The loss, a second reader and the kept outputs see what the encoder returned."""
     source = data(dtype="float32")
     shared = source.reference(targets=["y"])
     inplace = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(6, 1))
     plain = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(6, 1))
     plain.load_state_dict(inplace.state_dict())
     torch.manual_seed(3)
-    encoder, found = torch.nn.Linear(6, 6), []
+    encoder, result = torch.nn.Linear(6, 6), []
     for model in (inplace, plain):
         torch.manual_seed(4)
         nodes = [aa.ModelNode("e", encoder, shared), aa.ModelNode("a", model, "e"), aa.ModelNode("d", model, shared)]
         phase = aa.EvalPhase("v", data="val", outputs=["e", "a", "d"])
-        found.append(aa.Experiment("x", aa.ModelGraph(nodes, "sgd"), progress="none").run_phase(phase).predictions)
-    for name in found[0]:
-        np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
-    assert found[0]["e"].min() < 0
+        result.append(aa.Experiment("x", aa.ModelGraph(nodes, "sgd"), progress="none").run_phase(phase).predictions)
+    for name in result[0]:
+        np.testing.assert_array_equal(result[0][name], result[1][name], err_msg=name)
+    assert result[0]["e"].min() < 0
 
 
 def test_an_epoch_is_kept_when_its_validation_fails() -> None:
     def broken(outputs: np.ndarray, targets: np.ndarray) -> float:
         raise ZeroDivisionError
 
-    made = graph(data(), seeded_net())
-    experiment = aa.Experiment("test", made, progress="none")
+    model_graph = graph(data(), seeded_net())
+    experiment = aa.Experiment("test", model_graph, progress="none")
     check = aa.EvalPhase.from_split("check", split="val", metrics=[broken])
     with pytest.raises(ZeroDivisionError):
         experiment.run_phase(training(3, validation=check))
-    assert len(experiment.last_run.epochs) == made.progress["train"] == 1
+    assert len(experiment.last_run.epochs) == model_graph.progress["train"] == 1
 
 
 @pytest.mark.parametrize("loss", [torch.nn.MSELoss, torch.nn.L1Loss(), torch.nn.functional.mse_loss])
-def test_elementwise_losses_of_torch_do_not_broadcast_either(loss: Any) -> None:
+def test_elementwise_torch_losses_do_not_broadcast(loss: Any) -> None:
     source = data(dtype="float32")
     node = aa.ModelNode("net", SequentialMLP((3,), 1), source.reference(targets=["y"]))
     with pytest.raises(ShapeError, match="they must have the same shape"):

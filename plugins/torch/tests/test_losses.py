@@ -1,4 +1,4 @@
-"""Losses by the formulas of docs/reference/formulas.md, as means and as exact sums with weights."""
+"""Losses follow docs/reference/formulas.md, as means and as exact sums with weights."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def cases() -> list[tuple[str, np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize(("name", "x", "y"), cases())
-def test_sum_weight_and_mean_are_those_of_the_formula(name: str, x: np.ndarray, y: np.ndarray) -> None:
+def test_sum_weight_and_mean_follow_the_formula(name: str, x: np.ndarray, y: np.ndarray) -> None:
     values = [torch.tensor(x, requires_grad=True), torch.tensor(y)]
     total, weight = by_formula(name, x, y)
-    found = bound(name)
-    exact = found.sum_and_weight(values)
+    result = bound(name)
+    exact = result.sum_and_weight(values)
     assert (exact[0].shape, exact[1].shape) == ((), ())
     assert exact[0].item() == pytest.approx(total, rel=1e-12) and exact[1].item() == weight
-    mean = found.mean(values)
+    mean = result.mean(values)
     assert mean.item() == pytest.approx(total / weight, rel=1e-12)
     (by_sum,) = torch.autograd.grad(exact[0] / exact[1], values[:1])
     (by_mean,) = torch.autograd.grad(mean, values[:1])
@@ -79,7 +79,7 @@ def test_targets_take_the_dtype_of_the_outputs() -> None:
     assert mean.dtype == torch.float32 and values[0].grad is not None
 
 
-def test_sums_of_16_bits_are_taken_in_32() -> None:
+def test_sums_of_16_bit_outputs_are_float32() -> None:
     values = [torch.full((1000, 1), 100.0, dtype=torch.float16), torch.zeros(1000, 1, dtype=torch.float16)]
     total, weight = bound("mse").sum_and_weight(values)
     assert (total.item(), weight.item()) == (1e7, 1000)
@@ -97,7 +97,7 @@ def test_sums_of_16_bits_are_taken_in_32() -> None:
         ("cross_entropy", torch.zeros(4), torch.zeros(4)),
     ],
 )
-def test_nothing_is_broadcast(name: str, outputs: Tensor, targets: Tensor) -> None:
+def test_named_losses_do_not_broadcast(name: str, outputs: Tensor, targets: Tensor) -> None:
     for compute in (bound(name).mean, bound(name).sum_and_weight):
         with pytest.raises(
             ShapeError, match=rf"loss 'l' \({name}\): outputs \[4.*losses never broadcast\. Hint: give the"
@@ -106,13 +106,13 @@ def test_nothing_is_broadcast(name: str, outputs: Tensor, targets: Tensor) -> No
 
 
 @pytest.mark.parametrize("index", [-1, -100, 3])
-def test_no_class_index_is_left_out(index: int) -> None:
+def test_every_class_index_counts(index: int) -> None:
     values = [torch.zeros(2, 3), torch.tensor([0, index])]
     with pytest.raises(IndexError, match="out of bounds"):
         bound("cross_entropy").mean(values)
 
 
-def test_a_named_loss_takes_two_inputs() -> None:
+def test_named_loss_requires_two_inputs() -> None:
     with pytest.raises(SpecError, match=r"mse takes outputs and targets, got 1 inputs \(a\)\. Hint: give two inputs"):
         bound("mse", ("a",))
 
@@ -139,7 +139,7 @@ class Scaled(nn.Module):
         bound(lambda x, y: nn.functional.huber_loss(x, y)),
     ],
 )
-def test_an_own_loss_enters_as_mean_times_batch(loss: BoundLoss) -> None:
+def test_custom_loss_counts_as_mean_times_batch(loss: BoundLoss) -> None:
     values = [torch.randn(6, 2), torch.randn(6, 2)]
     mean = nn.functional.huber_loss(*values)
     total, weight = loss.sum_and_weight(values)
@@ -147,14 +147,14 @@ def test_an_own_loss_enters_as_mean_times_batch(loss: BoundLoss) -> None:
     torch.testing.assert_close(total, mean * 6)
 
 
-def test_an_own_loss_takes_any_inputs() -> None:
+def test_custom_loss_takes_any_inputs() -> None:
     loss = bound(lambda x, y, w: (w * (x - y).square()).mean(), ("a", "y", "w"))
     assert loss.mean([torch.ones(2), torch.zeros(2), torch.tensor([1.0, 3.0])]).item() == 2
 
 
-def test_a_module_is_kept_and_placed() -> None:
-    mine = Scaled()
-    assert bound(mine).module is mine and isinstance(bound(Scaled, factor=3.0).module, Scaled)
+def test_loss_module_is_placed() -> None:
+    custom_loss = Scaled()
+    assert bound(custom_loss).module is custom_loss and isinstance(bound(Scaled, factor=3.0).module, Scaled)
     assert bound(lambda x, y: x.mean()).module is None
 
 
@@ -166,12 +166,12 @@ def test_a_module_is_kept_and_placed() -> None:
         (nn.MSELoss(reduction="none"), r"shape \[2"),
     ],
 )
-def test_an_own_loss_gives_a_scalar(loss: Any, shown: str) -> None:
+def test_custom_loss_must_give_a_scalar(loss: Any, shown: str) -> None:
     with pytest.raises(SpecError, match=rf"gives {shown}.*not a scalar tensor\. Hint: return the mean"):
         bound(loss).mean([torch.zeros(2, 1), torch.zeros(2, 1)])
 
 
-def test_a_class_that_cannot_be_made() -> None:
+def test_unusable_loss_class_raises_spec_error() -> None:
     with pytest.raises(SpecError, match=r"HuberLoss cannot be created with loss_kwargs sigma: .*'sigma'.*Hint: corr"):
         bound(nn.HuberLoss, sigma=1)
     with pytest.raises(SpecError, match=r"a object is not callable\. Hint: give a class such as torch.nn.MSELoss"):

@@ -1,4 +1,4 @@
-"""Whether modules write to their inputs, and how they read images."""
+"""Whether modules write to their inputs, and their image layout."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ IMAGE = [TensorSpec((3, 6, 6), "float32")]
 
 
 class InPlace(nn.Module):
-    """Writes by a function, which no attribute tells of."""
+    """Writes through a function, which no attribute shows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layer(F.relu_(x))
-        return found
+        result: torch.Tensor = self.layer(F.relu_(x))
+        return result
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ class InPlace(nn.Module):
         (InPlace(), True),
     ],
 )
-def test_writing_is_found_by_running(model: nn.Module, expected: bool) -> None:
+def test_mutates_inputs_is_found_by_running(model: nn.Module, expected: bool) -> None:
     assert TorchBackend().mutates_inputs(model, ROW) is expected
 
 
@@ -53,5 +53,5 @@ def test_writing_is_found_by_running(model: nn.Module, expected: bool) -> None:
         (nn.Sequential(nn.ReLU()), ("", "")),
     ],
 )
-def test_layouts_are_known_of_plain_sequences(model: nn.Module, expected: tuple[str, str]) -> None:
+def test_data_format_is_known_of_plain_sequences(model: nn.Module, expected: tuple[str, str]) -> None:
     assert TorchBackend().data_format(model) == expected

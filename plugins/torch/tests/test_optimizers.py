@@ -1,4 +1,4 @@
-"""Optimizers by the formulas of docs/reference/formulas.md, against torch's own, and their state between phases."""
+"""Optimizers follow docs/reference/formulas.md and torch's own, and their state continues between phases."""
 
 from __future__ import annotations
 
@@ -47,30 +47,30 @@ def gradients(step: int, like: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def by_formula(recipe: Optimizer, values: dict[str, np.ndarray], steps: int) -> dict[str, np.ndarray]:
-    """The formulas, written again and plainly."""
+    """The formulas in plain NumPy."""
     values, slots = {name: value.copy() for name, value in values.items()}, {}
-    given = dict(recipe.settings)
+    torch_settings = dict(recipe.settings)
     for t in range(1, steps + 1):
         grads = gradients(t, values)
         if recipe.clip_norm is not None:
             norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
             grads = {name: g * min(1.0, recipe.clip_norm / (norm + 1e-6)) for name, g in grads.items()}
-        lr, decay = recipe.rate(t - 1), given["weight_decay"]
+        lr, decay = recipe.rate(t - 1), torch_settings["weight_decay"]
         for name, g in grads.items():
             w = values[name]
             if recipe.name == "adamw":
                 w = w * (1 - lr * decay)
             else:
                 g = g + decay * w
-            if "betas" in given:
-                (b1, b2), (m, v) = given["betas"], slots.get(name, (0.0, 0.0))
+            if "betas" in torch_settings:
+                (b1, b2), (m, v) = torch_settings["betas"], slots.get(name, (0.0, 0.0))
                 m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
                 slots[name] = m, v
-                w = w - lr / (1 - b1**t) * m / (np.sqrt(v) / math.sqrt(1 - b2**t) + given["eps"])
-            elif given["momentum"] > 0:
-                velocity = given["momentum"] * slots.get(name, 0.0) + g
+                w = w - lr / (1 - b1**t) * m / (np.sqrt(v) / math.sqrt(1 - b2**t) + torch_settings["eps"])
+            elif torch_settings["momentum"] > 0:
+                velocity = torch_settings["momentum"] * slots.get(name, 0.0) + g
                 slots[name] = velocity
-                w = w - lr * (g + given["momentum"] * velocity if given["nesterov"] else velocity)
+                w = w - lr * (g + torch_settings["momentum"] * velocity if torch_settings["nesterov"] else velocity)
             else:
                 w = w - lr * g
             values[name] = w
@@ -86,11 +86,11 @@ def run(group: GroupOptimizer, named: dict[str, nn.Parameter], first: int, last:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.name}-{r.schedule.name}-{len(r.settings)}")
-def test_steps_are_those_of_the_formula(recipe: Optimizer) -> None:
+def test_steps_follow_the_formula(recipe: Optimizer) -> None:
     named = parameters()
-    wanted = by_formula(recipe, {name: p.detach().numpy() for name, p in named.items()}, 10)
+    expected = by_formula(recipe, {name: p.detach().numpy() for name, p in named.items()}, 10)
     run(group_of(recipe, named), named, 1, 10)
-    for name, value in wanted.items():
+    for name, value in expected.items():
         np.testing.assert_allclose(named[name].detach().numpy(), value, rtol=1e-6, atol=1e-9)
 
 
@@ -103,19 +103,19 @@ def test_steps_are_those_of_the_formula(recipe: Optimizer) -> None:
         (Optimizer(torch.optim.RMSprop, lr=0.1, alpha=0.5), lambda p: torch.optim.RMSprop(p, lr=0.1, alpha=0.5)),
     ],
 )
-def test_steps_are_torchs_own_to_the_bit(recipe: Optimizer, plain: Any) -> None:
-    ours, theirs = parameters(torch.float32), parameters(torch.float32)
-    optimizer = plain(list(theirs.values()))
-    run(group_of(recipe, ours), ours, 1, 5)
+def test_steps_equal_torchs_bit_for_bit(recipe: Optimizer, plain: Any) -> None:
+    actual, reference = parameters(torch.float32), parameters(torch.float32)
+    optimizer = plain(list(reference.values()))
+    run(group_of(recipe, actual), actual, 1, 5)
     for t in range(1, 6):
-        for name, g in gradients(t, theirs).items():
-            theirs[name].grad = torch.tensor(g, dtype=torch.float32)
+        for name, g in gradients(t, reference).items():
+            reference[name].grad = torch.tensor(g, dtype=torch.float32)
         optimizer.step()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(torch.equal(actual[name], reference[name]) for name in actual)
 
 
 @pytest.mark.parametrize("recipe", [*RECIPES, Optimizer(torch.optim.RMSprop), Optimizer(torch.optim.NAdam)], ids=str)
-def test_going_on_from_a_state_equals_never_stopping(recipe: Optimizer) -> None:
+def test_continuing_from_a_state_equals_never_stopping(recipe: Optimizer) -> None:
     whole, parted = parameters(), parameters()
     run(group_of(recipe, whole), whole, 1, 7)
     first = group_of(recipe, parted)
@@ -139,7 +139,7 @@ def test_going_on_from_a_state_equals_never_stopping(recipe: Optimizer) -> None:
         (Optimizer(torch.optim.ASGD), {"eta", "mu", "ax"}),
     ],
 )
-def test_slots(recipe: Optimizer, slots: set[str]) -> None:
+def test_slot_names_of_each_optimizer(recipe: Optimizer, slots: set[str]) -> None:
     named = parameters()
     group = group_of(recipe, named)
     run(group, named, 1, 3)
@@ -159,7 +159,7 @@ def test_slots(recipe: Optimizer, slots: set[str]) -> None:
         (Optimizer(torch.optim.RMSprop), Optimizer("adam")),
     ],
 )
-def test_the_state_of_another_recipe_is_not_gone_on_with(before: Optimizer, after: Optimizer) -> None:
+def test_state_of_another_optimizer_is_ignored(before: Optimizer, after: Optimizer) -> None:
     named, fresh = parameters(), parameters()
     group = group_of(before, named)
     run(group, named, 1, 2)
@@ -172,12 +172,12 @@ def test_the_state_of_another_recipe_is_not_gone_on_with(before: Optimizer, afte
     assert second.states(copies=True)["a"].step == 2
 
 
-def test_the_state_of_other_shapes_is_not_gone_on_with() -> None:
+def test_state_of_other_shapes_is_ignored() -> None:
     odd = NodeState(5, {"w": {"velocity": torch.ones(9)}})
     assert group_of(Optimizer("momentum"), parameters(), odd).states(copies=True)["a"].step == 0
 
 
-def test_a_parameter_may_get_its_first_gradient_later() -> None:
+def test_parameter_may_get_its_first_gradient_later() -> None:
     named = parameters()
     group = group_of(Optimizer("momentum", lr=0.1), named)
     step = group.stepper(clip=True)
@@ -189,14 +189,14 @@ def test_a_parameter_may_get_its_first_gradient_later() -> None:
     torch.testing.assert_close(named["b"].detach(), before - 0.1)
 
 
-def in_turn(recipe: Optimizer) -> tuple[GroupOptimizer, dict[str, dict[str, nn.Parameter]]]:
+def group_of_three(recipe: Optimizer) -> tuple[GroupOptimizer, dict[str, dict[str, nn.Parameter]]]:
     """A group of three nodes, each with a parameter."""
     members = {node: {"w": nn.Parameter(torch.ones(2, dtype=torch.float64))} for node in "abc"}
     return GroupOptimizer(ParameterGroup("g", recipe, tuple(members)), members, {}), members
 
 
-def stepped(group: GroupOptimizer, members: dict[str, dict[str, nn.Parameter]], nodes: str) -> dict[str, float]:
-    """How far each node goes in a step that reaches some of them with a gradient of one."""
+def step_nodes(group: GroupOptimizer, members: dict[str, dict[str, nn.Parameter]], nodes: str) -> dict[str, float]:
+    """How far each node moves in a step in which some of them have a gradient of one."""
     before = {node: named["w"].detach().clone() for node, named in members.items()}
     for node, named in members.items():
         named["w"].grad = torch.ones_like(named["w"]) if node in nodes else None
@@ -204,21 +204,21 @@ def stepped(group: GroupOptimizer, members: dict[str, dict[str, nn.Parameter]], 
     return {node: round(float((before[node] - named["w"].detach()).max()), 9) for node, named in members.items()}
 
 
-def test_the_rate_is_by_the_steps_of_each_node() -> None:
-    group, members = in_turn(Optimizer("sgd", lr=1.0, schedule=Schedule("exponential", rate=0.5)))
-    assert stepped(group, members, "abc") == {"a": 1.0, "b": 1.0, "c": 1.0}
-    assert stepped(group, members, "a") == {"a": 0.5, "b": 0.0, "c": 0.0}
+def test_learning_rate_follows_the_steps_of_each_node() -> None:
+    group, members = group_of_three(Optimizer("sgd", lr=1.0, schedule=Schedule("exponential", rate=0.5)))
+    assert step_nodes(group, members, "abc") == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert step_nodes(group, members, "a") == {"a": 0.5, "b": 0.0, "c": 0.0}
     kept = group.snapshot()
     for _ in range(2):
-        assert stepped(group, members, "abc") == {"a": 0.25, "b": 0.5, "c": 0.5}
-        assert stepped(group, members, "bc") == {"a": 0.0, "b": 0.25, "c": 0.25}
-        assert stepped(group, members, "ac") == {"a": 0.125, "b": 0.0, "c": 0.125}
+        assert step_nodes(group, members, "abc") == {"a": 0.25, "b": 0.5, "c": 0.5}
+        assert step_nodes(group, members, "bc") == {"a": 0.0, "b": 0.25, "c": 0.25}
+        assert step_nodes(group, members, "ac") == {"a": 0.125, "b": 0.0, "c": 0.125}
         group.restore(kept)
     assert {node: state.step for node, state in group.states(copies=True).items()} == {"a": 2, "b": 1, "c": 1}
 
 
 class Counted(torch.optim.SGD):
-    """Writes down how many parameters each of its groups has at each step."""
+    """Records how many parameters each of its groups has at each step."""
 
     steps: ClassVar[list[list[int]]] = []
 
@@ -227,31 +227,31 @@ class Counted(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_nodes_of_as_many_steps_are_updated_together() -> None:
-    """A schedule costs one kernel for all of them, as no schedule does."""
+def test_nodes_with_equal_steps_are_updated_together() -> None:
+    """With a schedule, too, one kernel updates all of them."""
     Counted.steps.clear()
-    group, members = in_turn(Optimizer(Counted, lr=0.1, schedule=Schedule("exponential", rate=0.5)))
+    group, members = group_of_three(Optimizer(Counted, lr=0.1, schedule=Schedule("exponential", rate=0.5)))
     for nodes in ("abc", "abc", "b", "abc"):
-        stepped(group, members, nodes)
+        step_nodes(group, members, nodes)
     assert Counted.steps == [[3], [3], [3], [2, 1]]
 
 
 class Halves(torch.optim.SGD):
-    """Makes groups of its own of its parameters, as optimizers do that treat some of them otherwise."""
+    """Splits its parameters into groups of its own."""
 
     def __init__(self, params: Any, lr: float) -> None:
         first, *others = params
         super().__init__([{"params": [first]}, {"params": others}], lr=lr)
 
 
-def test_an_optimizer_of_several_groups_has_a_schedule() -> None:
-    group, members = in_turn(Optimizer(Halves, lr=1.0, schedule=Schedule("exponential", rate=0.5)))
-    assert stepped(group, members, "abc") == {"a": 1.0, "b": 1.0, "c": 1.0}
-    assert stepped(group, members, "ab") == {"a": 0.5, "b": 0.5, "c": 0.0}
-    assert stepped(group, members, "abc") == {"a": 0.25, "b": 0.25, "c": 0.5}
+def test_optimizer_with_several_groups_has_a_schedule() -> None:
+    group, members = group_of_three(Optimizer(Halves, lr=1.0, schedule=Schedule("exponential", rate=0.5)))
+    assert step_nodes(group, members, "abc") == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert step_nodes(group, members, "ab") == {"a": 0.5, "b": 0.5, "c": 0.0}
+    assert step_nodes(group, members, "abc") == {"a": 0.25, "b": 0.25, "c": 0.5}
 
 
-def test_b2_the_step_of_an_installed_state_is_where_torch_wants_it() -> None:
+def test_b2_step_of_a_loaded_state_is_on_torchs_device() -> None:
     slots = {"w": {"square_avg": torch.zeros(3, 2)}}
     named = {"w": nn.Parameter(torch.zeros(3, 2))}
     group = group_of(Optimizer(torch.optim.RMSprop, lr=0.1), named, NodeState(4, slots))
@@ -267,7 +267,7 @@ def test_b2_the_step_of_an_installed_state_is_where_torch_wants_it() -> None:
 # -- the rest --------------------------------------------------------------------------------------------------------
 
 
-def test_kernels_are_fused_where_torch_has_them() -> None:
+def test_kernels_are_fused_where_torch_supports_it() -> None:
     plain, whole = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     assert create_optimizer(Optimizer("adam"), [plain]).defaults["fused"] is True
     assert create_optimizer(Optimizer("adam"), [plain, whole]).defaults["foreach"] is True
@@ -275,7 +275,7 @@ def test_kernels_are_fused_where_torch_has_them() -> None:
     assert create_optimizer(Optimizer("sgd"), mixed).defaults["foreach"] is True
 
 
-def test_stats_and_scaled_steps() -> None:
+def test_grad_stats_and_scaled_steps() -> None:
     named = {
         "w": nn.Parameter(torch.zeros(2)),
         "b": nn.Parameter(torch.zeros(1)),
@@ -295,7 +295,7 @@ def test_stats_and_scaled_steps() -> None:
     assert group.grad_stats()[1], "the square is too large for float32, the gradient is finite"
 
 
-def test_a_group_without_parameters_does_nothing() -> None:
+def test_group_without_parameters_does_nothing() -> None:
     group = group_of(Optimizer("adam"), {})
     group.step_scaled()
     group.restore(group.snapshot())
@@ -326,12 +326,12 @@ class NeedsClosure(torch.optim.Optimizer):
         ),
     ],
 )
-def test_recipes_that_cannot_be_made(recipe: Optimizer, message: str) -> None:
+def test_unusable_optimizers_raise_spec_error(recipe: Optimizer, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         create_optimizer(recipe, [nn.Parameter(torch.zeros(1))])
 
 
-def test_an_optimizer_that_cannot_be_tried_starts_afresh() -> None:
+def test_optimizer_whose_trial_step_fails_starts_afresh() -> None:
     class Fails(torch.optim.SGD):
         def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
             raise ValueError

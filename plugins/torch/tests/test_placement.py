@@ -43,7 +43,7 @@ def test_place_keeps_the_module_and_its_parameters(backend: TorchBackend) -> Non
     assert {t.device.type for t in [*model.parameters(), *model.buffers()]} == {"meta"}
 
 
-def test_place_a_tree() -> None:
+def test_place_moves_containers() -> None:
     Pair = namedtuple("Pair", "a b")
     tree = {"t": torch.zeros(2), "m": nn.Linear(1, 1), "p": Pair(torch.zeros(1), 3), "l": [(torch.zeros(1), "text")]}
     placed = OnMeta().place(tree, META)
@@ -60,12 +60,14 @@ def test_place_packed_sequences_leaves_their_sizes_on_the_host() -> None:
     assert placed.data.is_meta and placed.batch_sizes.device.type == "cpu"
 
 
-def test_place_a_model_without_values_is_an_error(backend: TorchBackend) -> None:
+def test_placing_a_meta_model_raises_move_error(backend: TorchBackend) -> None:
     with pytest.raises(MoveError, match=r"Linear on cpu:0: a tensor on torch's meta device has no values.*to_empty"):
         backend.place(nn.Linear(1, 1, device="meta"), CPU)
+    allocated = nn.Linear(1, 1, device="meta").to_empty(device="cpu")  # what the hint says
+    assert backend.device_of(backend.place(allocated, CPU)) == CPU
 
 
-def stepped(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+def stepped_optimizer(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
     optimizer = torch.optim.Adam(model.parameters(), **settings)
     model(torch.zeros(1, 2)).sum().backward()
     optimizer.step()
@@ -73,16 +75,16 @@ def stepped(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
 
 
 def moved_in_place(model: nn.Module) -> None:
-    """As a move to an accelerator does; to the meta device, torch makes new parameters."""
+    """As a move to an accelerator does; a move to the meta device creates new parameters."""
     model.zero_grad()
     for parameter in model.parameters():
         torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().to("meta")))
 
 
 @pytest.mark.parametrize(("setting", "where"), [("foreach", "cpu"), ("capturable", "meta"), ("fused", "meta")])
-def test_b2_adam_step_stays_where_torch_wants_it(setting: str, where: str) -> None:
+def test_b2_adam_step_stays_on_torchs_device(setting: str, where: str) -> None:
     model = nn.Linear(2, 1)
-    optimizer = stepped(model)
+    optimizer = stepped_optimizer(model)
     optimizer.param_groups[0][setting] = True
     moved_in_place(model)
     assert OnMeta().place(optimizer, META) is optimizer
@@ -96,7 +98,7 @@ def test_b2_adam_step_stays_where_torch_wants_it(setting: str, where: str) -> No
 
 def test_b2_a_step_that_was_moved_away_comes_back() -> None:
     model = nn.Linear(2, 1)
-    optimizer = stepped(model)
+    optimizer = stepped_optimizer(model)
     for state in optimizer.state.values():
         state["step"] = state["step"].to("meta")
         state["lists"] = [torch.zeros(1, device="meta")]
@@ -106,12 +108,12 @@ def test_b2_a_step_that_was_moved_away_comes_back() -> None:
 
 def test_optimizer_state_follows_its_parameters_not_the_request() -> None:
     model = nn.Linear(2, 1)
-    optimizer = stepped(model)
+    optimizer = stepped_optimizer(model)
     OnMeta().place(optimizer, META)
     assert {state["exp_avg"].device.type for state in optimizer.state.values()} == {"cpu"}
 
 
-def test_an_optimizer_without_state_is_left_alone(backend: TorchBackend) -> None:
+def test_optimizer_without_state_is_unchanged(backend: TorchBackend) -> None:
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters())
     assert backend.place(optimizer, CPU) is optimizer and not optimizer.state
 
@@ -119,7 +121,7 @@ def test_an_optimizer_without_state_is_left_alone(backend: TorchBackend) -> None
 # -- move ------------------------------------------------------------------------------------------------------------
 
 
-def test_move_returns_what_is_there_already(backend: TorchBackend) -> None:
+def test_move_returns_the_same_tensor_if_it_is_there(backend: TorchBackend) -> None:
     tensor = torch.zeros(2, dtype=torch.float64)
     assert backend.move(tensor, CPU) is tensor
     moved = OnMeta().move(tensor, META)
@@ -148,18 +150,18 @@ class Pinning(TorchBackend):
     pinned_kinds = frozenset({"meta"})
 
 
-def test_b6_pinned_has_no_effect_where_it_cannot_be_had() -> None:
+def test_b6_pinned_has_no_effect_without_page_locked_memory() -> None:
     for tensor in (torch.zeros(2), torch.zeros(2, requires_grad=True), torch.eye(2).to_sparse()):
         assert Pinning().move(tensor, META, pinned=True).is_meta
 
 
-def test_b6_nothing_is_pinned_on_its_way_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b6_nothing_is_pinned_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: pytest.fail("was pinned"))
     tensor = torch.zeros(2, device="meta")
     assert Pinning().move(tensor, META, pinned=True) is tensor
 
 
-def test_a_pinned_copy_is_sent_from_a_buffer_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_copy_uses_a_buffer_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     real, sent = torch.Tensor.to, []
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -176,13 +178,13 @@ def test_a_pinned_copy_is_sent_from_a_buffer_of_our_own(monkeypatch: pytest.Monk
     assert buffer.data_ptr() != tensor.data_ptr() and buffer.tolist() == [1.0, 1.0]
 
 
-def test_a_dtype_that_the_device_lacks_is_an_error() -> None:
+def test_unsupported_dtype_raises_move_error() -> None:
     for act in (NoDouble().move, NoDouble().place):
         with pytest.raises(MoveError, match=r"cpu:0 cannot hold float64, and a move keeps the dtype\. Hint: cast"):
             act(torch.zeros(1, dtype=torch.float64), CPU)
     with pytest.raises(MoveError, match="cannot hold float64"):
         NoDouble().place(nn.Linear(1, 1, dtype=torch.float64), CPU)
-    assert NoDouble().move(torch.zeros(1), CPU).dtype == torch.float32
+    assert NoDouble().move(torch.zeros(1, dtype=torch.float64).float(), CPU).dtype == torch.float32
 
 
 # -- scope, synchronize, faults --------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ def test_synchronize_waits_for_accelerators_only(backend: TorchBackend, monkeypa
     assert waited == [torch.device("cuda:1")]
 
 
-def test_no_room_is_an_error_of_ours() -> None:
+def test_out_of_memory_raises_out_of_memory_error() -> None:
     with (
         pytest.raises(
             OutOfMemoryError,

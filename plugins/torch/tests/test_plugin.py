@@ -1,4 +1,4 @@
-"""What the plugin offers, and that it imports torch only when it is needed."""
+"""The plugin's public names and hook, and that it imports torch lazily."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_neither_the_import_nor_the_backend_imports_torch() -> None:
     assert run(code).startswith("1 torch") and run(code).endswith("False")
 
 
-def test_sequential_mlp_is_loaded_on_first_use() -> None:
+def test_sequential_mlp_is_imported_on_first_use() -> None:
     code = "import sys; from anyaccel_torch import SequentialMLP; print(SequentialMLP.__name__, 'torch' in sys.modules)"
     assert run(code) == "SequentialMLP True"
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         anyaccel_torch.Nothing  # noqa: B018
     assert "SequentialMLP" in dir(anyaccel_torch)
@@ -48,14 +48,14 @@ class _Nothing(Backend):
     devices = device_of = place = move = scope = device_string = None  # type: ignore[assignment]
 
 
-def test_the_registry_takes_the_plugin() -> None:
+def test_registry_lists_the_plugin() -> None:
     registry = Registry(_Nothing, list)
     registry.register(anyaccel_torch, "torch")
     assert registry.kinds("torch") == ("gpu", "xpu", "cpu")
     assert registry.serving("torch", Device("cpu")).framework == "torch"
 
 
-def test_the_registry_tells_why_a_gpu_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registry_says_why_a_gpu_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from anyaccel.errors import DeviceUnavailableError

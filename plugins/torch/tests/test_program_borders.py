@@ -1,4 +1,4 @@
-"""What other frameworks lend to torch stays as it is, and numbers of 16 bits learn."""
+"""Memory of other frameworks is not changed, and 16-bit parameters are trained."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CPU = Device("cpu")
 
 
 def segment(model: nn.Module, optimizer: Optimizer, **changes: Any) -> Segment:
-    """`x [4] -> n`, judged against `t`."""
+    """`x [4] -> n`, with a loss against `t`."""
     spec = TensorSpec((4,), "float32")
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "label": "s",
         "operations": (Operation("n", model, ("x",), ("n",), CPU),),
         "inputs": {"x": (spec, CPU), "t": (spec, CPU)},
@@ -29,22 +29,22 @@ def segment(model: nn.Module, optimizer: Optimizer, **changes: Any) -> Segment:
         "losses": (LossTerm("l", "n", Loss("mse"), ("n", "t"), CPU),),
         "groups": (ParameterGroup("g", optimizer, ("n",)),),
     }
-    return Segment(**{**given, **changes})
+    return Segment(**{**arguments, **changes})
 
 
 class Sometimes(nn.Module):
-    """Writes to what it is given if that is large."""
+    """Writes to its input if that is large."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layer(x.clamp_(max=1.0) if (x > 1).any() else x)
-        return found
+        result: torch.Tensor = self.layer(x.clamp_(max=1.0) if (x > 1).any() else x)
+        return result
 
 
-def test_a_module_that_writes_for_some_batches_only_is_told() -> None:
+def test_module_that_starts_to_write_to_its_input_raises_phase_error() -> None:
     program = TorchBackend().build(segment(Sometimes(), Optimizer("sgd")))
     target = torch.zeros(2, 4)
     program.forward((torch.zeros(2, 4), target))
@@ -54,10 +54,17 @@ def test_a_module_that_writes_for_some_batches_only_is_told() -> None:
         "a module of segment 's' has written to its input 'x', which it did not do in the first batch; others may read "
         "that memory. Hint: copy the input before writing to it: x = x.clone()."
     )
+    copying = Sometimes()
+    copying.register_forward_pre_hook(lambda _, arguments: (arguments[0].clone(),))
+    program = TorchBackend().build(segment(copying, Optimizer("sgd")))
+    program.forward((torch.zeros(2, 4), target))
+    large = torch.full((2, 4), 3.0)
+    program.forward((large, target))
+    assert (large == 3.0).all()
 
 
 class Own(nn.Module):
-    """Gives a view of its parameter, whose gradient then is a view of the cotangent."""
+    """Returns a view of its parameter, whose gradient then is a view of the cotangent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,8 +77,8 @@ class Own(nn.Module):
 @pytest.mark.parametrize("scale", [0.5, torch.tensor(0.5)])
 def test_clipping_writes_to_no_cotangent(scale: Any) -> None:
     model = Own()
-    made = segment(model, Optimizer("sgd", lr=1.0), losses=(), inputs={"x": (TensorSpec((4,), "float32"), CPU)})
-    program = TorchBackend().build(made)
+    made_segment = segment(model, Optimizer("sgd", lr=1.0), losses=(), inputs={"x": (TensorSpec((4,), "float32"), CPU)})
+    program = TorchBackend().build(made_segment)
     lent = np.full((2, 4), 2.0, "float32")
     _, _, pullback = program.forward_pullback((torch.zeros(2, 4),))
     pullback((torch.from_numpy(lent),))
@@ -83,16 +90,16 @@ def test_clipping_writes_to_no_cotangent(scale: Any) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_parameters_of_16_bits_all_learn(name: str, dtype: torch.dtype) -> None:
-    """torch's fused SGD on the CPU leaves whole blocks of them as they are."""
+def test_all_16_bit_parameters_are_trained(name: str, dtype: torch.dtype) -> None:
+    """torch's fused SGD on the CPU leaves whole blocks of them unchanged."""
     model = nn.Linear(64, 64).to(dtype)
     before = model.weight.detach().clone()
     spec = TensorSpec((64,), str(dtype).removeprefix("torch."))
     changes = {"inputs": {"x": (spec, CPU), "t": (spec, CPU)}}
     program = TorchBackend().build(segment(model, Optimizer(name, lr=0.1), **changes))
-    given = torch.ones(8, 64, dtype=dtype), torch.full((8, 64), 5.0, dtype=dtype)
+    arguments = torch.ones(8, 64, dtype=dtype), torch.full((8, 64), 5.0, dtype=dtype)
     for _ in range(2):
-        _, _, pullback = program.forward_pullback(given)
+        _, _, pullback = program.forward_pullback(arguments)
         pullback((None,))
         program.optimizer_step()
     program.close()
@@ -100,22 +107,24 @@ def test_parameters_of_16_bits_all_learn(name: str, dtype: torch.dtype) -> None:
 
 
 class Halves(nn.Module):
-    """Writes to its input, and says so nowhere."""
+    """Writes to its input, which no attribute shows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mul_(0.5)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_module_that_writes_by_a_function_spoils_no_other_reader(training: bool) -> None:
+def test_module_that_writes_by_a_function_spoils_no_other_reader(training: bool) -> None:
     operations = (
         Operation("n", nn.Identity(), ("x",), ("n",), CPU),
         Operation("half", Halves(), ("n",), ("half",), CPU),
         Operation("beside", nn.Identity(), ("n",), ("beside",), CPU),
     )
-    made = segment(nn.Identity(), Optimizer("sgd"), operations=operations, outputs=("n", "half", "beside"), groups=())
-    program = TorchBackend().build(made)
-    given = torch.full((2, 4), 4.0), torch.zeros(2, 4)
+    made_segment = segment(
+        nn.Identity(), Optimizer("sgd"), operations=operations, outputs=("n", "half", "beside"), groups=()
+    )
+    program = TorchBackend().build(made_segment)
+    arguments = torch.full((2, 4), 4.0), torch.zeros(2, 4)
     for _ in range(3):
-        n, half, beside = program.forward_pullback(given)[0] if training else program.forward(given)[0]
-        assert [float(one[0, 0]) for one in (n, half, beside)] == [4.0, 2.0, 4.0]
+        n, half, beside = program.forward_pullback(arguments)[0] if training else program.forward(arguments)[0]
+        assert [float(output[0, 0]) for output in (n, half, beside)] == [4.0, 2.0, 4.0]

@@ -36,10 +36,10 @@ def graphs(draw: st.DrawFn) -> list[Node]:
 
 
 def widths(nodes: list[Node]) -> list[int]:
-    found = [WIDTH]
+    result = [WIDTH]
     for kind, sources, _ in nodes:
-        found.append(WIDTH if kind == "linear" else sum(found[source] for source in sources))
-    return found
+        result.append(WIDTH if kind == "linear" else sum(result[source] for source in sources))
+    return result
 
 
 def segment_of(nodes: list[Node], models: list[Any], terms: list[Term], optimizers: list[Any]) -> Segment:
@@ -77,28 +77,28 @@ def plain_steps(
     ys: list[Tensor],
 ) -> list[list[float]]:
     trained = [model for model, node in zip(models, nodes, strict=True) if node[2] and node[0] == "linear"]
-    made = {
+    torch_optimizers = {
         "adam": lambda p: torch.optim.Adam(p, lr=0.01),
         "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
     }
     optimizers = []
     for k, recipe in enumerate(recipes):
         parameters = [p for model in trained[k::2] for p in model.parameters()]
-        optimizers += [made[recipe.name](parameters)] if parameters else []
+        optimizers += [torch_optimizers[recipe.name](parameters)] if parameters else []
     kept = []
     for i in range(STEPS):
         rows = slice(i * BATCH, (i + 1) * BATCH)
         values = plain_values(nodes, models, x[rows])
-        found = [
+        result = [
             {"mse": F.mse_loss, "mae": F.l1_loss}[name](values[on + 1], y[rows])
             for (on, name, _), y in zip(terms, ys, strict=True)
         ]
         for optimizer in optimizers:
             optimizer.zero_grad()
-        sum(weight * loss for loss, (_, _, weight) in zip(found, terms, strict=True)).backward()
+        sum(weight * loss for loss, (_, _, weight) in zip(result, terms, strict=True)).backward()
         for optimizer in optimizers:
             optimizer.step()
-        kept.append([loss.item() for loss in found])
+        kept.append([loss.item() for loss in result])
     return kept
 
 
@@ -119,7 +119,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Node], list[Term], list[Optimizer]]:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(problem=problems())
-def test_a_segment_computes_what_plain_torch_computes(problem: tuple[list[Node], list[Term], list[Optimizer]]) -> None:
+def test_segment_equals_plain_torch(problem: tuple[list[Node], list[Term], list[Optimizer]]) -> None:
     nodes, terms, recipes = problem
     draw = torch.Generator().manual_seed(3)
     width = widths(nodes)
@@ -127,13 +127,15 @@ def test_a_segment_computes_what_plain_torch_computes(problem: tuple[list[Node],
     plain = copy.deepcopy(models)
     x = torch.randn(ROWS, WIDTH, generator=draw, dtype=torch.float64)
     ys = [torch.randn(ROWS, width[on + 1], generator=draw, dtype=torch.float64) for on, _, _ in terms]
-    at_work = TorchBackend().build(segment_of(nodes, models, terms, recipes))
-    found = at_work.train_steps([x, *ys], [torch.arange(ROWS)] * (1 + len(ys)), 0, STEPS, BATCH)
-    wanted = plain_steps(nodes, plain, terms, recipes, x, ys)
-    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
-    (out,), losses = at_work.forward([x, *ys])
+    program = TorchBackend().build(segment_of(nodes, models, terms, recipes))
+    result = program.train_steps([x, *ys], [torch.arange(ROWS)] * (1 + len(ys)), 0, STEPS, BATCH)
+    expected = plain_steps(nodes, plain, terms, recipes, x, ys)
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64))
+    (out,), losses = program.forward([x, *ys])
     torch.testing.assert_close(out, plain_values(nodes, plain, x)[-1].detach())
     assert list(losses) == [f"l{j}" for j in range(len(terms))]
-    for ours, theirs in zip(models, plain, strict=True):
-        for a, b in zip(ours.parameters() if ours else [], theirs.parameters() if theirs else [], strict=True):
+    for actual, reference in zip(models, plain, strict=True):
+        for a, b in zip(
+            actual.parameters() if actual else [], reference.parameters() if reference else [], strict=True
+        ):
             torch.testing.assert_close(a, b)

@@ -1,4 +1,4 @@
-"""Simulated torch devices, each test in a process of its own: torch cannot be rid of them again."""
+"""Simulated torch devices, each test in a process of its own, as they cannot be removed from torch."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def child(*arguments: str, simulate: str | None = "2") -> subprocess.CompletedPr
     )
 
 
-def told(program: str, simulate: str | None = "2") -> str:
-    """What a program prints, which must end well."""
+def output_of(program: str, simulate: str | None = "2") -> str:
+    """What a program prints; it must succeed."""
     done = child("-W", "error", "-c", program, simulate=simulate)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def passing(name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """The tests of a file beside this one, all of which must pass, and none be skipped."""
+def run_tests(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests of a file beside this one, all of which must pass."""
     done = child("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *options, str(HERE / name))
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
-def test_torch_passes_the_whole_kit_on_two_simulated_devices(tmp_path: Path) -> None:
-    """All of it: with two devices there is nothing that cannot be tested."""
+def test_torch_passes_the_conformance_kit_on_two_simulated_devices(tmp_path: Path) -> None:
+    """All of it: with two devices, no test is skipped."""
     card = tmp_path / "card"
-    passing("test_simulated_kit.py", "-p", "anyaccel.testing.json_report", f"--anyaccel-report={card}")
+    run_tests("test_simulated_kit.py", "-p", "anyaccel.testing.json_report", f"--anyaccel-report={card}")
     lines = [json.loads(line) for line in card.read_text("utf-8").splitlines()]
     facts = next(line for line in lines if "backend" in line)
     assert (facts["framework"], facts["devices"]) == ("torch", ["sim:0", "sim:1"])
@@ -62,14 +62,14 @@ def test_torch_passes_the_whole_kit_on_two_simulated_devices(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("part", ["device", "refusals", "graphs", "faults"])
 def test_on_simulated_devices(part: str) -> None:
-    assert "skipped" not in passing(f"test_simulated_{part}.py").stdout
+    assert "skipped" not in run_tests(f"test_simulated_{part}.py").stdout
 
 
 # -- what torch says of it elsewhere ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "words",
+    "message",
     [
         "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
         "Expected all tensors to be on the same device, but got mat1 is on cpu, different from other tensors on cuda:0 "
@@ -83,19 +83,19 @@ def test_on_simulated_devices(part: str) -> None:
         "Placeholder storage has not been allocated on MPS device!",
     ],
 )
-def test_torchs_words_for_several_devices_are_known(words: str) -> None:
+def test_torchs_device_mismatch_messages_are_recognized(message: str) -> None:
     with pytest.raises(DeviceMismatchError) as caught, translate_errors("a step"):
-        raise RuntimeError(words)
+        raise RuntimeError(message)
     assert str(caught.value) == (
-        f"a step: an operation was given tensors on several devices: {words}. "
+        f"a step: an operation was given tensors on several devices: {message}. "
         "Hint: move them to one device; create tensors on the device of the inputs."
     )
     with pytest.raises(DeviceMismatchError, match=r"node 'a' on gpu:0 .* its inputs are x on no device; torch says: "):
-        raise_if_device_mismatch(RuntimeError(words), "node 'a' on gpu:0", {"x": 3})
+        raise_if_device_mismatch(RuntimeError(message), "node 'a' on gpu:0", {"x": 3})
 
 
 @pytest.mark.parametrize(
-    "words",
+    "message",
     [
         "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
         "Input type (float) and bias type (double) should be the same",
@@ -104,17 +104,17 @@ def test_torchs_words_for_several_devices_are_known(words: str) -> None:
         "CUDA error: device-side assert triggered",
     ],
 )
-def test_other_words_pass(words: str) -> None:
-    raise_if_device_mismatch(RuntimeError(words), "node 'a' on gpu:0", {})
+def test_other_messages_pass(message: str) -> None:
+    raise_if_device_mismatch(RuntimeError(message), "node 'a' on gpu:0", {})
     with pytest.raises(RuntimeError) as caught, translate_errors("a step"):
-        raise RuntimeError(words)
-    assert type(caught.value) is RuntimeError and str(caught.value) == words
+        raise RuntimeError(message)
+    assert type(caught.value) is RuntimeError and str(caught.value) == message
 
 
 # -- switched on and off ---------------------------------------------------------------------------------------------
 
 
-def test_the_environment_makes_them_and_listing_them_tells_torch_nothing() -> None:
+def test_environment_variable_creates_devices_without_importing_torch() -> None:
     program = """
 import anyaccel_torch, sys
 backends = anyaccel_torch.backends()
@@ -127,7 +127,7 @@ except RuntimeError:
     print("unknown")
 print(anyaccel.Accelerator("sim:1").move(torch.ones(1)).device, torch.device("sim:1"))
 """
-    assert told(program).splitlines() == [
+    assert output_of(program).splitlines() == [
         "TorchBackend SimulatedBackend sim:0 sim:1 False",
         "sim:1 False",
         "unknown",
@@ -135,7 +135,7 @@ print(anyaccel.Accelerator("sim:1").move(torch.ones(1)).device, torch.device("si
     ]
 
 
-def test_without_being_asked_for_they_are_not_there() -> None:
+def test_no_simulated_devices_by_default() -> None:
     program = """
 import anyaccel_torch, anyaccel, torch, sys
 print(*map(type, anyaccel_torch.backends()), "anyaccel_torch.simulated.registration" in sys.modules)
@@ -144,12 +144,12 @@ try:
 except anyaccel.errors.FrameworkError as error:
     print(error)
 """
-    first, second = told(program, simulate=None).splitlines()
+    first, second = output_of(program, simulate=None).splitlines()
     assert first == "<class 'anyaccel_torch.backend.TorchBackend'> False"
     assert second.startswith("no installed plugin runs torch on 'sim'. Available: torch on gpu, xpu, cpu.")
 
 
-def test_start_enters_them_though_the_plugins_are_loaded() -> None:
+def test_start_works_after_plugins_are_loaded() -> None:
     program = """
 import anyaccel, torch
 from anyaccel.registry import registry
@@ -160,7 +160,7 @@ print(registry().kinds("torch")[-1], *anyaccel.devices("sim", framework="torch")
 x = torch.ones(2, device="sim:2")
 print(x.device, simulated.running()[2].used)
 """
-    assert told(program, simulate=None).splitlines() == [
+    assert output_of(program, simulate=None).splitlines() == [
         "('gpu', 'xpu', 'cpu')",
         "sim:0 sim:1 sim:2",
         "sim sim:0 sim:1 sim:2",
@@ -168,14 +168,14 @@ print(x.device, simulated.running()[2].used)
     ]
 
 
-def test_start_before_the_plugins_are_loaded_is_the_same() -> None:
+def test_start_works_before_plugins_are_loaded() -> None:
     program = """
 from anyaccel_torch import simulated
 simulated.start(2)
 import anyaccel
 print(*anyaccel.devices("sim", framework="torch"))
 """
-    assert told(program, simulate=None) == "sim:0 sim:1"
+    assert output_of(program, simulate=None) == "sim:0 sim:1"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ print(*anyaccel.devices("sim", framework="torch"))
         ("0", "none was started; set ANYACCEL_TORCH_SIMULATE=1 before Python starts"),
     ],
 )
-def test_a_variable_that_makes_none_says_why(text: str, why: str) -> None:
+def test_unusable_environment_variable_says_why(text: str, why: str) -> None:
     program = """
 import anyaccel
 try:
@@ -194,7 +194,7 @@ try:
 except anyaccel.errors.DeviceUnavailableError as error:
     print(error)
 """
-    assert why in told(program, simulate=text)
+    assert why in output_of(program, simulate=text)
 
 
 REFUSED = """
@@ -209,9 +209,9 @@ except CapabilityError as error:
 """
 
 
-def test_another_device_in_torchs_one_place_is_told() -> None:
-    words = told(REFUSED.format(before="torch.utils.rename_privateuse1_backend('npu')"), simulate=None)
-    assert words == (
+def test_another_registered_device_raises_capability_error() -> None:
+    message = output_of(REFUSED.format(before="torch.utils.rename_privateuse1_backend('npu')"), simulate=None)
+    assert message == (
         "torch supports one additional kind of device, and 'npu' is registered already. "
         "Hint: simulate devices in a process that does not import the package that registers it."
     )
@@ -224,12 +224,12 @@ def test_another_device_in_torchs_one_place_is_told() -> None:
         ("torch.autograd", "_engine_run_backward"),
     ],
 )
-def test_a_torch_whose_inside_is_another_is_told(module: str, name: str) -> None:
-    words = told(REFUSED.format(before=f"import {module} as inside; del inside.{name}"), simulate=None)
-    assert f"does not support simulated devices: it has no {module}.{name}. Available: torch 2.13.0" in words
-    assert words.endswith("Hint: install that version for these tests.")
+def test_torch_without_needed_private_names_raises_capability_error(module: str, name: str) -> None:
+    message = output_of(REFUSED.format(before=f"import {module} as inside; del inside.{name}"), simulate=None)
+    assert f"does not support simulated devices: it has no {module}.{name}. Available: torch 2.13.0" in message
+    assert message.endswith("Hint: install that version for these tests.")
 
 
-def test_the_placement_of_a_chip_stays_small() -> None:
+def test_placement_of_a_chip_stays_small() -> None:
     source = HERE.parent / "src/anyaccel_torch/simulated/backend.py"
     assert len(source.read_text("utf-8").splitlines()) < 100

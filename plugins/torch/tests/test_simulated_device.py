@@ -1,4 +1,4 @@
-"""The simulated device itself: it computes as the CPU does, and keeps books.
+"""The simulated device itself: it computes as the CPU does, and counts memory, transfers and waits.
 
 Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
@@ -70,23 +70,23 @@ def layers() -> dict[str, tuple[nn.Module, Tensor]]:
 
 def differentiated(model: nn.Module, x: Tensor) -> list[Tensor]:
     torch.manual_seed(3)
-    found = model(x)
-    first = found[0] if isinstance(found, tuple) else found
+    result = model(x)
+    first = result[0] if isinstance(result, tuple) else result
     first.square().sum().backward()
     return [first.detach().cpu(), *(p.grad.cpu() for p in model.parameters()), *(b.cpu() for b in model.buffers())]
 
 
 @pytest.mark.parametrize("name", layers())
-def test_values_and_gradients_are_those_of_the_cpu(name: str) -> None:
+def test_values_and_gradients_equal_those_of_the_cpu(name: str) -> None:
     model, x = layers()[name]
     expected = differentiated(copy.deepcopy(model), x)
-    found = differentiated(copy.deepcopy(model).to(TWO), x.to(TWO))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-6)
+    result = differentiated(copy.deepcopy(model).to(TWO), x.to(TWO))
+    for actual, other in zip(result, expected, strict=True):
+        torch.testing.assert_close(actual, other, rtol=1e-5, atol=5e-6)
 
 
-def test_inference_mode_and_copies_of_a_graph_are_as_elsewhere() -> None:
-    """There, torch hands over whole operators that it takes apart otherwise."""
+def test_inference_mode_and_graph_copies_work() -> None:
+    """In inference mode, torch dispatches whole operators that it decomposes otherwise."""
     model, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
     with torch.no_grad():
         expected = model(x)[0]
@@ -101,8 +101,8 @@ def test_inference_mode_and_copies_of_a_graph_are_as_elsewhere() -> None:
     torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False).sum().backward()
     torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=True).sum().backward()
     assert str(x.grad.device) == TWO
-    found = torch.func.grad(lambda w: (w * w).sum())(ones(ONE))
-    assert (str(found.device), found.sum().item()) == (ONE, 12)
+    result = torch.func.grad(lambda w: (w * w).sum())(ones(ONE))
+    assert (str(result.device), result.sum().item()) == (ONE, 12)
 
 
 EVERY = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
@@ -114,7 +114,7 @@ EVERY = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
     + [(kind, {"fused": True}) for kind in EVERY[:3]],
     ids=str,
 )
-def test_optimizers_of_torch_step_as_on_the_cpu(kind: str, settings: dict[str, bool]) -> None:
+def test_torch_optimizers_step_as_on_the_cpu(kind: str, settings: dict[str, bool]) -> None:
     cls = getattr(torch.optim, kind)
     weights = []
     for device in ("cpu", ONE):
@@ -130,7 +130,7 @@ def test_optimizers_of_torch_step_as_on_the_cpu(kind: str, settings: dict[str, b
     torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-7)
 
 
-def test_b2_an_optimizer_that_is_placed_has_its_state_on_the_device_and_its_step_on_the_host() -> None:
+def test_b2_placed_optimizer_has_its_step_on_the_host() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
     backend, where = SimulatedBackend(), Device("sim", 1)
@@ -142,13 +142,13 @@ def test_b2_an_optimizer_that_is_placed_has_its_state_on_the_device_and_its_step
         backend.place(model, where)
         assert backend.place(optimizer, where) is optimizer
     states = list(optimizer.state.values())
-    assert [(str(one["exp_avg"].device), str(one["step"].device), one["step"].item()) for one in states] == [
+    assert [(str(state["exp_avg"].device), str(state["step"].device), state["step"].item()) for state in states] == [
         (TWO, "cpu", 3.0)
     ] * 2
 
 
-def test_a_module_keeps_its_parameters_wherever_it_goes() -> None:
-    """As on a GPU: an optimizer, and a module that shares a parameter, see it move."""
+def test_module_keeps_its_parameters_when_moved() -> None:
+    """As on a GPU, an optimizer and a module that shares a parameter see it move."""
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     other.weight = model.weight
     both, before = nn.ModuleList([model, other]), [model.weight, model.bias]
@@ -160,23 +160,23 @@ def test_a_module_keeps_its_parameters_wherever_it_goes() -> None:
         assert str(before[0].grad.device) == device
 
 
-def test_gradients_cross_devices_both_ways_in_any_thread() -> None:
-    found: list[Tensor] = []
+def test_gradients_cross_devices_in_any_thread() -> None:
+    result: list[Tensor] = []
 
     def back() -> None:
         x = ones(ONE, requires_grad=True)
         (x.to(TWO).square().to("cpu") * 3).to(TWO).sum().backward()
-        found.append(x.grad)
+        result.append(x.grad)
 
     back()
     thread = threading.Thread(target=back)
     thread.start()
     thread.join()
-    assert [str(one.device) for one in found] == [ONE, ONE]
-    assert all(torch.equal(one.cpu(), torch.full((2, 3), 6.0)) for one in found)
+    assert [str(gradient.device) for gradient in result] == [ONE, ONE]
+    assert all(torch.equal(gradient.cpu(), torch.full((2, 3), 6.0)) for gradient in result)
 
 
-def test_views_share_memory_and_writes_are_counted() -> None:
+def test_views_share_memory_and_version_counters() -> None:
     x = torch.zeros(2, 3, device=TWO)
     view, version = x[0], x._version
     view.fill_(7)
@@ -187,22 +187,22 @@ def test_views_share_memory_and_writes_are_counted() -> None:
     assert x.cpu().tolist() == [1.0, 1.0] and torch.equal(torch.cat([x, x], out=ones(TWO, 4)).cpu(), torch.ones(4))
 
 
-def test_each_device_has_random_numbers_of_its_own() -> None:
+def test_each_device_has_its_own_random_numbers() -> None:
     def drawn(device: str) -> list[float]:
         return torch.rand(3, device=device).cpu().tolist()
 
     torch.manual_seed(5)
-    one, two, host = drawn(ONE), drawn(TWO), drawn("cpu")
-    assert one == two == host  # each has drawn its first three
+    on_sim0, on_sim1, host = drawn(ONE), drawn(TWO), drawn("cpu")
+    assert on_sim0 == on_sim1 == host  # each has drawn its first three
     torch.sim.manual_seed(5)
-    assert drawn(ONE) == one and drawn(TWO) != two and drawn("cpu") != host
+    assert drawn(ONE) == on_sim0 and drawn(TWO) != on_sim1 and drawn("cpu") != host
     state = torch.sim.get_rng_state(1)
     more = drawn(TWO)
     torch.sim.set_rng_state(state, TWO)
     assert drawn(TWO) == more
     own = torch.Generator(TWO).manual_seed(5)
     assert own.device == torch.device(TWO) and isinstance(own, torch.Generator)
-    assert torch.rand(3, device=TWO, generator=own).cpu().tolist() == one
+    assert torch.rand(3, device=TWO, generator=own).cpu().tolist() == on_sim0
     torch.sim.manual_seed_all(5)
     before = torch.get_rng_state()
     assert torch.native_dropout(ones(TWO), 0.5, True)[0].device == torch.device(TWO)
@@ -219,7 +219,7 @@ def test_modules_are_copied_saved_and_loaded() -> None:
     torch.save(model.state_dict(), file)
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
-    assert {str(one.device) for one in loaded.values()} == {TWO}
+    assert {str(value.device) for value in loaded.values()} == {TWO}
     other = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to(ONE)
     other.load_state_dict(loaded)
     assert str(other[1].running_mean.device) == ONE
@@ -227,16 +227,16 @@ def test_modules_are_copied_saved_and_loaded() -> None:
         assert torch.equal(other.state_dict()[name].cpu(), value.cpu()), name
 
 
-def test_it_is_written_with_its_device() -> None:
+def test_repr_shows_the_device() -> None:
     assert repr(ones(TWO, 1, requires_grad=True)) == "tensor([1.], device='sim:1', requires_grad=True)"
     assert ones().numpy(force=True).tolist() == ones().tolist() == [[1.0] * 3] * 2
     assert DEVICES[0].transfers.out.number == DEVICES[0].syncs == 2
 
 
-def test_operators_that_give_several_tensors_give_them_on_the_device() -> None:
+def test_several_results_of_an_operator_are_on_the_device() -> None:
     x = torch.randn(4, 3, device=TWO)
-    found = [*x.max(0), *x.topk(1), *x.sort(), *torch.linalg.svd(x), *x.unbind(), *x.split(2), x.std(0), x.unique()]
-    assert {str(one.device) for one in found} == {TWO}
+    result = [*x.max(0), *x.topk(1), *x.sort(), *torch.linalg.svd(x), *x.unbind(), *x.split(2), x.std(0), x.unique()]
+    assert {str(output.device) for output in result} == {TWO}
 
 
 # -- memory and books ------------------------------------------------------------------------------------------------
@@ -257,11 +257,11 @@ def test_memory_is_counted_until_it_is_freed() -> None:
     assert torch.sim.memory_allocated(1) == device.used and torch.sim.max_memory_allocated(TWO) == device.peak
 
 
-def test_memory_runs_out_with_figures() -> None:
+def test_out_of_memory_error_has_figures() -> None:
     device = DEVICES[0]
     device.capacity = device.used + 1000
     kept = torch.zeros(200, device=ONE)
-    words = f"Tried to allocate 804 bytes. sim:0 has a capacity of {device.capacity} bytes, of which 200 are free"
+    message = f"Tried to allocate 804 bytes. sim:0 has a capacity of {device.capacity} bytes, of which 200 are free"
     for program in (
         lambda: torch.zeros(201, device=ONE),
         lambda: torch.ones(201).to(ONE),
@@ -269,7 +269,7 @@ def test_memory_runs_out_with_figures() -> None:
     ):
         with pytest.raises(torch.OutOfMemoryError) as caught:
             program()
-        assert words in str(caught.value)
+        assert message in str(caught.value)
     assert torch.sim.mem_get_info(0) == (200, device.capacity)
     assert device.used == device.capacity - 200
     with pytest.raises(OutOfMemoryError, match=r"not enough memory for Linear on sim:0. .*of which 200 are free"):
@@ -277,64 +277,64 @@ def test_memory_runs_out_with_figures() -> None:
 
 
 def test_transfers_and_waits_are_counted() -> None:
-    one, two = DEVICES
+    sim0, sim1 = DEVICES
     x = torch.ones(10).to(ONE)
-    assert (one.transfers.into.number, one.transfers.into.nbytes, one.syncs) == (1, 40, 0)
+    assert (sim0.transfers.into.number, sim0.transfers.into.nbytes, sim0.syncs) == (1, 40, 0)
     y = x.to(TWO)
-    assert one.transfers.between.nbytes == two.transfers.between.nbytes == 40
+    assert sim0.transfers.between.nbytes == sim1.transfers.between.nbytes == 40
     y.cpu()
-    assert (two.transfers.out.nbytes, two.syncs) == (40, 1)
+    assert (sim1.transfers.out.nbytes, sim1.syncs) == (40, 1)
     y.to("cpu", non_blocking=True)
-    assert (two.transfers.out.number, two.syncs) == (2, 1)
+    assert (sim1.transfers.out.number, sim1.syncs) == (2, 1)
     for waiting in (lambda: y.sum().item(), lambda: bool(y.any()), lambda: y.nonzero(), lambda: y[y > 0]):
-        before = two.syncs
+        before = sim1.syncs
         waiting()
-        assert two.syncs == before + 1
-    before = one.syncs
-    assert torch.equal(x, x) and one.syncs == before + 1
+        assert sim1.syncs == before + 1
+    before = sim0.syncs
+    assert torch.equal(x, x) and sim0.syncs == before + 1
     torch.sim.synchronize(0)
-    assert one.syncs == before + 2
+    assert sim0.syncs == before + 2
     x += 1
-    assert (one.transfers.into.number, one.transfers.out.number) == (1, 0)
+    assert (sim0.transfers.into.number, sim0.transfers.out.number) == (1, 0)
     x[torch.tensor([1, 2])] = torch.tensor(3.0)
-    assert one.transfers.into.number == 2
-    one.clear()
-    assert (one.transfers.into.number, one.syncs, one.peak) == (0, 0, one.used)
+    assert sim0.transfers.into.number == 2
+    sim0.clear()
+    assert (sim0.transfers.into.number, sim0.syncs, sim0.peak) == (0, 0, sim0.used)
 
 
 # -- switched on -----------------------------------------------------------------------------------------------------
 
 
-def test_a_process_has_one_simulation() -> None:
+def test_starting_other_devices_raises_config_error() -> None:
     assert list(simulated.start(2)) == list(DEVICES) == list(simulated.running())
     with pytest.raises(ConfigError, match=r"has other simulated devices.*Available: sim:0 \(no limit\), sim:1"):
         simulated.start(3)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 65, True, "2", 1.0])
-def test_a_count_is_a_positive_number(wrong: Any) -> None:
+def test_start_checks_the_count(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"count must be an int from 1 to 64"):
         simulated.start(wrong)
 
 
-def test_a_capacity_is_a_positive_number_of_bytes() -> None:
+def test_start_checks_the_capacity() -> None:
     with pytest.raises(ConfigError, match=r"capacity=0\): capacity must be a positive number of bytes"):
         simulated.start(2, capacity=0)
 
 
-def test_a_device_that_is_not_there_says_how_many_are() -> None:
-    told = "2 simulated devices were started; set ANYACCEL_TORCH_SIMULATE=6 before Python starts"
-    assert SimulatedBackend().unavailable_reason(Device("sim", 5)) == told == unavailable_reason(Device("sim", 5))
+def test_unavailable_reason_counts_the_devices() -> None:
+    reason = "2 simulated devices were started; set ANYACCEL_TORCH_SIMULATE=6 before Python starts"
+    assert SimulatedBackend().unavailable_reason(Device("sim", 5)) == reason == unavailable_reason(Device("sim", 5))
 
 
-def test_device_info_names_it() -> None:
+def test_device_info_names_the_device() -> None:
     DEVICES[1].capacity = DEVICES[1].used + 100
     info = SimulatedBackend().device_info(Device("sim", 1))
     assert (info.name, info.identity) == ("simulated torch device 1", "torch-sim:1")
     assert info.total_memory == DEVICES[1].capacity
 
 
-def test_what_is_not_simulated_says_so() -> None:
+def test_unsupported_features_raise() -> None:
     with pytest.raises(NotImplementedError, match=r"no sparse tensors: torch.sparse_coo on sim:1"):
         torch.eye(2).to_sparse().to(TWO)
     table = nn.Embedding(5, 2, sparse=True).to(ONE)
@@ -342,7 +342,7 @@ def test_what_is_not_simulated_says_so() -> None:
         table(torch.tensor([1, 2], device=ONE)).sum().backward()
 
 
-def test_dlpack_is_refused_by_adopt() -> None:
+def test_from_dlpack_of_a_simulated_tensor_raises() -> None:
     from anyaccel.numpy_backend import NumpyBackend
 
     with pytest.raises((MoveError, BufferError)):

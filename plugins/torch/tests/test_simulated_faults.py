@@ -1,4 +1,4 @@
-"""Plugins with faults that only show where there is more than the CPU: the kit finds them on a simulated device.
+"""Plugins with faults that only show on other devices than the CPU: the kit finds them on a simulated device.
 
 Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
@@ -43,7 +43,7 @@ simulated.start(2)
 
 
 class LeavesBuffers:
-    """`place` takes parameters along and forgets buffers."""
+    """`place` moves parameters and forgets buffers."""
 
     def place(self, obj: Any, device: Device) -> Any:
         placed = super().place(obj, device)  # type: ignore[misc]
@@ -54,14 +54,14 @@ class LeavesBuffers:
 
 
 class OrdersOnTheHost:
-    """`gather_rows` brings the order to the host, where it came from."""
+    """`gather_rows` copies the order to the host."""
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
         return column[start:stop] if order is None else column.index_select(0, order[start:stop].cpu())
 
 
 class NeverBack:
-    """`to_host` takes it that all memory is the host's."""
+    """`to_host` assumes that all memory is the host's."""
 
     def to_host(self, tensor: Any) -> Any:
         return tensor.detach().numpy()
@@ -101,10 +101,10 @@ def losses_on_the_host(patch: pytest.MonkeyPatch) -> None:
 def snapshots_on_the_host(patch: pytest.MonkeyPatch) -> None:
     copied = optimizer_state.copied_state
 
-    def there(state: Any) -> Any:
+    def available(state: Any) -> Any:
         return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in copied(state).items()}
 
-    patch.setattr(optimizer_state, "copied_state", there)
+    patch.setattr(optimizer_state, "copied_state", available)
 
 
 Fault = type | Callable[[pytest.MonkeyPatch], None]
@@ -167,8 +167,8 @@ FAULTS: dict[str, tuple[Fault, Callable[..., None], type[Exception], str]] = {
 }
 
 
-def tried(name: str, base: type[TorchBackend], patch: pytest.MonkeyPatch) -> None:
-    """The test of the kit that finds a fault, over a backend that has it."""
+def run_kit_test(name: str, base: type[TorchBackend], patch: pytest.MonkeyPatch) -> None:
+    """Run the test of the kit that finds a fault over a backend that has it."""
     fault, test = FAULTS[name][:2]
     cls: Any = base
     if isinstance(fault, type):
@@ -176,23 +176,23 @@ def tried(name: str, base: type[TorchBackend], patch: pytest.MonkeyPatch) -> Non
     else:
         fault(patch)
     backend = cls()
-    there = list(backend.devices())
-    given = {
+    available = list(backend.devices())
+    fixtures = {
         "harness": Harness(
-            backend, there[0], torch.from_numpy, lambda tensor: np.asarray(tensor.detach().cpu().numpy())
+            backend, available[0], torch.from_numpy, lambda tensor: np.asarray(tensor.detach().cpu().numpy())
         ),
         "backend": backend,
         "exchange": backend,
-        "device": there[0],
-        "second_device": there[-1],
+        "device": available[0],
+        "second_device": available[-1],
         "model": lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
         "random_model": lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
         "buffered_model": lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)),
         "optimizer": Optimizer("adam", lr=0.05),
     }
-    wanted = list(inspect.signature(test).parameters)[1:]
-    owner = next(one for one in (MultiStepTests, ComputeTests, ExchangeTests) if hasattr(one, test.__name__))
-    test(owner(), **{one: given[one] for one in wanted})
+    wanted_fixtures = list(inspect.signature(test).parameters)[1:]
+    owner = next(item for item in (MultiStepTests, ComputeTests, ExchangeTests) if hasattr(item, test.__name__))
+    test(owner(), **{item: fixtures[item] for item in wanted_fixtures})
 
 
 class OnlyCpu(TorchBackend):
@@ -203,14 +203,14 @@ class OnlyCpu(TorchBackend):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_kit_finds_on_a_simulated_device_what_the_cpu_hides(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, error, words = FAULTS[name]
-    tried(name, OnlyCpu, monkeypatch)
+    _, _, error, pattern = FAULTS[name]
+    run_kit_test(name, OnlyCpu, monkeypatch)
     with pytest.raises(error) as caught:
-        tried(name, SimulatedBackend, monkeypatch)
-    assert re.search(words, str(caught.value)), caught.value
+        run_kit_test(name, SimulatedBackend, monkeypatch)
+    assert re.search(pattern, str(caught.value)), caught.value
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_without_the_fault_the_same_test_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAULTS, name, (lambda patch: None, *FAULTS[name][1:]))
-    tried(name, SimulatedBackend, monkeypatch)
+    run_kit_test(name, SimulatedBackend, monkeypatch)

@@ -1,4 +1,4 @@
-"""Graphs over two simulated torch devices, as a user builds them; what they give is compared with the CPU.
+"""Graphs over two simulated torch devices, compared with the CPU.
 
 Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
@@ -48,7 +48,7 @@ def data() -> aa.FeatureSet:
 
 
 def encoder(dropout: float = 0.0) -> nn.Module:
-    """No bias before the batch norm: its gradient is nothing but rounding, which Adam makes large."""
+    """No bias before the batch norm: its gradient is mere rounding, which Adam amplifies."""
     layers = nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(dropout)
     return nn.Sequential(*layers)
 
@@ -75,22 +75,26 @@ def training(epochs: int = 3, **settings: Any) -> aa.TrainPhase:
     return aa.TrainPhase.from_split("train", split="train", sampler=sampler, losses=losses, n_epochs=epochs, **settings)
 
 
-def run(made: aa.ModelGraph, *phases: Any) -> Any:
-    return [aa.Experiment("test", made, progress="none").run_phase(phase) for phase in phases][-1]
+def run(model_graph: aa.ModelGraph, *phases: Any) -> Any:
+    return [aa.Experiment("test", model_graph, progress="none").run_phase(phase) for phase in phases][-1]
 
 
-def places(made: aa.ModelGraph, node: str) -> set[str]:
-    """Where the node's values and its optimizer state are."""
-    module, state = made[node].model, made.optimizer_states[node]
-    held = [*module.parameters(), *module.buffers(), *(one for slots in state.slots.values() for one in slots.values())]
-    return {str(one.device) for one in held}
+def places(model_graph: aa.ModelGraph, node: str) -> set[str]:
+    """The devices of a node's values and optimizer state."""
+    module, state = model_graph[node].model, model_graph.optimizer_states[node]
+    held = [
+        *module.parameters(),
+        *module.buffers(),
+        *(item for slots in state.slots.values() for item in slots.values()),
+    ]
+    return {str(item.device) for item in held}
 
 
-def alike(one: aa.ModelGraph, other: aa.ModelGraph) -> None:
-    found, expected = one.state(), other.state()
-    assert found.keys() == expected.keys()
+def assert_same_state(item: aa.ModelGraph, other: aa.ModelGraph) -> None:
+    actual, expected = item.state(), other.state()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 # -- the same as on the CPU ------------------------------------------------------------------------------------------
@@ -105,38 +109,38 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("where", [(ONE, TWO), (TWO, ONE), (ONE, ONE), ("cpu", TWO), (ONE, "cpu")], ids="-".join)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_encoder_and_a_head_on_two_devices_train_as_on_the_cpu(name: str, where: tuple[str, str]) -> None:
+def test_two_devices_train_as_the_cpu(name: str, where: tuple[str, str]) -> None:
     source, check = data(), aa.EvalPhase.from_split("val", split="val")
-    found, expected = graph(source, where, OPTIMIZERS[name]), graph(source, (None, None), OPTIMIZERS[name])
-    result, reference = (run(one, training(4, validation=check)) for one in (found, expected))
+    actual, expected = graph(source, where, OPTIMIZERS[name]), graph(source, (None, None), OPTIMIZERS[name])
+    result, reference = (run(item, training(4, validation=check)) for item in (actual, expected))
     np.testing.assert_allclose(result.loss, reference.loss, rtol=1e-6)
-    for one, other in zip(result.epochs, reference.epochs, strict=True):
-        assert one.validation["loss"] == pytest.approx(other.validation["loss"], rel=1e-5)
+    for item, other in zip(result.epochs, reference.epochs, strict=True):
+        assert item.validation["loss"] == pytest.approx(other.validation["loss"], rel=1e-5)
     assert result.loss[-1] < result.loss[0]
-    alike(found, expected)
+    assert_same_state(actual, expected)
     assert [str(result.plan.device(node)).removesuffix(":0" if "cpu" in where else "") for node in ("encoder", "head")]
-    assert (places(found, "encoder"), places(found, "head")) == ({where[0]}, {where[1]})
+    assert (places(actual, "encoder"), places(actual, "head")) == ({where[0]}, {where[1]})
 
 
-def test_two_devices_of_one_backend_are_one_segment() -> None:
-    """So that torch's own autograd crosses, and many steps run in one call."""
+def test_two_devices_of_a_backend_are_one_segment() -> None:
+    """So torch's autograd crosses devices, and many steps run in one call."""
     source = data()
     plans = [aa.Experiment("t", graph(source, where)).plan(training()) for where in ((ONE, TWO), ("cpu", TWO))]
     assert [[part.nodes for part in plan.parts] for plan in plans] == [[("encoder", "head")], [("encoder",), ("head",)]]
-    crossing = [(one.value, str(one.origin), str(one.destination), one.gradient) for one in plans[0].crossings]
+    crossing = [(item.value, str(item.origin), str(item.destination), item.gradient) for item in plans[0].crossings]
     assert crossing == [("encoder", ONE, TWO, False), ("encoder", TWO, ONE, True)]
-    assert all(one.route == "move" for plan in plans for one in plan.crossings)
+    assert all(item.route == "move" for plan in plans for item in plan.crossings)
 
 
-def test_dropout_on_one_device_is_that_of_the_cpu() -> None:
-    """Each simulated device has a generator of its own, of the CPU's kind and started from the same key."""
+def test_dropout_equals_that_of_the_cpu() -> None:
+    """Each simulated device has a generator like the CPU's, seeded with the same key."""
     source = data()
-    found, expected = graph(source, (ONE, TWO), dropout=0.3), graph(source, (None, None), dropout=0.3)
-    np.testing.assert_allclose(run(found, training()).loss, run(expected, training()).loss, rtol=1e-6)
+    actual, expected = graph(source, (ONE, TWO), dropout=0.3), graph(source, (None, None), dropout=0.3)
+    np.testing.assert_allclose(run(actual, training()).loss, run(expected, training()).loss, rtol=1e-6)
 
 
-def test_branches_of_two_devices_are_joined() -> None:
-    def made(first: str | None, second: str | None, last: str | None) -> aa.ModelGraph:
+def test_branches_on_two_devices_are_concatenated() -> None:
+    def model_graph(first: str | None, second: str | None, last: str | None) -> aa.ModelGraph:
         torch.manual_seed(2)
         source = data()
         nodes = [
@@ -147,15 +151,15 @@ def test_branches_of_two_devices_are_joined() -> None:
         ]
         return aa.ModelGraph(nodes, aa.Optimizer("adam", lr=1e-2, clip_norm=0.5))
 
-    expected = made(None, None, None)
+    expected = model_graph(None, None, None)
     losses = run(expected, training()).loss
     for where in ((ONE, TWO, ONE), (ONE, TWO, TWO), (ONE, TWO, "cpu"), ("cpu", ONE, TWO)):
-        found = made(*where)
-        np.testing.assert_allclose(run(found, training()).loss, losses, rtol=1e-6)
-        alike(found, expected)
+        actual = model_graph(*where)
+        np.testing.assert_allclose(run(actual, training()).loss, losses, rtol=1e-6)
+        assert_same_state(actual, expected)
 
 
-def test_a_model_shared_by_two_nodes_is_trained_once_and_both_follow() -> None:
+def test_shared_model_is_trained_once() -> None:
     source, model = data(), nn.Linear(6, 4)
     nodes = [
         aa.ModelNode("a", model, source.reference(features=["x"]), accelerator=TWO),
@@ -163,38 +167,42 @@ def test_a_model_shared_by_two_nodes_is_trained_once_and_both_follow() -> None:
         aa.ConcatNode("both", ["a", "b"]),
         aa.ModelNode("head", head(), "both", accelerator=ONE),
     ]
-    made = aa.ModelGraph(nodes, "adam")
+    model_graph = aa.ModelGraph(nodes, "adam")
     weight = model.weight
-    run(made, training(1))
-    assert made["a"].model is made["b"].model is model and model.weight is weight and str(weight.device) == TWO
+    run(model_graph, training(1))
+    assert (
+        model_graph["a"].model is model_graph["b"].model is model
+        and model.weight is weight
+        and str(weight.device) == TWO
+    )
 
 
 # -- state -----------------------------------------------------------------------------------------------------------
 
 
 def test_b1_optimizer_state_stays_with_its_node_and_b2_steps_are_numbers() -> None:
-    made = graph(data(), (ONE, TWO))
-    run(made, training(2))
+    model_graph = graph(data(), (ONE, TWO))
+    run(model_graph, training(2))
     for node, device in (("encoder", ONE), ("head", TWO)):
-        assert places(made, node) == {device}
-        assert made.optimizer_states[node].step == 2 * STEPS
-        assert type(made.optimizer_states[node].step) is int
+        assert places(model_graph, node) == {device}
+        assert model_graph.optimizer_states[node].step == 2 * STEPS
+        assert type(model_graph.optimizer_states[node].step) is int
 
 
-@pytest.mark.parametrize("way", [("cpu", ONE), (ONE, TWO), (ONE, "cpu"), (TWO, ONE)], ids="-".join)
-def test_a_phase_on_another_device_goes_on_with_the_same_state(way: tuple[str, str]) -> None:
+@pytest.mark.parametrize("placement", [("cpu", ONE), (ONE, TWO), (ONE, "cpu"), (TWO, ONE)], ids="-".join)
+def test_phase_on_another_device_continues_the_state(placement: tuple[str, str]) -> None:
     source = data()
     whole, moved = graph(source, (None, None)), graph(source, (None, None))
     expected = run(whole, training(4))
-    run(moved, training(2, accelerator=way[0]))
-    assert places(moved, "head") == {way[0]}
-    result = run(moved, training(2, accelerator=way[1]))
-    assert places(moved, "encoder") == places(moved, "head") == {way[1]}
+    run(moved, training(2, accelerator=placement[0]))
+    assert places(moved, "head") == {placement[0]}
+    result = run(moved, training(2, accelerator=placement[1]))
+    assert places(moved, "encoder") == places(moved, "head") == {placement[1]}
     np.testing.assert_allclose(result.loss, expected.loss[2:], rtol=1e-6)
-    alike(moved, whole)
+    assert_same_state(moved, whole)
 
 
-def test_a_state_is_loaded_and_gone_on_with_elsewhere() -> None:
+def test_loaded_state_continues_on_another_device() -> None:
     source = data()
     whole, first = graph(source, (None, None)), graph(source, (ONE, TWO))
     expected = run(whole, training(4))
@@ -204,25 +212,25 @@ def test_a_state_is_loaded_and_gone_on_with_elsewhere() -> None:
     other = graph(source, (TWO, "cpu"))
     result = run(other.load_state(state), training(2))
     np.testing.assert_allclose(result.loss, expected.loss[2:], rtol=1e-6)
-    alike(other, whole)
+    assert_same_state(other, whole)
 
 
-def test_after_a_phase_things_go_where_it_says_and_nothing_of_it_stays() -> None:
+def test_final_device_empties_the_simulated_device() -> None:
     gc.collect()
     before = [device.used for device in DEVICES]
-    made = graph(data(), (ONE, TWO))
-    result = run(made, training(2, final_device="cpu", validation=aa.EvalPhase.from_split("val", split="val")))
-    assert places(made, "encoder") == places(made, "head") == {"cpu"}
+    model_graph = graph(data(), (ONE, TWO))
+    result = run(model_graph, training(2, final_device="cpu", validation=aa.EvalPhase.from_split("val", split="val")))
+    assert places(model_graph, "encoder") == places(model_graph, "head") == {"cpu"}
     gc.collect()
     assert [device.used for device in DEVICES] == before
     assert result.loss.shape == (2,) and all(device.peak > used for device, used in zip(DEVICES, before, strict=True))
 
 
-def test_predictions_are_those_of_the_cpu() -> None:
+def test_predictions_equal_those_of_the_cpu() -> None:
     source = data()
-    found, expected = graph(source, (ONE, TWO)), graph(source, (None, None))
+    actual, expected = graph(source, (ONE, TWO)), graph(source, (None, None))
     phase = aa.EvalPhase.from_split("v", split="val", outputs=["encoder", "head"])
-    results = [run(one, training(1), phase).predictions for one in (found, expected)]
+    results = [run(item, training(1), phase).predictions for item in (actual, expected)]
     for name in ("encoder", "head"):
         np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-5, atol=1e-6)
 
@@ -231,7 +239,7 @@ def test_predictions_are_those_of_the_cpu() -> None:
 
 
 class Books(aa.Callback):
-    """What each device had moved and waited for at the end of each epoch."""
+    """Transfers and waits of each device at the end of each epoch."""
 
     def __init__(self) -> None:
         self.lines: list[list[tuple[int, int, int, int]]] = []
@@ -246,26 +254,26 @@ class Books(aa.Callback):
         return np.array(self.lines[-1]) - np.array(self.lines[-2])
 
 
-def test_a_step_moves_what_the_plan_says_and_waits_for_nothing() -> None:
+def test_step_transfers_what_the_plan_lists_without_waiting() -> None:
     books = Books()
-    made = graph(data(), (ONE, TWO), aa.Optimizer("adam", lr=1e-2))
-    run(made, training(4, callbacks=[books]))
-    (one, two), calls = books.last(), STEPS
-    assert one[2] == two[2] == 2 * STEPS, "the encoder's output there, its gradient back"
-    assert one[0] == two[0] == 1, "the order of the epoch"
-    assert one[1] == one[3] == 0
+    model_graph = graph(data(), (ONE, TWO), aa.Optimizer("adam", lr=1e-2))
+    run(model_graph, training(4, callbacks=[books]))
+    (item, two), calls = books.last(), STEPS
+    assert item[2] == two[2] == 2 * STEPS, "the encoder's output there, its gradient back"
+    assert item[0] == two[0] == 1, "the order of the epoch"
+    assert item[1] == item[3] == 0
     assert two[1] == two[3] <= calls, "the losses, at the end of the epoch"
 
 
-def test_one_device_is_told_the_losses_and_nothing_else() -> None:
+def test_other_device_receives_losses_only() -> None:
     books = Books()
     run(graph(data(), (ONE, ONE)), training(4, callbacks=[books]))
-    one, two = books.last()
-    assert one[0] == 1 and one[1] == one[3] <= STEPS and one[2] == 0
+    item, two = books.last()
+    assert item[0] == 1 and item[1] == item[3] <= STEPS and item[2] == 0
     assert not two.any()
 
 
-def test_devices_of_one_segment_with_the_cpu_are_crossed_by_torch() -> None:
+def test_segment_on_a_device_and_the_cpu_is_crossed_by_torch() -> None:
     """As a GPU and the CPU are, which one backend serves; the simulated device has a backend of its own."""
     backend = SimulatedBackend()
 
@@ -300,7 +308,7 @@ def test_devices_of_one_segment_with_the_cpu_are_crossed_by_torch() -> None:
 
 
 class Forgetful(nn.Module):
-    """Makes a tensor on the CPU, as is forgotten easily: on the CPU it works."""
+    """Creates a tensor on the CPU, a frequent mistake that works on the CPU."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -311,15 +319,15 @@ class Forgetful(nn.Module):
 
 
 class Returning(nn.Module):
-    """Brings its output to the CPU."""
+    """Moves its output to the CPU."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x).cpu()
-        return found
+        actual: Tensor = self.inner(x).cpu()
+        return actual
 
 
 class Pair(nn.Module):
@@ -330,8 +338,8 @@ class Pair(nn.Module):
         self.layer = nn.Linear(6, 1)
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        found: Tensor = self.layer(x + z + torch.ones(6))
-        return found
+        actual: Tensor = self.layer(x + z + torch.ones(6))
+        return actual
 
 
 def wired(model: nn.Module, last: nn.Module, accelerator: str | None) -> aa.ModelGraph:
@@ -344,29 +352,29 @@ def wired(model: nn.Module, last: nn.Module, accelerator: str | None) -> aa.Mode
 REMEDY = "create tensors on the device of the inputs, as in torch.zeros(3, device=x.device)"
 
 
-def test_a_tensor_on_the_wrong_device_names_node_and_devices() -> None:
+def test_device_mismatch_names_node_and_devices() -> None:
     run(wired(Forgetful(nn.Linear(6, 8)), head(), None), training(1))
     with pytest.raises(DeviceMismatchError) as caught:
         run(wired(Forgetful(nn.Linear(6, 8)), head(), TWO), training(1))
-    told = str(caught.value)
-    assert told.startswith(
+    message = str(caught.value)
+    assert message.startswith(
         "node 'encoder' on sim:1 computes with tensors on several devices: its inputs are data.x on sim:1; "
         "torch says: Expected all tensors to be on the same device, but found at least two devices, sim:1 and cpu!"
     )
-    assert REMEDY in told
+    assert REMEDY in message
 
 
-def test_a_node_of_several_inputs_names_them_all() -> None:
+def test_device_mismatch_names_all_inputs() -> None:
     source = data()
     both = [source.reference(features=[name]) for name in ("x", "z")]
-    made = aa.ModelGraph([aa.ModelNode("head", Pair(), both, accelerator=ONE)], "adam")
+    model_graph = aa.ModelGraph([aa.ModelNode("head", Pair(), both, accelerator=ONE)], "adam")
     with pytest.raises(
         DeviceMismatchError, match=r"node 'head' on sim:0 .* inputs are data\.x on sim:0, data\.z on sim:0;"
     ):
-        run(made, training(1))
+        run(model_graph, training(1))
 
 
-def test_an_output_on_the_wrong_device_is_told_by_who_takes_it() -> None:
+def test_device_mismatch_names_the_consumer() -> None:
     with pytest.raises(DeviceMismatchError, match=r"node 'head' on sim:1 .*its inputs are encoder on cpu;"):
         run(wired(Returning(nn.Linear(6, 8)), head(), TWO), training(1))
     with pytest.raises(
@@ -375,34 +383,36 @@ def test_an_output_on_the_wrong_device_is_told_by_who_takes_it() -> None:
         run(wired(nn.Linear(6, 8), Returning(head()), ONE), training(1))
 
 
-def test_evaluation_names_the_node_too() -> None:
-    made = wired(Forgetful(nn.Linear(6, 8)), head(), ONE)
+def test_device_mismatch_in_evaluation_names_the_node() -> None:
+    model_graph = wired(Forgetful(nn.Linear(6, 8)), head(), ONE)
     with pytest.raises(DeviceMismatchError, match="node 'encoder' on sim:0"):
-        run(made, aa.EvalPhase.from_split("v", split="val", losses=[aa.AppliedLoss("mse", on="head")]))
+        run(model_graph, aa.EvalPhase.from_split("v", split="val", losses=[aa.AppliedLoss("mse", on="head")]))
 
 
-def test_after_a_mismatch_the_graph_trains_elsewhere() -> None:
-    made = wired(Forgetful(nn.Linear(6, 8)), head(), None)
+def test_graph_trains_elsewhere_after_a_mismatch() -> None:
+    model_graph = wired(Forgetful(nn.Linear(6, 8)), head(), None)
     with pytest.raises(DeviceMismatchError):
-        run(made, training(1, accelerator=TWO))
-    assert run(made, training(2)).loss.shape == (2,)
+        run(model_graph, training(1, accelerator=TWO))
+    assert run(model_graph, training(2)).loss.shape == (2,)
 
 
-def test_no_room_for_a_model_is_told_with_figures_and_the_cpu_goes_on() -> None:
+def test_model_that_does_not_fit_raises_with_figures() -> None:
     gc.collect()
-    made = aa.ModelGraph([aa.ModelNode("head", SequentialMLP(1, 2, 64), data().reference(features=["x"]))], "adam")
+    model_graph = aa.ModelGraph(
+        [aa.ModelNode("head", SequentialMLP(1, 2, 64), data().reference(features=["x"]))], "adam"
+    )
     capacity = DEVICES[1].capacity = DEVICES[1].used + 1000
     with pytest.raises(OutOfMemoryError) as caught:
-        run(made, training(1, accelerator=TWO))
-    told = str(caught.value)
-    assert told.startswith("not enough memory for SequentialMLP on sim:1: simulated device out of memory. Tried to ")
-    assert f"allocate 1536 bytes. sim:1 has a capacity of {capacity} bytes, of which 1000 are free" in told
-    assert run(made, training(1)).loss.shape == (1,)
-    assert {str(one.device) for one in made["head"].model.parameters()} == {"cpu"}
+        run(model_graph, training(1, accelerator=TWO))
+    message = str(caught.value)
+    assert message.startswith("not enough memory for SequentialMLP on sim:1: simulated device out of memory. Tried to ")
+    assert f"allocate 1536 bytes. sim:1 has a capacity of {capacity} bytes, of which 1000 are free" in message
+    assert run(model_graph, training(1)).loss.shape == (1,)
+    assert {str(item.device) for item in model_graph["head"].model.parameters()} == {"cpu"}
 
 
 @pytest.mark.parametrize(
-    ("room", "asked"),
+    ("free_bytes", "expected_problem"),
     [
         (1000, r"not enough memory for an array of \d+ bytes on sim:0"),
         (6000, r"not enough memory for the program of segment 'torch:0', with its optimizer state"),
@@ -410,24 +420,28 @@ def test_no_room_for_a_model_is_told_with_figures_and_the_cpu_goes_on() -> None:
     ],
     ids=["columns", "program", "step"],
 )
-def test_no_room_for_what_a_phase_needs_is_told_with_figures(room: int, asked: str) -> None:
+def test_phase_that_does_not_fit_raises_with_figures(free_bytes: int, expected_problem: str) -> None:
     gc.collect()
-    made = aa.ModelGraph([aa.ModelNode("head", SequentialMLP(1, 2, 64), data().reference(features=["x"]))], "adam")
-    run(made, training(1, accelerator=ONE))
-    DEVICES[0].capacity = DEVICES[0].used + room
-    with pytest.raises(OutOfMemoryError, match=rf"{asked}.*sim:0 (has a capacity of \d+ bytes, of|\(torch\))"):
-        run(made, training(1, accelerator=ONE, residency="resident"))
+    model_graph = aa.ModelGraph(
+        [aa.ModelNode("head", SequentialMLP(1, 2, 64), data().reference(features=["x"]))], "adam"
+    )
+    run(model_graph, training(1, accelerator=ONE))
+    DEVICES[0].capacity = DEVICES[0].used + free_bytes
+    with pytest.raises(
+        OutOfMemoryError, match=rf"{expected_problem}.*sim:0 (has a capacity of \d+ bytes, of|\(torch\))"
+    ):
+        run(model_graph, training(1, accelerator=ONE, residency="resident"))
     DEVICES[0].capacity = None
-    assert run(made, training(1, accelerator=ONE)).loss.shape == (1,)
+    assert run(model_graph, training(1, accelerator=ONE)).loss.shape == (1,)
 
 
-def test_a_device_that_was_not_started_is_told() -> None:
+def test_unknown_simulated_device_raises() -> None:
     with pytest.raises(DeviceUnavailableError, match=r"'sim:4' is not on this machine .*2 simulated devices were"):
         run(graph(data(), (None, None)), training(1, accelerator="sim:4"))
 
 
-def test_code_that_names_no_framework_finds_the_devices() -> None:
-    assert [str(one) for one in aa.devices("sim", framework="torch")] == [ONE, TWO]
+def test_framework_agnostic_code_finds_the_devices() -> None:
+    assert [str(item) for item in aa.devices("sim", framework="torch")] == [ONE, TWO]
     assert aa.Accelerator(ONE).is_available("torch") and aa.best_device(framework="torch").kind != "sim"
     moved = aa.move({"a": torch.zeros(2)}, TWO)
     assert aa.device_of(moved) == aa.Device("sim", 1)
@@ -436,10 +450,10 @@ def test_code_that_names_no_framework_finds_the_devices() -> None:
         assert str(torch.zeros(1).device) == TWO
 
 
-def test_a_head_of_another_framework_follows_through_host_memory() -> None:
-    """Also where both call their device sim:0: the word is the same, the memory is not."""
+def test_head_of_another_framework_receives_through_host_memory() -> None:
+    """Also if both call their device sim:0: same name, different memory."""
 
-    def made(first: str | None, second: str | None) -> aa.ModelGraph:
+    def model_graph(first: str | None, second: str | None) -> aa.ModelGraph:
         source = data()
         nodes = [
             aa.ModelNode("encoder", SequentialMLP(4, 1), source.reference(features=["x"]), accelerator=first),
@@ -447,33 +461,33 @@ def test_a_head_of_another_framework_follows_through_host_memory() -> None:
         ]
         return aa.ModelGraph(nodes, aa.Optimizer("adam", lr=1e-2, clip_norm=0.5))
 
-    expected = run(made(None, None), training()).loss
+    expected = run(model_graph(None, None), training()).loss
     with aa.simulate(1):
         for where in ((ONE, "cpu"), ("cpu", ONE), (ONE, ONE), (TWO, ONE)):
-            found = made(*where)
-            result = run(found, training())
-            assert {one.route for one in result.plan.crossings} == {"host"}, where
+            actual = model_graph(*where)
+            result = run(actual, training())
+            assert {item.route for item in result.plan.crossings} == {"host"}, where
             np.testing.assert_allclose(result.loss, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("where", [(ONE, TWO), ("cpu", TWO), (TWO, "cpu")], ids="-".join)
-def test_memory_may_run_out_anywhere_and_is_given_back_at_once(where: tuple[str, str]) -> None:
-    """Wherever it ends, it is told as ours, and no graph is left that would keep a model from being moved."""
-    source, told = data(), set()
+def test_out_of_memory_anywhere_frees_memory_at_once(where: tuple[str, str]) -> None:
+    """Wherever memory runs out, it is an OutOfMemoryError, and no autograd graph stays alive."""
+    source, message = data(), set()
     gc.collect()
     gc.disable()
     try:
-        for room in range(600, 5200, 200):
-            made = graph(source, where)
-            DEVICES[1].capacity = DEVICES[1].used + room
+        for free_bytes in range(600, 5200, 200):
+            model_graph = graph(source, where)
+            DEVICES[1].capacity = DEVICES[1].used + free_bytes
             try:
-                run(made, training(1))
+                run(model_graph, training(1))
             except OutOfMemoryError as error:
-                told.add(error.problem)
+                message.add(error.problem)
             DEVICES[1].capacity = None
             for node in ("encoder", "head"):
-                made[node].accelerator = aa.Accelerator("cpu")
-            run(made, training(1))
+                model_graph[node].accelerator = aa.Accelerator("cpu")
+            run(model_graph, training(1))
     finally:
         gc.enable()
     expected = (
@@ -484,4 +498,4 @@ def test_memory_may_run_out_anywhere_and_is_given_back_at_once(where: tuple[str,
             "not enough memory for the pullback",
         }
     )
-    assert all(any(words in asked for asked in told) for words in expected), told
+    assert all(any(words in expected_problem for expected_problem in message) for words in expected), message

@@ -1,4 +1,4 @@
-"""What the simulated device refuses: what a GPU does, on the way back, too. A green run means something by that.
+"""The simulated device refuses what a GPU refuses, in the backward pass, too.
 
 Run by test_simulated.py in a process of its own, as torch cannot be rid of the devices again.
 """
@@ -129,14 +129,14 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_program_is_refused(name: str) -> None:
-    program, error, words = WRONG[name]
+def test_wrong_program_is_refused(name: str) -> None:
+    program, error, message = WRONG[name]
     with pytest.raises(error) as caught:
         program()
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_what_a_gpu_takes_from_the_host_is_taken() -> None:
+def test_host_operands_that_a_gpu_takes_are_taken() -> None:
     x, two = ones(), torch.tensor(2.0)
     assert (x * two).device == (two - x).device == x.device
     assert torch.where(x > 0, two, two).device == x.device
@@ -147,7 +147,7 @@ def test_what_a_gpu_takes_from_the_host_is_taken() -> None:
     assert ones(TWO).copy_(torch.zeros(3)).sum().item() == 0
 
 
-def test_page_locked_memory_is_not_there_and_asynchronous_copies_are_as_others() -> None:
+def test_no_page_locked_memory_is_simulated() -> None:
     with pytest.raises(RuntimeError, match="getPinnedMemoryAllocator"):
         torch.ones(2).pin_memory()
     backend = SimulatedBackend()
@@ -160,7 +160,7 @@ def test_page_locked_memory_is_not_there_and_asynchronous_copies_are_as_others()
 
 
 class Custom(torch.autograd.Function):
-    """Its way back is what a test says."""
+    """Its backward is given by the test."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
@@ -178,7 +178,7 @@ def failing(_: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("device", [ONE, TWO])
 @pytest.mark.parametrize(
-    ("back", "error", "words"),
+    ("back", "error", "message"),
     [
         (lambda grad: grad + torch.ones(2, 3), RuntimeError, MIXED),
         (failing, ZeroDivisionError, "of the user's"),
@@ -186,16 +186,16 @@ def failing(_: Tensor) -> Tensor:
     ],
     ids=["mixed", "own", "index"],
 )
-def test_errors_in_the_backward_pass_arrive(device: str, back: Any, error: type[Exception], words: str) -> None:
-    """In torch itself, an error of Python ends the process there."""
-    with pytest.raises(error, match=words):
+def test_errors_in_the_backward_pass_are_raised(device: str, back: Any, error: type[Exception], message: str) -> None:
+    """In plain torch, a Python error would end the process there."""
+    with pytest.raises(error, match=message):
         Custom.apply(ones(device, requires_grad=True), back).sum().backward()
     x = ones(device, requires_grad=True)
     Custom.apply(x, lambda grad: grad * 2).sum().backward()
     assert x.grad.sum().item() == 12
 
 
-def test_memory_that_runs_out_on_the_way_back() -> None:
+def test_out_of_memory_in_the_backward_pass_is_raised() -> None:
     x = torch.ones(50, 50, device=TWO, requires_grad=True)
     total = (x @ x).sum()
     DEVICES[1].capacity = DEVICES[1].used + 100

@@ -1,4 +1,4 @@
-"""What a program borrows from the user, and gives back as it was."""
+"""State of the user's modules that a program changes and restores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_a_frozen_node_passes_gradients_on_and_stays_as_it_is(backend: TorchBackend, data: Data) -> None:
+def test_frozen_node_passes_gradients_and_is_unchanged(backend: TorchBackend, data: Data) -> None:
     x, y, order = data
     first, frozen, last = nn.Linear(3, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)), nn.Linear(4, 1)
     operations = (
@@ -42,7 +42,7 @@ def test_a_frozen_node_passes_gradients_on_and_stays_as_it_is(backend: TorchBack
         Operation("c", last, ("b",), ("c",), CPU),
     )
     before, mean = [weights(m) for m in (first, frozen, last)], frozen[0].running_mean.clone()
-    at_work = backend.build(
+    program = backend.build(
         Segment(
             "s",
             operations,
@@ -53,11 +53,11 @@ def test_a_frozen_node_passes_gradients_on_and_stays_as_it_is(backend: TorchBack
         )
     )
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
-    at_work.train_steps([x, y], [order, order], 0, 3, 8)
+    program.train_steps([x, y], [order, order], 0, 3, 8)
     assert (first.training, frozen.training, last.training) == (True, False, True)
     assert not equal(weights(first), before[0]) and equal(weights(frozen), before[1])
     assert torch.equal(frozen[0].running_mean, mean)
-    at_work.close()
+    program.close()
     assert all(parameter.requires_grad for parameter in frozen.parameters()) and frozen[0].training
 
 
@@ -66,33 +66,31 @@ def test_parameters_that_the_user_froze_stay_frozen(backend: TorchBackend, segme
     model = mlp()
     model[0].weight.requires_grad_(False)
     before = weights(model)
-    at_work = backend.build(segment_of(model))
-    at_work.train_steps([x, y], [order, order], 0, 2, 8)
+    program = backend.build(segment_of(model))
+    program.train_steps([x, y], [order, order], 0, 2, 8)
     assert torch.equal(model[0].weight, before[0]) and not torch.equal(model[0].bias, before[1])
-    assert "0.weight" not in at_work.close()["a"].slots
+    assert "0.weight" not in program.close()["a"].slots
     assert [p.requires_grad for p in model.parameters()] == [False, True, True, True]
 
 
 @pytest.mark.parametrize("root", [True, False])
-def test_modes_are_switched_where_needed_and_given_back(
-    backend: TorchBackend, segment_of: Make, data: Data, root: bool
-) -> None:
+def test_modes_are_switched_and_restored(backend: TorchBackend, segment_of: Make, data: Data, root: bool) -> None:
     x, y, order = data
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).train(root)
     model[1].eval()
-    at_work, other = backend.build(segment_of(model)), backend.build(segment_of(model, groups=()))
+    program, other = backend.build(segment_of(model)), backend.build(segment_of(model, groups=()))
     seen: list[tuple[bool, bool]] = []
     model[1].register_forward_hook(lambda *_: seen.append((model.training, model[1].training)))
     for _ in range(2):
-        at_work.train_steps([x, y], [order, order], 0, 1, 8)
+        program.train_steps([x, y], [order, order], 0, 1, 8)
         other.forward([x, y])
     # a part in evaluation mode inside a module in training mode is the user's own doing, and stays so
     assert seen == [(True, not root), (False, False)] * 2
-    at_work.close()
+    program.close()
     assert (model.training, model[0].training, model[1].training) == (root, root, False)
 
 
-def test_an_evaluating_program_leaves_flags_alone(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_evaluating_program_leaves_gradient_flags_alone(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
     model = mlp()
     training = backend.build(segment_of(model))
@@ -104,7 +102,7 @@ def test_an_evaluating_program_leaves_flags_alone(backend: TorchBackend, segment
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_old_gradients_of_the_user_do_not_count(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_old_gradients_are_cleared(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
     model, fresh = mlp(), mlp()
     model(x).sum().backward()
@@ -113,35 +111,33 @@ def test_old_gradients_of_the_user_do_not_count(backend: TorchBackend, segment_o
     assert equal(weights(model), weights(fresh))
 
 
-def test_release_gives_back_the_random_state_and_may_be_called_twice(
-    backend: TorchBackend, segment_of: Make, data: Data
-) -> None:
+def test_close_restores_the_random_state_and_is_idempotent(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
     model = nn.Sequential(nn.Dropout(0.5), mlp())
     before = torch.get_rng_state()
-    at_work = backend.build(segment_of(model, optimizer=Optimizer("adam")))
-    at_work.seed(2**64 - 1)
-    at_work.train_steps([x, y], [order, order], 0, 2, 8)
-    states = at_work.close()
+    program = backend.build(segment_of(model, optimizer=Optimizer("adam")))
+    program.seed(2**64 - 1)
+    program.train_steps([x, y], [order, order], 0, 2, 8)
+    states = program.close()
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(1)
     after = torch.get_rng_state()
-    assert at_work.close() is states is at_work.optimizer_states()
+    assert program.close() is states is program.optimizer_states()
     assert torch.equal(torch.get_rng_state(), after)
     assert states["a"].step == 2 and set(states["a"].slots["1.0.weight"]) == {"m", "v"}
 
 
-def test_a_key_decides_the_dropout(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_seed_decides_the_dropout(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
-    found = []
+    result = []
     for key in (1, 1, 2):
         model = nn.Sequential(mlp()[0], nn.Dropout(0.5), mlp(1)[2])
-        at_work = backend.build(segment_of(model))
-        at_work.seed(key)
-        at_work.train_steps([x, y], [order, order], 0, 3, 8)
-        at_work.close()
-        found.append(weights(model))
-    assert equal(found[0], found[1]) and not equal(found[0], found[2])
+        program = backend.build(segment_of(model))
+        program.seed(key)
+        program.train_steps([x, y], [order, order], 0, 3, 8)
+        program.close()
+        result.append(weights(model))
+    assert equal(result[0], result[1]) and not equal(result[0], result[2])
 
 
 class Counting(nn.Module):
@@ -160,35 +156,33 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("recipe", [Optimizer("adam", lr=0.01), Optimizer(torch.optim.NAdam, lr=0.01)], ids=str)
-def test_a_snapshot_brings_everything_back(
-    backend: TorchBackend, segment_of: Make, data: Data, recipe: Optimizer
-) -> None:
+def test_snapshot_restores_everything(backend: TorchBackend, segment_of: Make, data: Data, recipe: Optimizer) -> None:
     x, y, order = data
     model = nn.Sequential(Counting(), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
-    at_work = backend.build(segment_of(model, optimizer=recipe))
-    start = at_work.snapshot()
-    at_work.train_steps([x, y], [order, order], 0, 2, 8)
-    snapshot = at_work.snapshot()
+    program = backend.build(segment_of(model, optimizer=recipe))
+    start = program.snapshot()
+    program.train_steps([x, y], [order, order], 0, 2, 8)
+    snapshot = program.snapshot()
     kept = [tensor.clone() for tensor in model.state_dict().values()]
 
     def go_on() -> list[Tensor]:
-        at_work.forward_pullback([x, y])[2]([None])
-        losses = at_work.train_steps([x, y], [order, order], 0, 3, 8)
+        program.forward_pullback([x, y])[2]([None])
+        losses = program.train_steps([x, y], [order, order], 0, 3, 8)
         return [losses, *[tensor.clone() for tensor in model.state_dict().values()]]
 
-    at_work.zero_grad()
-    wanted = go_on()
+    program.zero_grad()
+    expected = go_on()
     for _ in range(2):
-        at_work.restore(snapshot)
-        assert equal(list(model.state_dict().values()), kept) and at_work.optimizer_states()["a"].step == 2
-        assert equal(go_on(), wanted)
-    at_work.restore(start)
+        program.restore(snapshot)
+        assert equal(list(model.state_dict().values()), kept) and program.optimizer_states()["a"].step == 2
+        assert equal(go_on(), expected)
+    program.restore(start)
     assert (
-        at_work.optimizer_states()["a"].step == 0 and at_work.optimizer_states()["a"].slots == {} and model[0].seen == 0
+        program.optimizer_states()["a"].step == 0 and program.optimizer_states()["a"].slots == {} and model[0].seen == 0
     )
 
 
-def test_own_losses_train_with_their_node(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_parameters_of_losses_train_with_their_node(backend: TorchBackend, segment_of: Make, data: Data) -> None:
     x, y, order = data
 
     class Scaled(nn.Module):
@@ -200,10 +194,10 @@ def test_own_losses_train_with_their_node(backend: TorchBackend, segment_of: Mak
             return self.factor.square() * (a - b).square().mean()
 
     loss = Scaled().eval()
-    at_work = backend.build(segment_of(mlp(), loss=loss, optimizer=Optimizer("adam")))
-    at_work.train_steps([x, y], [order, order], 0, 2, 8)
+    program = backend.build(segment_of(mlp(), loss=loss, optimizer=Optimizer("adam")))
+    program.train_steps([x, y], [order, order], 0, 2, 8)
     assert loss.factor != 2 and loss.training
-    states = at_work.close()
+    states = program.close()
     assert "loss.l.factor" in states["a"].slots and not loss.training
 
 
@@ -217,13 +211,13 @@ def test_sequential_mlp_trains(backend: TorchBackend, segment_of: Make, data: Da
     assert losses.isfinite().all()
 
 
-def test_sparse_gradients_are_taken(backend: TorchBackend, segment_of: Callable[..., Segment], data: Data) -> None:
+def test_sparse_gradients_are_supported(backend: TorchBackend, segment_of: Callable[..., Segment], data: Data) -> None:
     _, y, order = data
     model = nn.Sequential(nn.Embedding(24, 1, sparse=True), nn.Flatten())
     rows = torch.arange(24)[:, None]
-    at_work = backend.build(segment_of(model, features=(1,)))
-    at_work.forward_pullback([rows, y])[2]([None])
-    square, finite = at_work.grad_stats()["g"]
+    program = backend.build(segment_of(model, features=(1,)))
+    program.forward_pullback([rows, y])[2]([None])
+    square, finite = program.grad_stats()["g"]
     torch.testing.assert_close(square, (2 / 24 * (model[0].weight - y)).square().sum().detach())
-    at_work.optimizer_step({"g": 0.5})
-    assert finite and at_work.train_steps([rows, y], [order, order], 0, 3, 8).shape == (3, 1)
+    program.optimizer_step({"g": 0.5})
+    assert finite and program.train_steps([rows, y], [order, order], 0, 3, 8).shape == (3, 1)

@@ -1,4 +1,4 @@
-"""What cannot be compiled, and why; what is not compiled at all; and what an interrupt leaves."""
+"""Steps that cannot be compiled, estimates, and what an interrupt leaves."""
 
 # ruff: noqa: SLF001  (measured times are set)
 
@@ -51,7 +51,7 @@ def compile(backend: TorchBackend, segment: Segment, data: Data, batch: int = 4,
 
 @pytest.fixture
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions run as they are written."""
+    """Functions run as plain Python."""
     monkeypatch.setattr(strategies, "torch_compile", lambda function, options: function)
     monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
     monkeypatch.setattr(toolchain_check, "scan", lambda: None)
@@ -69,7 +69,7 @@ def replacing(module: Function, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (
             counting,
@@ -79,13 +79,13 @@ def replacing(module: Function, x: Tensor) -> Tensor:
         (lambda module, x: x if x.sum() > 0 else -x, r"steps of segment 's' cannot be traced: .*Hint: avoid Python"),
     ],
 )
-def test_models_that_only_plain_steps_can_train(
-    backend: TorchBackend, segment_of: Make, data: Data, function: Any, said: str
+def test_models_that_cannot_be_compiled_raise_compile_error(
+    backend: TorchBackend, segment_of: Make, data: Data, function: Any, message: str
 ) -> None:
     x, y, order = data
     model = Function(function)
     program: Any = backend.build(segment_of(model))
-    with pytest.raises(CompileError, match=said):
+    with pytest.raises(CompileError, match=message):
         program.compile([x, y], [order, order], 4)
     assert model.calls == 0 and float(model.seen) == 0 and program.compiled_as == ""
     assert program.estimate_compile(100) is None
@@ -101,7 +101,9 @@ class Sparse(nn.Module):
         return self.table(x.abs().long().clamp(0, 4)).sum(1)
 
 
-def test_recipes_and_sizes_that_cannot_be(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_unsupported_optimizers_and_sizes_raise_compile_error(
+    backend: TorchBackend, segment_of: Make, data: Data
+) -> None:
     own = segment_of(nn.Linear(3, 1), optimizer=Optimizer(torch.optim.NAdam, lr=0.1))
     with pytest.raises(
         CompileError, match=r"steps with the optimizer NAdam cannot be compiled.*Available: sgd, momentum, adam, adamw"
@@ -120,7 +122,9 @@ def test_recipes_and_sizes_that_cannot_be(backend: TorchBackend, segment_of: Mak
         compile(backend, segment_of(None, operations=(frozen, idle)), data)
 
 
-def test_off_and_several_devices(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+def test_compile_off_and_several_devices_raise_compile_error(
+    backend: TorchBackend, segment_of: Make, data: Data
+) -> None:
     segment = segment_of(nn.Linear(3, 1))
     with pytest.raises(CompileError, match=r"steps of segment 's' cannot be compiled.*compile='off'"):
         compile(backend, replace(segment, compile="off"), data)
@@ -134,7 +138,7 @@ def test_off_and_several_devices(backend: TorchBackend, segment_of: Make, data: 
 
 @pytest.mark.usefixtures("nothing")
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         (
             {"CXX": "no-such-compiler"},
@@ -144,19 +148,19 @@ def test_off_and_several_devices(backend: TorchBackend, segment_of: Make, data: 
         ({"TORCHDYNAMO_DISABLE": "1"}, r"torch's compiler is disabled by TORCHDYNAMO_DISABLE=1.*unset"),
     ],
 )
-def test_what_is_missing_is_found_before_it_is_needed(
-    backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, environment: Any, said: str
+def test_missing_toolchain_is_found_before_compiling(
+    backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, environment: Any, message: str
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(strategies, "torch_compile", lambda *args: pytest.fail("it is needed already"))
-    with pytest.raises(CompileError, match=said):
+    with pytest.raises(CompileError, match=message):
         compile(backend, segment_of(nn.Linear(3, 1)), data)
 
 
 @pytest.mark.usefixtures("nothing")
-def test_missing_headers_are_found_too(
+def test_missing_headers_raise_compile_error(
     backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
@@ -166,7 +170,7 @@ def test_missing_headers_are_found_too(
 
 @pytest.mark.usefixtures("nothing")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_an_end_on_the_way_leaves_all_as_it_was(
+def test_failed_or_interrupted_compilation_restores_everything(
     backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     def compiler(function: Any, options: Any) -> Any:
@@ -191,7 +195,7 @@ def test_an_end_on_the_way_leaves_all_as_it_was(
 
 
 @pytest.mark.usefixtures("nothing")
-def test_compiled_steps_that_are_slower_or_wrong_are_not_used(
+def test_slower_or_wrong_compiled_steps_raise_compile_error(
     backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y, order = data
@@ -206,15 +210,17 @@ def test_compiled_steps_that_are_slower_or_wrong_are_not_used(
         unseen.compile([x, y], [order, order], 4)
     monkeypatch.setattr(steps, "_MUCH_SLOWER", math.inf)
     monkeypatch.setattr(
-        strategies, "torch_compile", lambda function, options: lambda *args: [one + 9 for one in function(*args)]
+        strategies, "torch_compile", lambda function, options: lambda *args: [loss + 9 for loss in function(*args)]
     )
     monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
     with pytest.raises(CompileError, match=r"give another loss 'l' than uncompiled ones: .* instead of"):
         compile(backend, segment_of(nn.Linear(3, 1)), data)
 
 
-def test_offers(backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A small model is worth it, one that computes long is not; what is on disk, or compiled already, takes less."""
+def test_estimates_depend_on_model_and_cache(
+    backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Small models pay, heavy ones do not; cached compilations take less time."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(estimate, "_compile_seconds", {})
     monkeypatch.setattr(estimate, "_operation_seconds", lambda: 1e-6)
@@ -262,7 +268,7 @@ print(sorted(after - before - {"anyaccel_torch.compute"}))
 """
 
 
-def test_off_imports_no_compiler() -> None:
+def test_compile_off_imports_no_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
 
@@ -283,7 +289,7 @@ print(bool(np.isfinite(found.loss)), "torch._dynamo" in sys.modules)
 """
 
 
-def test_shapes_and_evaluations_import_no_compiler() -> None:
-    """Torch's optimizers do, by themselves."""
+def test_inference_and_evaluation_import_no_compiler() -> None:
+    """torch's optimizers import it by themselves."""
     done = subprocess.run([sys.executable, "-c", EVALUATED], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "True False"

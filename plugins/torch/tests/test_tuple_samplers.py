@@ -1,4 +1,4 @@
-"""Pairs, triplets and samplers that take turns, with torch's own losses, against loops written by hand."""
+"""Pair, triplet and alternating samplers with torch's losses, against loops by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 24
 
 @pytest.fixture
 def source() -> aa.FeatureSet:
-    """Two kinds of rows, as a tag of text and as a target."""
+    """Two kinds of rows, as a text column and as a target."""
     drawn = np.random.default_rng(0)
     kinds = np.arange(ROWS) % 2
     x = (drawn.normal(size=(ROWS, 3)) + 2 * kinds[:, None]).astype("float32")
@@ -25,7 +25,7 @@ def source() -> aa.FeatureSet:
 
 
 def towers(source: aa.FeatureSet, *streams: str | None) -> tuple[aa.ModelGraph, nn.Module]:
-    """One model, once for each stream."""
+    """One model, applied to each stream."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     nodes = [aa.ModelNode(f"n{i}", model, source.reference(stream=stream)) for i, stream in enumerate(streams)]
@@ -33,20 +33,20 @@ def towers(source: aa.FeatureSet, *streams: str | None) -> tuple[aa.ModelGraph, 
 
 
 def by_hand(model: nn.Module, source: aa.FeatureSet, sampler: Any, loss: Any, epochs: int) -> list[float]:
-    """The same in plain torch; `loss` is called with outputs and rows of each stream."""
+    """The same in plain torch; `loss` takes the outputs and rows of each stream."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    x, drawn, found = torch.tensor(source.array("x")), sampler.epoch_orders({"data": source}), []
+    x, drawn, result = torch.tensor(source.array("x")), sampler.epoch_orders({"data": source}), []
     for epoch in range(epochs):
         total = 0.0
         orders = [torch.tensor(order) for order in sampler.shuffled(drawn, epoch)]
         for rows in zip(*(order.split(sampler.batch_size) for order in orders), strict=True):
             optimizer.zero_grad()
-            value = loss([model(x[one]) for one in rows], rows)
+            value = loss([model(x[indices]) for indices in rows], rows)
             value.backward()
             optimizer.step()
             total += value.item() * len(rows[0])
-        found.append(total / drawn.n)
-    return found
+        result.append(total / drawn.n)
+    return result
 
 
 def margin(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -56,18 +56,18 @@ def margin(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("loss", [nn.TripletMarginLoss, nn.TripletMarginLoss(margin=0.7), margin])
 @pytest.mark.parametrize("listened", [False, True])
-def test_triplets_with_losses_of_torch(loss: Any, listened: bool, source: aa.FeatureSet) -> None:
+def test_triplet_losses_train_as_by_hand(loss: Any, listened: bool, source: aa.FeatureSet) -> None:
     sampler = aa.TripletSampler(5, aa.Same("name"), aa.Different("name"), seed=2)
     graph, model = towers(source, None, "positive", "negative")
     graph.build()
     twin = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     twin.load_state_dict(model.state_dict())
-    made = loss() if isinstance(loss, type) else loss
-    expected = by_hand(twin, source, sampler, lambda outputs, rows: made(*outputs), 3)
+    loss_module = loss() if isinstance(loss, type) else loss
+    expected = by_hand(twin, source, sampler, lambda outputs, rows: loss_module(*outputs), 3)
 
     class Listener(aa.Callback):
         def step_end(self, run: Any) -> None:
-            """Makes every step a call of its own."""
+            """One call per step."""
 
     phase = aa.TrainPhase(
         "t",
@@ -79,18 +79,18 @@ def test_triplets_with_losses_of_torch(loss: Any, listened: bool, source: aa.Fea
     )
     results = aa.Experiment("e", graph, progress="none").run_phase(phase)
     np.testing.assert_allclose(results.loss, expected, rtol=1e-5)
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter, other, rtol=1e-5, atol=1e-6)
 
 
-def contrastive(one: Tensor, other: Tensor, kind: Tensor, other_kind: Tensor) -> Tensor:
+def contrastive(left: Tensor, other: Tensor, kind: Tensor, other_kind: Tensor) -> Tensor:
     """Near if they are of one kind, else at least 1 apart."""
-    distance = nn.functional.pairwise_distance(one, other)
+    distance = nn.functional.pairwise_distance(left, other)
     alike = (kind == other_kind).float().squeeze(1)
     return (alike * distance**2 + (1 - alike) * torch.relu(1 - distance) ** 2).mean()
 
 
-def test_pairs_of_two_kinds_with_the_columns_of_both(source: aa.FeatureSet) -> None:
+def test_pair_loss_gets_columns_of_both_samples(source: aa.FeatureSet) -> None:
     sampler = aa.PairSampler(6, aa.Same("name"), aa.Different("name"), seed=1)
     graph, model = towers(source, None, "pair")
     graph.build()
@@ -108,7 +108,7 @@ def test_pairs_of_two_kinds_with_the_columns_of_both(source: aa.FeatureSet) -> N
 @pytest.mark.parametrize(
     "optimizer", [aa.Optimizer("adamw", lr=0.05, schedule=aa.Schedule("step", rate=0.5, every=1)), "momentum"]
 )
-def test_turns_are_as_two_phases_apart(optimizer: Any) -> None:
+def test_alternating_samplers_equal_two_phases(optimizer: Any) -> None:
     drawn = np.random.default_rng(1)
     sets = {
         name: aa.FeatureSet.from_dict(
@@ -137,22 +137,22 @@ def test_turns_are_as_two_phases_apart(optimizer: Any) -> None:
     assert {state.step for state in both.optimizer_states.values()} == {6} and results.epochs[0].steps == 6
     for name in sets:
         alone, own = graph(name)
-        one = aa.TrainPhase("t", data="all", losses=[losses[name]], sampler=samplers[name], n_epochs=2)
-        expected = aa.Experiment("e", alone, progress="none").run_phase(one)
+        phase = aa.TrainPhase("t", data="all", losses=[losses[name]], sampler=samplers[name], n_epochs=2)
+        expected = aa.Experiment("e", alone, progress="none").run_phase(phase)
         np.testing.assert_allclose(results.losses(f"n{name}"), expected.loss, rtol=1e-5)
         torch.testing.assert_close(models[name].weight, own[name].weight)
 
 
 @pytest.mark.parametrize("schedule", ["alternate_strict", "zip_strict"])
-def test_a_shared_model_goes_on_in_a_second_phase(schedule: str) -> None:
-    """As in one phase of as many epochs: its moments and its count of steps are kept, once."""
+def test_shared_model_continues_in_a_second_phase(schedule: str) -> None:
+    """As in one phase of as many epochs: its moments and step count continue."""
     drawn = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
     sets = [aa.FeatureSet.from_dict(name, {"x": drawn, "y": drawn[:, :1]}, ["x"], ["y"]) for name in "ab"]
     graphs = []
     for epochs in ((4,), (2, 2)):
         torch.manual_seed(3)
         model = nn.Linear(3, 1)
-        nodes = [aa.ModelNode(f"n{one.label}", model, one.reference()) for one in sets]
+        nodes = [aa.ModelNode(f"n{feature_set.label}", model, feature_set.reference()) for feature_set in sets]
         optimizer = aa.Optimizer("adam", lr=0.05, schedule=aa.Schedule("step", rate=0.5, every=4))
         graphs.append(graph := aa.ModelGraph(nodes, optimizer, seed=1))
         for n_epochs in epochs:
@@ -160,7 +160,7 @@ def test_a_shared_model_goes_on_in_a_second_phase(schedule: str) -> None:
             samplers = dict.fromkeys("ab", aa.SimpleSampler(8, shuffle=True))
             phase = aa.TrainPhase(
                 "t",
-                data={one.label: one for one in sets},
+                data={feature_set.label: feature_set for feature_set in sets},
                 losses=losses,
                 sampler=samplers,
                 schedule=schedule,

@@ -1,4 +1,4 @@
-"""The commands in this process: what they print, as text and as JSON, and with which exit status."""
+"""The commands run in this process: output as text and JSON, and exit status."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 import pytest
 
 from anyaccel import simulate
-from anyaccel.cli.console import shown, size
-from anyaccel.cli.demo import best_of, choose_framework
+from anyaccel.cli.console import format_size, printable
+from anyaccel.cli.demo import best_device_of, choose_framework
 from anyaccel.device import Device
 from anyaccel.errors import FrameworkError
 from anyaccel.plugin_loader import own_distribution
@@ -18,8 +18,8 @@ from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 
-def strict(text: str) -> object:
-    """JSON as other tools read it: without NaN."""
+def parse_json(text: str) -> object:
+    """Parse JSON as other tools do: without NaN."""
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
@@ -27,7 +27,7 @@ def strict(text: str) -> object:
     return json.loads(text, parse_constant=refuse)
 
 
-def serve(*backends: object) -> None:
+def register(*backends: object) -> None:
     for i, backend in enumerate(backends):
         registry().register(plugin_module(f"p{i}", backends=lambda backend=backend: [backend]), f"p{i}")
 
@@ -40,7 +40,7 @@ def serve(*backends: object) -> None:
     "command",
     [(), ("completion",), ("conform",), ("demo",), ("devices",), ("env",), ("new-plugin",), ("plugins",)],
 )
-def test_help_has_examples_that_can_be_pasted(flag, command, call):
+def test_examples_in_the_help_are_valid_commands(flag, command, call):
     answer = call(*command, flag)
     assert answer.exit_code == 0
     examples = re.findall(r"^ {4}anyaccel (.*?)(?: {3}.*)?$", answer.stdout.partition("Examples:")[2], re.MULTILINE)
@@ -49,14 +49,14 @@ def test_help_has_examples_that_can_be_pasted(flag, command, call):
         assert call(*example.split(), "--help").exit_code == 0
 
 
-def test_the_commands_are_listed_with_whole_sentences(call):
+def test_the_help_lists_every_command_with_a_sentence(call):
     listed = call("--help").stdout.partition("Commands:")[2].strip().splitlines()
     names = ["completion", "conform", "demo", "devices", "env", "new-plugin", "plugins"]
     assert [line.split()[0] for line in listed] == names
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
 
-def test_the_version_is_told(call):
+def test_the_version_is_printed(call):
     answer = call("--version")
     assert answer.exit_code == 0 and answer.stdout.startswith("anyaccel, version ")
 
@@ -67,17 +67,17 @@ def test_the_version_is_told(call):
 def test_the_demo_learns(call):
     answer = call("demo", "--epochs", "4", "--json")
     assert answer.exit_code == 0 and answer.stderr == ""
-    told = strict(answer.stdout)
-    assert told["accuracy"] > 0.85
-    assert told["loss"] == sorted(told["loss"], reverse=True) and len(told["loss"]) == told["epochs"] == 4
-    assert (told["framework"], told["device"]) == ("numpy", "cpu:0")
-    assert told["steps_per_second"] > 0
-    assert [one["node"] for one in told["plan"]["assignments"]] == ["encoder", "head"]
+    report = parse_json(answer.stdout)
+    assert report["accuracy"] > 0.85
+    assert report["loss"] == sorted(report["loss"], reverse=True) and len(report["loss"]) == report["epochs"] == 4
+    assert (report["framework"], report["device"]) == ("numpy", "cpu:0")
+    assert report["steps_per_second"] > 0
+    assert [each["node"] for each in report["plan"]["assignments"]] == ["encoder", "head"]
 
 
 def test_the_demo_is_the_same_for_a_seed(call):
-    one, again, other = (strict(call("demo", "--epochs", "1", "--seed", seed, "--json").stdout) for seed in "112")
-    assert one["loss"] == again["loss"] != other["loss"]
+    first, same, other = (parse_json(call("demo", "--epochs", "1", "--seed", seed, "--json").stdout) for seed in "112")
+    assert first["loss"] == same["loss"] != other["loss"]
 
 
 def test_the_demo_shows_the_plan_and_the_result(call):
@@ -89,11 +89,11 @@ def test_the_demo_shows_the_plan_and_the_result(call):
 
 
 @pytest.mark.parametrize("device", ["sim:0", "sim:1"])
-def test_the_demo_runs_where_it_is_told(device, call):
+def test_the_demo_runs_on_the_given_device(device, call):
     with simulate(2) as devices:
-        told = strict(call("demo", "--epochs", "1", "--device", device, "--json").stdout)
-        assert told["device"] == device
-        assert {one["device"] for one in told["plan"]["assignments"]} == {device}
+        report = parse_json(call("demo", "--epochs", "1", "--device", device, "--json").stdout)
+        assert report["device"] == device
+        assert {each["device"] for each in report["plan"]["assignments"]} == {device}
         assert devices[int(device[-1])].transfers.into.number > 0
 
 
@@ -116,17 +116,17 @@ def test_the_demo_runs_where_it_is_told(device, call):
         (("devices", "--framework", "nope"), "FrameworkError", ("no plugin for the framework 'nope' is loaded",)),
     ],
 )
-def test_an_error_is_one_paragraph_or_one_document_and_status_2(arguments, kind, words, call):
+def test_an_error_is_one_line_or_one_json_document_with_status_2(arguments, kind, words, call):
     answer = call(*arguments)
     assert (answer.exit_code, answer.stdout) == (2, "")
     assert answer.stderr.startswith("error: ") and answer.stderr.count("\n") == 1
     assert all(word in answer.stderr for word in words)
     answer = call(*arguments, "--json")
     assert (answer.exit_code, answer.stderr) == (2, "")
-    told = strict(answer.stdout)["error"]
-    assert told["type"] == kind
-    assert all(word in told["message"] for word in words)
-    assert told["problem"] in told["message"] and told["hint"] in told["message"]
+    report = parse_json(answer.stdout)["error"]
+    assert report["type"] == kind
+    assert all(word in report["message"] for word in words)
+    assert report["problem"] in report["message"] and report["hint"] in report["message"]
 
 
 @pytest.mark.parametrize(
@@ -139,27 +139,28 @@ def test_an_error_is_one_paragraph_or_one_document_and_status_2(arguments, kind,
         ("plugins", "--framework", "x"),
     ],
 )
-def test_wrong_usage_is_status_2_and_json_where_json_was_asked_for(arguments, call):
+def test_wrong_usage_is_status_2_and_json_with_json(arguments, call):
     answer = call(*arguments)
     assert (answer.exit_code, answer.stdout) == (2, "") and "Usage: anyaccel" in answer.stderr
     answer = call(*arguments, "--json")
     assert (answer.exit_code, answer.stderr) == (2, "")
-    assert strict(answer.stdout)["error"]["message"]
+    error = parse_json(answer.stdout)["error"]
+    assert error["message"] == error["problem"] and error["hint"]
 
 
 def test_the_demo_prefers_a_framework_with_a_device_other_than_the_cpu():
     assert choose_framework(registry(), None) == "numpy"
     with simulate(1):
-        assert best_of(registry(), "numpy") == Device("cpu")
-    serve(TinyBackend("tiny", ("gpu:1", "cpu")))
-    assert best_of(registry(), "tiny") == Device("gpu", 1)
+        assert best_device_of(registry(), "numpy") == Device("cpu")
+    register(TinyBackend("tiny", ("gpu:1", "cpu")))
+    assert best_device_of(registry(), "tiny") == Device("gpu", 1)
     assert choose_framework(registry(), None) == "numpy", "a framework that cannot compute was chosen"
     with pytest.raises(FrameworkError, match=r"no framework here computes on gpu:1.*tiny on gpu:1, cpu:0"):
         choose_framework(registry(), Device("gpu", 1))
 
 
-def test_the_demo_says_that_a_framework_does_not_compute(call):
-    serve(TinyBackend("tiny", ("gpu:1", "cpu")))
+def test_the_demo_refuses_a_framework_that_cannot_compute(call):
+    register(TinyBackend("tiny", ("gpu:1", "cpu")))
     answer = call("demo", "--framework", "tiny", "--device", "gpu:1")
     assert answer.exit_code == 2
     assert "the backend of tiny cannot compute" in answer.stderr
@@ -168,7 +169,7 @@ def test_the_demo_says_that_a_framework_does_not_compute(call):
 # -- devices and plugins -----------------------------------------------------------------------------------------------
 
 
-def test_devices_are_listed_with_the_frameworks_own_names(call):
+def test_devices_are_listed_with_native_names(call):
     with simulate(2, capacity=3 * 2**20):
         lines = call("devices").stdout.splitlines()
         assert lines[0].split() == ["device", "native", "name", "product", "vendor", "memory", "identity"]
@@ -178,25 +179,25 @@ def test_devices_are_listed_with_the_frameworks_own_names(call):
             ["sim:1", "numpy", "sim:1"],
         ]
         assert "3.0 MiB" in lines[2]
-        (told,) = strict(call("devices", "--json").stdout)["frameworks"]
-        assert [one["device"] for one in told["devices"]] == ["cpu:0", "sim:0", "sim:1"]
-        assert told["devices"][1]["total_memory"] == 3 * 2**20 and told["missing"] == []
+        (report,) = parse_json(call("devices", "--json").stdout)["frameworks"]
+        assert [each["device"] for each in report["devices"]] == ["cpu:0", "sim:0", "sim:1"]
+        assert report["devices"][1]["total_memory"] == 3 * 2**20 and report["missing"] == []
 
 
-def test_why_a_device_is_not_there_is_told(call):
+def test_missing_devices_are_listed_with_the_reason(call):
     answer = call("devices", "--framework", "numpy")
     assert "no sim for numpy: none was made; anyaccel.simulate(1) or ANYACCEL_SIMULATE=1 makes it" in answer.stdout
-    (told,) = strict(call("devices", "--json").stdout)["frameworks"]
-    assert told["missing"][0]["kind"] == "sim"
+    (report,) = parse_json(call("devices", "--json").stdout)["frameworks"]
+    assert report["missing"][0]["kind"] == "sim"
 
 
-def test_plugins_are_listed_with_what_they_can(call):
-    serve(TinyBackend("tiny", ("gpu:0", "cpu")))
+def test_plugins_are_listed_with_their_capabilities(call):
+    register(TinyBackend("tiny", ("gpu:0", "cpu")))
     lines = [line.split("  ") for line in call("plugins").stdout.splitlines()]
     assert [line[0] for line in lines] == ["plugin", "numpy", "p0"]
     answer = call("plugins", "--json")
     assert answer.exit_code == 0
-    first, second = strict(answer.stdout)["plugins"]
+    first, second = parse_json(answer.stdout)["plugins"]
     assert first == {
         "name": "numpy",
         "distribution": "anyaccel",
@@ -207,7 +208,7 @@ def test_plugins_are_listed_with_what_they_can(call):
         ],
         "hooks": [],
         "cause": "",
-        "remedy": "",
+        "hint": "",
     }
     assert second["backends"] == [{"framework": "tiny", "kinds": ["gpu", "cpu"], "capabilities": []}]
 
@@ -217,7 +218,7 @@ def no_policy():
     return {}
 
 
-def test_plugins_of_hooks_alone_are_listed_with_what_they_listen_to(call):
+def test_plugins_without_backends_are_listed_with_their_hooks(call):
     hooks = {"phase_end": lambda run: None, "epoch_end": lambda run: None, "phase_start": lambda phase: None}
     registry().register(plugin_module("tracker", **hooks), "tracker")
     registry().register(plugin_module("packer", policies=no_policy), "packer")
@@ -229,17 +230,17 @@ def test_plugins_of_hooks_alone_are_listed_with_what_they_listen_to(call):
         ["packer", "ok", "hooks only", "policies"],
         ["empty", "ok"],
     ]
-    told = {one["name"]: one for one in strict(call("plugins", "--json").stdout)["plugins"]}
-    assert told["tracker"]["hooks"] == ["phase_start", "epoch_end", "phase_end"]
-    assert (told["packer"]["hooks"], told["empty"]["hooks"]) == (["policies"], [])
-    assert all(told[name]["backends"] == [] for name in ("tracker", "packer", "empty"))
+    report = {each["name"]: each for each in parse_json(call("plugins", "--json").stdout)["plugins"]}
+    assert report["tracker"]["hooks"] == ["phase_start", "epoch_end", "phase_end"]
+    assert (report["packer"]["hooks"], report["empty"]["hooks"]) == (["policies"], [])
+    assert all(report[name]["backends"] == [] for name in ("tracker", "packer", "empty"))
 
 
-def test_a_plugin_with_a_backend_may_listen_too(call):
+def test_a_plugin_may_have_a_backend_and_hooks(call):
     both = plugin_module("both", backends=lambda: [TinyBackend("tiny", ("gpu:0", "cpu"))], phase_end=lambda run: None)
     registry().register(both, "both")
     assert "tiny on gpu, cpu" in call("plugins").stdout
-    assert strict(call("plugins", "--json").stdout)["plugins"][1]["hooks"] == ["phase_end"]
+    assert parse_json(call("plugins", "--json").stdout)["plugins"][1]["hooks"] == ["phase_end"]
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
@@ -256,8 +257,8 @@ def test_a_plugin_with_a_backend_may_listen_too(call):
         ("ünïcödé 日本", "ünïcödé 日本"),
     ],
 )
-def test_what_steers_a_terminal_is_spelt_out(text, expected):
-    assert shown(text) == expected
+def test_control_characters_are_escaped(text, expected):
+    assert printable(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -272,5 +273,5 @@ def test_what_steers_a_terminal_is_spelt_out(text, expected):
         (2**51, "2048.0 TiB"),
     ],
 )
-def test_sizes_are_for_people(nbytes, expected):
-    assert size(nbytes) == expected
+def test_sizes_have_units(nbytes, expected):
+    assert format_size(nbytes) == expected

@@ -1,4 +1,4 @@
-"""`anyaccel completion`: scripts that shells understand, and names that fit what is there."""
+"""`anyaccel completion`: valid scripts, and completions of commands, options and names."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from anyaccel.testing.fake_plugins import plugin_module, write_distribution
 from anyaccel.testing.tiny import TinyBackend
 
 
-def completed(spawn, line: str, **further: str) -> list[str]:
-    """What is offered for the last word of a line, by the protocol that the scripts use."""
+def completions(spawn, line: str, **further: str) -> list[str]:
+    """The completions of the last word of a line, by the protocol that the scripts use."""
     words = line.split(" ")
     answer = spawn(_ANYACCEL_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1), **further)
     assert answer.returncode == 0, answer.stderr
-    return [one.partition(",")[2] for one in answer.stdout.splitlines()]
+    return [each.partition(",")[2] for each in answer.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_is_one_that_its_shell_takes(shell, call):
+def test_a_script_is_valid_in_its_shell(shell, call):
     script = call("completion", shell).stdout
     assert "_ANYACCEL_COMPLETE" in script and "anyaccel" in script
     program = shutil.which(shell)
@@ -32,21 +32,21 @@ def test_a_script_is_one_that_its_shell_takes(shell, call):
         assert checked.returncode == 0, checked.stderr
 
 
-def test_an_unknown_shell_is_told(call):
+def test_an_unknown_shell_is_an_error(call):
     answer = call("completion", "cmd")
     assert answer.exit_code == 2 and "'cmd' is not one of 'bash', 'zsh', 'fish'" in answer.stderr
 
 
-def test_commands_options_and_names_are_completed(spawn):
-    assert completed(spawn, "anyaccel de") == ["demo", "devices"]
-    assert completed(spawn, "anyaccel demo --fr") == ["--framework"]
-    assert completed(spawn, "anyaccel demo --framework n") == ["numpy"]
-    assert completed(spawn, "anyaccel demo --device s") == ["sim"]
-    assert completed(spawn, "anyaccel conform nu") == ["numpy"]
-    assert completed(spawn, "anyaccel completion f") == ["fish"]
+def test_commands_options_and_names_are_completions(spawn):
+    assert completions(spawn, "anyaccel de") == ["demo", "devices"]
+    assert completions(spawn, "anyaccel demo --fr") == ["--framework"]
+    assert completions(spawn, "anyaccel demo --framework n") == ["numpy"]
+    assert completions(spawn, "anyaccel demo --device s") == ["sim"]
+    assert completions(spawn, "anyaccel conform nu") == ["numpy"]
+    assert completions(spawn, "anyaccel completion f") == ["fish"]
 
 
-def test_what_is_wrong_with_plugins_does_not_disturb_who_types(monkeypatch):
+def test_errors_of_plugins_give_no_completions(monkeypatch):
     from anyaccel.cli import completion
 
     registry().register(plugin_module("p", backends=lambda: [TinyBackend("tiny", ("gpu:1", "cpu"))]), "p")
@@ -60,10 +60,10 @@ def test_what_is_wrong_with_plugins_does_not_disturb_who_types(monkeypatch):
     assert completion.plugins(None, None, "") == []  # type: ignore[arg-type]
 
 
-def test_what_a_plugin_prints_is_offered_to_nobody(tmp_path, spawn):
+def test_what_a_plugin_prints_is_not_a_completion(tmp_path, spawn):
     source = "import sys; print('plain,hello'); print('oh', file=sys.stderr)"
     write_distribution(tmp_path, "anyaccel-loud", entry_points={"loud": "loud"}, modules={"loud": source})
-    assert completed(spawn, "anyaccel conform ", ANYACCEL_PLUGINS="loud") == ["loud", "numpy"]
+    assert completions(spawn, "anyaccel conform ", ANYACCEL_PLUGINS="loud") == ["loud", "numpy"]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")

@@ -10,7 +10,7 @@ import pytest
 from anyaccel.cli import conform
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
-from anyaccel.testing import subject_discovery
+from anyaccel.testing import subject_selection
 from anyaccel.testing.fake_plugins import plugin_module, write_distribution
 from anyaccel.testing.subject import Subject
 from anyaccel.testing.subject_discovery import canonical_name, published_subject
@@ -308,9 +308,9 @@ def test_distribution_names_are_compared_as_indexes_do():
 
 def test_a_derived_subject_has_the_registrys_own_backend():
     registry().register(plugin_module("tiny", backends=lambda: [TinyBackend("tiny", ("cpu",))]), "tiny")
-    derived = subject_discovery.select_subject("tiny", 0, "", "")
-    assert issubclass(derived, subject_discovery.DerivedSubject) and issubclass(derived, Subject)
-    assert issubclass(subject_discovery.select_subject("numpy", 0, "", "cpu:0"), subject_discovery.NumpySubject)
+    derived = subject_selection.select_subject("tiny", 0, "", "")
+    assert issubclass(derived, subject_selection.DerivedSubject) and issubclass(derived, Subject)
+    assert issubclass(subject_selection.select_subject("numpy", 0, "", "cpu:0"), subject_selection.NumpySubject)
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

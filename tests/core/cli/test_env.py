@@ -1,4 +1,4 @@
-"""`anyaccel env`: what a bug report needs, and nothing that is nobody's business."""
+"""`anyaccel env`: what a bug report needs, and nothing private."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
 
-class Talkative(TinyBackend):
+class NamesVariables(TinyBackend):
     environment = ("TINY_DEVICES", "TINY_API_KEY")
 
 
-def serve(backend: object) -> None:
+def register(backend: object) -> None:
     registry().register(plugin_module("tiny", backends=lambda: [backend]), "tiny")
 
 
-def test_it_tells_versions_plugins_and_devices(call):
+def test_it_lists_versions_plugins_and_devices(call):
     with simulate(2, capacity=3 * 2**20):
         text = call("env").stdout
     lines = text.splitlines()
@@ -40,19 +40,19 @@ def test_it_tells_versions_plugins_and_devices(call):
     assert "| sim:1 | numpy sim:1 |" in text and "| 3.0 MiB |" in text
 
 
-def test_as_json_it_says_the_same(call):
-    told = json.loads(call("env", "--json").stdout)
-    assert told["packages"]["numpy"] == metadata.version("numpy")
-    assert [one["framework"] for one in told["frameworks"]] == ["numpy"]
-    assert told["frameworks"][0]["missing"][0]["kind"] == "sim"
-    assert told["cores"] >= 1 and told["plugins"][0]["status"] == "ok"
+def test_json_has_the_same_facts(call):
+    report = json.loads(call("env", "--json").stdout)
+    assert report["packages"]["numpy"] == metadata.version("numpy")
+    assert [each["framework"] for each in report["frameworks"]] == ["numpy"]
+    assert report["frameworks"][0]["missing"][0]["kind"] == "sim"
+    assert report["cores"] >= 1 and report["plugins"][0]["status"] == "ok"
 
 
-def test_every_framework_that_is_not_there_says_why(call):
+def test_missing_devices_are_listed_with_the_reason(call):
     assert "- no sim for numpy: none was made; anyaccel.simulate(1)" in call("env").stdout
 
 
-def test_only_variables_that_matter_are_told(call, monkeypatch):
+def test_only_known_variables_are_printed(call, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     monkeypatch.setenv("DATABASE_URL", "postgres://me:verysecret@db")
@@ -62,22 +62,22 @@ def test_only_variables_that_matter_are_told(call, monkeypatch):
         assert "verysecret" not in text and "HF_TOKEN" not in text
 
 
-def test_a_backend_names_its_own_variables_and_no_secret_is_told(monkeypatch):
-    serve(Talkative("tiny", ("cpu",)))
+def test_a_backend_adds_its_own_variables_and_secrets_are_hidden(monkeypatch):
+    register(NamesVariables("tiny", ("cpu",)))
     monkeypatch.setenv("TINY_DEVICES", "3")
     monkeypatch.setenv("TINY_API_KEY", "verysecret")
-    told = env.gathered()["variables"]
-    assert told["TINY_DEVICES"] == "3" and told["TINY_API_KEY"] == "(set)"
+    report = env.collect()["variables"]
+    assert report["TINY_DEVICES"] == "3" and report["TINY_API_KEY"] == "(set)"
 
 
-def test_folders_users_hosts_and_serial_numbers_stay_out(call, monkeypatch):
+def test_folders_users_hosts_and_serial_numbers_are_left_out(call, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(Path.home() / "devices"))
 
     def refuse() -> None:
         raise OSError(f"no file {Path.home()}/x")
 
-    found = Registry(NumpyBackend, lambda: [entry("bad", plugin_module("bad", backends=refuse))])
-    monkeypatch.setattr("anyaccel.registry._registry", [found])
+    registry_of_one = Registry(NumpyBackend, lambda: [entry("bad", plugin_module("bad", backends=refuse))])
+    monkeypatch.setattr("anyaccel.registry._registry", [registry_of_one])
     monkeypatch.delenv("ANYACCEL_PLUGINS")
     with simulate(1):
         text = call("env", "--json").stdout
@@ -89,7 +89,7 @@ def test_folders_users_hosts_and_serial_numbers_stay_out(call, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         ("--xla_dump_to=/data/users/me/x --b=/tmp/q", "--xla_dump_to=.../x --b=.../q"),
         ("/srv/acme/a:/srv/acme/b/c", ".../a:.../c"),
@@ -102,18 +102,18 @@ def test_folders_users_hosts_and_serial_numbers_stay_out(call, monkeypatch):
         ("MIG-GPU-1/2/3,and/or", "MIG-GPU-1/2/3,and/or"),
     ],
 )
-def test_of_a_path_the_last_part_is_told_and_nothing_that_signs_in(value, told, monkeypatch):
+def test_folders_and_credentials_are_redacted(value, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert env.variables(())["CUDA_VISIBLE_DEVICES"] == told
+    assert env.variables(())["CUDA_VISIBLE_DEVICES"] == expected
 
 
-def test_what_is_odd_stays_one_cell_and_no_html(call, monkeypatch):
+def test_markdown_and_html_are_escaped(call, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a`b\n<script>|\x1b[2J")
-    line = next(one for one in call("env").stdout.splitlines() if one.startswith("- variables:"))
+    line = next(each for each in call("env").stdout.splitlines() if each.startswith("- variables:"))
     assert "`CUDA_VISIBLE_DEVICES=a'b <script>|\\x1b[2J`" in line  # inside code, where it is text
     assert env.markdown(
         {
-            **env.gathered(),
+            **env.collect(),
             "plugins": [{"name": "x|y", "distribution": "<b>", "status": "broken", "cause": "two\nlines"}],
         }
     ).count("| x\\|y | &lt;b> | broken: two lines |")
@@ -144,13 +144,13 @@ def test_drivers_are_found_in_the_files_of_the_system(tmp_path, monkeypatch):
     ("script", "expected"),
     [("print('581.1')", {"NVIDIA": "581.1"}), ("print('broken'); raise SystemExit(9)", {}), ("print('none')", {})],
 )
-def test_drivers_are_asked_of_the_vendors_tool(script, expected, tmp_path, monkeypatch):
+def test_driver_versions_come_from_the_vendors_tool(script, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(env, "_DRIVER_FILES", {"NVIDIA": tmp_path / "nothing"})
     monkeypatch.setattr(env, "_NVIDIA", (sys.executable, "-c", script))
     assert env.drivers() == expected
 
 
-def test_a_tool_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+def test_a_tool_that_does_not_answer_is_skipped(tmp_path, monkeypatch):
     def never(*_: object, timeout: float, **__: object) -> None:
         raise env.subprocess.TimeoutExpired("tool", timeout)
 

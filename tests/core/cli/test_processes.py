@@ -1,4 +1,4 @@
-"""The command line as a process of its own: status, pipes, terminals, and plugins that misbehave."""
+"""The command line in a child process: status, pipes, terminals, and plugins that fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anyaccel.device import Device
 from anyaccel.hookspecs import hookimpl
 
 class Odd(Backend):
-    framework, kinds, roots = {name!r}, ("gpu",), ({name!r},)
+    framework, kinds, import_roots = {name!r}, ("gpu",), ({name!r},)
     def devices(self):
         {body}
         return [Device("gpu")]
@@ -63,41 +63,41 @@ def broken(tmp_path):
     return {"ANYACCEL_PLUGINS": "good,hurt,lost"}
 
 
-def test_a_broken_plugin_is_told_with_cause_and_remedy_in_one_line_each(broken, spawn):
+def test_a_broken_plugin_is_listed_with_cause_and_hint(broken, spawn):
     answer = spawn("plugins", **broken)
     assert (answer.returncode, answer.stderr) == (1, "")
     lines = answer.stdout.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["plugin", "numpy", "good", "hurt", "lost"]
     assert lines[5:] == [
         "hurt is broken: RuntimeError: first second \\x1b[31mred",
-        "  to do: update or uninstall anyaccel-hurt, or leave it out with ANYACCEL_PLUGINS",
+        "  Hint: update or uninstall anyaccel-hurt, or leave it out with ANYACCEL_PLUGINS",
         "lost is broken: ModuleNotFoundError: No module named 'a_framework_that_is_not_there'",
-        "  to do: install the module 'a_framework_that_is_not_there', or uninstall anyaccel-lost",
+        "  Hint: install the module 'a_framework_that_is_not_there', or uninstall anyaccel-lost",
     ]
     assert "anyaccel-hurt 2.1" in lines[3] and "broken" in lines[3]
     assert "\x1b" not in answer.stdout
 
 
-def test_a_broken_plugin_is_told_as_json_too(broken, spawn):
+def test_a_broken_plugin_is_in_the_json(broken, spawn):
     answer = spawn("plugins", "--json", **broken)
     assert (answer.returncode, answer.stderr) == (1, "")
-    told = {one["name"]: one for one in json.loads(answer.stdout)["plugins"]}
-    assert {name: one["status"] for name, one in told.items()} == {
+    report = {each["name"]: each for each in json.loads(answer.stdout)["plugins"]}
+    assert {name: each["status"] for name, each in report.items()} == {
         "numpy": "ok",
         "good": "ok",
         "hurt": "broken",
         "lost": "broken",
     }
-    assert told["lost"]["cause"].startswith("ModuleNotFoundError") and "\n" not in told["hurt"]["cause"]
-    assert told["lost"]["remedy"] and told["lost"]["distribution"] == "anyaccel-lost"
+    assert report["lost"]["cause"].startswith("ModuleNotFoundError") and "\n" not in report["hurt"]["cause"]
+    assert report["lost"]["hint"] and report["lost"]["distribution"] == "anyaccel-lost"
 
 
 def test_a_broken_plugin_breaks_neither_the_devices_nor_the_demo(broken, spawn):
     answer = spawn("devices", "--json", **broken)
     assert (answer.returncode, answer.stderr) == (0, "")
-    found = {one["framework"]: one["devices"] for one in json.loads(answer.stdout)["frameworks"]}
-    assert [one["native"] for one in found["good"]] == ["odd 0"]
-    assert [one["device"] for one in found["numpy"]] == ["cpu:0"]
+    listings = {each["framework"]: each["devices"] for each in json.loads(answer.stdout)["frameworks"]}
+    assert [each["native"] for each in listings["good"]] == ["odd 0"]
+    assert [each["device"] for each in listings["numpy"]] == ["cpu:0"]
     assert spawn("demo", "--epochs", "1", "--json", **broken).returncode == 0
 
 
@@ -109,7 +109,7 @@ def test_plugins_can_be_switched_off(broken, spawn):
 
 # -- devices -----------------------------------------------------------------------------------------------------------
 
-MISBEHAVIOUR = {
+FAILURES = {
     "raises": ("raise ValueError('no driver')", "ValueError: no driver"),
     "leaves": ("import os; os._exit(7)", "ended with status 7"),
     "leaves quietly": ("import os; os._exit(0)", "gave no list: ''"),
@@ -117,57 +117,57 @@ MISBEHAVIOUR = {
 }
 
 
-def test_a_framework_that_misbehaves_stops_no_other(tmp_path, spawn):
-    """Each is asked in a process of its own, all at once."""
-    names = {f"odd{i}": said for i, (_, said) in enumerate(MISBEHAVIOUR.values())}
-    for name, (body, _) in zip(names, MISBEHAVIOUR.values(), strict=True):
+def test_a_framework_that_fails_does_not_affect_others(tmp_path, spawn):
+    """Each is listed in a child process, all at once."""
+    names = {f"odd{i}": said for i, (_, said) in enumerate(FAILURES.values())}
+    for name, (body, _) in zip(names, FAILURES.values(), strict=True):
         odd(tmp_path, name, body)
     odd(tmp_path, "talks", "print('hello')")
     answer = spawn("devices", "--json", ANYACCEL_PLUGINS=",".join([*names, "talks"]))
     assert (answer.returncode, answer.stderr) == (0, "")
-    found = {one["framework"]: one for one in json.loads(answer.stdout)["frameworks"]}
-    assert list(found) == ["numpy", *names, "talks"]
-    assert [one["device"] for one in found["talks"]["devices"]] == ["gpu:0"]
-    assert [one["device"] for one in found["numpy"]["devices"]] == ["cpu:0"]
+    listings = {each["framework"]: each for each in json.loads(answer.stdout)["frameworks"]}
+    assert list(listings) == ["numpy", *names, "talks"]
+    assert [each["device"] for each in listings["talks"]["devices"]] == ["gpu:0"]
+    assert [each["device"] for each in listings["numpy"]["devices"]] == ["cpu:0"]
     for name, said in names.items():
-        assert found[name]["devices"] == []
-        assert said in found[name]["missing"][0]["reason"]
+        assert listings[name]["devices"] == []
+        assert said in listings[name]["missing"][0]["reason"]
 
 
-TALK = {
+OTHER_OUTPUT = {
     "half a line": "print('hello', end='')",
     "at the end": "import atexit; atexit.register(print, '{}')",
     "in no known letters": "import os; os.write(1, b'\\xff\\xfe'); os.write(2, b'\\xff')",
 }
 
 
-def test_what_a_framework_writes_beside_its_list_is_left_out(tmp_path, spawn):
-    names = [f"talks{i}" for i in range(len(TALK))]
-    for name, body in zip(names, TALK.values(), strict=True):
+def test_other_output_of_a_framework_is_ignored(tmp_path, spawn):
+    names = [f"talks{i}" for i in range(len(OTHER_OUTPUT))]
+    for name, body in zip(names, OTHER_OUTPUT.values(), strict=True):
         odd(tmp_path, name, body)
     answer = spawn("devices", "--json", ANYACCEL_PLUGINS=",".join(names))
     assert (answer.returncode, answer.stderr) == (0, "")
-    found = {one["framework"]: one["devices"] for one in json.loads(answer.stdout)["frameworks"]}
-    assert [found[name][0]["device"] for name in names] == ["gpu:0"] * len(TALK)
+    listings = {each["framework"]: each["devices"] for each in json.loads(answer.stdout)["frameworks"]}
+    assert [listings[name][0]["device"] for name in names] == ["gpu:0"] * len(OTHER_OUTPUT)
 
 
 @pytest.mark.parametrize("command", [("plugins",), ("devices",), ("env",), ("demo", "--epochs", "1")])
-def test_what_a_plugin_prints_is_no_part_of_the_json(command, tmp_path, spawn):
+def test_output_of_a_plugin_is_not_in_the_json(command, tmp_path, spawn):
     write_distribution(tmp_path, "anyaccel-loud", entry_points={"loud": "loud"}, modules={"loud": "print('hello')"})
     answer = spawn(*command, "--json", ANYACCEL_PLUGINS="loud")
     assert (answer.returncode, answer.stderr) == (0, "hello\n")
     json.loads(answer.stdout)
 
 
-def test_a_file_of_the_working_directory_stands_in_for_no_module(tmp_path, spawn):
+def test_files_of_the_working_directory_are_not_imported(tmp_path, spawn):
     odd(tmp_path, "good")
     here = tmp_path / "here"
     here.mkdir()
     for name in ("json", "numpy", "anyaccel", "good_plugin"):
         here.joinpath(f"{name}.py").write_text("raise SystemExit('a stranger')")
     answer = spawn("devices", "--json", cwd=here, ANYACCEL_PLUGINS="good")
-    found = {one["framework"]: one for one in json.loads(answer.stdout)["frameworks"]}
-    assert [one["device"] for one in found["good"]["devices"]] == ["gpu:0"]
+    listings = {each["framework"]: each for each in json.loads(answer.stdout)["frameworks"]}
+    assert [each["device"] for each in listings["good"]["devices"]] == ["gpu:0"]
 
 
 # -- pipes and terminals -----------------------------------------------------------------------------------------------
@@ -176,8 +176,8 @@ def test_a_file_of_the_working_directory_stands_in_for_no_module(tmp_path, spawn
 def test_the_demo_runs_on_a_device_of_the_environment(spawn):
     answer = spawn("demo", "--epochs", "3", "--device", "sim:0", "--json", ANYACCEL_SIMULATE="1")
     assert (answer.returncode, answer.stderr) == (0, "")
-    told = json.loads(answer.stdout)
-    assert told["device"] == "sim:0" and told["accuracy"] > 0.85
+    report = json.loads(answer.stdout)
+    assert report["device"] == "sim:0" and report["accuracy"] > 0.85
 
 
 @pytest.mark.parametrize(
@@ -192,20 +192,20 @@ def test_the_demo_runs_on_a_device_of_the_environment(spawn):
         ),
     ],
 )
-def test_nothing_that_is_piped_has_escape_codes_or_is_cut(arguments, line, spawn):
+def test_piped_output_is_not_cut_and_has_no_escape_codes(arguments, line, spawn):
     answer = spawn(*arguments, COLUMNS="20", TERM="xterm-256color", ANYACCEL_SIMULATE="1")
     text = answer.stdout + answer.stderr
     assert not set("\x1b\r…") & set(text)
-    assert any(re.fullmatch(line, one.rstrip()) for one in text.splitlines()), text
+    assert any(re.fullmatch(line, each.rstrip()) for each in text.splitlines()), text
 
 
-def test_a_terminal_gets_colours_unless_it_does_not_want_any(broken, terminal):
+def test_a_terminal_gets_colours_unless_no_color_is_set(broken, terminal):
     assert COLOUR.search(terminal("plugins", **broken))
     plain = terminal("plugins", NO_COLOR="1", **broken)
     assert not COLOUR.search(plain) and "hurt is broken: RuntimeError" in plain
 
 
-def test_a_terminal_is_not_steered_by_a_message(broken, terminal):
+def test_control_characters_in_a_message_are_escaped_in_a_terminal(broken, terminal):
     assert "second \\x1b[31mred" in terminal("plugins", NO_COLOR="1", **broken)
 
 
@@ -215,7 +215,7 @@ def test_a_terminal_sees_progress_and_the_result(terminal):
     assert text.count("plan of 'train'") == 1
 
 
-def test_the_command_without_arguments_shows_what_it_can(spawn):
+def test_the_command_without_arguments_shows_the_help(spawn):
     answer = spawn()
     assert "Usage: anyaccel [OPTIONS] COMMAND" in answer.stdout + answer.stderr
     assert "demo" in answer.stdout + answer.stderr

@@ -166,6 +166,6 @@ def test_a_metric_without_a_node_judges_every_tail_by_name(experiment):
 
 def test_a_metric_on_a_node_that_is_not_there_is_answered_with_the_closest(experiment):
     with pytest.raises(
-        GraphError, match=r"metric 'mse' judges the node 'gues'. Available: guess, wide. Hint: did you mean"
+        GraphError, match=r"metric 'mse' is on the node 'gues'. Available: guess, wide. Hint: did you mean"
     ):
         experiment.run_phase(EvalPhase("w", data="all", metrics=[Metric("mse", on="gues")]))

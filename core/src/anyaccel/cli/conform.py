@@ -40,7 +40,7 @@ settings.register_profile("conform", deadline=None, derandomize=True, database=N
 settings.load_profile("conform")
 
 from anyaccel.testing import suite
-from anyaccel.testing.subject_discovery import select_subject
+from anyaccel.testing.subject_selection import select_subject
 
 globals().update(suite(select_subject({plugin!r}, {index}, {subject!r}, {device!r})))
 """
@@ -225,7 +225,7 @@ def _build_report(subject: str, lines: Sequence[dict[str, Any]], child: subproce
 
 def _add_crash(report: KitReport, lines: Sequence[dict[str, Any]], child: subprocess.CompletedProcess[str]) -> None:
     """Count the test that was running when the process crashed as failed."""
-    last = next((line for line in reversed(lines) if "start" in line or "test" in line), {})
+    last: dict[str, Any] = next((line for line in reversed(lines) if "start" in line or "test" in line), {})
     if "start" in last:
         message = f"the process ended with status {child.returncode} in this test, and no test after it ran"
         report.add({"test": last["start"], "capability": last["capability"], "outcome": "failed", "message": message})

@@ -1,4 +1,4 @@
-"""Printing: tables for people, plain where piped, JSON where asked for."""
+"""Printing: tables and text, without colour or wrapping in a pipe, and JSON."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from rich.text import Text
 
 from anyaccel.errors import AnyaccelError
 
-_PIPED_WIDTH = 10_000  # a pipe has no width: nothing is to be cut or wrapped
+_PIPED_WIDTH = 10_000  # nothing is cut or wrapped in a pipe
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on standard output (or error); no colour and no wrapping where it is not a terminal."""
+    """A console on standard output or error, without colour and wrapping if it is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     piped = not stream.isatty()
     return Console(stderr=stderr, width=_PIPED_WIDTH if piped else None, highlight=False, soft_wrap=piped)
 
 
-def shown(text: str) -> str:
-    """Text as a terminal may have it: what would steer the terminal is spelt out."""
+def printable(text: str) -> str:
+    """Text with control characters escaped, so that it cannot control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output; numbers that JSON does not have are not let through."""
+    """Print one JSON document on standard output; NaN and infinity raise ValueError."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def print_table(title: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; cells are text, never markup."""
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; cells are text, never markup."""
     out = console()
     table = Table(box=box.SIMPLE_HEAD if out.is_terminal else None, pad_edge=False, show_edge=False)
-    for name in title:
+    for name in header:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(shown(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     out.print(table)
 
 
 def print_line(text: str, *, style: str = "", stderr: bool = False) -> None:
-    """A line of text, never markup."""
-    console(stderr=stderr).print(Text(shown(text), style=style))
+    """Print a line of text, never markup."""
+    console(stderr=stderr).print(Text(printable(text), style=style))
 
 
 def print_error(error: AnyaccelError, *, as_json: bool) -> None:
-    """What went wrong: on standard error, or as JSON on standard output."""
+    """Print an error on standard error, or as JSON on standard output."""
     if as_json:
-        about = {"problem": error.problem, "available": error.available, "hint": error.hint}
-        print_json({"error": {"type": type(error).__name__, "message": str(error), **about}})
+        parts = {"problem": error.problem, "available": error.available, "hint": error.hint}
+        print_json({"error": {"type": type(error).__name__, "message": str(error), **parts}})
     else:
         print_line(f"error: {error}", style="red", stderr=True)
 
 
-def size(nbytes: int) -> str:
-    """Bytes for people, `""` for none."""
+def format_size(nbytes: int) -> str:
+    """A number of bytes with a unit, `""` for 0."""
     if not nbytes:
         return ""
     value = float(nbytes)

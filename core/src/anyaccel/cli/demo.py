@@ -1,4 +1,4 @@
-"""`anyaccel demo`: a two-node graph, trained and tested on real data."""
+"""`anyaccel demo`: train and test a graph of two nodes on real data."""
 
 from __future__ import annotations
 
@@ -17,86 +17,93 @@ from anyaccel.registry import Registry, registry
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.specs import AppliedLoss, Optimizer
 
+_MODEL = "SequentialMLP"
+
 
 def run(framework: str | None, device: str | None, epochs: int, seed: int, as_json: bool) -> None:
-    """Choose who computes and where, train, test, and tell."""
-    found = registry()
+    """Choose framework and device where they are None, train, test, and print plan and results."""
+    plugins = registry()
     if framework is not None:
-        _check_there(found, framework)
-    who = framework or choose_framework(found, Device.parse(device) if device else None)
-    where = device or str(best_of(found, who))
-    experiment = make(who, seed, quiet=as_json)
-    training, test = phases(where, epochs, seed)
+        _check_framework(plugins, framework)
+    framework = framework or choose_framework(plugins, Device.parse(device) if device else None)
+    device = device or str(best_device_of(plugins, framework))
+    experiment = make_experiment(framework, seed, quiet=as_json)
+    training, test = make_phases(device, epochs, seed)
     if not as_json:
         print_line(str(experiment.plan(training)))
     trained: TrainResults = experiment.run_phase(training)
     tested: EvalResults = experiment.run_phase(test)
     if as_json:
-        print_json(_told(who, trained, tested))
+        print_json(_to_json(framework, trained, tested))
     else:
         print_line(
-            f"test accuracy {tested.metrics['accuracy']:.4f} on {_device(trained)} with {who}, "
-            f"{_speed(trained):,.0f} steps/s over {epochs} epochs",
+            f"test accuracy {tested.metrics['accuracy']:.4f} on {_device(trained)} with {framework}, "
+            f"{_steps_per_second(trained):,.0f} steps/s over {epochs} epochs",
             style="bold",
         )
 
 
-def choose_framework(found: Registry, device: Device | None) -> str:
-    """Who computes if nobody says: a framework with a device other than the CPU, else any installed, else NumPy.
+def choose_framework(plugins: Registry, device: Device | None) -> str:
+    """A framework with a device other than the CPU, else any installed one, else NumPy.
+
+    Args:
+        plugins: the registry.
+        device: a device that the framework must have.
 
     Raises:
-        FrameworkError: no framework that can compute has the device that was named.
+        FrameworkError: no framework that can compute has the device.
     """
-    able = [name for name in found.frameworks if _computes(found, name)]
+    frameworks = [name for name in plugins.frameworks if _can_run_demo(plugins, name)]
     if device is not None:
-        able = [
-            name for name in able if any(device in one.devices() for one in found.backends if one.framework == name)
-        ]
-    if not able:
+        frameworks = [name for name in frameworks if device in _devices(plugins, name)]
+    if not frameworks:
         raise FrameworkError(
             f"no framework here computes on {device}",
-            available=", ".join(f"{name} on {', '.join(map(str, _devices(found, name)))}" for name in found.frameworks),
+            available=", ".join(
+                f"{name} on {', '.join(map(str, _devices(plugins, name)))}" for name in plugins.frameworks
+            ),
             hint="choose one of these devices; `anyaccel devices` says why others are missing",
         )
-    return min(able, key=lambda name: (name == BUILT_IN, best_of(found, name).kind == "cpu", name))
+    return min(frameworks, key=lambda name: (name == BUILT_IN, best_device_of(plugins, name).kind == "cpu", name))
 
 
-def _devices(found: Registry, framework: str) -> list[Device]:
-    return [device for one in found.backends if one.framework == framework for device in one.devices()]
+def _devices(plugins: Registry, framework: str) -> list[Device]:
+    backends = [backend for backend in plugins.backends if backend.framework == framework]
+    return [device for backend in backends for device in backend.devices()]
 
 
-def _check_there(found: Registry, framework: str) -> None:
-    """Make sure that a framework that was named is there, and not only its plugin."""
-    backend = found.find(framework)
-    if not _devices(found, framework):
+def _check_framework(plugins: Registry, framework: str) -> None:
+    """Raise FrameworkError if the plugin of a framework is installed, and the framework itself is not."""
+    backend = plugins.find(framework)
+    if not _devices(plugins, framework):
         reason = backend.unavailable_reason(Device("cpu"))
         raise FrameworkError(
             f"{framework} has no device here" + (f" ({reason})" if reason else ""),
-            available=", ".join(found.frameworks),
-            hint=f"install or mend {framework} itself: its plugin is there",
+            available=", ".join(plugins.frameworks),
+            hint=f"install or repair {framework} itself; its plugin is installed",
         )
 
 
-def _computes(found: Registry, framework: str) -> bool:
-    """Whether it is really there (a plugin may be installed and its framework not) and has the model of the demo."""
-    backend = found.find(framework)
-    return bool(_devices(found, framework)) and isinstance(backend, Compute) and "SequentialMLP" in backend.models()
+def _can_run_demo(plugins: Registry, framework: str) -> bool:
+    """Whether a framework is installed with its plugin, computes, and has the model of the demo."""
+    backend = plugins.find(framework)
+    return bool(_devices(plugins, framework)) and isinstance(backend, Compute) and _MODEL in backend.models()
 
 
-def best_of(found: Registry, framework: str) -> Device:
-    """The best device of a framework: the first that is no CPU and not simulated, else the CPU."""
-    found.kinds(framework)
-    real = [device for device in _devices(found, framework) if device.kind not in ("cpu", "sim")]
-    return real[0] if real else Device("cpu")
+def best_device_of(plugins: Registry, framework: str) -> Device:
+    """The first device of a framework that is neither a CPU nor simulated, else the CPU."""
+    plugins.kinds(framework)
+    accelerators = [device for device in _devices(plugins, framework) if device.kind not in ("cpu", "sim")]
+    return accelerators[0] if accelerators else Device("cpu")
 
 
-def make(framework: str, seed: int, *, quiet: bool) -> Experiment:
-    """The experiment: pixels to an encoder to a head, in one framework."""
+def make_experiment(framework: str, seed: int, *, quiet: bool) -> Experiment:
+    """The experiment: digit images, an encoder and a head, in one framework."""
     data = digits()
     data.split_random({"train": 0.8, "test": 0.2}, seed=seed)
-    mlp: Any = registry().computing(framework).models().get("SequentialMLP")
+    mlp: Any = registry().computing(framework).models().get(_MODEL)
     if mlp is None:
-        raise CapabilityError(f"the backend of {framework} has no SequentialMLP", hint="choose another framework")
+        raise CapabilityError(f"the backend of {framework} has no {_MODEL}", hint="choose another framework")
     encoder = ModelNode(
         "encoder", mlp(output_shape=(64,), n_layers=2, hidden_dim=128), data.reference(), framework=framework
     )
@@ -105,8 +112,8 @@ def make(framework: str, seed: int, *, quiet: bool) -> Experiment:
     return Experiment("demo", graph, progress="none" if quiet or not console(stderr=True).is_terminal else "rich")
 
 
-def phases(device: str, epochs: int, seed: int) -> tuple[TrainPhase, EvalPhase]:
-    """Training and test."""
+def make_phases(device: str, epochs: int, seed: int) -> tuple[TrainPhase, EvalPhase]:
+    """The training phase and the test phase."""
     loss = AppliedLoss("cross_entropy", on="head")
     sampler = SimpleSampler(32, shuffle=True, seed=seed)
     train = TrainPhase.from_split(
@@ -115,14 +122,14 @@ def phases(device: str, epochs: int, seed: int) -> tuple[TrainPhase, EvalPhase]:
     return train, EvalPhase.from_split("test", split="test", losses=[loss], metrics=["accuracy"], accelerator=device)
 
 
-def _told(framework: str, trained: TrainResults, tested: EvalResults) -> dict[str, Any]:
+def _to_json(framework: str, trained: TrainResults, tested: EvalResults) -> dict[str, Any]:
     return {
         "framework": framework,
         "device": _device(trained),
         "epochs": len(trained.epochs),
         "loss": [epoch["loss"] for epoch in trained.to_dict()["epochs"]],
         "accuracy": tested.metrics["accuracy"],
-        "steps_per_second": _speed(trained),
+        "steps_per_second": _steps_per_second(trained),
         "plan": trained.plan.to_dict() if trained.plan else None,
     }
 
@@ -131,5 +138,5 @@ def _device(trained: TrainResults) -> str:
     return str(trained.plan.device("head")) if trained.plan else ""
 
 
-def _speed(trained: TrainResults) -> float:
+def _steps_per_second(trained: TrainResults) -> float:
     return sum(epoch.steps for epoch in trained.epochs) / max(sum(epoch.seconds for epoch in trained.epochs), 1e-9)

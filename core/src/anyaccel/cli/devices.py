@@ -1,4 +1,4 @@
-"""`anyaccel devices`."""
+"""`anyaccel devices`: list the devices of each framework, asked in a child process."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from anyaccel.cli.console import print_json, print_line, print_table, size
-from anyaccel.cli.device_probe import listing
+from anyaccel.cli.console import format_size, print_json, print_line, print_table
+from anyaccel.cli.device_probe import list_devices
 from anyaccel.plugin_loader import BUILT_IN
 from anyaccel.registry import registry
 
-_TIMEOUT = 120.0
+_TIMEOUT = 120.0  # seconds
 
 
 def run(framework: str | None, as_json: bool) -> None:
-    """List devices, of one framework or of all."""
+    """Print the devices of one framework, or of all."""
     if framework is not None:
         registry().kinds(framework)
-    found = ask_all([framework] if framework else registry().frameworks)
+    listings = probe([framework] if framework else registry().frameworks)
     if as_json:
-        print_json({"frameworks": found})
+        print_json({"frameworks": listings})
     else:
-        _show(found)
+        _print_listings(listings)
 
 
-def ask_all(frameworks: Iterable[str]) -> list[dict[str, Any]]:
-    """What each of these frameworks lists, and why devices are missing: see `anyaccel.cli.device_probe`."""
+def probe(frameworks: Iterable[str]) -> list[dict[str, Any]]:
+    """The devices of each framework, as `anyaccel.cli.device_probe` lists them."""
     with ThreadPoolExecutor(max_workers=4) as pool:
-        return list(pool.map(_ask, frameworks))
+        return list(pool.map(_probe_one, frameworks))
 
 
-def _ask(framework: str) -> dict[str, Any]:
-    """What a framework lists, asked in a process of its own but for the embedded one."""
+def _probe_one(framework: str) -> dict[str, Any]:
+    """The devices of a framework, listed in a child process unless it is NumPy: others may initialize or crash."""
     if framework == BUILT_IN:
-        return listing(framework)
+        return list_devices(framework)
     # -P: a file of the working directory must not stand in for a module.
     command = [sys.executable, "-P", "-m", "anyaccel.cli.device_probe", framework]
     try:
@@ -47,38 +47,38 @@ def _ask(framework: str) -> dict[str, Any]:
     if child.returncode:
         lines = child.stderr.strip().splitlines()
         return _failed(framework, lines[-1] if lines else f"ended with status {child.returncode}")
-    answer = next(filter(None, map(_read, reversed(child.stdout.splitlines()))), None)
-    return answer or _failed(framework, f"gave no list: {child.stdout[-200:]!r}")
+    listing = next(filter(None, map(_parse_listing, reversed(child.stdout.splitlines()))), None)
+    return listing or _failed(framework, f"gave no list: {child.stdout[-200:]!r}")
 
 
-def _read(line: str) -> dict[str, Any] | None:
-    """A list that `anyaccel.cli.device_probe` wrote; None for a line that somebody else wrote before or after it."""
+def _parse_listing(line: str) -> dict[str, Any] | None:
+    """A line of `anyaccel.cli.device_probe`; None for what the framework printed before or after it."""
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and found.keys() >= {"framework", "devices", "missing"} else None
+    return value if isinstance(value, dict) and value.keys() >= {"framework", "devices", "missing"} else None
 
 
 def _failed(framework: str, reason: str) -> dict[str, Any]:
     return {"framework": framework, "devices": [], "missing": [{"kind": "any", "reason": reason}]}
 
 
-def _show(found: list[dict[str, Any]]) -> None:
+def _print_listings(listings: Iterable[dict[str, Any]]) -> None:
     rows = [
         (
-            one["device"],
-            f"{entry['framework']} {one['native']}",
-            one["name"],
-            one["vendor"],
-            size(one["total_memory"]),
-            one["identity"],
+            device["device"],
+            f"{listing['framework']} {device['native']}",
+            device["name"],
+            device["vendor"],
+            format_size(device["total_memory"]),
+            device["identity"],
         )
-        for entry in found
-        for one in entry["devices"]
+        for listing in listings
+        for device in listing["devices"]
     ]
     print_table(("device", "native name", "product", "vendor", "memory", "identity"), rows)
-    for entry in found:
-        for missing in entry["missing"]:
+    for listing in listings:
+        for missing in listing["missing"]:
             if missing["reason"]:
-                print_line(f"no {missing['kind']} for {entry['framework']}: {missing['reason']}", style="dim")
+                print_line(f"no {missing['kind']} for {listing['framework']}: {missing['reason']}", style="dim")

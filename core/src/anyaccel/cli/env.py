@@ -1,4 +1,4 @@
-"""`anyaccel env`: what a bug report should say of a machine, as Markdown, and nothing that is nobody's business."""
+"""`anyaccel env`: what a bug report should say of a machine, as Markdown, without anything private."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from anyaccel.cli.console import print_json, shown, size
-from anyaccel.cli.devices import ask_all
+from anyaccel.cli.console import format_size, print_json, printable
+from anyaccel.cli.devices import probe
 from anyaccel.host_memory import host_memory
 from anyaccel.install_hints import HINTS
 from anyaccel.numpy_backend.sim_device import SWITCH as SIMULATE
 from anyaccel.plugin_loader import SWITCH, own_distribution
 from anyaccel.registry import registry
+from anyaccel.testing.subject_discovery import canonical_name
 
-# Only these variables, and those that backends name, are ever read: an environment also holds secrets.
+# Only these variables and those that backends name are read: an environment also holds secrets.
 VARIABLES = (
     SWITCH,
     SIMULATE,
@@ -36,10 +37,10 @@ VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
 )
-_LONGEST = 200
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)  # a backend names what it likes
+_MAX_LENGTH = 200
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)  # a backend may name any variable
 _CREDENTIALS = re.compile(r"://[^/\s@]+@")
-# A path up to its last part, unless it begins with `~` or names what every system has; no address and no `a/b` in text.
+# The folders of a path, unless it starts with `~` or is a system folder; neither URLs nor `a/b` in text.
 _FOLDERS = re.compile(
     r"(?<![\w/\\.~])(?!(?<=:)//)(?!/(dev|proc|sys|usr|lib|lib64|etc|run)/)"
     r"([A-Za-z]:)?([\\/]+[^\s\\/:;,'\"<>|=()]+)+[\\/]+(?=[^\s\\/])"
@@ -50,17 +51,17 @@ _VERSION = re.compile(r"\b\d+(\.\d+)+\b")
 
 
 def run(as_json: bool) -> None:
-    """Print what there is."""
-    found = gathered()
+    """Print the facts as Markdown or JSON."""
+    facts = collect()
     if as_json:
-        print_json(found)
+        print_json(facts)
     else:
-        sys.stdout.write("\n".join(markdown(found)) + "\n")
+        sys.stdout.write("\n".join(markdown(facts)) + "\n")
 
 
-def gathered() -> dict[str, Any]:
-    """Versions, drivers, variables, plugins and devices as plain data; devices are asked in processes of their own."""
-    there = registry()
+def collect() -> dict[str, Any]:
+    """Versions, drivers, variables, plugins and devices as plain data; devices are listed in child processes."""
+    plugins = registry()
     return {
         "anyaccel": own_distribution()[1],
         "python": f"{platform.python_version()} ({platform.python_implementation()}, {struct.calcsize('P') * 8} bit)",
@@ -68,62 +69,61 @@ def gathered() -> dict[str, Any]:
         "cores": os.cpu_count() or 0,
         "memory": host_memory().total,
         "drivers": drivers(),
-        "packages": packages(plugin.distribution for plugin in there.plugins),
-        "variables": variables(name for backend in there.backends for name in backend.environment),
+        "packages": packages(plugin.distribution for plugin in plugins.plugins),
+        "variables": variables(name for backend in plugins.backends for name in backend.environment),
         "plugins": [
             {
                 "name": plugin.name,
                 "distribution": f"{plugin.distribution} {plugin.version}".strip(),
                 "status": "ok" if plugin.error is None else "broken",
-                "cause": _private(plugin.cause),
+                "cause": _redact(plugin.cause),
             }
-            for plugin in there.plugins
+            for plugin in plugins.plugins
         ],
-        "frameworks": [_without_identities(one) for one in ask_all(there.frameworks)],
+        "frameworks": [_redact_listing(listing) for listing in probe(plugins.frameworks)],
     }
 
 
 def drivers() -> dict[str, str]:
-    """Versions of the drivers that could be found, by name."""
-    files = {name: _version_in(path) for name, path in _DRIVER_FILES.items()}
-    files["NVIDIA"] = _answered(_NVIDIA) or files["NVIDIA"]
-    return {name: version for name, version in files.items() if version}
+    """Versions of the installed drivers, by name."""
+    versions = {name: _version_in(path) for name, path in _DRIVER_FILES.items()}
+    versions["NVIDIA"] = _version_from(_NVIDIA) or versions["NVIDIA"]
+    return {name: version for name, version in versions.items() if version}
 
 
 def _version_in(path: Path) -> str:
     try:
-        found = _VERSION.search(path.read_text("utf-8", "replace"))
+        match = _VERSION.search(path.read_text("utf-8", "replace"))
     except OSError:
         return ""
-    return found.group() if found else ""
+    return match.group() if match else ""
 
 
-def _answered(command: Sequence[str]) -> str:
-    """The version in what a tool says, `""` where it is not there or does not answer."""
+def _version_from(command: Sequence[str]) -> str:
+    """The version in the output of a tool, `""` if it is not installed or fails."""
     tool = shutil.which(command[0])
     if tool is None:
         return ""
     try:
-        answer = subprocess.run(
+        child = subprocess.run(
             [tool, *command[1:]], capture_output=True, text=True, errors="replace", timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = _VERSION.search(answer.stdout) if answer.returncode == 0 else None
-    return found.group() if found else ""
+    match = _VERSION.search(child.stdout) if child.returncode == 0 else None
+    return match.group() if match else ""
 
 
 def packages(distributions: Iterable[str]) -> dict[str, str]:
-    """Versions of core, of plugins, of what these require, and of every known framework that is installed, by name."""
+    """Versions by name: core, plugins, their requirements, and every installed framework that core knows."""
     of_modules = metadata.packages_distributions()
     names = {"anyaccel", *filter(None, distributions)}
-    names |= {need for name in tuple(names) for need in _required(name)}
+    names |= {requirement for name in tuple(names) for requirement in _requirements(name)}
     names |= {name for module in HINTS for name in of_modules.get(module, ())}
-    found = {_canonical(name): _installed(name) for name in names}
-    return dict(sorted(found.items()))
+    return dict(sorted((canonical_name(name), _installed_version(name)) for name in names))
 
 
-def _required(distribution: str) -> list[str]:
+def _requirements(distribution: str) -> list[str]:
     try:
         lines = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
@@ -131,11 +131,7 @@ def _required(distribution: str) -> list[str]:
     return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line]
 
 
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -143,72 +139,70 @@ def _installed(name: str) -> str:
 
 
 def variables(further: Iterable[str]) -> dict[str, str]:
-    """The allowed variables that are set, by name: without folders, the user's home as `~`, long values cut.
-
-    Of one whose name speaks of a secret it is only told that it is set.
-    """
-    found = {name: os.environ[name] for name in dict.fromkeys([*VARIABLES, *further]) if name in os.environ}
-    return {name: "(set)" if _SECRET.search(name) else _private(value)[:_LONGEST] for name, value in found.items()}
+    """The known variables that are set, by name: paths redacted, long values cut, `(set)` for likely secrets."""
+    values = {name: os.environ[name] for name in dict.fromkeys([*VARIABLES, *further]) if name in os.environ}
+    return {name: "(set)" if _SECRET.search(name) else _redact(value)[:_MAX_LENGTH] for name, value in values.items()}
 
 
-def _private(text: str) -> str:
-    """Text without the user's home folder, other folders and what signs in at an address."""
+def _redact(text: str) -> str:
+    """Text without the user's home folder, other folders, and credentials in URLs."""
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home raises where there is none
-    found = text.replace(home, "~") if len(home) > 1 else text
-    return _FOLDERS.sub(".../", _CREDENTIALS.sub("://...@", found))
+    without_home = text.replace(home, "~") if len(home) > 1 else text
+    return _FOLDERS.sub(".../", _CREDENTIALS.sub("://...@", without_home))
 
 
-def _without_identities(framework: dict[str, Any]) -> dict[str, Any]:
-    """Serial numbers are nobody's business; messages of a process may name folders."""
-    devices = [{k: v for k, v in one.items() if k not in ("identity", "memory_space")} for one in framework["devices"]]
-    missing = [{**one, "reason": _private(one["reason"])} for one in framework["missing"]]
-    return {**framework, "devices": devices, "missing": missing}
+def _redact_listing(listing: dict[str, Any]) -> dict[str, Any]:
+    """The devices of a framework without serial numbers and folders."""
+    devices = [{k: v for k, v in each.items() if k not in ("identity", "memory_space")} for each in listing["devices"]]
+    missing = [{**each, "reason": _redact(each["reason"])} for each in listing["missing"]]
+    return {**listing, "devices": devices, "missing": missing}
 
 
-def markdown(found: dict[str, Any]) -> list[str]:
-    """The same for people and for the form of an issue, as lines."""
-    drivers_ = ", ".join(f"{name} {version}" for name, version in found["drivers"].items())
+def markdown(facts: dict[str, Any]) -> list[str]:
+    """The lines of what `collect` returned, to be pasted into an issue."""
+    driver_versions = ", ".join(f"{name} {version}" for name, version in facts["drivers"].items())
     lines = [
         "### anyaccel env",
         "",
-        f"- anyaccel {found['anyaccel']}, Python {found['python']}",
-        f"- {found['system']}, {found['cores']} cores, {size(found['memory']) or 'unknown'} memory",
-        f"- drivers: {drivers_ or 'none found'}",
-        f"- packages: {', '.join(f'{name} {version}' for name, version in found['packages'].items())}",
-        f"- variables: {', '.join(f'`{k}={_code(v)}`' for k, v in found['variables'].items()) or 'none set'}",
+        f"- anyaccel {facts['anyaccel']}, Python {facts['python']}",
+        f"- {facts['system']}, {facts['cores']} cores, {format_size(facts['memory']) or 'unknown'} memory",
+        f"- drivers: {driver_versions or 'none found'}",
+        f"- packages: {', '.join(f'{name} {version}' for name, version in facts['packages'].items())}",
+        f"- variables: {', '.join(f'`{k}={_escape_code(v)}`' for k, v in facts['variables'].items()) or 'none set'}",
         "",
-        *_table(("plugin", "distribution", "status"), [_plugin(one) for one in found["plugins"]]),
+        *_table(("plugin", "distribution", "status"), map(_plugin_row, facts["plugins"])),
         "",
-        *_table(("device", "native name", "product", "vendor", "memory"), _devices(found["frameworks"])),
+        *_table(("device", "native name", "product", "vendor", "memory"), _device_rows(facts["frameworks"])),
         "",
     ]
-    for framework in found["frameworks"]:
-        reasons = [one for one in framework["missing"] if one["reason"]]
-        lines += [f"- no {one['kind']} for {framework['framework']}: {_plain(one['reason'])}" for one in reasons]
+    for listing in facts["frameworks"]:
+        missing = [each for each in listing["missing"] if each["reason"]]
+        lines += [f"- no {each['kind']} for {listing['framework']}: {_escape_cell(each['reason'])}" for each in missing]
     return lines
 
 
-def _plugin(one: dict[str, Any]) -> tuple[str, ...]:
-    return one["name"], one["distribution"], one["status"] + (f": {one['cause']}" if one["cause"] else "")
+def _plugin_row(plugin: dict[str, Any]) -> tuple[str, ...]:
+    cause = f": {plugin['cause']}" if plugin["cause"] else ""
+    return plugin["name"], plugin["distribution"], plugin["status"] + cause
 
 
-def _devices(frameworks: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
+def _device_rows(listings: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
     return [
-        (one["device"], f"{entry['framework']} {one['native']}", one["name"], one["vendor"], size(one["total_memory"]))
-        for entry in frameworks
-        for one in entry["devices"]
+        (d["device"], f"{listing['framework']} {d['native']}", d["name"], d["vendor"], format_size(d["total_memory"]))
+        for listing in listings
+        for d in listing["devices"]
     ]
 
 
-def _table(title: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    cells = [title, ["---"] * len(title), *([_plain(cell) for cell in row] for row in rows)]
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    cells = [header, ["---"] * len(header), *([_escape_cell(cell) for cell in row] for row in rows)]
     return [f"| {' | '.join(row)} |" for row in cells]
 
 
-def _plain(text: str) -> str:
-    """Text that neither ends a cell nor is taken for HTML."""
-    return shown(" ".join(text.split())).replace("|", "\\|").replace("<", "&lt;")
+def _escape_cell(text: str) -> str:
+    """Text that neither ends a table cell nor is read as HTML."""
+    return printable(" ".join(text.split())).replace("|", "\\|").replace("<", "&lt;")
 
 
-def _code(text: str) -> str:
-    return shown(" ".join(text.split())).replace("`", "'")
+def _escape_code(text: str) -> str:
+    return printable(" ".join(text.split())).replace("`", "'")

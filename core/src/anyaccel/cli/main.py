@@ -1,4 +1,4 @@
-"""The commands and their options; what they do stands in the modules they call."""
+"""Declares the commands and their options; each imports its implementation when it runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
-from anyaccel.cli import completion as completing
+from anyaccel.cli import completion as shell_completion
 from anyaccel.errors import AnyaccelError
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 
 
 class _Command(click.Command):
-    """A command whose errors are told in one paragraph, or as JSON where that is asked for, with exit status 2."""
+    """A command that prints errors in one line, or as JSON with `--json`, and exits with status 2."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -28,7 +28,9 @@ class _Command(click.Command):
                 raise
             from anyaccel.cli.console import print_json
 
-            print_json({"error": {"type": type(error).__name__, "message": error.format_message()}})
+            message = error.format_message()
+            parts = {"problem": message, "available": "", "hint": f"run `{ctx.command_path} --help`"}
+            print_json({"error": {"type": type(error).__name__, "message": message, **parts}})
             sys.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -44,7 +46,7 @@ class _Command(click.Command):
 
 
 def _load_plugins() -> None:
-    """What plugins print while they are imported is no part of the JSON on standard output."""
+    """Load the plugins, with their output on standard error: standard output is for JSON."""
     from anyaccel.registry import registry
 
     with redirect_stdout(sys.stderr):
@@ -65,29 +67,29 @@ def _version() -> str:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), prog_name="anyaccel")
 def group() -> None:
-    """Say where once, wire models of any framework into a graph, run phases.
+    """One device layer for every machine-learning framework.
 
     \b
     Examples:
-      anyaccel devices          what is on this machine
-      anyaccel demo             train and test a small graph on the best of it
-      anyaccel plugins --json   what is installed, for a script
-      anyaccel conform numpy    whether a plugin keeps its promises
-      anyaccel new-plugin chip  a plugin of your own, to begin with
-      anyaccel env              what to paste into a bug report
+      anyaccel devices          list the devices of this machine
+      anyaccel demo             train and test a small graph on the best of them
+      anyaccel plugins --json   list the installed plugins, for a script
+      anyaccel conform numpy    test a plugin with the conformance kit
+      anyaccel new-plugin chip  generate a plugin project
+      anyaccel env              print what a bug report needs
     """
 
 
 @_command(short_help="Train and test a small graph.")
 @click.option(
     "--framework",
-    shell_complete=completing.frameworks,
-    help="Who computes; by default an installed framework, else the embedded numpy.",
+    shell_complete=shell_completion.frameworks,
+    help="Framework that computes; by default an installed one, else the built-in numpy.",
 )
 @click.option(
     "--device",
-    shell_complete=completing.kinds,
-    help="Where, such as cpu, gpu:0 or mps; by default the best that the framework has.",
+    shell_complete=shell_completion.kinds,
+    help="Device, such as cpu, gpu:0 or mps; by default the best of the framework.",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -109,12 +111,12 @@ def demo(framework: str | None, device: str | None, epochs: int, seed: int, as_j
 
 
 @_command(short_help="List the devices of this machine.")
-@click.option("--framework", shell_complete=completing.frameworks, help="Only this one.")
+@click.option("--framework", shell_complete=shell_completion.frameworks, help="Only this one.")
 @_JSON
 def devices(framework: str | None, as_json: bool) -> None:
-    """List the devices of this machine, for every framework that is served.
+    """List the devices of this machine for every installed framework.
 
-    Each framework is asked in a process of its own, so that nothing is initialised here and none can stop the others.
+    Each framework runs in a process of its own, so that a failure of one does not affect the others.
 
     \b
     Examples:
@@ -126,12 +128,12 @@ def devices(framework: str | None, as_json: bool) -> None:
     run(framework, as_json)
 
 
-@_command(short_help="List the plugins, and what is wrong with one.")
+@_command(short_help="List the plugins, and why a plugin is broken.")
 @_JSON
 def plugins(as_json: bool) -> None:
-    """List the plugins: what each serves, and for a broken one the cause and the remedy.
+    """List the plugins: the frameworks and devices of each, and the cause and a hint for a broken one.
 
-    Exit status is 1 if one is broken.
+    The exit status is 1 if a plugin is broken.
 
     \b
     Examples:
@@ -143,22 +145,26 @@ def plugins(as_json: bool) -> None:
     sys.exit(run(as_json))
 
 
-@_command(short_help="Test a plugin by the conformance kit.")
-@click.argument("name", shell_complete=completing.plugins)
+@_command(short_help="Test a plugin with the conformance kit.")
+@click.argument("name", shell_complete=shell_completion.plugins)
 @click.option(
     "--device",
-    shell_complete=completing.kinds,
-    help="Where, such as cpu or gpu:0; by default the best that the plugin has.",
+    shell_complete=shell_completion.kinds,
+    help="Device, such as cpu or gpu:0; by default the best of the plugin.",
 )
 @click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True, help="Seconds."
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1800,
+    show_default=True,
+    help="Seconds for each backend.",
 )
 @_JSON
 def conform(name: str, device: str | None, timeout: float, as_json: bool) -> None:
-    """Run the conformance kit on an installed plugin, and print a score card of each of its backends.
+    """Run the conformance kit on an installed plugin, and print the results for each of its backends.
 
-    NAME is that of a plugin, as `anyaccel plugins` lists it, or of its distribution. It runs in a process of its own.
-    Exit status is 1 if a test failed. The kit needs pytest and hypothesis.
+    NAME is the name of a plugin, as `anyaccel plugins` lists it, or of its distribution. The kit runs in a process of
+    its own and needs pytest and hypothesis. The exit status is 1 if a test failed.
 
     \b
     Examples:
@@ -170,26 +176,26 @@ def conform(name: str, device: str | None, timeout: float, as_json: bool) -> Non
     sys.exit(run(name, device, timeout, as_json))
 
 
-@_command(name="new-plugin", short_help="Write a plugin project to begin with.")
+@_command(name="new-plugin", short_help="Generate a plugin project.")
 @click.argument("name")
 @click.option("--kind", type=click.Choice(["chip", "framework"]), default="chip", show_default=True)
-@click.option("--path", type=click.Path(path_type=Path), help="Where to; by default ./anyaccel-NAME.")
+@click.option("--path", type=click.Path(path_type=Path), help="Folder to create; by default ./anyaccel-NAME.")
 @click.option(
     "--framework",
-    shell_complete=completing.frameworks,
-    help="Who computes: for a chip an installed one, for a new framework its name.",
+    shell_complete=shell_completion.frameworks,
+    help="For a chip an installed framework, for a new framework its name.",
 )
-@click.option("--base", help="What a chip derives from, as MODULE:CLASS; the module is imported, and so run.")
-@click.option("--author", default="", help="Who holds the copyright; by default the authors of the project.")
+@click.option("--base", help="Backend class that a chip derives from, as MODULE:CLASS; the module is imported.")
+@click.option("--author", default="", help="Copyright holder; by default the authors of the project.")
 @_JSON
 def new_plugin(
     name: str, kind: str, path: Path | None, framework: str | None, base: str | None, author: str, as_json: bool
 ) -> None:
-    """Write a plugin project that installs, passes the conformance kit and trains as it is.
+    """Generate a plugin project that installs, passes the conformance kit and trains as it is.
 
-    A chip is a new kind of device, NAME, for a framework that a plugin serves already: its backend is derived from. A
-    new framework computes through the adapter. In both, a stand-in works until yours takes its place, and what is yours
-    to do is marked.
+    A chip is a new kind of device, NAME, for a framework that has a plugin; its backend derives from that plugin's. A
+    new framework computes through the adapter. Both contain a stand-in that works until yours takes its place; what
+    you have to replace is marked.
 
     \b
     Examples:
@@ -202,13 +208,13 @@ def new_plugin(
     run(name, kind, path, framework, base, author, as_json)
 
 
-@_command(short_help="LogEvent what a bug report should say.")
+@_command(short_help="Print what a bug report needs.")
 @_JSON
 def env(as_json: bool) -> None:
-    """Print versions, drivers, visible devices, environment variables that matter, and plugins, as Markdown.
+    """Print versions, drivers, devices, relevant environment variables and plugins as Markdown, for an issue.
 
-    Made to be pasted into an issue: no names of hosts and users, of paths the last part or what is below the home
-    folder, no serial numbers, and of the environment only variables that frameworks and drivers are known to read.
+    The output has no host and user names, no folders outside the home folder, no serial numbers, and only those
+    environment variables that frameworks and drivers are known to read.
 
     \b
     Examples:
@@ -220,12 +226,12 @@ def env(as_json: bool) -> None:
     run(as_json)
 
 
-@_command(short_help="Print the script that completes commands in a shell.")
-@click.argument("shell", type=click.Choice(completing.SHELLS))
+@_command(short_help="Print a shell completion script.")
+@click.argument("shell", type=click.Choice(shell_completion.SHELLS))
 def completion(shell: str) -> None:
-    """Print the script that completes commands, options and names in a shell.
+    """Print a script that completes commands, options and names in a shell.
 
-    Put its line into the start-up file of the shell: ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish.
+    Add the line for your shell to its start-up file: ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish.
 
     \b
     Examples:
@@ -238,7 +244,7 @@ def completion(shell: str) -> None:
       eval "$(anyaccel completion zsh)"
       anyaccel completion fish | source
     """
-    completing.run(shell, group)
+    shell_completion.run(shell, group)
 
 
 def main() -> None:

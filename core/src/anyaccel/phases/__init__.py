@@ -1,14 +1,19 @@
-"""Phases: what is to be done with a graph, and how it is carried out."""
+"""Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
+
+Stands on `graph`, `data`, `numpy_backend` (for estimators), `display` and the kernel.
+"""
 
 from anyaccel.phases.callbacks import Callback, EarlyStopping
+from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.events import Event
-from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
+from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.model_placement import place
 from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.runner import execute, plan_of
+from anyaccel.phases.train_phase import TrainPhase
 
 __all__ = [
     "Callback",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import PhaseError
 from anyaccel.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from anyaccel.graph.plan import Plan
-    from anyaccel.phases.phase import Phase
     from anyaccel.phases.run import Run
 
 
@@ -20,19 +19,20 @@ class Callback:
 
     They are the hooks of `anyaccel.hookspecs`; plugins are called first.
 
-    A method may leave out arguments that it does not use: `def phase_end(self, error)`.
+    A method may leave out arguments that it does not use: `def phase_end(self, error)`. `phase` is the TrainPhase,
+    EvalPhase or FitPhase (Any here: phases hold callbacks, and stand above them).
     """
 
-    def phase_start(self, phase: Phase, run: Run) -> None:
+    def phase_start(self, phase: Any, run: Run) -> None:
         """The phase starts; nothing is decided or moved yet."""
 
-    def before_placement(self, phase: Phase, plan: Plan, run: Run) -> None:
+    def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
         """The plan is made; nothing has moved yet."""
 
-    def after_placement(self, phase: Phase, plan: Plan, run: Run) -> None:
+    def after_placement(self, phase: Any, plan: Plan, run: Run) -> None:
         """Every model is on the device that the plan names."""
 
-    def after_loading(self, phase: Phase, plan: Plan, run: Run) -> None:
+    def after_loading(self, phase: Any, plan: Plan, run: Run) -> None:
         """The data are loaded and the programs are built."""
 
     def epoch_start(self, run: Run) -> None:
@@ -44,7 +44,7 @@ class Callback:
     def epoch_end(self, run: Run) -> None:
         """An epoch is done; `run.history[-1]` holds its losses."""
 
-    def phase_end(self, phase: Phase, plan: Plan | None, run: Run, error: BaseException | None) -> None:
+    def phase_end(self, phase: Any, plan: Plan | None, run: Run, error: BaseException | None) -> None:
         """The phase has ended, with or without an error."""
 
 
@@ -90,7 +90,7 @@ class EarlyStopping(Callback):
     def _reset(self) -> None:
         self.best, self.best_epoch, self.waited = math.nan, -1, 0
 
-    def after_loading(self, phase: Phase, plan: Plan, run: Run) -> None:
+    def after_loading(self, phase: Any, plan: Plan, run: Run) -> None:
         """Reset: a callback may be used in several phases."""
         self._reset()
 

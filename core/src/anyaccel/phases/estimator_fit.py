@@ -15,7 +15,7 @@ from anyaccel.graph import ModelGraph, ModelNode, Plan
 from anyaccel.graph.topology import ancestors, unknown_node
 from anyaccel.numpy_backend import Estimator
 from anyaccel.phases.estimator_inputs import estimators, inputs_of, targets_of
-from anyaccel.phases.kinds import FitPhase
+from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.outcomes import Fitted
 from anyaccel.phases.phase import Phase
 

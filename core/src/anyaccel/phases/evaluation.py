@@ -12,8 +12,8 @@ from anyaccel.data import joined_array
 from anyaccel.errors import ColumnError, OutOfMemoryError, SpecError
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.kinds import EvalPhase
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator

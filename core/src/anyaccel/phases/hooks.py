@@ -12,7 +12,7 @@ import pluggy
 from anyaccel.phases.callbacks import Callback
 
 
-class Moments:
+class HookCaller:
     """The plugins and callbacks of one phase."""
 
     def __init__(self, hooks: pluggy.PluginManager, callbacks: Iterable[Callback]) -> None:

@@ -11,8 +11,8 @@ from anyaccel.data import Rows, joined_array
 from anyaccel.errors import NaNWarning
 from anyaccel.graph import Column, Plan
 from anyaccel.numpy_backend import Estimator
-from anyaccel.phases.kinds import TrainPhase
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.segment import Segment
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from anyaccel.accelerator import Accelerator
@@ -140,7 +140,7 @@ class Phase:
         """
         kind = config.get("type") if isinstance(config, Mapping) else None
         if not isinstance(kind, str) or kind not in Phase.kinds:
-            raise ConfigError(f"unknown type of phase {kind!r}", available=", ".join(Phase.kinds))
+            raise ConfigError(f"unknown type of phase {kind!r}", available=", ".join(sorted(Phase.kinds)))
         settings = {key: value for key, value in config.items() if key != "type"}
         for key in settings:
             if key not in ("label", *_settings_of(Phase.kinds[kind])):
@@ -185,6 +185,20 @@ def _as_tuple(label: str, name: str, value: Any) -> tuple[Any, ...]:
             f"phase {label!r}: {name} must be a list, got {value!r}", hint=f"write {name}=[{_EXAMPLES[name]}]"
         )
     return tuple(value)
+
+
+def node_labels(nodes: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """Labels of nodes from the argument of a phase; a string is one label.
+
+    Raises:
+        PhaseError: a label is not a string.
+    """
+    if nodes is None or isinstance(nodes, str):
+        return None if nodes is None else (nodes,)
+    labels = tuple(nodes) if isinstance(nodes, Iterable) else (nodes,)
+    if not all(isinstance(label, str) for label in labels):
+        raise PhaseError(f"labels of nodes must be strings, got {nodes!r}", hint="write ['encoder', 'head']")
+    return labels
 
 
 def _settings_of(cls: type) -> list[str]:

@@ -9,10 +9,12 @@ from anyaccel.graph import ModelGraph, Plan, Request, topology
 from anyaccel.phases.estimator_fit import next_to_fit
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import learning_nodes
+from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import BoundMetric, bind_metrics
-from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
+from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.samplers import Samplers
+from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.specs import AppliedLoss
 
 

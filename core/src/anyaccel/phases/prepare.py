@@ -9,8 +9,9 @@ from functools import partial
 from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, Resolution, input_columns, topology
+from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import BoundMetric
-from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
+from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
@@ -26,6 +27,7 @@ from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
 from anyaccel.phases.row_alignment import Combination, check_alignment, combinations_of
 from anyaccel.phases.samplers import Samplers
+from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.suggestions import did_you_mean
 
 

@@ -15,11 +15,12 @@ from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
-from anyaccel.phases.hooks import Moments
-from anyaccel.phases.kinds import EvalPhase, FitPhase, TrainPhase
+from anyaccel.phases.fit_phase import FitPhase
+from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.input_data import ReadCache
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loading.residency import load_all, training_growth
@@ -34,6 +35,7 @@ from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
+from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import registry
 from anyaccel.segment import Segment
 
@@ -64,7 +66,9 @@ def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | N
     shown = (progress or Progress()).begin(run.phase.label)
     run.heard = shown.event
     try:
-        return _execute(_PhaseExecution(run, Moments(registry().hooks, [*callbacks, *run.phase.callbacks]), shown), run)
+        return _execute(
+            _PhaseExecution(run, HookCaller(registry().hooks, [*callbacks, *run.phase.callbacks]), shown), run
+        )
     finally:
         shown.end()
 
@@ -96,7 +100,7 @@ def _claim_graph(run: Run) -> None:
 class _PhaseExecution:
     """Runs one phase: resolve, place, load, build, loop, release."""
 
-    def __init__(self, run: Run, hooks: Moments, progress: Progress) -> None:
+    def __init__(self, run: Run, hooks: HookCaller, progress: Progress) -> None:
         self._run = run
         self._phase: Phase = run.phase
         self._graph = run.graph

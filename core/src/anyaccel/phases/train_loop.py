@@ -14,8 +14,7 @@ from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.executor.stage import Losses
-from anyaccel.phases.hooks import Moments
-from anyaccel.phases.kinds import TrainPhase
+from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
@@ -24,6 +23,7 @@ from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.step_pacing import PendingCalls, StepPacing
 from anyaccel.phases.traceback_cleanup import release_frames
+from anyaccel.phases.train_phase import TrainPhase
 
 
 class TrainLoop:
@@ -47,14 +47,14 @@ class TrainLoop:
         run: Run,
         pipeline: Pipeline,
         policy: OutOfMemoryPolicy,
-        hooks: Moments,
+        hooks: HookCaller,
         progress: Progress,
         learners: HostLearners,
         validation: Evaluation | None,
     ) -> None:
         self._phase, self._run, self._pipeline, self._policy = phase, run, pipeline, policy
         self._hooks, self._progress = hooks, progress
-        self._learners, self._validation = learners, validation
+        self._learners, self._validation = learners or None, validation
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         self._pacing = StepPacing(1 if hooks.step_listeners else None)
         epoch_steps = policy.loader.n_steps
@@ -156,7 +156,8 @@ class TrainLoop:
         return None
 
     def _chunk(self, chunk: Chunk, losses: LossAccumulator) -> None:
-        self._learners.begin(chunk.host_orders)
+        if self._learners is not None:
+            self._learners.begin(chunk.host_orders)
         runner = self._pipeline.runner(chunk.columns)
         for steps in chunk.steps:
             if self._run.stopped:

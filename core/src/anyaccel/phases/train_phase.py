@@ -1,0 +1,145 @@
+"""TrainPhase: epochs of training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from anyaccel.data import Sampler
+from anyaccel.errors import PhaseError
+from anyaccel.phases.eval_phase import EvalPhase
+from anyaccel.phases.phase import Data, Phase, one_of
+from anyaccel.phases.samplers import (
+    Samplers,
+    check_samplers,
+    check_schedule,
+    samplers_config,
+    samplers_from,
+    samplers_of,
+)
+from anyaccel.specs import AppliedLoss
+
+MICROBATCHING = ("exact", "approximate")
+
+
+class TrainPhase(Phase):
+    """Trains a graph for some epochs.
+
+    Estimators in the graph that have `partial_fit` and are not frozen learn, too: after each step, on the host, from
+    their inputs in this step. `losses` may then be empty.
+
+    Args:
+        sampler: batches and their order: a SimpleSampler, PairSampler, TripletSampler, or a batch size; or a mapping
+            with one of these for each feature set, whose row counts may then differ. A batch size shuffles: 32 means
+            `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
+        schedule: how several samplers are combined. `zip_strict`, the default: each step takes a batch from every
+            sampler, and all must have equally many; `zip_cycle`: shorter ones restart until the longest ends.
+            `alternate_strict` and `alternate_cycle`: the same, but each step takes a batch from one sampler in turn.
+        n_epochs: number of epochs; 0 places and loads everything, and trains nothing.
+        validation: an EvalPhase or the name of a split, evaluated after every `validate_every` epochs with the models
+            where they are; its losses are those of the training. A split is evaluated in the pairs or triplets of the
+            phase's sampler, if it draws such.
+        validate_every: epochs between validations.
+        accumulate: batches per optimizer step. Their gradients are added, weighted by rows, which equals one batch of
+            all these rows unless a model mixes the rows of a batch (batch normalization). A step is an optimizer step.
+            Batches left over at the end of an epoch make a step of their own.
+        microbatching: what to do when memory runs out although rows are streamed: `"exact"` splits a batch into
+            micro-batches only where that gives the same numbers; `"approximate"` also where the rows of a batch depend
+            on each other (batch normalization) or this is unknown (your own losses).
+        label, data, losses, accelerator, strict, policy, callbacks, final_device: see Phase.
+    """
+
+    kind = "train"
+    misplaced_settings: ClassVar[Mapping[str, str]] = {
+        "batch_size": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
+        "metrics": "metrics belong to the validation: validation=EvalPhase(..., metrics=[...])",
+        "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",
+    }
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        data: Data,
+        losses: AppliedLoss | Iterable[AppliedLoss] = (),
+        sampler: Sampler | int | Mapping[str, Sampler | int] = 32,
+        schedule: str | None = None,
+        n_epochs: int = 1,
+        validation: EvalPhase | str | None = None,
+        validate_every: int = 1,
+        accumulate: int = 1,
+        microbatching: str = "exact",
+        **settings: Any,
+    ) -> None:
+        self.sampler: Samplers = samplers_of(sampler)
+        self.schedule = schedule
+        self.n_epochs = _count(label, "n_epochs", n_epochs, 0)
+        self.validation = _validation_of(validation, self.sampler) if isinstance(validation, str) else validation
+        self.validate_every = _count(label, "validate_every", validate_every, 1)
+        self.accumulate = _count(label, "accumulate", accumulate, 1)
+        self.microbatching = one_of(label, "microbatching", microbatching, MICROBATCHING)
+        super().__init__(label, data=data, losses=losses, **settings)
+
+    def _check(self) -> None:
+        super()._check()
+        check_samplers(self.label, self.sampler)
+        check_schedule(self.label, self.schedule, self.sampler)
+        if self.validation is None:
+            return
+        if not isinstance(self.validation, EvalPhase):
+            raise PhaseError(
+                f"phase {self.label!r}: validation must be an EvalPhase or the name of a split, "
+                f"got {self.validation!r}",
+                hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
+            )
+        for loss in self.validation.losses:
+            if loss not in self.losses:
+                raise PhaseError(
+                    f"phase {self.label!r}: the validation has the loss {loss.label!r}, which is not trained",
+                    available=", ".join(trained.label for trained in self.losses),
+                    hint="leave losses out of the validation, or run a separate EvalPhase after training",
+                )
+        if self.validation.accelerator not in (None, self.accelerator):
+            raise PhaseError(
+                f"phase {self.label!r} trains on {self.accelerator or 'cpu:0'} but validates on "
+                f"{self.validation.accelerator}",
+                hint="leave accelerator out of the validation: it runs where the nodes are",
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """The phase as plain data; see Phase."""
+        return {
+            **super().get_config(),
+            "sampler": samplers_config(self.sampler),
+            "schedule": self.schedule,
+            "n_epochs": self.n_epochs,
+            "validation": self.validation.get_config() if self.validation else None,
+            "validate_every": self.validate_every,
+            "accumulate": self.accumulate,
+            "microbatching": self.microbatching,
+        }
+
+    @classmethod
+    def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """See Phase."""
+        validation = settings.get("validation")
+        return {
+            **settings,
+            "sampler": samplers_from(settings.get("sampler", {})),
+            "validation": Phase.from_config(validation) if validation else None,
+        }
+
+
+def _validation_of(split: str, samplers: Samplers) -> EvalPhase:
+    """The evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
+    by_label = samplers if isinstance(samplers, Mapping) else {"": samplers}
+    tuples = {name: part for name, part in by_label.items() if isinstance(part, Sampler) and len(part.streams) > 1}
+    if not tuples:
+        return EvalPhase.from_split(split, split=split)
+    return EvalPhase.from_split(split, split=split, sampler=tuples.get("", tuples))
+
+
+def _count(label: str, name: str, value: Any, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise PhaseError(f"phase {label!r}: {name} must be an int of at least {least}, got {value!r}")
+    return value

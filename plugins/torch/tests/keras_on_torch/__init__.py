@@ -1,0 +1,1 @@
+"""Tests of Keras models on torch, and the models that they share."""

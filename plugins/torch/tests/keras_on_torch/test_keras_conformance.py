@@ -1,0 +1,96 @@
+"""The conformance kit over Keras models that run on torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from anyaccel.testing import suite
+from anyaccel_torch.conformance import TorchSubject
+
+keras = pytest.importorskip("keras", reason="Keras is not installed")
+if keras.config.backend() != "torch":
+    pytest.skip(f"Keras runs on {keras.config.backend()} here", allow_module_level=True)
+
+Make = Callable[[], Any]
+layers = keras.layers
+
+
+class Residual(keras.Model):
+    """Layers in attributes and in a list, a call without a training argument, and lazy weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = layers.Dense(5, "tanh")
+        self.others = [layers.Dense(5, "tanh"), layers.Dropout(0.5), layers.BatchNormalization()]
+        self.last = layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        hidden = self.first(x)
+        for layer in self.others:
+            hidden = hidden + layer(hidden)
+        return self.last(hidden)
+
+
+class Keras(TorchSubject):
+    """Sequential models with lazy weights."""
+
+    @pytest.fixture
+    def model(self) -> Make:
+        return lambda: keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(3)])
+
+    @pytest.fixture
+    def float64_model(self, model: Make) -> Make:
+        """Less exact: on torch, Keras multiplies float64 matrices in float32."""
+        return model
+
+    @pytest.fixture
+    def random_model(self) -> Make:
+        return lambda: keras.Sequential([layers.Dense(8), layers.Dropout(0.5, seed=1), layers.Dense(3)])
+
+    @pytest.fixture
+    def buffered_model(self) -> Make:
+        return lambda: keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
+
+    @pytest.fixture
+    def mutating_model(self) -> Make:
+        """Keras itself never writes to inputs; a torch module inside may."""
+        from torch import nn
+
+        return lambda: keras.Sequential([layers.TorchModuleWrapper(nn.ELU(inplace=True)), layers.Dense(3)])
+
+
+class Subclassed(Keras):
+    """Subclassed models with everything in them."""
+
+    random_model = pytest.fixture(lambda self: Residual)
+    buffered_model = pytest.fixture(lambda self: Residual)
+
+
+class Holding(Keras):
+    """torch modules that hold Keras layers."""
+
+    @pytest.fixture
+    def model(self) -> Make:
+        from torch import nn
+
+        return lambda: nn.Sequential(keras.Sequential([layers.Dense(5)]), nn.Tanh(), layers.Dense(3))
+
+    @pytest.fixture
+    def random_model(self) -> Make:
+        from torch import nn
+
+        return lambda: nn.Sequential(layers.Dense(8), layers.Dropout(0.5), layers.Dense(3))
+
+    buffered_model = pytest.fixture(lambda self: lambda: _holding(Residual()))
+
+
+def _holding(model: Any) -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), model)
+
+
+globals().update(suite(Keras, "Keras") | suite(Subclassed, "Subclassed") | suite(Holding, "Holding"))

@@ -1,0 +1,211 @@
+"""Phases as values: what they refuse when they are made, and as plain data and back."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.data import FeatureSet, SimpleSampler
+from anyaccel.device import Device
+from anyaccel.errors import ConfigError, GraphError, PhaseError, SamplerError, SpecError
+from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, TrainPhase, plan_of
+from anyaccel.phases.metrics import Metric
+from anyaccel.specs import AppliedLoss
+
+MSE = AppliedLoss("mse", on="net")
+
+
+def train(**settings):
+    return TrainPhase(settings.pop("label", "t"), **{"data": "train", "losses": [MSE], **settings})
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (
+            {"losses": ["mse"]},
+            PhaseError,
+            "phase 't': losses must be AppliedLoss objects, got 'mse'. Hint: losses=[AppliedLoss('mse', on=",
+        ),
+        (
+            {"losses": [MSE, MSE]},
+            PhaseError,
+            "phase 't' has several losses with the label net. Hint: give each its own",
+        ),
+        ({"callbacks": [print]}, PhaseError, "is not a Callback. Hint: derive it from anyaccel.Callback"),
+        ({"callbacks": [Callback]}, PhaseError, "is not a Callback"),
+        ({"n_epochs": -1}, PhaseError, "phase 't': n_epochs must be an int of at least 0, got -1"),
+        ({"n_epochs": 1.5}, PhaseError, "n_epochs must be an int of at least 0, got 1.5"),
+        ({"n_epochs": True}, PhaseError, "n_epochs must be an int of at least 0, got True"),
+        ({"validate_every": 0}, PhaseError, "validate_every must be an int of at least 1, got 0"),
+        (
+            {"sampler": "all"},
+            PhaseError,
+            "sampler must be a Sampler or a batch size, got 'all'. Hint: write sampler=32",
+        ),
+        ({"sampler": None}, PhaseError, "sampler must be a Sampler or a batch size, got None"),
+        ({"sampler": 0}, SamplerError, "batch_size=0 is below 1"),
+        ({"sampler": True}, SamplerError, "batch_size=True is not an integer"),
+        ({"label": "a.b"}, GraphError, "'a.b' is not a valid label of a phase"),
+        (
+            {"validation": 3},
+            PhaseError,
+            "phase 't': validation must be an EvalPhase or the name of a split, got 3. Hint: write validation='SPLIT'",
+        ),
+        (
+            {"validation": EvalPhase("v", data="val", losses=[AppliedLoss("mae", on="net")])},
+            PhaseError,
+            "phase 't': the validation has the loss 'net', which is not trained. Available: net. Hint: leave",
+        ),
+        (
+            {"validation": EvalPhase("v", data="val", accelerator="sim:1"), "accelerator": "sim:0"},
+            PhaseError,
+            "phase 't' trains on sim:0 but validates on sim:1. Hint: leave accelerator out of the validation",
+        ),
+        (
+            {"validation": EvalPhase("v", data="val", accelerator="sim:1")},
+            PhaseError,
+            "phase 't' trains on cpu:0 but validates on sim:1",
+        ),
+    ],
+)
+def test_a_training_that_cannot_be_is_refused(settings, error, words):
+    with pytest.raises(error) as caught:
+        train(**settings)
+    assert words in str(caught.value)
+
+
+def test_an_evaluation_that_cannot_be_is_refused():
+    with pytest.raises(SamplerError, match="batch_size=0 is below 1"):
+        EvalPhase("e", data="val", batch_size=0)
+    with pytest.raises(SpecError, match="no metric is called 'sharpness'"):
+        EvalPhase("e", data="val", metrics="sharpness")
+    with pytest.raises(SpecError, match="3 is not a metric"):
+        EvalPhase("e", data="val", metrics=[3])
+
+
+@pytest.mark.parametrize("size", [4, np.int64(4), np.uint8(4)])
+def test_any_integer_is_a_batch_size(size):
+    assert train(sampler=size).sampler == SimpleSampler(4, shuffle=True)
+    assert EvalPhase("e", data="val", batch_size=size).sampler.batch_size == 4
+
+
+def test_the_name_of_a_split_is_a_validation_without_settings():
+    validation = train(validation="val").validation
+    assert (validation.data, validation.losses, validation.metrics) == ("val", (), ())
+
+
+def test_a_phase_of_a_split_says_so():
+    assert train().data == TrainPhase.from_split("t", split="train", losses=[MSE]).data == "train"
+    assert FitPhase.from_split("f", split="train", accelerator="cpu").accelerator == Accelerator("cpu")
+    assert repr(EvalPhase.from_split("e", split="val")) == "EvalPhase('e')"
+
+
+@pytest.mark.parametrize("spelling", ["sim:1", Device("sim", 1), Accelerator("sim:1")])
+def test_an_accelerator_is_given_in_any_spelling(spelling):
+    phase = train(accelerator=spelling, final_device=spelling)
+    assert phase.accelerator == phase.final_device == Accelerator("sim:1")
+
+
+# -- as plain data -----------------------------------------------------------------------------------------------------
+
+PHASES = [
+    train(),
+    train(
+        label="whole",
+        losses=[MSE, AppliedLoss("ce", on="sort", inputs=["outputs", "data.c"], weight=0.5, label="class")],
+        sampler=SimpleSampler(7, shuffle=True, drop_last=True, seed=3),
+        n_epochs=5,
+        validation=EvalPhase("check", data="val", metrics=["mse", Metric("mae", on="net", label="far")], batch_size=9),
+        validate_every=2,
+        accelerator=Accelerator("cuda:1", pin_memory=True),
+        strict=True,
+        policy="spread",
+        final_device="cpu",
+    ),
+    EvalPhase("e", data={"data": "val", "other": "all"}, outputs=["a", "b"], metrics=["accuracy"], losses=[MSE]),
+    FitPhase("f", data="train", nodes=["est"], batch_size=3, accelerator="mps"),
+]
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.label)
+def test_a_phase_comes_back_from_its_configuration(phase):
+    config = json.loads(json.dumps(phase.get_config()))
+    again = Phase.from_config(config)
+    assert type(again) is type(phase)
+    assert again.get_config() == phase.get_config() == config
+    assert again.accelerator == phase.accelerator and again.losses == phase.losses
+    assert json.loads(json.dumps(config)) == config, "reading changes nothing"
+
+
+def test_options_and_spelling_of_an_accelerator_survive_a_configuration():
+    again = Phase.from_config(PHASES[1].get_config())
+    assert again.accelerator.pin_memory and again.accelerator.spec == "cuda:1"
+    assert again.validation.sampler.batch_size == 9
+
+
+def test_data_that_have_no_name_have_no_configuration():
+    rows = FeatureSet.from_dict("data", {"x": np.zeros((4, 1))}, ["x"])
+    split = rows.add_split("some", [1, 2])
+    assert EvalPhase("e", data=split).get_config()["data"] == {"data": "some"}
+    assert EvalPhase("e", data={"data": split}).get_config()["data"] == {"data": {"data": "some"}}
+    for nameless in (rows, rows.view()):
+        with pytest.raises(ConfigError, match=r"the data of phase 'e' have no name to save\. Hint: register a split"):
+            EvalPhase("e", data=nameless).get_config()
+
+
+def test_functions_have_no_configuration():
+    with pytest.raises(ConfigError, match="is a function, which cannot be saved as configuration"):
+        EvalPhase("e", data="val", metrics=[lambda outputs, targets: 0.0]).get_config()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("train", "unknown type of phase None. Available: eval, fit, train"),
+        ({}, "unknown type of phase None"),
+        ({"type": "test"}, "unknown type of phase 'test'"),
+        ({"type": ["train"]}, "unknown type of phase ['train']"),
+        ({"type": "eval", "data": "val"}, "the configuration of a phase of type 'eval' does not fit"),
+        ({"type": "eval", "label": "e", "data": "val", "epochs": 3}, "has no setting 'epochs'"),
+        ({"type": "eval", "label": "e", "data": "val", "losses": None}, "a phase of type 'eval' does not fit"),
+        ({"type": "eval", "label": "e", "data": "val", "metrics": 3}, "a phase of type 'eval' does not fit"),
+        (
+            {"type": "eval", "label": "e", "data": "val", "accelerator": "cpu"},
+            "not the configuration of an accelerator",
+        ),
+        (
+            {"type": "train", "label": "t", "data": "x", "losses": [MSE.get_config()]},
+            "not the configuration of a sampler",
+        ),
+        (
+            {**train().get_config(), "validation": "val"},
+            "unknown type of phase None",
+        ),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(config, words):
+    with pytest.raises(ConfigError) as caught:
+        Phase.from_config(config)
+    assert words in str(caught.value)
+
+
+# -- planning ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_made_without_doing_anything(sims, line, experiment):
+    graph = line()
+    phase = train(accelerator="sim:2", validation="val")
+    plan = plan_of(phase, graph)
+    assert str(plan.device("net")) == "sim:2" and plan.phase == "t"
+    assert experiment(graph).plan(phase) == plan
+    assert all(sim.used == sim.transfers.into.number == 0 for sim in sims)
+    assert graph.optimizer_states == graph.progress == {}
+    result = experiment(graph).run_phase(phase)
+    assert result.plan == plan, "what was planned is what was done"

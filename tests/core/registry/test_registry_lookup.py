@@ -1,0 +1,225 @@
+"""Asking: which backend serves what, who owns an object, and what the message says where nobody does."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from anyaccel.device import Device
+from anyaccel.errors import (
+    AmbiguousOwnerError,
+    AnyaccelError,
+    DeviceUnavailableError,
+    FrameworkError,
+    NoBackendError,
+)
+from anyaccel.testing.fake_plugins import entry, plugin_module
+from anyaccel.testing.tiny import TinyBackend
+
+
+def offering(*backends: TinyBackend):
+    name = backends[0].framework
+    return entry(name, plugin_module(name, backends=lambda: list(backends)), f"anyaccel-{name}")
+
+
+def raised(error: type[AnyaccelError], call, *args, **options) -> AnyaccelError:
+    """The error, of exactly this class, so that its three parts can be read."""
+    with pytest.raises(error) as caught:
+        call(*args, **options)
+    assert type(caught.value) is error
+    return caught.value
+
+
+# -- find --------------------------------------------------------------------------------------------------------------
+
+
+def test_find_without_a_kind_prefers_the_cpu(make):
+    registry = make(offering(TinyBackend("a", ("gpu:0",)), TinyBackend("a", ("cpu",))))
+    assert registry.find("a").kinds == ("cpu",)
+
+
+def test_find_without_a_kind_gives_the_first_where_the_cpu_is_not_served(make):
+    registry = make(offering(TinyBackend("a", ("xpu:0",)), TinyBackend("a", ("gpu:0",))))
+    assert registry.find("a").kinds == ("xpu",)
+
+
+def test_two_plugins_serve_one_framework_on_different_kinds(make):
+    """MPS is torch on mps: a vendor's plugin adds a kind to a framework that another plugin brought."""
+    base = entry("a", plugin_module("a", backends=lambda: [TinyBackend("torch", ("cpu",))]), "anyaccel-torch")
+    more = entry("b", plugin_module("b", backends=lambda: [TinyBackend("torch", ("mps",))]), "anyaccel-mps")
+    registry = make(base, more)
+    assert registry.kinds("torch") == ("cpu", "mps")
+    assert registry.find("torch", "mps") is not registry.find("torch", "cpu")
+    assert len(registry.backends) == 3
+
+
+def test_a_kind_that_the_framework_is_not_served_on_is_told_with_those_it_is(make):
+    registry = make(offering(TinyBackend("a", ("cpu", "gpu:0"))), offering(TinyBackend("b", ("mps",))))
+    error = raised(FrameworkError, registry.find, "a", "mps")
+    assert error.problem == "no installed plugin runs a on 'mps'"
+    assert error.available == "a on cpu, gpu"
+    assert error.hint
+
+
+def test_a_kind_that_nobody_serves_is_told_as_such(make):
+    error = raised(FrameworkError, make().find, "numpy", "hpu")
+    assert error.problem == "no installed plugin runs numpy on 'hpu'"
+
+
+def test_an_unknown_framework_is_told_with_what_is_served(make):
+    error = raised(FrameworkError, make(offering(TinyBackend("a"))).find, "pytorhc")
+    assert error.problem == "no plugin for the framework 'pytorhc' is installed"
+    assert error.available == "numpy, a"
+    assert error.hint == "check the spelling, or install its plugin"
+
+
+def test_a_known_framework_is_told_with_the_line_that_installs_it(make):
+    error = raised(FrameworkError, make().kinds, "jax")
+    assert error.hint == "python -m pip install anyaccel-jax"
+
+
+def test_serves_answers_and_never_raises(make):
+    registry = make(offering(TinyBackend("a", ("gpu:0",))))
+    assert registry.serves("a", "gpu")
+    assert not registry.serves("a", "cpu")
+    assert not registry.serves("nobody", "cpu")
+
+
+# -- serving -----------------------------------------------------------------------------------------------------------
+
+
+def test_serving_gives_the_backend_of_a_device_that_is_there(make):
+    registry = make(offering(TinyBackend("a", ("gpu:0", "gpu:1"))))
+    assert registry.serving("a", Device("gpu", 1)) is registry.find("a", "gpu")
+
+
+def test_a_device_that_is_not_there_is_told_with_those_that_are_and_why(make):
+    """The predecessor took such a device and failed mid-run with the framework's own words."""
+    registry = make(offering(TinyBackend("a", ("gpu:0", "gpu:1"), absent="the driver is too old")))
+    error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu", 7))
+    assert error.problem == "gpu:7 is not on this machine for a (the driver is too old)"
+    assert error.available == "gpu:0, gpu:1"
+    assert error.hint == "use one of these, such as 'gpu:0'"
+
+
+def test_a_kind_of_which_no_device_is_there_is_told(make):
+    registry = make(offering(TinyBackend("a", ("cpu",), kinds=("cpu", "gpu"))))
+    error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu"))
+    assert error.problem == "gpu:0 is not on this machine for a"
+
+
+def test_a_simulated_device_that_was_not_made_is_told_with_the_call_that_makes_it(make):
+    error = raised(DeviceUnavailableError, make().serving, "numpy", Device("sim", 3))
+    assert error.hint == "create simulated devices first: anyaccel.simulate(4)"
+
+
+def test_a_device_of_another_vendor_is_refused_with_the_spelling_for_any(make):
+    registry = make(offering(TinyBackend("a", ("gpu:0",), vendor="amd")))
+    error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu"), vendor="nvidia")
+    assert error.problem == "gpu:0 is a device of amd, not of nvidia"
+    assert error.hint == "write 'gpu:0' for a device of any vendor"
+
+
+@pytest.mark.parametrize("vendor", ["", "amd"])
+def test_a_device_of_the_vendor_that_was_asked_for_is_served(make, vendor):
+    registry = make(offering(TinyBackend("a", ("gpu:0",), vendor="amd")))
+    assert registry.serving("a", Device("gpu"), vendor=vendor)
+
+
+def test_a_vendor_that_cannot_be_told_is_no_reason_to_refuse(make):
+    registry = make(offering(TinyBackend("a", ("gpu:0",), vendor="")))
+    assert registry.serving("a", Device("gpu"), vendor="nvidia")
+
+
+# -- owner -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_object_belongs_to_the_framework_of_its_class_or_of_a_base_of_it(make):
+    backend = TinyBackend("a")
+    registry = make(offering(backend))
+
+    class OfTheUser(backend.cell):
+        """Lives in a module of the user's."""
+
+    assert registry.owner(backend.new()) == "a"
+    assert registry.owner(OfTheUser(1, Device("cpu"))) == "a"
+
+
+def test_an_object_of_nobody_is_told_with_its_class(make):
+    error = raised(NoBackendError, make().owner, {1, 2})
+    assert error.problem == "builtins.set has no backend: no installed plugin owns it"
+    assert error.available == "backends for numpy"
+    assert "framework=" in error.hint
+
+
+def test_an_object_of_a_known_framework_is_told_with_the_line_that_installs_its_plugin(make):
+    tensor = type("Tensor", (), {"__module__": "torch"})()
+    error = raised(NoBackendError, make().owner, tensor)
+    assert error.problem == "torch.Tensor has no backend: no plugin for the framework 'torch' is installed"
+    assert error.hint == "python -m pip install anyaccel-torch"
+
+
+def test_an_object_whose_plugin_is_broken_is_told_the_cause(make):
+    tensor = type("Array", (), {"__module__": "jaxlib._jax"})()
+    registry = make(entry("jax", ImportError("no XLA"), "anyaccel-jax", "1.0"))
+    error = raised(NoBackendError, registry.owner, tensor)
+    assert "jax (anyaccel-jax 1.0), is installed but broken (ImportError: no XLA)" in str(error)
+
+
+def test_two_owners_are_an_error_that_names_both(make):
+    a, b = TinyBackend("a"), TinyBackend("b")
+    both = type("Both", (a.cell, b.cell), {"__slots__": ()})(1, Device("cpu"))
+    error = raised(AmbiguousOwnerError, make(offering(a), offering(b)).owner, both)
+    assert "belongs to several frameworks: a and b" in error.problem
+    assert error.hint == "name one: ModelNode(..., framework='a')"
+
+
+def test_two_backends_of_one_framework_are_one_owner(make):
+    cpu, gpu = TinyBackend("a", ("cpu",)), TinyBackend("a", ("gpu:0",))
+    assert make(offering(cpu, gpu)).owners(cpu.new()) == ("a",)
+
+
+def test_a_backend_whose_framework_is_not_imported_is_not_asked(make, monkeypatch):
+    """Nobody imports a framework to find out: while its module is not there, no object can be its own."""
+    import sys
+
+    backend = TinyBackend("absent")
+    cell = backend.new()
+    monkeypatch.delitem(sys.modules, "tiny_absent")
+    monkeypatch.setattr(backend, "owns", lambda obj: pytest.fail("asked"), raising=False)
+    assert make(offering(backend)).owners(cell) == ()
+
+
+def test_ownership_is_decided_anew_when_a_plugin_is_registered(make):
+    registry, backend = make(), TinyBackend("late")
+    assert registry.owners(backend.new()) == ()
+    registry.register(plugin_module("late", backends=lambda: [backend]), "late")
+    assert registry.owner(backend.new()) == "late"
+
+
+def test_a_class_without_a_module_is_owned_by_nobody(make):
+    error = raised(NoBackendError, make().owner, type("Odd", (), {"__module__": None})())
+    assert "Odd" in error.problem
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def test_hooks_of_a_plugin_without_backends_are_called(make):
+    seen = []
+    registry = make(entry("watch", plugin_module("watch", epoch_start=lambda run: seen.append(run)), "anyaccel-watch"))
+    registry.hooks.hook.epoch_start(run=types.SimpleNamespace(epoch=3))
+    assert [run.epoch for run in seen] == [3]
+
+
+def test_offering_hooks_are_called_once_when_the_plugin_is_loaded(make):
+    calls = []
+
+    def backends():
+        calls.append(1)
+        return []
+
+    registry = make(entry("once", plugin_module("once", backends=backends), "anyaccel-once"))
+    assert registry.frameworks and registry.plugins and registry.hooks and registry.backends
+    assert calls == [1]

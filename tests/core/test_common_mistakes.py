@@ -1,0 +1,258 @@
+"""Common mistakes of new users, and the messages that they get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.errors import AnyaccelError, DataError, FrameworkError, PhaseError, ShapeError, SpecError, StateError
+
+X = np.random.default_rng(0).standard_normal((20, 3)).astype("float32")
+LOSS = aa.AppliedLoss("mse", on="net")
+
+
+def source(**more: np.ndarray) -> aa.FeatureSet:
+    columns = {"x": X, "y": X[:, 0], **more}
+    features = aa.FeatureSet.from_dict("data", columns, ["x"], ["y", *more])
+    features.split_random({"train": 0.8, "val": 0.2})
+    return features
+
+
+def graph(data: aa.FeatureSet, width: int = 1) -> aa.ModelGraph:
+    return aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(width), data.reference(targets=["y"]))], "adam")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 3}, r"TrainPhase has no setting 'epochs'. Available: .*n_epochs.* did you mean 'n_epochs'\?$"),
+        ({"losses": "mse"}, r"losses must be a list, got 'mse'. Hint: write losses=\[AppliedLoss"),
+        ({"batch_size": 16}, r"no setting 'batch_size'. Hint: write sampler=16 for batches of 16"),
+        ({"metrics": ["mse"]}, r"no setting 'metrics'. Hint: .*validation=EvalPhase\(..., metrics=\[...\]\)"),
+        (
+            {"callbacks": aa.EarlyStopping()},
+            r"callbacks must be a list, got .*. Hint: write callbacks=\[EarlyStopping\(\)\]",
+        ),
+        ({"callbacks": [aa.EarlyStopping]}, r"is not a Callback. Hint: .*EarlyStopping\(\)"),
+    ],
+)
+def test_wrong_settings_of_a_phase_are_refused_with_a_hint(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(PhaseError, match=message):
+        aa.TrainPhase("t", **{"data": "train", "losses": [LOSS], **settings})
+
+
+def test_a_misspelt_split_is_an_error_of_the_plan() -> None:
+    experiment = aa.Experiment("e", graph(source()))
+    with pytest.raises(
+        DataError, match=r"has no split 'vale'. Available: train, val, all. Hint: did you mean 'val'\?$"
+    ):
+        experiment.plan(aa.EvalPhase("v", data="vale"))
+    with pytest.raises(DataError) as caught:
+        source()["alla"]
+    assert "did you mean 'all'" not in str(caught.value)
+
+
+def test_a_schedule_can_be_named_if_it_needs_no_settings() -> None:
+    assert aa.Optimizer("adam", schedule="constant").schedule == aa.Schedule()
+    with pytest.raises(SpecError, match=r"schedule .cosine. lacks steps\."):
+        aa.Optimizer("adam", schedule="cosine")
+    with pytest.raises(SpecError, match=r"0\.5 is not a Schedule\. Available: constant"):
+        aa.Optimizer("adam", schedule=0.5)  # type: ignore[arg-type]
+
+
+def test_an_unknown_setting_of_an_optimizer_lists_the_known_ones() -> None:
+    with pytest.raises(SpecError, match=r"no setting learning_rate\. Available: lr, schedule, clip_norm, betas"):
+        aa.Optimizer("adam", learning_rate=0.1)
+
+
+def test_an_output_shape_may_be_a_number() -> None:
+    assert aa.SequentialMLP(3).get_config()["output_shape"] == [3]
+
+
+def test_accuracy_of_one_output_needs_two_classes() -> None:
+    with pytest.raises(SpecError, match=r"the targets have 3 values.*Hint: give the model one output"):
+        aa.Metric("accuracy").measure(np.zeros((4, 1), "float32"), np.array([0, 1, 2, 1]))
+
+
+def test_a_custom_loss_gets_targets_of_the_shape_of_the_outputs() -> None:
+    shapes = []
+
+    def own(outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float, list[Any]]:
+        shapes.append((outputs.shape, targets.shape))
+        return float(np.sum((outputs - targets) ** 2)), outputs.size, [2 * (outputs - targets), None]
+
+    data = source(count=np.arange(20))
+    for column in ("y", "count"):
+        loss = aa.AppliedLoss(own, on="net", inputs=["outputs", f"data.{column}"])
+        phase = aa.TrainPhase("t", data="train", losses=[loss], sampler=4)
+        aa.Experiment("e", graph(data), progress="none").run_phase(phase)
+    assert shapes and all(outputs == targets for outputs, targets in shapes)
+
+
+def test_the_repr_of_results_is_one_line() -> None:
+    experiment = aa.Experiment("e", graph(source()), progress="none")
+    experiment.run(
+        aa.TrainPhase("t", data="train", losses=[LOSS]), aa.EvalPhase("v", data="val", losses=[LOSS], metrics=["mae"])
+    )
+    trained, tested = map(repr, experiment.history)
+    assert trained.startswith("TrainResults('t', 1 epochs, loss ") and "\n" not in trained
+    assert tested.startswith("EvalResults('v', loss ") and tested.endswith("predictions of net)")
+
+
+def test_arrays_to_a_device_of_another_framework_need_its_name() -> None:
+    with pytest.raises(FrameworkError, match=r"NumPy array cannot be on 'xpu'.*whose tensor it becomes"):
+        aa.move({"x": X}, "xpu")
+
+
+def test_devices_by_framework() -> None:
+    assert aa.best_device(framework="numpy") == aa.Device("cpu")
+    assert aa.devices("cpu", "numpy") == [aa.Device("cpu")]
+    with pytest.raises(AnyaccelError, match="no plugin for the framework 'nimpy' is installed"):
+        aa.best_device(framework="nimpy")
+
+
+def test_a_move_to_the_cpu_is_in_the_plan() -> None:
+    with aa.simulate(1):
+        trained = graph(source())
+        experiment = aa.Experiment("e", trained, progress="none")
+        experiment.run_phase(aa.TrainPhase("t", data="train", losses=[LOSS], accelerator="sim:0"))
+        plan = experiment.plan(aa.EvalPhase("v", data="val"))
+    assert "net moves from sim:0 to cpu:0: neither it nor the phase asks for a device" in str(plan)
+
+
+def test_the_size_of_a_model_is_bounded() -> None:
+    with pytest.raises(SpecError, match=r"layers of 16\. Available: at most"):
+        aa.SequentialMLP(1, n_layers=10**30)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("net/optimizer_step", np.array(-5), "net/optimizer_step in the state must be at least 0, got -5"),
+        ("progress/t", np.array(-3), "progress/t in the state must be at least 0, got -3"),
+        ("net/optimizer/m/layers.0.bias", np.array(["a"] * 16), "in the state must have a numeric dtype, got <U1"),
+    ],
+)
+def test_a_state_with_invalid_values_is_refused_as_a_whole(name: str, value: np.ndarray, message: str) -> None:
+    trained = graph(source())
+    aa.Experiment("e", trained, progress="none").run_phase(aa.TrainPhase("t", data="train", losses=[LOSS]))
+    before = trained.state()
+    odd = {key: np.zeros_like(array) for key, array in before.items()} | {name: value}
+    with pytest.raises(StateError) as caught:
+        trained.load_state(odd)
+    assert message in str(caught.value)
+    after = trained.state()
+    assert all(np.array_equal(after[key], array) for key, array in before.items())
+
+
+def test_a_negative_seed_is_restored_from_the_state() -> None:
+    data = source()
+    made = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data.reference(targets=["y"]))], seed=-5)
+    assert made.load_state(made.state()).seed == -5
+
+
+class OnlyFit:
+    """An estimator without partial_fit."""
+
+    def fit(self, x, y=None):
+        self.mean_ = x.mean(axis=0)
+
+    def predict(self, x):
+        return x - self.mean_
+
+
+class WithPartialFit(OnlyFit):
+    """An estimator with partial_fit."""
+
+    def partial_fit(self, x, y=None):
+        self.fit(x)
+
+
+def experiment(*nodes: aa.ModelNode) -> aa.Experiment:
+    return aa.Experiment("e", aa.ModelGraph(list(nodes), "adam"), progress="none")
+
+
+def test_a_single_loss_needs_no_list() -> None:
+    assert aa.TrainPhase("t", data="train", losses=LOSS).losses == (LOSS,)
+    assert aa.EvalPhase("e", data="train", losses=LOSS).losses == (LOSS,)
+
+
+def test_a_plan_of_a_fit_phase_says_what_is_fitted_in_which_order() -> None:
+    data = source()
+    runner = experiment(aa.ModelNode("cls", OnlyFit(), "sc"), aa.ModelNode("sc", OnlyFit(), data.reference()))
+    note = "fits sc (OnlyFit), then cls (OnlyFit), on the host"
+    assert note in runner.plan(aa.FitPhase("f", data="train")).notes
+    assert "fits cls" in " ".join(runner.run_phase(aa.FitPhase("f", data="train")).plan.notes)
+
+
+def test_estimators_without_partial_fit_are_refused_in_a_train_phase() -> None:
+    data, train = source(), aa.TrainPhase("t", data="train")
+    with pytest.raises(PhaseError, match=r"has no loss.*Hint: 'cls' has no partial_fit: run a FitPhase"):
+        experiment(aa.ModelNode("cls", OnlyFit(), data.reference())).run_phase(train)
+    fitted = experiment(aa.ModelNode("cls", WithPartialFit(), data.reference()))
+    fitted.run_phase(aa.FitPhase("f", data="train"))
+    with pytest.raises(PhaseError, match=r"Hint: 'cls' is frozen: graph.unfreeze\('cls'\)\.$"):
+        fitted.run_phase(train)
+    for first in (OnlyFit(), WithPartialFit()):
+        two = experiment(aa.ModelNode("sc", first, data.reference()), aa.ModelNode("cls", WithPartialFit(), "sc"))
+        with pytest.raises(PhaseError, match=r"FitPhase\('fit', data=..., nodes='sc'\)"):
+            two.run_phase(train)
+
+
+def test_a_metric_that_fits_only_one_of_several_nodes_gives_a_hint() -> None:
+    data = source(c=np.arange(20) % 3)
+    nodes = [
+        aa.ModelNode("net", aa.SequentialMLP(1), data.reference(targets=["y"])),
+        aa.ModelNode("cls", aa.SequentialMLP(3), data.reference(targets=["c"])),
+    ]
+    losses = [LOSS, aa.AppliedLoss("cross_entropy", on="cls")]
+    with pytest.raises(
+        SpecError, match=r"metric 'net.accuracy' on node 'net': .*Hint: .*Metric\('accuracy', on='cls'\)\.$"
+    ):
+        experiment(*nodes).run_phase(aa.EvalPhase("e", data="val", losses=losses, metrics=["accuracy"]))
+
+
+@pytest.mark.parametrize("classes", [X[:, 0], np.zeros(20, "int64")], ids=["numbers", "indices"])
+def test_cross_entropy_of_one_output_is_refused(classes: np.ndarray) -> None:
+    data = source(c=classes)
+    runner = experiment(aa.ModelNode("net", aa.SequentialMLP(1), data.reference(targets=["c"])))
+    message = (
+        "needs at least two classes, .* has one. Hint: use 'mse' for a number, 'binary_cross_entropy' for yes or no"
+    )
+    with pytest.raises(ShapeError, match=message):
+        runner.run_phase(aa.TrainPhase("t", data="train", losses=aa.AppliedLoss("cross_entropy", on="net")))
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "step_size"])
+def test_other_names_of_the_learning_rate_give_a_hint(name: str) -> None:
+    with pytest.raises(SpecError, match=rf"no setting {name}. .* did you mean 'lr'\?$"):
+        aa.Optimizer("adam", **{name: 0.1})
+
+
+def test_scalar_columns_get_an_axis_for_a_model_that_needs_one() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("anyaccel_torch")
+    data = aa.FeatureSet.from_dict("data", {"a": X[:, 0], "n": np.arange(20), "y": 2 * X[:, 0]}, ["a", "n"], ["y"])
+    runner = experiment(aa.ModelNode("net", torch.nn.Linear(1, 1), data.reference("a")))
+    result = runner.run_phase(aa.TrainPhase("t", data="all", losses=LOSS, sampler=4, n_epochs=3))
+    (column,) = (each for each in result.plan.columns if each.role == "features")
+    assert column.change == "[] to [1]" and result.loss[-1] < result.loss[0]
+    predicted = runner.run_phase(aa.EvalPhase("e", data="all")).prediction("net")
+    with torch.no_grad():
+        expected = runner.graph["net"].model(torch.from_numpy(X[:, :1].copy())).numpy()
+    np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ShapeError, match=r"node 'net' does not accept int64\[1\] from data.n.*cast\(\{.*'float32'\}"):
+        experiment(aa.ModelNode("net", torch.nn.Linear(1, 1), data.reference("n"))).graph.build()
+
+
+def test_new_data_under_another_label_are_refused_with_a_hint() -> None:
+    data = source()
+    new = aa.FeatureSet.from_dict("new", {"x": X, "y": X[:, 0]}, ["x"], ["y"])
+    runner = experiment(aa.ModelNode("net", aa.SequentialMLP(1), data.reference()))
+    with pytest.raises(PhaseError, match=r"Hint: if 'new' are such data, say so: data=\{'data': new\}\.$"):
+        runner.run_phase(aa.EvalPhase("e", data=new))
+    result = runner.run_phase(aa.EvalPhase("e", data={"data": new}, metrics=["mse"]))
+    assert len(result.prediction("net")) == 20 and result.to_arrow().column_names == ["prediction.net", "y"]
