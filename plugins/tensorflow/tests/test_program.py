@@ -146,7 +146,7 @@ def test_a_phase_that_fails_gives_back_too() -> None:
 # -- the predecessor -------------------------------------------------------------------------------------------------
 
 
-def test_b16_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
+def test_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its variables stayed where they were made, its batches were never moved, its losses were outside the tape."""

@@ -319,7 +319,7 @@ def test_place_gives_what_the_backend_returns(tiny):
 
 
 @pytest.mark.parametrize("act", [move, place])
-def test_b12_a_missing_device_is_an_error_before_anything_moves(tiny, act):
+def test_a_missing_device_is_an_error_before_anything_moves(tiny, act):
     with pytest.raises(DeviceUnavailableError, match=r"sim:9 is not on this machine for tiny.*Available: cpu:0, sim:0"):
         act(tiny.new(), "sim:9")
 

@@ -94,8 +94,8 @@ def test_serving_gives_the_backend_of_a_usable_device(make):
     assert registry.serving("a", Device("gpu", 1)) is registry.find("a", "gpu")
 
 
-def test_b12_a_missing_device_is_an_error_with_the_reason_and_the_usable_ones(make):
-    """B12: the predecessor took such a device and failed mid-run with the framework's own words."""
+def test_a_missing_device_is_an_error_with_the_reason_and_the_usable_ones(make):
+    """The predecessor took such a device and failed mid-run with the framework's own words."""
     registry = make(offering(TinyBackend("a", ("gpu:0", "gpu:1"), absent="the driver is too old")))
     error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu", 7))
     assert error.problem == "gpu:7 is not on this machine for a (the driver is too old)"
@@ -103,7 +103,7 @@ def test_b12_a_missing_device_is_an_error_with_the_reason_and_the_usable_ones(ma
     assert error.hint == "use one of these, such as 'gpu:0'"
 
 
-def test_b12_a_kind_without_a_device_is_an_error(make):
+def test_a_kind_without_a_device_is_an_error(make):
     registry = make(offering(TinyBackend("a", ("cpu",), kinds=("cpu", "gpu"))))
     error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu"))
     assert error.problem == "gpu:0 is not on this machine for a"
