@@ -1,7 +1,7 @@
-"""anyaccel: say where once, wire models of any framework into a graph, run phases.
+"""anyaccel: one device layer for models of any machine-learning framework, and graphs that train across frameworks.
 
-Importing this package imports no framework, no plugin, no NumPy and no Arrow, and looks for nothing: every public name
-is loaded when it is first used.
+Importing this package imports no framework, plugin, NumPy or Arrow, and does not look for plugins: each public name is
+imported on first use. The modules beside this file are the kernel, which is all that `place` and `move` need.
 """
 
 from __future__ import annotations

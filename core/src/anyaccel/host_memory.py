@@ -1,4 +1,4 @@
-"""Memory of the host: how much of it this process may have, and arrays in it that a framework can compute from."""
+"""Host memory: how much of it this process may use, and arrays that frameworks can use without a copy."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ALIGNMENT = 64  # bytes; XLA and TensorFlow compute from memory that begins at multiples of it, others from any
+ALIGNMENT = 64  # bytes; XLA and TensorFlow use aligned memory without a copy, other frameworks any memory
 _ROOT = Path("/")
 _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 class HostMemory(NamedTuple):
-    """Bytes of the host's memory that this process may have, and those of them that are free; 0 where unknown."""
+    """Bytes of host memory that this process may use, and how many of them are free; 0 if unknown."""
 
     total: int
     free: int
 
 
 def host_memory(root: Path = _ROOT) -> HostMemory:
-    """The memory of the host as of now, within the limits of the control groups that the process is in.
+    """The host memory now, within the limits of the process's control groups.
 
-    Free is what can be had without swapping: the system's caches count as free. `root` is where `proc` and `sys` are.
+    Free memory is what is available without swapping, including the system's caches. `root` is the directory of `proc`
+    and `sys`.
     """
-    told = _meminfo(root / "proc/meminfo")
-    total = told.get("MemTotal", 0) or _pages("SC_PHYS_PAGES")
-    free = told.get("MemAvailable", 0) or told.get("MemFree", 0) or _pages("SC_AVPHYS_PAGES")
+    meminfo = _meminfo(root / "proc/meminfo")
+    total = meminfo.get("MemTotal", 0) or _pages("SC_PHYS_PAGES")
+    free = meminfo.get("MemAvailable", 0) or meminfo.get("MemFree", 0) or _pages("SC_AVPHYS_PAGES")
     for limit, used in _limits(root):
         if limit < total or not total:
             total = limit
@@ -39,28 +40,28 @@ def host_memory(root: Path = _ROOT) -> HostMemory:
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array of any content, [*shape] in C's order, that begins at a multiple of `ALIGNMENT` bytes."""
-    kind = np.dtype(dtype)
-    nbytes = math.prod(shape) * kind.itemsize
-    room = np.empty(nbytes + ALIGNMENT, np.uint8)
-    begin = -room.ctypes.data % ALIGNMENT
-    made: np.ndarray = room[begin : begin + nbytes].view(kind).reshape(shape)
-    return made
+    """An uninitialised C-contiguous array that starts at a multiple of `ALIGNMENT` bytes."""
+    numpy_dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * numpy_dtype.itemsize
+    buffer = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    array: np.ndarray = buffer[start : start + nbytes].view(numpy_dtype).reshape(shape)
+    return array
 
 
 def is_aligned(array: np.ndarray) -> bool:
-    """Whether an array begins at a multiple of `ALIGNMENT` bytes; one without numbers begins nowhere."""
+    """Whether an array is empty or starts at a multiple of `ALIGNMENT` bytes."""
     return not array.size or int(array.ctypes.data) % ALIGNMENT == 0
 
 
 def is_dense(array: np.ndarray) -> bool:
-    """Whether an array can be used as it lies: writable, in C's order without gaps, in the machine's byte order."""
+    """Whether an array is writable, C-contiguous and in native byte order."""
     flags = array.flags
     return bool(flags.writeable and flags.c_contiguous and flags.aligned and array.dtype.isnative)
 
 
 def is_own(array: np.ndarray) -> bool:
-    """Whether a framework can compute from an array that is given away: dense, in memory of NumPy's own."""
+    """Whether a framework may take over an array's memory: the array is dense, and NumPy owns its memory."""
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -68,13 +69,13 @@ def is_own(array: np.ndarray) -> bool:
 
 
 def _meminfo(path: Path) -> dict[str, int]:
-    """Bytes by name, as Linux tells them in kB; nothing elsewhere."""
+    """Bytes by name from Linux's meminfo; empty on other systems."""
     lines = (line.split() for line in _text(path).splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use, in bytes, of every control group above the process that has a limit; caches are not in use."""
+    """Limit and use, in bytes and without caches, of every control group of the process that has a limit."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if "memory" in controllers.split(","):
@@ -85,12 +86,12 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _along(mount: Path, path: str, limit: str, used: str, cache: str) -> Iterator[tuple[int, int]]:
-    """From a control group up to where they are mounted, which inside a container is often its own."""
+    """From a control group up to the mount point, which in a container is often the group itself."""
     parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
     for depth in range(len(parts), -1, -1):
         folder = mount.joinpath(*parts[:depth])
         most, now = _text(folder / limit).strip(), _text(folder / used).strip()
-        if most.isdecimal() and now.isdecimal() and int(most) < 2**60:  # without a limit version 1 tells nearly 2**63
+        if most.isdecimal() and now.isdecimal() and int(most) < 2**60:  # version 1 says nearly 2**63 for no limit
             yield int(most), max(int(now) - _stat(folder / "memory.stat").get(cache, 0), 0)
 
 
@@ -102,12 +103,12 @@ def _stat(path: Path) -> Mapping[str, int]:
 def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8", "replace")
-    except OSError:  # not on this system, or not for us to read
+    except OSError:  # missing on this system, or not readable
         return ""
 
 
 def _pages(name: str) -> int:
-    """Bytes of a count of memory pages; 0 where the system does not say."""
+    """Bytes of a number of memory pages from sysconf; 0 if unknown."""
     try:
         return max(os.sysconf(name), 0) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not every system has sysconf, or this name

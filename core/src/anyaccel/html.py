@@ -20,7 +20,7 @@ _SPACES = re.compile("[\t\n\v\f\r\x85\u2028\u2029]+")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
 
 # White text has a contrast of at least 4.5 on each. They differ under each of the three colour vision deficiencies, the
-# first four and the CPU's most; tests/core/kernel/test_html.py measures it.
+# first four and the CPU's most; tests/core/values/test_html.py measures it.
 _CPU = "#566173"
 _HUES = ("#0058FC", "#79540A", "#277F56", "#C924BC", "#1A1081", "#68210A", "#074F71")
 _FIRST = {"gpu": 0, "mps": 0, "xpu": 1, "sim": 2}  # where a kind begins among the hues; others begin by their name

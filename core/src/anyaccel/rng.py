@@ -1,7 +1,7 @@
-"""The one pinned generator: the same bits for a seed on every machine, backend and NumPy version.
+"""Random numbers that are the same for a seed on every machine, backend and NumPy version.
 
 splitmix64 over a counter (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): element i
-of a stream is a pure function of (key, i), so that any framework can repeat it and nothing has to be carried along.
+of a stream is a pure function of (key, i), so that any framework can compute it and there is no state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def key(*parts: int | str) -> int:
-    """A 64-bit key for a named stream, such as `key(seed, "order", epoch)`."""
+    """The 64-bit key of a named stream, such as `key(seed, "order", epoch)`."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -31,9 +31,9 @@ def bits(stream: int, n: int) -> np.ndarray:
 
 
 def permutation(stream: int, n: int) -> np.ndarray:
-    """A uniformly random order of `range(n)`, int64 [n]: the argsort of the stream's first n words.
+    """A uniformly random permutation of `range(n)`, int64 [n]: the argsort of the stream's first n words.
 
-    These are all distinct (each step of `bits` can be undone), so that every way to sort gives this order.
+    The words are distinct, because every step of `bits` is invertible, so every sorting algorithm gives this order.
     """
     return np.argsort(bits(stream, n)).astype(np.int64, copy=False)
 

@@ -121,3 +121,10 @@ def test_two_columns_of_one_name_among_the_rest() -> None:
     table = pa.table([pa.array([1.0]), pa.array([2.0]), pa.array([3.0])], names=["a", "a", "y"])
     with pytest.raises(ColumnError, match="'fs' has 2 columns called 'a'"):
         FeatureSet.from_arrow("fs", table, ..., "y")
+
+
+def test_names_may_come_in_an_array() -> None:
+    data = {"a": [1.0, 2.0], "b": [3.0, 4.0], "y": [0, 1]}
+    by_array = FeatureSet.from_dict("fs", data, np.array(["a", "b"]), np.array(["y"]))
+    assert (by_array.features, by_array.targets) == (("a", "b"), ("y",))
+    assert FeatureSet.from_arrow("fs", by_array.to_arrow(), np.array(["b", "a"])).features == ("b", "a")

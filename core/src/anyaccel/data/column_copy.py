@@ -90,6 +90,10 @@ class ChunkedColumn:
         return list(accumulate(map(len, self.chunks)))
 
 
+_Run = tuple[Sequence[ChunkedColumn], int]
+"""Columns that are written together, and where in the last axis they begin."""
+
+
 def chunked_columns(rows: Rows, names: Sequence[str]) -> list[ChunkedColumn]:
     """Columns of rows where they lie, without a copy; only bool columns, which Arrow packs, are unpacked."""
     chosen = None if rows.indices is None else _chosen(rows.indices, len(rows.base))
@@ -143,7 +147,7 @@ def _usable_processors() -> int:
 
 def _copy(columns: Sequence[ChunkedColumn], places: np.ndarray | None, out: np.ndarray, start: int, stop: int) -> None:
     """Copy rows from `start` to `stop` in blocks, to the same rows of `out` or to those in `places`."""
-    block = _rows_of_block(out)
+    block, runs = _rows_of_block(out), list(_runs(columns))
     scratch = np.empty((min(_TILE, len(columns)), block + max(_LINE // out.itemsize, 1)), out.dtype)
     rows = None if places is None else np.empty((block, *out.shape[1:]), out.dtype)
     if len(columns) == 1 and rows is None and not _needs_scratch(columns[0], out):
@@ -151,9 +155,9 @@ def _copy(columns: Sequence[ChunkedColumn], places: np.ndarray | None, out: np.n
     for begin in range(start, stop, block):
         end = min(begin + block, stop)
         if rows is None or places is None:
-            _write(columns, begin, end, out[begin:end], scratch)
+            _write(runs, begin, end, out[begin:end], scratch)
         else:
-            _write(columns, begin, end, rows[: end - begin], scratch)
+            _write(runs, begin, end, rows[: end - begin], scratch)
             _scatter(rows[: end - begin], places[begin:end], out)
 
 
@@ -184,12 +188,12 @@ def _scatter(rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
     np.put(out.reshape(len(out), -1).view(whole_row), places, rows.reshape(len(rows), -1).view(whole_row), mode="clip")
 
 
-def _write(columns: Sequence[ChunkedColumn], start: int, stop: int, out: np.ndarray, scratch: np.ndarray) -> None:
+def _write(runs: Sequence[_Run], start: int, stop: int, out: np.ndarray, scratch: np.ndarray) -> None:
     """Rows of columns side by side into `out` [stop - start, *shape]."""
-    if len(columns) == 1:
-        columns[0].read(start, stop, out)
+    if len(runs) == 1 and len(runs[0][0]) == 1:
+        runs[0][0][0].read(start, stop, out)
         return
-    for run, place in _runs(columns):
+    for run, place in runs:
         if len(run) > 1:
             _transpose(run, start, stop, out[:, place : place + len(run)], scratch[: len(run), : stop - start])
         else:
@@ -204,8 +208,8 @@ def _transpose(run: Sequence[ChunkedColumn], start: int, stop: int, out: np.ndar
     out[...] = scratch.T
 
 
-def _runs(columns: Sequence[ChunkedColumn]) -> Iterator[tuple[Sequence[ChunkedColumn], int]]:
-    """Columns that are written together (scalar ones in tiles, others alone), and where in the last axis they begin."""
+def _runs(columns: Sequence[ChunkedColumn]) -> Iterator[_Run]:
+    """All columns in runs: scalar ones in tiles, others alone."""
     number = place = 0
     while number < len(columns):
         stop = number

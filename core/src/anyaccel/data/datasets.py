@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from anyaccel.data.feature_set import FeatureSet
 from anyaccel.data.readers.parquet import read_parquet
+from anyaccel.data.roles import RoleNames
 
 _FILE = "digits.parquet"
 _DARKEST = 16  # each pixel counts the dark dots of 4 x 4
@@ -25,7 +26,7 @@ def digits() -> FeatureSet:
     DIGITS-LICENSE.txt beside this module.
     """
     content = files("anyaccel.data").joinpath(_FILE).read_bytes()
-    stored = FeatureSet("digits", read_parquet("digits", pa.BufferReader(content), _FILE, "pixels", "label", None))
+    stored = FeatureSet("digits", read_parquet("digits", pa.BufferReader(content), _FILE, RoleNames("pixels", "label")))
     data = {
         "pixels": stored.array("pixels").astype(np.float32) / np.float32(_DARKEST),
         "label": stored.array("label").astype(np.int64),

@@ -22,7 +22,7 @@ from anyaccel.data.column_reference import CONFIG_KEYS, check_config, checked_st
 from anyaccel.data.display import data_frame, rows_html, summary
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.file_discovery import Paths
-from anyaccel.data.roles import Names, NamesOrRest, brief, check_label, listed, selected
+from anyaccel.data.roles import Names, NamesOrRest, RoleNames, brief, check_label, listed, selected
 from anyaccel.data.row_filters import checked_indices, described, positions_where
 from anyaccel.data.rows import Rows
 from anyaccel.data.splitting.group_keys import group_keys
@@ -45,9 +45,13 @@ class _SplitRows(Rows):
     def view(self) -> FeatureSetView:
         """These rows as a view of their feature set."""
 
-    @abstractmethod
     def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
-        """Some of these rows as a view; see `Rows.take`."""
+        """Some rows as a view, without a copy of any column; see `Rows.take`.
+
+        Raises:
+            SplitError: positions that are empty, not integers, or out of range.
+        """
+        return self.view().take(positions, name=name)
 
     def filter(self, conditions: Mapping[str, Any], *, name: str | None = None) -> FeatureSetView:
         """The rows that meet all conditions, in their order, as a view; nothing is copied.
@@ -91,7 +95,7 @@ class _SplitRows(Rows):
         groups = None if group_by is None else group_keys(self, group_by, "group_by")
         view = self.view()
         check_distinct(self._label, view.name, view.rows)
-        positions = random_positions(self._label, view.name, len(self), ratios, seed, strata, groups)
+        positions = random_positions(self._label, view.name, len(self), ratios, seed=seed, strata=strata, groups=groups)
         return _registered(view, positions)
 
     def split_by_condition(
@@ -396,7 +400,7 @@ class FeatureSet(_SplitRows):
                 NaN among integers), or a feature or target that is not numeric.
         """
         check_label(label)
-        return cls(label, dataframes.table_from_dict(label, data, feature_keys, target_keys, tag_keys))
+        return cls(label, dataframes.table_from_dict(label, data, RoleNames(feature_keys, target_keys, tag_keys)))
 
     @classmethod
     def from_arrow(
@@ -419,7 +423,7 @@ class FeatureSet(_SplitRows):
             ColumnError: as `from_dict`, or no names and no roles in the schema.
         """
         check_label(label)
-        return cls(label, dataframes.table_from_arrow(label, table, feature_keys, target_keys, tag_keys))
+        return cls(label, dataframes.table_from_arrow(label, table, RoleNames(feature_keys, target_keys, tag_keys)))
 
     @classmethod
     def from_pandas(
@@ -446,10 +450,8 @@ class FeatureSet(_SplitRows):
                 nullable and Arrow dtypes, of Polars and of DuckDB are refused in features and targets.
         """
         check_label(label)
-        features = dataframes.one_spelling(label, "feature", feature_cols, feature_keys)
-        targets = dataframes.one_spelling(label, "target", target_cols, target_keys)
-        tags = dataframes.one_spelling(label, "tag", tag_cols, tag_keys)
-        return cls(label, dataframes.table_from_frame(label, df, features, targets, tags))
+        cols, keys = RoleNames(feature_cols, target_cols, tag_cols), RoleNames(feature_keys, target_keys, tag_keys)
+        return cls(label, dataframes.table_from_frame(label, df, dataframes.one_spelling(label, cols, keys)))
 
     @classmethod
     def from_parquet(
@@ -483,8 +485,8 @@ class FeatureSet(_SplitRows):
             ColumnError: as `from_arrow`, or a column that a file lacks or holds in another type than the first.
         """
         check_label(label)
-        table = parquet.table_from_parquet(label, path, feature_keys, target_keys, tag_keys, row_groups)
-        return cls(label, table)
+        given = RoleNames(feature_keys, target_keys, tag_keys)
+        return cls(label, parquet.table_from_parquet(label, path, given, row_groups))
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {len(view)}" for name, view in self._splits.items())
@@ -548,14 +550,6 @@ class FeatureSet(_SplitRows):
     def view(self) -> FeatureSetView:
         """All rows as a view, named `"all"`."""
         return FeatureSetView(self, ALL, np.arange(len(self)))
-
-    def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
-        """Some rows as a view, without a copy of any column; see `Rows.take`.
-
-        Raises:
-            SplitError: positions that are empty, not integers, or out of range.
-        """
-        return self.view().take(positions, name=name)
 
     def split(self, name: str) -> FeatureSetView:
         """The split of this name, or the view of all rows for `"all"`.

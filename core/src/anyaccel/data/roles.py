@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -21,6 +21,14 @@ _KEY = b"anyaccel.role"
 _SHOWN = 20
 _REASONS = 5
 _JOINED = 4
+
+
+class RoleNames(NamedTuple):
+    """Names of columns by role, as a user gives them; one of the three may be `...`."""
+
+    features: NamesOrRest = None
+    targets: NamesOrRest = None
+    tags: NamesOrRest = None
 
 
 class WithRoles:
@@ -109,12 +117,10 @@ def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnErro
     return ColumnError(f"{label!r} has no column {name!r}", available=listed(columns), hint=did_you_mean(name, columns))
 
 
-def assign_roles(
-    label: str, columns: Sequence[str], features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
-) -> dict[str, str]:
+def assign_roles(label: str, columns: Sequence[str], given: RoleNames) -> dict[str, str]:
     """The role of each chosen column, by name, in the order features, targets, tags."""
     roles: dict[str, str] = {}
-    for role, names in zip(ROLES, _without_rest(label, columns, (features, targets, tags)), strict=True):
+    for role, names in zip(ROLES, _without_rest(label, columns, given), strict=True):
         for name in names:
             if name not in columns:
                 raise no_column(label, name, columns)
@@ -129,7 +135,7 @@ def assign_roles(
     return roles
 
 
-def _without_rest(label: str, columns: Sequence[str], given: Sequence[NamesOrRest]) -> list[tuple[str, ...]]:
+def _without_rest(label: str, columns: Sequence[str], given: RoleNames) -> list[tuple[str, ...]]:
     """Names of the columns of each role; `...` becomes the columns that no role names."""
     open_ = [role for role, names in zip(ROLES, given, strict=True) if names is ...]
     if len(open_) > 1:
@@ -144,14 +150,12 @@ def _without_rest(label: str, columns: Sequence[str], given: Sequence[NamesOrRes
     return [rest if names is ... else own for names, own in zip(given, named, strict=True)]
 
 
-def chosen_roles(
-    label: str, schema: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
-) -> dict[str, str]:
+def chosen_roles(label: str, schema: Any, given: RoleNames) -> dict[str, str]:
     """The role of each chosen column of an Arrow schema: as named, or as in its metadata if all three are None."""
-    if features is None and targets is None and tags is None:
+    if all(names is None for names in given):
         return read_roles(label, schema)
-    roles = assign_roles(label, schema.names, features, targets, tags)
-    open_ = open_roles(features, targets)
+    roles = assign_roles(label, schema.names, given)
+    open_ = open_roles(given)
     types = {name: schema.field(name).type for name, role in roles.items() if role in open_}
     check_rest(label, roles, {name: not_numbers(name, str(kind)) for name, kind in types.items() if not _fits(kind)})
     return roles
@@ -161,9 +165,9 @@ def _fits(arrow_type: Any) -> bool:
     return is_numeric(arrow_type) or is_numeric(list_leaf(arrow_type))
 
 
-def open_roles(features: NamesOrRest, targets: NamesOrRest) -> list[str]:
+def open_roles(given: RoleNames) -> list[str]:
     """The role, of features and targets, that was given as `...`."""
-    return [role for role, names in zip(ROLES, (features, targets), strict=False) if names is ...]
+    return [role for role, names in zip(ROLES[:2], given, strict=False) if names is ...]
 
 
 def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, ColumnError]) -> None:
@@ -192,7 +196,7 @@ def selected(label: str, roles: Mapping[str, str], features: Names, targets: Nam
                     hint=f"name it in {roles[name]}s=",
                 )
     kept = [of_role(roles, role) if names is None else names_of(names) for role, names in given.items()]
-    return list(assign_roles(label, list(roles), *kept))
+    return list(assign_roles(label, list(roles), RoleNames(*kept)))
 
 
 def read_roles(label: str, schema: Any) -> dict[str, str]:

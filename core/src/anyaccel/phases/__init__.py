@@ -1,4 +1,7 @@
-"""Phases: what is to be done with a graph, and how it is carried out."""
+"""Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
+
+Stands on `graph`, `data`, `numpy_backend` (for estimators), `display` and the kernel.
+"""
 
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.eval_phase import EvalPhase

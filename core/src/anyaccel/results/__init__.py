@@ -1,6 +1,6 @@
 """Results of phases: values per epoch, metrics, predictions; as Arrow, pandas, plots, HTML and plain data.
 
-Stands on `phases`, `graph` and `data`.
+Stands on `phases`, `graph`, `data` and `display`.
 """
 
 from anyaccel.results.comparison import Comparison, Results, compare

@@ -73,7 +73,7 @@ def test_no_move_and_no_exchange_brings_the_splits_nearer(sizes: list[int], part
 
 
 def _sides(sizes: Sequence[int], chosen: np.ndarray) -> list[tuple[list[int], int]]:
-    """For each of two splits: sizes of groups that may leave it, with 0 if the other may give a group without exchange."""
+    """For each of two splits: sizes of groups that may leave it, 0 if the other may give a group without exchange."""
     sides = [[size for size, split in zip(sizes, chosen, strict=True) if split == side] for side in (0, 1)]
     return [(sides[0], len(sides[1])), (sides[1], len(sides[0]))]
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from anyaccel.data.readers.array_conversion import number_column, tag_column
 from anyaccel.data.readers.hf_datasets import arrow_table, has_table
 from anyaccel.data.readers.list_columns import with_shapes
-from anyaccel.data.roles import NamesOrRest, assign_roles, check_rest, chosen_roles, listed, open_roles, stamp
+from anyaccel.data.roles import ROLES, RoleNames, assign_roles, check_rest, chosen_roles, listed, open_roles, stamp
 from anyaccel.errors import ColumnError, DataError
 
 _ARROW = (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
@@ -39,21 +39,20 @@ def check_table(label: str, table: Any) -> None:
     )
 
 
-def one_spelling(label: str, role: str, cols: NamesOrRest, keys: NamesOrRest) -> NamesOrRest:
-    """The names of a role that were given as `*_cols` or as `*_keys`."""
-    if cols is not None and keys is not None:
-        raise ColumnError(
-            f"the {role}s of {label!r} are named twice: by {role}_cols and by {role}_keys",
-            available="both mean the same",
-            hint=f"keep {role}_cols",
-        )
-    given = keys if cols is None else cols
-    return () if given is None else given
+def one_spelling(label: str, cols: RoleNames, keys: RoleNames) -> RoleNames:
+    """The names of each role, which were given either as `*_cols` or as `*_keys`; no names where neither was."""
+    for role, by_cols, by_keys in zip(ROLES, cols, keys, strict=True):
+        if by_cols is not None and by_keys is not None:
+            raise ColumnError(
+                f"the {role}s of {label!r} are named twice: by {role}_cols and by {role}_keys",
+                available="both mean the same",
+                hint=f"keep {role}_cols",
+            )
+    given = (by_keys if by_cols is None else by_cols for by_cols, by_keys in zip(cols, keys, strict=True))
+    return RoleNames(*(() if names is None else names for names in given))
 
 
-def table_from_dict(
-    label: str, data: Mapping[str, Any], features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
-) -> Any:
+def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames) -> Any:
     """A table from array-likes by name; each column that has a role is copied once."""
     if not isinstance(data, Mapping):
         raise DataError(
@@ -61,8 +60,8 @@ def table_from_dict(
             available="from_dict takes a mapping of column names to arrays",
             hint="write {'name': array, ...}, or use from_pandas, from_arrow or from_parquet",
         )
-    roles = assign_roles(label, list(data), features, targets, tags)
-    columns = _arrow_columns(label, data, roles, open_roles(features, targets))
+    roles = assign_roles(label, list(data), given)
+    columns = _arrow_columns(label, data, roles, open_roles(given))
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ColumnError(
@@ -90,7 +89,7 @@ def _arrow_columns(
     return columns
 
 
-def table_from_frame(label: str, df: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest) -> Any:
+def table_from_frame(label: str, df: Any, given: RoleNames) -> Any:
     """A table from a data frame of any library.
 
     pandas: each column that has a role is copied once, and the index is left out. What has the Arrow PyCapsule
@@ -98,13 +97,13 @@ def table_from_frame(label: str, df: Any, features: NamesOrRest, targets: NamesO
     protocol is copied.
     """
     if hasattr(df, "iloc") and hasattr(df, "columns"):
-        roles = assign_roles(label, list(df.columns), features, targets, tags)
-        return table_from_dict(label, {name: df[name] for name in roles}, features, targets, tags)
+        roles = assign_roles(label, list(df.columns), given)
+        return table_from_dict(label, {name: df[name] for name in roles}, given)
     is_series = hasattr(df, "to_frame") and not hasattr(df, "columns")
     if isinstance(df, _ARROW) or (hasattr(df, "__arrow_c_stream__") and not is_series):
-        return table_from_arrow(label, df, features or (), targets, tags)
+        return table_from_arrow(label, df, given)
     if hasattr(df, "__dataframe__"):
-        return _interchanged(label, df, features or (), targets, tags)
+        return _interchanged(label, df, given)
     converters = [name for name in _CONVERTERS if callable(getattr(df, name, None))]
     raise DataError(
         f"the data of {label!r} is a {type(df).__name__}, not a data frame",
@@ -114,7 +113,7 @@ def table_from_frame(label: str, df: Any, features: NamesOrRest, targets: NamesO
     )
 
 
-def table_from_arrow(label: str, table: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest) -> Any:
+def table_from_arrow(label: str, table: Any, given: RoleNames) -> Any:
     """A table on the memory of an Arrow table, or of an object that exports one through Arrow's C interface.
 
     Text and bytes laid out as views, and run-end encoded columns, are rewritten in the plain layout, because Arrow
@@ -122,7 +121,7 @@ def table_from_arrow(label: str, table: Any, features: NamesOrRest, targets: Nam
     """
     if not isinstance(table, pa.Table):
         table = _imported(label, table)
-    roles = chosen_roles(label, table.schema, features, targets, tags)
+    roles = chosen_roles(label, table.schema, given)
     try:
         chosen = stamp(table, roles)
         chosen.validate()
@@ -168,11 +167,11 @@ def _imported(label: str, source: Any) -> Any:
         ) from error
 
 
-def _interchanged(label: str, df: Any, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest) -> Any:
+def _interchanged(label: str, df: Any, given: RoleNames) -> Any:
     from pyarrow.interchange import from_dataframe
 
     names = list(df.__dataframe__(allow_copy=True).column_names())
-    roles = assign_roles(label, names, features, targets, tags)
+    roles = assign_roles(label, names, given)
     try:
         table = from_dataframe(df.__dataframe__(allow_copy=True).select_columns_by_name(list(roles)))
     except (pa.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
@@ -180,7 +179,7 @@ def _interchanged(label: str, df: Any, features: NamesOrRest, targets: NamesOrRe
             f"the {type(df).__name__} of {label!r} cannot be read through its __dataframe__: {error}",
             hint="convert it to a pyarrow.Table or a pandas DataFrame yourself",
         ) from error
-    chosen_roles(label, table.schema, features, targets, tags)
+    chosen_roles(label, table.schema, given)
     # The memory may still be that of the frame, whose owner may write to it.
     return with_shapes(stamp(_without_views(table.take(pa.array(np.arange(len(table))))), roles), roles)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from anyaccel.data.readers.file_discovery import DataFile, Paths, discover_files
 from anyaccel.data.readers.list_columns import with_shapes
-from anyaccel.data.roles import NamesOrRest, chosen_roles, listed, stamp
+from anyaccel.data.roles import RoleNames, chosen_roles, listed, stamp
 from anyaccel.errors import ColumnError, DataError
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive and Spark name a folder of nulls
@@ -52,20 +52,13 @@ class ParquetFiles:
         return pa.table([table.column(name) for name in self.roles], schema=self.schema)
 
 
-def table_from_parquet(
-    label: str,
-    path: Paths,
-    features: NamesOrRest,
-    targets: NamesOrRest,
-    tags: NamesOrRest,
-    row_groups: int | Sequence[int] | None = None,
-) -> Any:
+def table_from_parquet(label: str, path: Paths, given: RoleNames, row_groups: int | Sequence[int] | None = None) -> Any:
     """A table of the columns of Parquet files that have a role, read row group by row group and fully validated.
 
     Args:
         label: of the feature set, for messages.
         path: a file, a folder or a list of files, as for `FeatureSet.from_parquet`.
-        features, targets, tags: names of columns by role; all None takes the roles of the first file.
+        given: names of columns by role; without any the roles of the first file.
         row_groups: numbers of the row groups to read, of a single file; None reads all.
     """
     files = discover_files(label, path)
@@ -75,39 +68,33 @@ def table_from_parquet(
             available="row groups are counted within one file",
             hint="give one file, or leave row_groups out",
         )
-    chosen = _choose(label, files, features, targets, tags)
+    chosen = _choose(label, files, given)
     tables = [chosen.with_partitions(_read(label, file, chosen, row_groups), file) for file in files]
     return with_shapes(pa.concat_tables(tables), chosen.roles)
 
 
-def choose_files(
-    label: str, path: Paths, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
-) -> ParquetFiles:
+def choose_files(label: str, path: Paths, given: RoleNames) -> ParquetFiles:
     """The files and columns that `table_from_parquet` would read; only the schemas are read."""
-    return _choose(label, discover_files(label, path), features, targets, tags)
+    return _choose(label, discover_files(label, path), given)
 
 
-def _choose(
-    label: str, files: Sequence[DataFile], features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
-) -> ParquetFiles:
+def _choose(label: str, files: Sequence[DataFile], given: RoleNames) -> ParquetFiles:
     schemas = [_schema(file) for file in files]
     partitions = _partition_columns(files, schemas)
     merged = _merged_schema(schemas, partitions)
-    roles = chosen_roles(label, merged, features, targets, tags)
+    roles = chosen_roles(label, merged, given)
     for name in roles.keys() - partitions.keys():
         _check_one_type(name, files, schemas)
     return ParquetFiles(files, roles, partitions, stamp(merged.empty_table(), roles).schema)
 
 
-def read_parquet(
-    label: str, source: Any, shown: str, features: NamesOrRest, targets: NamesOrRest, tags: NamesOrRest
-) -> Any:
+def read_parquet(label: str, source: Any, shown: str, given: RoleNames) -> Any:
     """A table from one open Arrow file; `shown` is its name in messages."""
     import pyarrow.parquet as pq
 
     with parquet_errors(shown):
         file = pq.ParquetFile(source)
-    roles = chosen_roles(label, file.schema_arrow, features, targets, tags)
+    roles = chosen_roles(label, file.schema_arrow, given)
     return stamp(_read_row_groups(label, shown, file, list(roles), None), roles)
 
 

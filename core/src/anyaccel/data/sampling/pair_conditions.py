@@ -63,35 +63,31 @@ class PairCondition(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Same(PairCondition):
-    """The candidate has the anchor's value."""
-
-    kind = "same"
-
+class _Equality(PairCondition):
     def __repr__(self) -> str:
-        return f"Same({self.column!r})"
+        return f"{type(self).__name__}({self.column!r})"
 
     def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
         """A code for each different value."""
         return encoded(*find_column(self, self.column, rows))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Same(_Equality):
+    """The candidate has the anchor's value."""
+
+    kind = "same"
 
     def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
         """Equal values."""
         return np.asarray(compared.values[anchors, None] == compared.values[None])
 
 
-@dataclass(frozen=True, slots=True)
-class Different(PairCondition):
+@dataclass(frozen=True, slots=True, repr=False)
+class Different(_Equality):
     """The candidate has another value than the anchor."""
 
     kind = "different"
-
-    def __repr__(self) -> str:
-        return f"Different({self.column!r})"
-
-    def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
-        """A code for each different value."""
-        return encoded(*find_column(self, self.column, rows))
 
     def mask(self, compared: ComparedColumn, anchors: np.ndarray) -> np.ndarray:
         """Unequal values."""

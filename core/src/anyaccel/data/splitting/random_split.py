@@ -30,6 +30,7 @@ def random_positions(
     name: str,
     n: int,
     ratios: Mapping[str, float],
+    *,
     seed: int,
     strata: GroupKeys | None = None,
     groups: GroupKeys | None = None,

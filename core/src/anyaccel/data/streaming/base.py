@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from anyaccel.data.feature_set import FeatureSet, Reference
-from anyaccel.data.roles import Names, WithRoles, assign_roles, check_label, listed, names_of
+from anyaccel.data.roles import Names, RoleNames, WithRoles, assign_roles, check_label, listed, names_of
 from anyaccel.data.streaming.source_errors import error_context
 from anyaccel.segment import TensorSpec
 
@@ -37,7 +37,7 @@ class Source(WithRoles, ABC):
     def __init__(self, label: str, features: Names, targets: Names = (), tags: Names = ()) -> None:
         check_label(label)
         columns = [name for names in (features, targets, tags) for name in names_of(names)]
-        super().__init__(label, assign_roles(label, list(dict.fromkeys(columns)), features, targets, tags))
+        super().__init__(label, assign_roles(label, list(dict.fromkeys(columns)), RoleNames(features, targets, tags)))
         self._example: FeatureSet | None = None
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.data.readers.file_discovery import Paths
 from anyaccel.data.readers.parquet import choose_files
-from anyaccel.data.roles import ROLES, NamesOrRest, of_role
+from anyaccel.data.roles import ROLES, NamesOrRest, RoleNames, of_role
 from anyaccel.data.sampling.sampler import SimpleSampler, integer
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, BatchSource, Columns
 from anyaccel.data.streaming.row_groups import PIECE_BYTES, ReadSpec, read_pieces, row_groups
@@ -67,7 +67,7 @@ class ParquetStream(BatchSource):
         window: int | None = None,
     ) -> None:
         with _source_errors(label):
-            self._files = choose_files(label, path, features, targets, tags)
+            self._files = choose_files(label, path, RoleNames(features, targets, tags))
         super().__init__(label, *(of_role(self._files.roles, role) for role in ROLES))
         self._sampler = _checked_sampler(label, sampler)
         self._groups = row_groups(label, self._files)
