@@ -14,7 +14,7 @@ from anyaccel.data.streaming.not_a_source import instead_of
 from anyaccel.data.streaming.source_errors import failed
 from anyaccel.errors import SourceError
 
-_INFINITE = -1  # what TensorFlow's cardinality() says of a data set without an end
+_INFINITE = -1  # what cardinality() gives for a data set without an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class IteratorFactory:
             raise failed(f"source {self.label!r} cannot be opened for epoch {epoch}", error) from error
         if iterator is None:
             raise SourceError(
-                f"the function of source {self.label!r} gave a {type(iterable).__name__}",
-                available="it is called once for every epoch and gives an iterable of batches",
+                f"the function of source {self.label!r} gave a {type(iterable).__name__}, not an iterable of batches",
+                available="it is called once for every epoch",
                 hint="yield batches, or return a list of them",
             )
         return iterator
