@@ -512,7 +512,7 @@ def test_loading_a_state_into_a_running_graph_is_refused(line, experiment, train
     graph = line().build()
     before = graph.state()
     with pytest.raises(
-        StateError, match=r"graph 'graph' is at work\. Hint: load a state before the phase, or after it"
+        StateError, match=r"a phase of graph 'graph' is running\. Hint: load a state before or after it"
     ):
         experiment(graph).run_phase(train(callbacks=[at("epoch_end", load)]))
     graph.load_state(before)

@@ -279,8 +279,7 @@ def test_unknown_streams_are_refused(source: FeatureSet) -> None:
     phase = TrainPhase("t", data=source, losses=losses, sampler=PairSampler(4, Same("label")))
     message = refused(SamplerError, lambda: planned(graph, phase))
     assert message == (
-        "the stream 'pare' of 'data' is read, and its sampler has no such stream. Available: anchor, pair. "
-        "Hint: did you mean 'pair'?"
+        "the sampler of 'data' has no stream 'pare', which is read. Available: anchor, pair. Hint: did you mean 'pair'?"
     )
     simple = TrainPhase("t", data=source, losses=losses, sampler=4)
     message = refused(SamplerError, lambda: planned(siamese(source, None, "pair"), simple))
@@ -297,7 +296,7 @@ def test_losses_and_metrics_may_name_streams(source: FeatureSet) -> None:
     phase = TrainPhase("t", data=source, losses=[loss], sampler=sampler)
     assert "did you mean 'pair'?" in refused(SamplerError, lambda: planned(graph, phase))
     judged = EvalPhase("e", data=source, sampler=sampler, metrics=[Metric("mse", "n0", "data.y@negative")])
-    assert "'negative' of 'data' is read" in refused(SamplerError, lambda: planned(graph, judged))
+    assert "has no stream 'negative', which is read" in refused(SamplerError, lambda: planned(graph, judged))
     missing = AppliedLoss("mse", "n0", ["outputs", "data.z@pair"])
     phase = TrainPhase("t", data=source, losses=[missing], sampler=sampler)
     assert "'data' has no column 'z'" in refused(ColumnError, lambda: planned(graph, phase))
@@ -309,7 +308,10 @@ def test_a_validation_whose_sampler_lacks_a_stream_is_refused(source: FeatureSet
     own = EvalPhase("v", data="high", sampler=triplets)
     phase = TrainPhase("t", data="low", losses=losses, sampler=PairSampler(4, Same("label")), validation=own)
     message = refused(SamplerError, lambda: planned(siamese(source, None, "pair"), phase))
-    assert "the stream 'pair' of 'data' is read" in message and "anchor, positive, negative" in message
+    assert (
+        "the sampler of 'data' has no stream 'pair', which is read" in message
+        and "anchor, positive, negative" in message
+    )
 
 
 @pytest.mark.parametrize("stream", ["", 3, "a@b"])
