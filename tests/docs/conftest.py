@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside this one
+from .building import build
 
-from building import build  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,11 +11,8 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # for the modules beside this one
-
-from browser import complaints, find, served, started, visit  # noqa: E402
-from building import build  # noqa: E402
+from .browser import complaints, find, served, started, visit
+from .building import build
 
 NEEDED = os.environ.get("ANYACCEL_TEST_BROWSER") == "1"
 EVIL = "<script>pwned=1</script>"

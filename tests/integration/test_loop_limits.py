@@ -56,7 +56,7 @@ def close(one: aa.ModelGraph, other: aa.ModelGraph, within: float) -> None:
 
 
 def events(result: Any) -> list[str]:
-    return [event.text.rpartition("; ")[2] for event in result.events if event.what == "memory"]
+    return [event.message.rpartition("; ")[2] for event in result.events if event.kind == "memory"]
 
 
 class Full:
@@ -73,7 +73,7 @@ class Full:
         return self.after >= 0 or rows <= self.most
 
     def watch(self, program: Any) -> Any:
-        whole, back = getattr(program, "steps", None), program.forward_pullback
+        whole, back = getattr(program, "train_steps", None), program.forward_pullback
 
         def steps(columns: Any, orders: Any, start: int, count: int, batch: int, *parts: int) -> Any:
             fit = self.fits(batch // (parts[0] if parts else 1))
@@ -230,11 +230,10 @@ def test_batch_normalization_in_torch(full: Callable[..., None]) -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         trained(made())
     text = str(caught.value)
-    assert text.startswith(
-        "phase 't': no room to train 16 rows at once, which are not computed in parts because of BatchNorm"
-    )
+    assert text.startswith("phase 't': no room to train 16 rows at once, and micro-batches are ruled out by BatchNorm")
     assert (
-        "Available: cpu:0 (torch): parameters " in text and "; 11 rows would fit. Hint: batches of at most 11" in text
+        "Available: cpu:0 (torch): parameters " in text
+        and "; 11 rows would fit. Hint: use batches of at most 11" in text
     )
     result = trained(made(), microbatching="approximate")
     assert len(result.epochs) == 4 and events(result)[-1] == "8 rows of 16 at once now"

@@ -60,7 +60,7 @@ def test_every_plugin_has_its_framework_pinned_for_tests(root: Path) -> None:
     assert all("==" in each for name in plugins for each in groups[name])
 
 
-def test_b21_what_is_required_is_installed_on_every_system(root: Path) -> None:
+def test_what_is_required_is_installed_on_every_system(root: Path) -> None:
     """The predecessor's extras were marked for one system: on the others they installed nothing, without a word."""
     for folder, project in projects(root).items():
         extras = project.get("optional-dependencies", {}).values()

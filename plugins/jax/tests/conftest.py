@@ -1,4 +1,4 @@
-"""What the tests of the JAX plugin share: two CPU devices, the backend, and the one segment that most of them want."""
+"""Fixtures of the JAX plugin's tests: two CPU devices, the backend, and the segment that most tests use."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def optax() -> ModuleType:
 @pytest.fixture(scope="session")
 def keras() -> ModuleType:
     """Keras, where it runs on JAX."""
-    found = pytest.importorskip("keras", reason="Keras is not installed")
-    if found.backend.backend() != "jax":
-        pytest.skip(f"Keras runs on {found.backend.backend()} in this process")
-    return found
+    result = pytest.importorskip("keras", reason="Keras is not installed")
+    if result.backend.backend() != "jax":
+        pytest.skip(f"Keras runs on {result.backend.backend()} in this process")
+    return result
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def batches(data: tuple[np.ndarray, np.ndarray, np.ndarray]) -> list[tuple[np.nd
 
 @pytest.fixture(scope="session")
 def x64() -> Callable[[bool], AbstractContextManager[None]]:
-    """A context in which JAX has its 64-bit types, or has not; arrays made inside keep theirs outside."""
+    """A context in which JAX's 64-bit types are enabled or disabled; arrays created inside keep their dtype outside."""
     import jax
 
     if hasattr(jax, "enable_x64"):

@@ -1,4 +1,4 @@
-"""The conformance kit over JAX: whole for pure functions, and what concerns models for each kind of model."""
+"""The conformance kit over JAX: all of it for pure functions, the model tests for every kind of model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Jax(JaxSubject):
 
 
 class Standard(Jax):
-    """SequentialMLP, which every framework has, with JAX's 64-bit types, and with state that is donated."""
+    """SequentialMLP, with JAX's 64-bit types and donated state."""
 
     model = Subject.model
     random_model = Subject.random_model
@@ -121,8 +121,8 @@ def nnx_net(nnx, middle):
 
 
 def eqx_net(eqx, middle, dtype=jnp.float32):
-    one, two = jax.random.split(jax.random.key(0))
-    first, last = eqx.nn.Linear(4, 5, dtype=dtype, key=one), eqx.nn.Linear(5, 3, dtype=dtype, key=two)
+    first_key, second_key = jax.random.split(jax.random.key(0))
+    first, last = eqx.nn.Linear(4, 5, dtype=dtype, key=first_key), eqx.nn.Linear(5, 3, dtype=dtype, key=second_key)
     return ours.Equinox(eqx.nn.Sequential([first, middle(), last]))
 
 
@@ -131,7 +131,7 @@ def keras_net(keras, middle):
 
 
 def of_models(subject, name):
-    """The classes of the kit that concern models; the others are the same for all of them."""
+    """The classes of the kit that test models; the others would give the same results for all of them."""
     return {key: cls for key, cls in suite(subject, name).items() if key.endswith(("Compute", "MultiStepProgram"))}
 
 

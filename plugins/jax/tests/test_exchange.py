@@ -22,7 +22,7 @@ REMEDY = r'call jax.config.update\("jax_enable_x64", True\)'
 
 
 def aligned(count: int) -> np.ndarray:
-    """Ones in memory that JAX would take over without a copy."""
+    """Ones in memory that JAX would alias."""
     room = np.empty(count * 4 + 64, np.uint8)
     begin = -room.ctypes.data % 64
     array = room[begin : begin + count * 4].view("float32")
@@ -31,7 +31,7 @@ def aligned(count: int) -> np.ndarray:
 
 
 def test_jax_itself_aliases_aligned_arrays() -> None:
-    """What `from_host` is careful about; if this ends, one copy less is needed."""
+    """The reason for the copy in `from_host`: if this test fails, the copy is no longer needed."""
     array = aligned(16)
     taken = jax.device_put(array, may_alias=False)
     array[:] = 7
@@ -56,21 +56,21 @@ def test_our_copies_are_taken_over_without_another() -> None:
 
 
 @pytest.mark.parametrize("device", [CPU, SECOND], ids=str)
-def test_what_is_given_away_is_computed_from(backend: JaxBackend, device: Device) -> None:
+def test_an_owned_array_is_used_in_place(backend: JaxBackend, device: Device) -> None:
     array = aligned_empty((3, 4), "float32")
     array[...] = 2
     where, owner = array.ctypes.data, weakref.ref(array.base)
     tensor = backend.from_host_owned(array, device)
     assert tensor.unsafe_buffer_pointer() == where
     del array
-    assert owner() is not None  # JAX keeps it
+    assert owner() is not None  # JAX keeps the array alive
     np.testing.assert_array_equal(backend.to_host(tensor), np.full((3, 4), 2))
     del tensor
     gc.collect()
-    assert owner() is None  # and lets it go
+    assert owner() is None  # until the tensor is gone
 
 
-def test_what_cannot_be_given_away_is_copied(backend: JaxBackend) -> None:
+def test_an_array_that_cannot_be_used_in_place_is_copied(backend: JaxBackend) -> None:
     sealed = aligned(16).copy()
     sealed.flags.writeable = False
     for array in (aligned(16)[1:], aligned(16)[::2], sealed):
@@ -80,8 +80,8 @@ def test_what_cannot_be_given_away_is_copied(backend: JaxBackend) -> None:
 
 
 @pytest.mark.parametrize("device", [CPU, SECOND], ids=str)
-def test_what_is_sent_does_not_follow_its_buffer(backend: JaxBackend, device: Device) -> None:
-    for part in (slice(0, 1000), slice(1, 1000)):  # one that JAX would alias, and one that it would copy later
+def test_an_asynchronous_copy_does_not_follow_its_buffer(backend: JaxBackend, device: Device) -> None:
+    for part in (slice(0, 1000), slice(1, 1000)):  # JAX would alias the first, and copy the second later
         buffer = backend.staging_buffer((1000, 50), "float32", device)
         buffer[...] = 1
         sent = backend.copy_async(buffer[part], device)
@@ -91,8 +91,10 @@ def test_what_is_sent_does_not_follow_its_buffer(backend: JaxBackend, device: De
         np.testing.assert_array_equal(backend.to_host(sent.tensor), np.ones((1000 - part.start, 50)))
 
 
-def test_an_accelerator_is_sent_to_without_a_copy_before(backend: JaxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that is none: what JAX is given, and who waits."""
+def test_a_copy_to_an_accelerator_makes_no_copy_on_the_host(
+    backend: JaxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a fake GPU: what JAX gets, and who waits."""
     put = jax.device_put
     given: list[np.ndarray] = []
     monkeypatch.setattr(backend, "jax_device", lambda device: jax.devices("cpu")[0], raising=False)
@@ -101,33 +103,33 @@ def test_an_accelerator_is_sent_to_without_a_copy_before(backend: JaxBackend, mo
     buffer[...] = 3
     sent = backend.copy_async(buffer[:3], Device("gpu"))
     assert given[0].ctypes.data == buffer.ctypes.data and given[0].shape == (3, 2)
-    assert sent.source_reusable() is sent.tensor  # block_until_ready gives it back
+    assert sent.source_reusable() is sent.tensor  # block_until_ready returns the array
     backend.copy_async(np.ones((2, 3), "float32").T, Device("gpu"))
-    assert given[1].flags.c_contiguous  # what lies otherwise is copied here
+    assert given[1].flags.c_contiguous  # other layouts are copied first
     taken = backend.from_host_owned(buffer, Device("gpu"))
     assert given[2] is buffer and taken.shape == (4, 2)
 
 
 @pytest.mark.parametrize("act", ["from_host_owned", "copy_async"])
-def test_what_jax_would_make_narrower_is_refused(backend: JaxBackend, act: str) -> None:
+def test_a_dtype_that_jax_would_narrow_is_refused(backend: JaxBackend, act: str) -> None:
     with pytest.raises(MoveError, match=f"JAX would convert float64 to float32.*{REMEDY}"):
         getattr(backend, act)(np.ones(3), CPU)
 
 
-def test_what_comes_to_the_host_cannot_be_written_to(backend: JaxBackend) -> None:
+def test_an_array_on_the_host_is_read_only(backend: JaxBackend) -> None:
     tensor = backend.from_host(np.ones(3, "float32"), CPU)
     with pytest.raises(ValueError, match="read-only"):
         backend.to_host(tensor)[0] = 5
 
 
-def test_bfloat16_goes_both_ways(backend: JaxBackend) -> None:
+def test_bfloat16_is_transferred_in_both_directions(backend: JaxBackend) -> None:
     array = np.asarray([1.5, -2.0], dtype=jnp.bfloat16)
     back = backend.to_host(backend.from_host(array, CPU))
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
 
 
-def test_keys_are_no_numbers(backend: JaxBackend) -> None:
+def test_random_keys_cannot_be_read_as_numbers(backend: JaxBackend) -> None:
     with pytest.raises(MoveError, match=r"cannot hold an array of dtype key<fry>.*jax.random.key_data"):
         backend.to_host(jax.random.key(0))
 
@@ -136,7 +138,7 @@ def test_keys_are_no_numbers(backend: JaxBackend) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "held"), [("float64", "float32"), ("int64", "int32"), ("complex128", "complex64")])
-def test_nothing_is_made_narrower_in_silence(backend: JaxBackend, dtype: str, held: str) -> None:
+def test_nothing_is_narrowed_silently(backend: JaxBackend, dtype: str, held: str) -> None:
     array = np.ones(3, dtype)
     for act in (backend.from_host, backend.from_dlpack):
         with pytest.raises(MoveError, match=f"JAX would convert {dtype} to {held}.*{REMEDY}.*astype\\('{held}'\\)"):
@@ -151,7 +153,7 @@ def test_64_bits_are_kept_where_they_are_enabled(backend: JaxBackend, x64: Any) 
 
 
 @pytest.mark.parametrize("dtype", ["object", "U3", "S3", "M8[s]", "m8[s]", "V4", [("a", "i4")]], ids=str)
-def test_dtypes_that_jax_lacks_are_told(dtype: Any) -> None:
+def test_dtypes_that_jax_lacks_are_refused(dtype: Any) -> None:
     with pytest.raises(MoveError, match=r"JAX has no dtype for NumPy's .*astype\('float32'\)"):
         check_dtype(np.dtype(dtype))
 
@@ -198,7 +200,7 @@ def test_our_own_are_moved(backend: JaxBackend) -> None:
     assert backend.device_of(backend.from_dlpack(here, SECOND)) == SECOND
 
 
-def test_what_is_no_tensor_is_told(backend: JaxBackend) -> None:
+def test_an_object_without_dlpack_is_refused(backend: JaxBackend) -> None:
     with pytest.raises(
         MoveError, match=r"JAX cannot import a builtins.object through DLPack.*it has no __dlpack__.*from_host"
     ):
@@ -206,7 +208,7 @@ def test_what_is_no_tensor_is_told(backend: JaxBackend) -> None:
 
 
 class Tensor:
-    """As a framework's tensor looks to us: strides in elements, an own copy without gaps, DLPack."""
+    """A tensor of some framework: strides in elements, `contiguous`, and DLPack."""
 
     def __init__(self, array: np.ndarray, dtype: str | None = None) -> None:
         self.array, self.shape, self.dtype = array, array.shape, dtype or f"framework.{array.dtype}"
@@ -233,7 +235,7 @@ def test_tensors_with_gaps_are_copied_by_their_framework(backend: JaxBackend, ar
     assert tensor.copies == copies
 
 
-def test_a_dtype_that_jax_would_change_is_told(backend: JaxBackend) -> None:
+def test_a_foreign_dtype_that_jax_would_change_is_refused(backend: JaxBackend) -> None:
     with pytest.raises(MoveError, match=f"JAX would convert float64 to float32.*{REMEDY}"):
         backend.from_dlpack(Tensor(np.ones(3)), CPU)
     with pytest.raises(MoveError, match="JAX would convert int16 to float32"):
@@ -257,7 +259,7 @@ def test_gaps_are_seen(shape: tuple[int, ...], strides: tuple[int, ...], fills: 
 
 
 class TestWithTorch:
-    """The other framework for real, where it is installed."""
+    """With the real framework, where it is installed."""
 
     @pytest.fixture
     def torch(self) -> Any:
@@ -300,8 +302,10 @@ class TestWithTorch:
 def test_rows_are_compiled_once_for_each_size(backend: JaxBackend) -> None:
     from anyaccel_jax.ops import gather_rows
 
-    column, order = (backend.from_host(one, CPU) for one in (np.arange(50.0, dtype="f4"), np.arange(50, dtype="i4")))
-    compiled = gather_rows._cache_size  # noqa: SLF001  # JAX tells it in no other way
+    column, order = (
+        backend.from_host(array, CPU) for array in (np.arange(50.0, dtype="f4"), np.arange(50, dtype="i4"))
+    )
+    compiled = gather_rows._cache_size  # noqa: SLF001  # JAX has no public way
     before = compiled()
     for start in range(0, 40, 10):
         np.testing.assert_array_equal(
@@ -310,7 +314,7 @@ def test_rows_are_compiled_once_for_each_size(backend: JaxBackend) -> None:
     assert compiled() == before + 1
 
 
-def test_scalars_of_any_dtype_and_device_come_together(backend: JaxBackend) -> None:
+def test_scalars_of_any_dtype_and_device_are_read_in_one_call(backend: JaxBackend) -> None:
     given = [(2.5, "f4", CPU), (3, "i4", SECOND), (1, "bool", CPU), (0.5, "f2", SECOND)]
-    found = backend.scalars([backend.from_host(np.array(value, dtype), device) for value, dtype, device in given])
-    np.testing.assert_array_equal(found, [2.5, 3.0, 1.0, 0.5])
+    actual = backend.scalars([backend.from_host(np.array(value, dtype), device) for value, dtype, device in given])
+    np.testing.assert_array_equal(actual, [2.5, 3.0, 1.0, 0.5])

@@ -29,14 +29,14 @@ def net(keras: ModuleType, *layers: Any) -> Any:
 
 
 def values(model: Any) -> list[np.ndarray]:
-    return [np.array(one.value) for one in model.variables if "seed" not in one.path]
+    return [np.array(variable.value) for variable in model.variables if "seed" not in variable.path]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_a_keras_model_is_trained_in_place_as_fit_does(
     train: Train, data: tuple[np.ndarray, ...], keras: ModuleType, decay: float
 ) -> None:
-    """With a regularizer, too, whose loss enters the gradients and not the loss that is told."""
+    """Also with a regularizer, whose loss enters the gradients but not the reported loss."""
 
     def made() -> Any:
         dense = keras.layers.Dense(4, kernel_regularizer=keras.regularizers.L2(decay), kernel_initializer="ones")
@@ -47,8 +47,8 @@ def test_a_keras_model_is_trained_in_place_as_fit_does(
     own.fit(data[0], data[1], batch_size=8, epochs=3, shuffle=False, verbose=0)
     model, losses = train(given)
     assert model is given and losses[-1] < losses[0]
-    for one, other in zip(values(given), values(own), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for actual, expected in zip(values(given), values(own), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_variables_go_by_the_attributes_that_lead_to_them(backend: JaxBackend, keras: ModuleType) -> None:
@@ -102,7 +102,7 @@ def test_an_unbuilt_model_is_built_from_the_seed(backend: JaxBackend, keras: Mod
     assert (values(fixed[0])[0] == values(fixed[1])[0]).all(), "a seed of the user's stays"
 
 
-def test_building_leaves_pythons_generator_as_it_was(backend: JaxBackend, keras: ModuleType) -> None:
+def test_building_does_not_change_pythons_generator(backend: JaxBackend, keras: ModuleType) -> None:
     import random
 
     model = keras.Sequential([keras.layers.Dense(4)])
@@ -114,15 +114,15 @@ def test_building_leaves_pythons_generator_as_it_was(backend: JaxBackend, keras:
 
 
 def test_dropout_follows_the_seed_and_leaves_its_generator(train: Train, keras: ModuleType) -> None:
-    found = []
+    result = []
     for seed in (1, 1, 2):
         model = keras.Sequential([keras.layers.Dropout(0.5), keras.layers.Dense(1, kernel_initializer="ones")])
         model.build((None, 3))
-        (seeds,) = (one for one in model.variables if "seed" in one.path)
+        (seeds,) = (variable for variable in model.variables if "seed" in variable.path)
         before = np.array(seeds.value)
-        found.append(train(model, seed=seed)[1])
+        result.append(train(model, seed=seed)[1])
         np.testing.assert_array_equal(seeds.value, before)
-    assert (found[0] == found[1]).all() and (found[0] != found[2]).any()
+    assert (result[0] == result[1]).all() and (result[0] != result[2]).any()
 
 
 def test_frozen_layers_are_not_trained(train: Train, keras: ModuleType) -> None:
@@ -135,8 +135,8 @@ def test_frozen_layers_are_not_trained(train: Train, keras: ModuleType) -> None:
 
 
 def test_models_of_several_inputs(backend: JaxBackend, keras: ModuleType) -> None:
-    one, two = keras.Input((3,)), keras.Input((2,))
-    functional = keras.Model([one, two], keras.layers.Dense(1)(keras.layers.Concatenate()([one, two])))
+    first, second = keras.Input((3,)), keras.Input((2,))
+    functional = keras.Model([first, second], keras.layers.Dense(1)(keras.layers.Concatenate()([first, second])))
 
     class Listed(keras.Model):  # type: ignore[name-defined,misc]
         def call(self, inputs: Any) -> Any:
@@ -169,25 +169,25 @@ def test_keras_losses_are_taken(train: Train, keras: ModuleType, backend: JaxBac
     for loss in (keras.losses.MeanSquaredError(), keras.losses.MeanSquaredError, keras.losses.mean_squared_error):
         np.testing.assert_allclose(train(net(keras), loss=loss)[1], expected, rtol=1e-5)
     uneven = keras.losses.MeanAbsolutePercentageError()
-    found = train(net(keras), aa.Optimizer("sgd", lr=1e-9), loss=uneven, epochs=1)[1]
-    assert found[0] == pytest.approx(100.0, rel=1e-3), "outputs are zeros: all of each target is missed"
+    result = train(net(keras), aa.Optimizer("sgd", lr=1e-9), loss=uneven, epochs=1)[1]
+    assert result[0] == pytest.approx(100.0, rel=1e-3), "outputs are zeros: all of each target is missed"
 
 
 @pytest.mark.parametrize("name", ["MeanSquaredError", "Huber", "mean_absolute_error"])
 def test_elementwise_losses_of_keras_do_not_broadcast(train: Train, keras: ModuleType, name: str) -> None:
     wide = keras.Sequential([keras.layers.Dense(3)])
-    told = r"outputs of shape \[8, 3\] and targets of shape \[8, 1\].*both must have the same shape"
-    with pytest.raises(ShapeError, match=told):
+    message = r"outputs of shape \[8, 3\] and targets of shape \[8, 1\].*both must have the same shape"
+    with pytest.raises(ShapeError, match=message):
         train(wide, loss=getattr(keras.losses, name))
 
 
 def test_a_last_axis_of_one_may_be_missing_as_in_keras(keras: ModuleType) -> None:
     outputs, targets = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([1.0, 0.0, 0.0])
-    for one, two in ((outputs, targets), (outputs[:, 0], targets[:, None])):
-        assert float(scalar_loss(Loss(keras.losses.MeanSquaredError())).own(one, two)) == pytest.approx(20 / 3)
+    for first, second in ((outputs, targets), (outputs[:, 0], targets[:, None])):
+        assert float(scalar_loss(Loss(keras.losses.MeanSquaredError())).own(first, second)) == pytest.approx(20 / 3)
 
 
-def test_a_keras_loss_with_wrong_settings_is_told(backend: JaxBackend, keras: ModuleType, segment_of: Any) -> None:
+def test_a_keras_loss_with_wrong_settings_raises(backend: JaxBackend, keras: ModuleType, segment_of: Any) -> None:
     from dataclasses import replace
 
     segment = segment_of(net(keras))

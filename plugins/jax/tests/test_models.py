@@ -1,4 +1,4 @@
-"""Every kind of model, trained in a graph and by a loop as its own library's users write it."""
+"""Every kind of model, trained in a graph and by a loop as users of its library write it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def mse(outputs: Any, targets: Any) -> Any:
 def close(actual: Any, expected: Any) -> None:
     """Equal structure, and nearly equal values."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for leaf, expected_leaf in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-5, atol=1e-6)
 
 
 # -- pure functions ----------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_a_functions_parameters_are_copied_and_stay(train: Train) -> None:
     assert float(model.tree["a"][1][0]) == 9
 
 
-def test_a_function_is_told_mode_and_key_if_it_asks(backend: JaxBackend, train: Train) -> None:
+def test_a_function_gets_mode_and_key_if_it_has_parameters_for_them(backend: JaxBackend, train: Train) -> None:
     def noisy(parameters: Any, x: Any, *, train: bool, key: Any) -> Any:
         return x @ parameters["w"] + (jax.random.normal(key, (x.shape[0], 1)) if train else 0.0)
 
@@ -90,15 +90,15 @@ def test_a_function_is_told_mode_and_key_if_it_asks(backend: JaxBackend, train: 
 
     model = build()
     assert (list(model.parameters), list(model.buffers)) == (["w"], ["steps"])
-    one, same, other = (train(build(), seed=seed)[1] for seed in (1, 1, 2))
-    assert (one == same).all() and (one != other).any()
+    first, same, other = (train(build(), seed=seed)[1] for seed in (1, 1, 2))
+    assert (first == same).all() and (first != other).any()
     assert (model(np.ones((2, 3), "f4")) == 0).all()
 
 
-def test_names_that_would_be_the_same_are_told_apart() -> None:
+def test_equal_short_names_become_whole_paths() -> None:
     model = Function(lambda p, x: x, {"a.b": jnp.ones(1), "a": {"b": jnp.ones(2)}})
     assert sorted(model.parameters) == ["['a']['b']", "['a.b']"]
-    assert {name: one.shape for name, one in model.tree.items() if name == "a.b"} == {"a.b": (1,)}
+    assert {name: value.shape for name, value in model.tree.items() if name == "a.b"} == {"a.b": (1,)}
 
 
 # -- Flax Linen --------------------------------------------------------------------------------------------------------
@@ -138,15 +138,15 @@ def test_a_linen_module_is_wrapped_and_trained_as_by_hand(train: Train, batches:
 
 
 def test_a_raw_linen_module_is_initialised_from_the_graphs_seed(train: Train, linen_net: Any) -> None:
-    found = [train(linen_net(), seed=seed, epochs=1)[0] for seed in (3, 3, 4)]
-    assert [type(one) for one in found] == [ours.Linen] * 3 and repr(found[0]) == "Linen(Net)"
-    first, same, other = (one.parameters["Dense_0.kernel"] for one in found)
+    result = [train(linen_net(), seed=seed, epochs=1)[0] for seed in (3, 3, 4)]
+    assert [type(model) for model in result] == [ours.Linen] * 3 and repr(result[0]) == "Linen(Net)"
+    first, same, other = (model.parameters["Dense_0.kernel"] for model in result)
     assert (first == same).all() and (first != other).any()
 
 
 def test_linens_dropout_follows_the_seed_and_is_off_in_evaluation(train: Train, linen_net: Any) -> None:
-    one, same, other = (train(linen_net(rate=0.5), seed=seed)[1] for seed in (1, 1, 2))
-    assert (one == same).all() and (one != other).any()
+    first, same, other = (train(linen_net(rate=0.5), seed=seed)[1] for seed in (1, 1, 2))
+    assert (first == same).all() and (first != other).any()
     model = train(linen_net(rate=0.5))[0]
     x = np.ones((4, 3), "f4")
     assert (model(x) == model.module.apply(model.variables, x, train=False)).all()
@@ -225,8 +225,8 @@ def test_nnx_names_modes_and_streams_stay_the_users(
 
 
 def test_nnx_dropout_follows_the_seed(train: Train, nnx_net: Any) -> None:
-    one, same, other = (train(nnx_net(0.5), seed=seed)[1] for seed in (1, 1, 2))
-    assert (one == same).all() and (one != other).any()
+    first, same, other = (train(nnx_net(0.5), seed=seed)[1] for seed in (1, 1, 2))
+    assert (first == same).all() and (first != other).any()
 
 
 def test_an_nnx_module_that_asks_for_streams_and_mode(backend: JaxBackend, train: Train, nnx: ModuleType) -> None:
@@ -237,8 +237,8 @@ def test_an_nnx_module_that_asks_for_streams_and_mode(backend: JaxBackend, train
         def __call__(self, x: Any, *, rngs: Any, deterministic: bool) -> Any:
             return self.layer(self.drop(x, rngs=rngs, deterministic=deterministic))
 
-    one, same, other = (train(Net(), seed=seed)[1] for seed in (1, 1, 2))
-    assert (one == same).all() and (one != other).any()
+    first, same, other = (train(Net(), seed=seed)[1] for seed in (1, 1, 2))
+    assert (first == same).all() and (first != other).any()
 
 
 def test_streams_of_several_keys_keep_their_shape(nnx: ModuleType) -> None:
@@ -253,8 +253,8 @@ def test_streams_of_several_keys_keep_their_shape(nnx: ModuleType) -> None:
             return x + jax.random.normal(self.key[...][2], x.shape)
 
     view = NnxModel(Net())
-    one, other = (view.apply({}, {}, [jnp.zeros((2, 3))], True, jax.random.key(i))[0] for i in range(2))
-    assert (one != other).any()
+    first, other = (view.apply({}, {}, [jnp.zeros((2, 3))], True, jax.random.key(i))[0] for i in range(2))
+    assert (first != other).any()
 
 
 def test_nnx_layouts(backend: JaxBackend, nnx: ModuleType) -> None:
@@ -276,8 +276,8 @@ def eqx_net(eqx: ModuleType) -> Any:
         last: Any
 
         def __init__(self, rate: float = 0.0) -> None:
-            one, two = jax.random.split(jax.random.key(0))
-            self.first, self.last = eqx.nn.Linear(3, 5, key=one), eqx.nn.Linear(5, 1, key=two)
+            first, second = jax.random.split(jax.random.key(0))
+            self.first, self.last = eqx.nn.Linear(3, 5, key=first), eqx.nn.Linear(5, 1, key=second)
             self.norm, self.drop = eqx.nn.BatchNorm(5, "batch", mode="ema"), eqx.nn.Dropout(rate)
 
         def __call__(self, x: Any, state: Any, *, key: Any) -> Any:
@@ -310,15 +310,15 @@ def test_an_equinox_module_is_mapped_over_the_batch_and_trained_as_by_hand(
 
 
 def test_equinox_dropout_gets_a_key_for_each_sample(train: Train, eqx_net: Any, eqx: ModuleType) -> None:
-    one, same, other = (train(eqx_net(0.5), seed=seed)[1] for seed in (1, 1, 2))
-    assert (one == same).all() and (one != other).any()
+    first, same, other = (train(eqx_net(0.5), seed=seed)[1] for seed in (1, 1, 2))
+    assert (first == same).all() and (first != other).any()
     drop = ours.Equinox(eqx.nn.Dropout(0.5))
-    (found, _) = drop.apply({}, {}, [jnp.ones((64, 4))], True, jax.random.key(0))
-    assert len({tuple(row) for row in np.asarray(found)}) > 8
+    (result, _) = drop.apply({}, {}, [jnp.ones((64, 4))], True, jax.random.key(0))
+    assert len({tuple(row) for row in np.asarray(result)}) > 8
     assert (drop(jnp.ones((4, 4))) == 1).all()
 
 
-def test_an_equinox_module_whose_state_is_elsewhere_is_told(eqx: ModuleType, eqx_net: Any) -> None:
+def test_an_equinox_module_without_its_state_raises(eqx: ModuleType, eqx_net: Any) -> None:
     module, _ = eqx.nn.make_with_state(eqx_net)()
     with pytest.raises(ShapeError, match=r"the state of Net is missing.*Equinox\(module, state\)"):
         ours.Equinox(module)
@@ -368,8 +368,8 @@ def test_the_cnn_is_that_of_the_reference(
     for name, value in numpy.state(theirs).items():
         np.testing.assert_array_equal(backend.state(ours)[name], value)
     x = np.random.default_rng(0).normal(size=(4, 2, *size)).astype("f4")
-    found = theirs.apply(theirs.parameters, (x,), train=False, key=0).outputs[0]
-    np.testing.assert_allclose(ours(x), found, rtol=2e-5, atol=1e-6)
+    result = theirs.apply(theirs.parameters, (x,), train=False, key=0).outputs[0]
+    np.testing.assert_allclose(ours(x), result, rtol=2e-5, atol=1e-6)
     assert backend.data_format(ours) == ("channels_first", "") and ours.get_config()["kernel_size"] == kernel
 
 
@@ -378,15 +378,15 @@ def test_the_cnn_trains_as_the_reference_does() -> None:
 
     draw = np.random.default_rng(0)
     x, y = np.round(draw.normal(size=(32, 1, 6, 6)), 1).astype("f4"), draw.normal(size=(32, 2)).astype("f4")
-    found = []
+    result = []
     for cls in (SequentialCNN, Reference):
         source = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"])
         graph = aa.ModelGraph([aa.ModelNode("net", cls(2, (3,)), source.reference())], aa.Optimizer("adam", lr=1e-2))
         phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=8, n_epochs=5)
-        found.append((aa.Experiment("e", graph, progress="none").run_phase(phase).loss, graph.state()))
-    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
-    for name, value in found[1][1].items():
-        np.testing.assert_allclose(found[0][1][name], value, rtol=1e-4, atol=1e-6)
+        result.append((aa.Experiment("e", graph, progress="none").run_phase(phase).loss, graph.state()))
+    np.testing.assert_allclose(result[0][0], result[1][0], rtol=1e-5)
+    for name, value in result[1][1].items():
+        np.testing.assert_allclose(result[0][1][name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_equal_values_in_a_window_give_their_gradient_to_the_first(backend: JaxBackend) -> None:
@@ -434,7 +434,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_models_that_do_not_take_what_feeds_them_are_told(backend: JaxBackend, name: str) -> None:
+def test_models_that_do_not_accept_their_inputs_raise(backend: JaxBackend, name: str) -> None:
     function, words = REFUSED[name]
     with pytest.raises(ShapeError, match=words):
         backend.infer(Function(function, {}), IN, 0)

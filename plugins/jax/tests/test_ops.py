@@ -1,4 +1,4 @@
-"""Programs: donation, devices, precision, and what is random."""
+"""Programs: donation, devices, precision, and randomness."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def linear(parameters: Any, x: Any) -> Any:
 
 
 def resident(backend: JaxBackend, data: Data, device: Device = CPU) -> list[Any]:
-    return [backend.from_host(one, device) for one in data]
+    return [backend.from_host(array, device) for array in data]
 
 
 def steps(program: Any, columns: list[Any], count: int = 3, start: int = 0) -> np.ndarray:
@@ -49,14 +49,14 @@ def is_alive(tree: Any) -> bool:
 
 @pytest.fixture(params=["kept", "donated"])
 def donation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Small models are not donated, and large ones are; here all are, or none."""
+    """The state of large models is donated; here that of all models, or of none."""
     if request.param == "donated":
         monkeypatch.setattr(compute, "DONATED_BYTES", 0)
     return bool(request.param == "donated")
 
 
 def test_the_state_of_large_models_is_donated(backend: JaxBackend, segment_of: Any, data: Data, donation: bool) -> None:
-    """That it happens is what makes the tests below tests."""
+    """The tests below rely on it."""
     model = backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU)
     program = backend.build(segment_of(model, optimizer=ADAM))
     given: list[Any] = []
@@ -71,7 +71,7 @@ def test_the_state_of_large_models_is_donated(backend: JaxBackend, segment_of: A
 
 
 def state_pointers(program: Any) -> set[int]:
-    """Where a program's parameters are, without it knowing that somebody looks."""
+    """Addresses of a program's parameters, read without changing the program."""
     return {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(program._state.parameters)}  # noqa: SLF001
 
 
@@ -107,8 +107,8 @@ def flat(obj: Any) -> list[Any]:
     if isinstance(obj, NodeState):
         return flat(dict(obj.slots))
     if isinstance(obj, dict):
-        return [part for one in obj.values() for part in flat(one)]
-    return [part for one in obj for part in flat(one)] if isinstance(obj, (list, tuple)) else [obj]
+        return [part for item in obj.values() for part in flat(item)]
+    return [part for item in obj for part in flat(item)] if isinstance(obj, (list, tuple)) else [obj]
 
 
 def test_states_of_an_earlier_phase_live_on(backend: JaxBackend, segment_of: Any, data: Data, donation: bool) -> None:
@@ -139,22 +139,22 @@ def test_more_steps_than_one_call_does(backend: JaxBackend, segment_of: Any, don
     count = MAX_STEPS_PER_CALL + 3
     x = np.random.default_rng(0).normal(size=(count, 3)).astype("f4")
     columns = resident(backend, (x, x[:, :1].copy(), np.arange(count, dtype="i4")))
-    found = []
+    result = []
     for cuts in ([count], [MAX_STEPS_PER_CALL, 3], [7, count - 7]):
         program = backend.build(
             segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU), optimizer=ADAM)
         )
         begins = np.cumsum([0, *cuts])
-        found.append(
+        result.append(
             [
                 np.asarray(program.train_steps(columns[:2], [columns[2]] * 2, int(start), n, 1))[:n]
                 for start, n in zip(begins, cuts, strict=False)
             ]
         )
         assert program.optimizer_states()["a"].step == count
-    for parts in found:
+    for parts in result:
         assert [len(part) for part in parts] in ([count], [MAX_STEPS_PER_CALL, 3], [7, count - 7])
-        np.testing.assert_allclose(np.concatenate(parts), np.concatenate(found[0]), rtol=1e-5)
+        np.testing.assert_allclose(np.concatenate(parts), np.concatenate(result[0]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("good", [0, 9])
@@ -190,7 +190,7 @@ def test_after_a_step_that_failed_the_model_has_good_values(data: Data, donation
 
 
 def test_a_segment_over_two_devices_trains_as_on_one(data: Data) -> None:
-    found = []
+    result = []
     for second in ("cpu:0", "cpu:1"):
         source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
         nodes = [
@@ -203,13 +203,14 @@ def test_a_segment_over_two_devices_trains_as_on_one(data: Data) -> None:
         phase = aa.TrainPhase("t", data=source, losses=losses, sampler=aa.SimpleSampler(8), n_epochs=4)
         results = aa.Experiment("e", graph, progress="none").run_phase(phase)
         assert aa.device_of(graph["b"].model) == Device.parse(second)
-        found.append((results.loss, {name: one for name, one in graph.state().items() if "optimizer_step" not in name}))
-    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
-    for name, value in found[0][1].items():
-        np.testing.assert_allclose(found[1][1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        state = {name: value for name, value in graph.state().items() if "optimizer_step" not in name}
+        result.append((results.loss, state))
+    np.testing.assert_allclose(result[1][0], result[0][0], rtol=1e-5)
+    for name, value in result[0][1].items():
+        np.testing.assert_allclose(result[1][1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_cotangents_come_back_to_the_device_of_their_value(backend: JaxBackend, segment_of: Any) -> None:
+def test_cotangents_are_on_the_device_of_their_value(backend: JaxBackend, segment_of: Any) -> None:
     segment = segment_of(Function(linear, {"w": jnp.ones((3, 1))}), needs_pullback=("x",))
     (op,), (term,) = segment.operations, segment.losses
     backend.place(op.model, SECOND)
@@ -217,11 +218,11 @@ def test_cotangents_come_back_to_the_device_of_their_value(backend: JaxBackend, 
     x, y = (jax.device_put(jnp.ones(shape), jax.devices("cpu")[0]) for shape in ((4, 3), (4, 1)))
     outputs, losses, pullback = program.forward_pullback((x, y))
     (back,) = pullback([None])
-    assert [backend.device_of(one) for one in (outputs[0], losses["l"][0], back)] == [SECOND, CPU, CPU]
+    assert [backend.device_of(tensor) for tensor in (outputs[0], losses["l"][0], back)] == [SECOND, CPU, CPU]
     np.testing.assert_allclose(back, np.full((4, 3), 2 * (3 - 1) / 4))
 
 
-def test_inputs_on_another_device_are_told(backend: JaxBackend, segment_of: Any) -> None:
+def test_inputs_on_another_device_raise(backend: JaxBackend, segment_of: Any) -> None:
     program = backend.build(segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU)))
     x, y = (backend.from_host(np.ones(shape, "f4"), SECOND) for shape in ((4, 3), (4, 1)))
     with pytest.raises(DeviceMismatchError, match=r"a training step: arrays are on several devices.*\[0\].*\[1\]"):
@@ -246,7 +247,7 @@ def test_columns_of_int64_are_not_narrowed(backend: JaxBackend) -> None:
 
 
 def test_class_indices_of_int64_are_taken_all_the_same(train: Any, data: Data) -> None:
-    """Classes are counted in int32 here, whatever the table has."""
+    """Class indices are int32 on JAX, whatever dtype the table has."""
     x, kind = data[0], (data[0][:, 0] > 0).astype("int64")
     source = aa.FeatureSet.from_dict("data", {"x": x, "kind": kind}, ["x"], ["kind"])
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(2), source.reference())], Optimizer("adam", lr=0.05))
@@ -286,29 +287,29 @@ def test_with_64_bits_a_whole_run_is_that_of_the_reference() -> None:
 
 def test_16_bit_models_train(backend: JaxBackend, train: Any) -> None:
     model = Function(linear, {"w": jnp.ones((3, 1), jnp.bfloat16)})
-    found, losses = train(model, Optimizer("adam", lr=0.05))
-    assert found.parameters["w"].dtype == "bfloat16" == backend.dtype_of(found) and losses[-1] < losses[0]
+    result, losses = train(model, Optimizer("adam", lr=0.05))
+    assert result.parameters["w"].dtype == "bfloat16" == backend.dtype_of(result) and losses[-1] < losses[0]
 
 
 # -- randomness and losses ---------------------------------------------------------------------------------------------
 
 
 def test_keys_do_not_depend_on_the_users_choice_of_generator(backend: JaxBackend, segment_of: Any, data: Data) -> None:
-    found = []
+    result = []
     for name in ("threefry2x32", "rbg"):
         with jax.default_prng_impl(name):
             model = SequentialMLP(dropout=0.5)
             backend.infer(model, [TensorSpec((3,), "float32")], 0)
             program = backend.build(segment_of(backend.place(model, CPU)))
             program.seed(2**63 + 5)
-            found.append(steps(program, resident(backend, data)))
-    np.testing.assert_array_equal(found[0], found[1])
+            result.append(steps(program, resident(backend, data)))
+    np.testing.assert_array_equal(result[0], result[1])
 
 
-def test_dropout_leaves_out_as_many_as_it_says(backend: JaxBackend) -> None:
+def test_dropout_drops_its_share_of_elements(backend: JaxBackend) -> None:
     model = SequentialMLP(1, n_layers=2, hidden_dim=20_000, activation="identity", dropout=0.25)
     backend.infer(model, [TensorSpec((1,), "float32")], 0)
-    parameters = {name: jnp.ones_like(one) / one.size for name, one in model.parameters.items()}
+    parameters = {name: jnp.ones_like(parameter) / parameter.size for name, parameter in model.parameters.items()}
     parameters |= {"layers.0.weight": jnp.ones((20_000, 1)), "layers.0.bias": jnp.zeros(20_000)}
     parameters["layers.1.bias"] = jnp.zeros(1)
     y, _ = model.apply(parameters, {}, [jnp.ones((4, 1))], True, jax.random.key(0))
@@ -323,7 +324,7 @@ def test_losses_of_ones_own(train: Any) -> None:
     np.testing.assert_allclose(own[0].tree["w"], expected[0].tree["w"], rtol=1e-6)
 
 
-def test_a_loss_that_gives_a_number_a_sample_is_told(backend: JaxBackend, segment_of: Any) -> None:
+def test_a_loss_per_sample_raises(backend: JaxBackend, segment_of: Any) -> None:
     segment = segment_of(backend.place(Function(linear, {"w": jnp.ones((3, 1))}), CPU))
     (term,) = segment.losses
     program = backend.build(replace(segment, losses=(replace(term, loss=Loss(lambda y, t: (y - t) ** 2)),)))

@@ -1,4 +1,4 @@
-"""Optax: functions that make transformations, and transformations, against Optax's own loop."""
+"""Optax: factories and transformations, compared with Optax's own loop."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_a_function_gets_the_rate_of_each_step(train: Train, batches: Batches, o
     make, settings = MADE[name]
     schedule = Schedule("linear", steps=6, final=0.2, warmup=2)
     given = Optimizer(make(optax), lr=0.02, schedule=schedule, **settings)
-    # Optax asks schedules at its own count of steps, which begins with 0 as ours does.
+    # Optax calls schedules with its own count of steps, which begins at 0 as ours does.
     rates = jnp.array([given.rate(step) for step in range(STEPS)], jnp.float32)
     expected = by_optax(optax, make(optax)(learning_rate=lambda t: rates[t], **settings), batches, lambda step: 1.0)
-    found, losses = train(model(), given)
+    result, losses = train(model(), given)
     assert losses[-1] < losses[0]
     for key, value in expected.items():
-        np.testing.assert_allclose(found.parameters[key], value, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(result.parameters[key], value, rtol=2e-5, atol=1e-6)
 
 
 def test_an_object_has_a_rate_of_its_own_and_ours_is_a_factor(
@@ -85,31 +85,31 @@ def test_an_object_has_a_rate_of_its_own_and_ours_is_a_factor(
         ({"schedule": Schedule("step", rate=0.5, every=2)}, lambda step: 0.5 ** (step // 2)),
     ):
         expected = by_optax(optax, made, batches, factor)
-        found, _ = train(model(), Optimizer(made, **settings))
+        result, _ = train(model(), Optimizer(made, **settings))
         for key, value in expected.items():
-            np.testing.assert_allclose(found.parameters[key], value, rtol=2e-5, atol=1e-6)
+            np.testing.assert_allclose(result.parameters[key], value, rtol=2e-5, atol=1e-6)
 
 
 def test_anything_made_like_optax_is_taken(train: Train) -> None:
-    """Nothing of Optax itself is needed."""
+    """Optax itself is not needed."""
     halving = SimpleNamespace(init=lambda p: (), update=lambda g, s, p: (jax.tree.map(lambda w: -0.5 * w, p), s))
-    found, _ = train(model(), Optimizer(halving, clip_norm=1.0), epochs=1)
+    result, _ = train(model(), Optimizer(halving, clip_norm=1.0), epochs=1)
     for key, value in model().parameters.items():
-        np.testing.assert_allclose(found.parameters[key], value / 8, rtol=1e-6)
+        np.testing.assert_allclose(result.parameters[key], value / 8, rtol=1e-6)
 
 
 def test_clip_norm_is_applied_before(train: Train, batches: Batches, optax: ModuleType) -> None:
-    found, _ = train(model(), Optimizer(optax.sgd, lr=0.5, clip_norm=0.05))
+    result, _ = train(model(), Optimizer(optax.sgd, lr=0.5, clip_norm=0.05))
     named, _ = train(model(), Optimizer("sgd", lr=0.5, clip_norm=0.05))
     for key, value in named.parameters.items():
-        np.testing.assert_allclose(found.parameters[key], value, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(result.parameters[key], value, rtol=1e-5, atol=1e-7)
 
 
 def test_optaxs_adam_is_that_of_the_formulas(train: Train, optax: ModuleType) -> None:
     for name, given in (("adam", optax.adam), ("adamw", optax.adamw)):
         settings = {"weight_decay": 0.1} if name == "adamw" else {}
-        one, other = (train(model(), Optimizer(kind, lr=0.03, **settings))[0] for kind in (name, given))
-        for key, value in one.parameters.items():
+        first, other = (train(model(), Optimizer(kind, lr=0.03, **settings))[0] for kind in (name, given))
+        for key, value in first.parameters.items():
             np.testing.assert_allclose(other.parameters[key], value, rtol=2e-5, atol=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_optaxs_adam_is_that_of_the_formulas(train: Train, optax: ModuleType) ->
 def trained(
     optimizer: Optimizer, data: Any, cuts: tuple[int, ...], through_state: bool = False
 ) -> dict[str, np.ndarray]:
-    """The state of a graph after phases of some epochs, the graph made anew from its state before each if so wished."""
+    """The state of a graph after phases of some epochs; optionally with a new graph before each phase."""
     source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
     state: dict[str, np.ndarray] | None = None
     graph = aa.ModelGraph([aa.ModelNode("net", model(), source.reference())], optimizer)
@@ -135,7 +135,7 @@ def trained(
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "labelled"])
 @pytest.mark.parametrize("through_state", [False, True], ids=["in place", "through a state"])
-def test_training_goes_on_where_it_ended(data: Any, optax: ModuleType, name: str, through_state: bool) -> None:
+def test_training_continues_from_a_state(data: Any, optax: ModuleType, name: str, through_state: bool) -> None:
     make, settings = MADE[name]
     optimizer = Optimizer(make(optax), lr=0.02, **settings)
     straight, cut = trained(optimizer, data, (4,)), trained(optimizer, data, (1, 3), through_state)
@@ -159,7 +159,7 @@ def test_a_state_of_another_optimizer_begins_afresh(backend: JaxBackend, segment
 
 
 def test_steps_are_compiled_once(backend: JaxBackend, segment_of: Any, optax: ModuleType, data: Any) -> None:
-    """What a transformation begins with is where the parameters are; else JAX would compile twice."""
+    """The initial state of a transformation is on the parameters' devices; else JAX would compile twice."""
     import logging
 
     records: list[str] = []
@@ -171,7 +171,7 @@ def test_steps_are_compiled_once(backend: JaxBackend, segment_of: Any, optax: Mo
     log, keep = logging.getLogger("jax._src.interpreters.pxla"), Keep()
     net = backend.place(model(), aa.Device("cpu"))
     program = backend.build(segment_of(net, optimizer=Optimizer(optax.adam)))
-    columns = [backend.from_host(one, aa.Device("cpu")) for one in data]
+    columns = [backend.from_host(array, aa.Device("cpu")) for array in data]
     propagate, log.propagate = log.propagate, False
     log.addHandler(keep)
     try:
@@ -193,18 +193,20 @@ def refused(backend: JaxBackend, segment_of: Any, *arguments: Any, **settings: A
     return str(caught.value)
 
 
-def test_what_cannot_be_taken_is_told(backend: JaxBackend, segment_of: Any, optax: ModuleType) -> None:
-    told = refused(backend, segment_of, optax.clip_by_global_norm, max_norm=1.0)
-    assert "has no parameter learning_rate" in told and "Optimizer(clip_by_global_norm(...))" in told
+def test_unusable_optimizers_raise(backend: JaxBackend, segment_of: Any, optax: ModuleType) -> None:
+    message = refused(backend, segment_of, optax.clip_by_global_norm, max_norm=1.0)
+    assert "has no parameter learning_rate" in message and "Optimizer(clip_by_global_norm(...))" in message
     assert "cannot create the optimizer adam" in refused(backend, segment_of, optax.adam, nothing=3)
     assert "is a finished transformation, but got settings: b1" in refused(
         backend, segment_of, optax.adam(1e-3), b1=0.5
     )
-    told = refused(backend, segment_of, lambda learning_rate: 3)
-    assert "gives a int" in told and "init and update" in told
+    message = refused(backend, segment_of, lambda learning_rate: 3)
+    assert "gives a int" in message and "init and update" in message
 
 
-def test_one_that_wants_more_than_gradients_is_told(backend: JaxBackend, segment_of: Any, optax: ModuleType) -> None:
+def test_an_optimizer_that_needs_more_than_gradients_raises(
+    backend: JaxBackend, segment_of: Any, optax: ModuleType
+) -> None:
     program = backend.build(segment_of(model(), optimizer=Optimizer(optax.lbfgs)))
     program.forward_pullback((jnp.ones((4, 3)), jnp.ones((4, 1))))[2]([None])
     with pytest.raises(SpecError, match=r"lbfgs needs more than gradients.*value"):

@@ -1,4 +1,4 @@
-"""Where arrays, trees, models and optimizers are, and how they get elsewhere."""
+"""Where arrays, pytrees, models and optimizers are, and moving them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ CPU, SECOND = Device("cpu"), Device("cpu", 1)
 
 def test_the_devices_are_jaxs_own_and_keep_their_numbers(backend: JaxBackend) -> None:
     assert list(backend.devices()) == [CPU, SECOND]
-    assert [backend.jax_device(one) for one in backend.devices()] == jax.devices("cpu")
-    assert [backend.device_string(one) for one in backend.devices()] == ["cpu:0", "cpu:1"]
+    assert [backend.jax_device(device) for device in backend.devices()] == jax.devices("cpu")
+    assert [backend.device_string(device) for device in backend.devices()] == ["cpu:0", "cpu:1"]
 
 
-def test_a_device_that_is_not_there_is_a_named_error(backend: JaxBackend) -> None:
+def test_a_missing_device_is_a_named_error(backend: JaxBackend) -> None:
     with pytest.raises(DeviceUnavailableError, match=r"JAX has no cpu:7\. Available: "):
         backend.move(jnp.ones(2), Device("cpu", 7))
 
 
-def test_what_is_there_is_the_same_object_and_place_commits_it(backend: JaxBackend) -> None:
+def test_an_array_in_place_is_the_same_object_and_place_commits_it(backend: JaxBackend) -> None:
     loose = jnp.arange(3.0)
     assert backend.move(loose, CPU) is loose
     placed = backend.place(loose, CPU)
@@ -42,26 +42,26 @@ def test_what_is_there_is_the_same_object_and_place_commits_it(backend: JaxBacke
     assert backend.place(tree, CPU) is tree
 
 
-def test_what_is_traced_is_nowhere(backend: JaxBackend) -> None:
-    found: list[Any] = []
+def test_a_tracer_has_no_device(backend: JaxBackend) -> None:
+    actual: list[Any] = []
 
     @jax.jit
     def look(x: Any) -> Any:
-        found.append(backend.device_of(x))
+        actual.append(backend.device_of(x))
         return backend.move(x, CPU) * 2
 
     np.testing.assert_array_equal(look(jnp.ones(2)), 2 * np.ones(2))
-    assert found == [None]
+    assert actual == [None]
 
 
-def test_an_array_on_several_devices_is_told(backend: JaxBackend) -> None:
+def test_an_array_on_several_devices_raises(backend: JaxBackend) -> None:
     mesh = Mesh(np.array(jax.devices("cpu")), ("i",))
     spread = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("i")))
     with pytest.raises(DeviceMismatchError, match=r"on several devices.*NamedSharding.*device_put"):
         backend.device_of(spread)
 
 
-def test_a_committed_array_is_there_for_jax_too(backend: JaxBackend) -> None:
+def test_a_placed_array_is_committed(backend: JaxBackend) -> None:
     there = backend.place(jnp.ones(3), SECOND)
     assert (there + jnp.ones(3)).devices() == {backend.jax_device(SECOND)}
 
@@ -72,7 +72,7 @@ def test_keys_are_placed_as_they_are(backend: JaxBackend) -> None:
     assert (jax.random.key_data(key) == jax.random.key_data(jax.random.key(3))).all()
 
 
-def test_the_state_of_optax_goes_along(backend: JaxBackend, optax: ModuleType) -> None:
+def test_optax_state_is_placed_with_its_model(backend: JaxBackend, optax: ModuleType) -> None:
     parameters = {"w": jnp.ones(3)}
     state = optax.adam(1e-3).init(parameters)
     placed = backend.place(state, SECOND)
@@ -85,12 +85,12 @@ def test_an_nnx_module_and_its_optimizer_are_placed_in_place(
 ) -> None:
     module = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
     optimizer = nnx.Optimizer(module, optax.adam(1e-3), wrt=nnx.Param)
-    for one in (module, optimizer):
-        assert backend.place(one, SECOND) is one
-        assert {backend.device_of(leaf) for leaf in jax.tree.leaves(nnx.state(one))} == {SECOND}
+    for obj in (module, optimizer):
+        assert backend.place(obj, SECOND) is obj
+        assert {backend.device_of(leaf) for leaf in jax.tree.leaves(nnx.state(obj))} == {SECOND}
 
 
-def test_an_equinox_module_is_made_anew(backend: JaxBackend, eqx: ModuleType) -> None:
+def test_placing_an_equinox_module_gives_a_new_one(backend: JaxBackend, eqx: ModuleType) -> None:
     module = eqx.nn.Linear(2, 3, key=jax.random.key(0))
     placed = backend.place(module, SECOND)
     assert backend.device_of(placed) == SECOND and backend.device_of(module) == CPU
@@ -109,7 +109,7 @@ def test_a_keras_model_is_placed_in_place(backend: JaxBackend, keras: ModuleType
     model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dropout(0.5)])
     model.build((None, 3))
     assert backend.owns(model) and backend.place(model, SECOND) is model
-    assert {backend.device_of(one.value) for one in model.variables} == {SECOND}
+    assert {backend.device_of(variable.value) for variable in model.variables} == {SECOND}
     assert backend.device_of(model.variables[0]) == SECOND
 
 
@@ -127,10 +127,10 @@ def test_a_model_of_ours_is_placed_in_place(backend: JaxBackend) -> None:
     assert backend.device_of(model) is None
     backend.infer(model, [TensorSpec((3,), "float32")], 0)
     assert backend.place(model, SECOND) is model
-    assert {backend.device_of(one) for one in model.parameters.values()} == {SECOND}
+    assert {backend.device_of(tensor) for tensor in model.parameters.values()} == {SECOND}
 
 
-def test_synchronize_waits_for_what_is_under_way(backend: JaxBackend) -> None:
+def test_synchronize_waits_for_pending_arrays(backend: JaxBackend) -> None:
     @jax.jit
     def long(a: Any) -> Any:
         return jax.lax.fori_loop(0, 60, lambda i, a: a @ a / 400.0, a)
@@ -143,14 +143,14 @@ def test_synchronize_waits_for_what_is_under_way(backend: JaxBackend) -> None:
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
-def test_mixed_devices_are_told() -> None:
-    one, other = (jax.device_put(jnp.ones(2), device) for device in jax.devices("cpu"))
+def test_arrays_on_different_devices_raise() -> None:
+    first, second = (jax.device_put(jnp.ones(2), device) for device in jax.devices("cpu"))
     with pytest.raises(DeviceMismatchError, match=r"a sum: arrays are on several devices.*incompatible.*anyaccel.move"):
-        with_translated_errors(jax.jit(jnp.add), "a sum")(one, other)
+        with_translated_errors(jax.jit(jnp.add), "a sum")(first, second)
 
 
 @pytest.mark.parametrize("words", ["RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes", "out of memory"])
-def test_a_lack_of_memory_is_told(words: str) -> None:
+def test_running_out_of_memory_is_a_named_error(words: str) -> None:
     with (
         pytest.raises(OutOfMemoryError, match=r"no room for 8 bytes.*smaller batches") as caught,
         translate_errors("8 bytes"),

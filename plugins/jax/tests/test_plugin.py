@@ -1,4 +1,4 @@
-"""What the plugin offers, and that it imports JAX only when it is needed."""
+"""What the plugin offers, and that it imports JAX only on use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known before JAX starts, what is set until then, and what the drivers say."""
+"""Devices before JAX starts, memory settings, and descriptions of devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A, B = NvidiaGpu("Card", "GPU-aaaa-1", 8000), NvidiaGpu("Card", "GPU-bbbb-2", 80
 
 
 def run(code: str, **environment: str) -> str:
-    """What a fresh process prints, in which `b` is a backend and JAX has not started."""
+    """The output of a new process in which `b` is a backend and JAX has not started."""
     given = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
     code = f"import os, anyaccel_jax; from anyaccel.device import Device; b = anyaccel_jax.JaxBackend(); {code}"
     done = subprocess.run(
@@ -55,17 +55,17 @@ def test_the_count_of_cpus_is_that_of_jax_itself(environment: dict[str, str]) ->
 
 
 def test_platforms_that_are_switched_off_have_no_devices() -> None:
-    told = run("print([b.devices(), b.unavailable_reason(Device('cpu'))])", JAX_PLATFORMS="cuda")
-    assert told == "[[], \"JAX is restricted to the platforms 'cuda'\"]"
+    message = run("print([b.devices(), b.unavailable_reason(Device('cpu'))])", JAX_PLATFORMS="cuda")
+    assert message == "[[], \"JAX is restricted to the platforms 'cuda'\"]"
 
 
 def test_a_broken_jax_breaks_no_listing(tmp_path: Path) -> None:
     (tmp_path / "jax.py").write_text("raise OSError('no XLA')")
-    told = run(
+    message = run(
         "print([b.devices(), b.unavailable_reason(Device('cpu'))])",
         PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
     )
-    assert told == "[[], 'JAX cannot be imported: no XLA']"
+    assert message == "[[], 'JAX cannot be imported: no XLA']"
 
 
 def test_it_is_known_whether_jax_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_before_the_start_jax_is_kept_from_taking_all_memory() -> None:
 
 
 @pytest.mark.parametrize("name", MEMORY)
-def test_what_the_user_set_stays(name: str) -> None:
+def test_the_users_memory_settings_stay(name: str) -> None:
     code = "print(repr(b.share(Device('gpu'), 0.5)), sorted(n for n in os.environ if n.startswith('XLA_')))"
     assert run(f"{code}; print(os.environ['{name}'])", **{name: "0.3"}) == f"'' ['{name}']\n0.3"
 
@@ -135,9 +135,9 @@ def test_a_gpu_of_nvidia_is_known_by_its_uuid_without_starting_jax(
     cards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with plugin(monkeypatch, "cuda"):
-        found = device_info.describe(Device("gpu", 1), lambda device: pytest.fail("JAX was started"))
-    assert (found.name, found.vendor, found.identity, found.memory_space) == ("Card", "nvidia", B.uuid, B.uuid)
-    assert found.total_memory == 8000
+        result = device_info.describe(Device("gpu", 1), lambda device: pytest.fail("JAX was started"))
+    assert (result.name, result.vendor, result.identity, result.memory_space) == ("Card", "nvidia", B.uuid, B.uuid)
+    assert result.total_memory == 8000
 
 
 def test_other_accelerators_are_described_by_jax(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +150,8 @@ def test_other_accelerators_are_described_by_jax(monkeypatch: pytest.MonkeyPatch
         def __str__(self) -> str:
             return "TPU_0"
 
-    found = device_info.describe(Device("tpu"), lambda device: Chip())
-    assert (found.name, found.vendor, found.identity, found.total_memory) == ("TPU v9", "google", "", 5)
+    result = device_info.describe(Device("tpu"), lambda device: Chip())
+    assert (result.name, result.vendor, result.identity, result.total_memory) == ("TPU v9", "google", "", 5)
     backend = JaxBackend()
     monkeypatch.setattr(backend, "jax_device", lambda device: Chip())
     figures = backend.memory(Device("tpu"))

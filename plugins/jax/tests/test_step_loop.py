@@ -1,4 +1,4 @@
-"""Whole steps: rows gathered for several at once, and convolutions on a CPU, in a loop or step by step."""
+"""Step loops: rows gathered for several steps at once, and convolutions on a CPU, in a loop or step by step."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def program(backend: JaxBackend, segment_of: Make, features: tuple[int, ...] = P
     """A program, and the columns and orders of `ROWS` rows."""
     random = np.random.default_rng(4)
     model = network(backend, features)
-    found = backend.build(segment_of(model, optimizer=ADAM, features=features))
-    found.seed(3)
+    result = backend.build(segment_of(model, optimizer=ADAM, features=features))
+    result.seed(3)
     arrays = random.standard_normal((ROWS, *features), "float32"), random.standard_normal((ROWS, 1), "float32")
-    columns = [backend.from_host(one, CPU) for one in arrays]
-    return found, (columns, [backend.from_host(random.permutation(ROWS).astype("int32"), CPU) for _ in columns])
+    columns = [backend.from_host(array, CPU) for array in arrays]
+    return result, (columns, [backend.from_host(random.permutation(ROWS).astype("int32"), CPU) for _ in columns])
 
 
 def trained(made: tuple[Any, Any], calls: Calls, batch: int = 4, parts: int = 1) -> list[np.ndarray]:
     """Losses of all calls, and the parameters after them."""
-    found, given = made
-    losses = [np.asarray(found.train_steps(*given, start, count, batch, parts))[:count] for start, count in calls]
-    slots = [one for state in found.close().values() for there in state.slots.values() for one in there.values()]
+    result, given = made
+    losses = [np.asarray(result.train_steps(*given, start, count, batch, parts))[:count] for start, count in calls]
+    slots = [value for state in result.close().values() for there in state.slots.values() for value in there.values()]
     return [np.concatenate(losses), *map(np.asarray, slots)]
 
 
@@ -53,17 +53,17 @@ def trained(made: tuple[Any, Any], calls: Calls, batch: int = 4, parts: int = 1)
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("ahead", [2, 3, 32])
-def test_rows_that_are_gathered_ahead_are_the_same(
+def test_rows_gathered_for_several_steps_give_the_same_results(
     backend: JaxBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, ahead: int, parts: int
 ) -> None:
-    """Also where a block ends behind the last row, and where calls end within a block."""
+    """Also where a block ends after the last row, and where calls end within a block."""
     calls: Calls = [(0, 5), (0, 1), (4, 4), (8, 2)]
-    found = []
+    result = []
     for steps in (1, ahead):
         monkeypatch.setattr(step_loop, "steps_gathered_at_once", lambda _, steps=steps: steps)
-        found.append(trained(program(backend, segment_of, (3,)), calls, parts=parts))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
+        result.append(trained(program(backend, segment_of, (3,)), calls, parts=parts))
+    for actual, expected in zip(*result, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-6, atol=1e-7)
 
 
 def test_large_batches_are_gathered_one_by_one() -> None:
@@ -75,7 +75,7 @@ def test_large_batches_are_gathered_one_by_one() -> None:
 
 
 def way(monkeypatch: pytest.MonkeyPatch, *, loop: bool) -> list[bool]:
-    """Which way is the faster one; the list has an entry for each trial."""
+    """Decides which way is faster; the list has an entry for each trial."""
     tried: list[bool] = []
     monkeypatch.setattr(step_loop, "is_faster", lambda *_: tried.append(loop) or loop)
     return tried
@@ -85,22 +85,22 @@ def way(monkeypatch: pytest.MonkeyPatch, *, loop: bool) -> list[bool]:
 def test_convolutions_in_a_loop_and_step_by_step_give_the_same(
     backend: JaxBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
-    found = []
+    result = []
     for loop in (True, False):
         tried = way(monkeypatch, loop=loop)
-        found.append(trained(program(backend, segment_of), [(0, 3), (12, 2), (0, 1), (4, 4)], parts=parts))
+        result.append(trained(program(backend, segment_of), [(0, 3), (12, 2), (0, 1), (4, 4)], parts=parts))
         assert tried == [loop]
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    for actual, expected in zip(*result, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6)
 
 
 def test_a_trial_changes_nothing(backend: JaxBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     real = trained(program(backend, segment_of), [(0, 5)])
-    found = []
+    result = []
     for loop in (True, False):
         way(monkeypatch, loop=loop)
-        found.append(trained(program(backend, segment_of), [(0, 5)]))
-    assert any(all(map(np.array_equal, one, real)) for one in found)
+        result.append(trained(program(backend, segment_of), [(0, 5)]))
+    assert any(all(map(np.array_equal, run, real)) for run in result)
 
 
 def test_the_faster_way_is_taken(backend: JaxBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,37 +130,37 @@ def test_a_state_that_cannot_be_kept_is_not_tried_with(
     tried = way(monkeypatch, loop=False)
     plain = trained(program(backend, segment_of), [(0, 3), (12, 2)])
     monkeypatch.setattr("anyaccel_jax.compute.DONATED_BYTES", 0)
-    found = trained(program(backend, segment_of), [(0, 3), (12, 2)])
+    result = trained(program(backend, segment_of), [(0, 3), (12, 2)])
     assert tried == [False], "by the first program"
-    for one, other in zip(plain, found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for actual, expected in zip(plain, result, strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("loop", [True, False])
-def test_steps_that_follow_each_other_send_nothing_either_way(
+def test_consecutive_steps_send_nothing_either_way(
     backend: JaxBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, loop: bool
 ) -> None:
     way(monkeypatch, loop=loop)
-    found, given = program(backend, segment_of)
+    result, given = program(backend, segment_of)
     for start, count in ((0, 1), (4, 2), (0, 1)):
-        found.train_steps(*given, start, count, 4)
+        result.train_steps(*given, start, count, 4)
     with jax.transfer_guard("disallow_explicit"):
-        kept = [found.train_steps(*given, start, count, 4) for start, count in ((4, 1), (8, 2), (16, 1))]
+        kept = [result.train_steps(*given, start, count, 4) for start, count in ((4, 1), (8, 2), (16, 1))]
     assert np.isfinite(np.concatenate(kept)).all()
 
 
 def test_another_number_of_steps_compiles_nothing(
     backend: JaxBackend, segment_of: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is given back has rows for more steps than were done."""
-    found, given = program(backend, segment_of, (3,))
-    found.compile(*given, 4)
-    found.train_steps(*given, 0, 5, 4)
+    """Results have rows for more steps than were run."""
+    result, given = program(backend, segment_of, (3,))
+    result.compile(*given, 4)
+    result.train_steps(*given, 0, 5, 4)
     with jax.log_compiles():
         caplog.clear()
-        results = [found.train_steps(*given, 0, count, 4) for count in (1, 2, 4, 3)]
+        results = [result.train_steps(*given, 0, count, 4) for count in (1, 2, 4, 3)]
     assert [record.message for record in caplog.records if "ompil" in record.message] == []
-    assert {one.shape for one in results} == {(MAX_STEPS_PER_CALL, 1)}
+    assert {result.shape for result in results} == {(MAX_STEPS_PER_CALL, 1)}
     with jax.log_compiles():
         jax.jit(lambda x: x + 41)(np.float32(1))
     assert any("ompil" in record.message for record in caplog.records)

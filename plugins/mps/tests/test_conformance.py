@@ -8,8 +8,6 @@ import torch
 from anyaccel.testing import suite
 from anyaccel_mps.conformance import MpsSubject
 
-NO_MAC = "torch has no Apple GPU here (torch.backends.mps.is_available() is false); on a Mac this runs by itself"
-
 
 class Mps(MpsSubject):
     """torch on mps:0, for real."""
@@ -27,8 +25,3 @@ globals().update(suite(OnCpu, "OnCpu"))
 
 if torch.backends.mps.is_available():
     globals().update(suite(Mps))
-else:  # one line in the report, where the whole kit would be some 250
-
-    @pytest.mark.skip(reason=NO_MAC)
-    def test_the_whole_kit_on_an_apple_gpu() -> None:
-        """Stands for the tests of the kit over mps:0."""

@@ -1,4 +1,4 @@
-"""What the tests of the TensorFlow plugin share: three logical CPUs, the backend, and the segment most of them want."""
+"""Fixtures of the TensorFlow plugin's tests: three logical CPUs, the backend, and the segment that most tests use."""
 
 from __future__ import annotations
 

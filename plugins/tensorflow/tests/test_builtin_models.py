@@ -42,9 +42,9 @@ def losses(backend: Any, model: Any, x: TensorSpec, width: int, optimizer: aa.Op
     program = backend.build(segment(model, x, width, optimizer))
     program.seed(1)
     columns = [backend.from_host(inputs, CPU), backend.from_host(targets, CPU)]
-    found = [np.asarray(program.train_steps(columns, [order, order], 0, 6, batch))[:6] for _ in range(5)]
+    result = [np.asarray(program.train_steps(columns, [order, order], 0, 6, batch))[:6] for _ in range(5)]
     program.close()
-    return np.concatenate(found)
+    return np.concatenate(result)
 
 
 MODELS = {
@@ -65,8 +65,8 @@ def test_training_is_that_of_the_reference(backend: TensorFlowBackend, name: str
     recipe = aa.Optimizer(optimizer, lr=0.02, clip_norm=0.5)
     numpy: Any = registry().computing("numpy", "cpu")
     mine, theirs = make(anyaccel_tensorflow), make(numpy_backend)
-    found = losses(backend, mine, spec, 3, recipe)
-    np.testing.assert_allclose(found, losses(numpy, theirs, spec, 3, recipe), rtol=1e-9)
+    result = losses(backend, mine, spec, 3, recipe)
+    np.testing.assert_allclose(result, losses(numpy, theirs, spec, 3, recipe), rtol=1e-9)
     expected = numpy.state(theirs)
     assert list(backend.state(mine)) == list(expected)
     for key, value in backend.state(mine).items():
@@ -76,9 +76,9 @@ def test_training_is_that_of_the_reference(backend: TensorFlowBackend, name: str
 def test_float32_agrees_with_the_reference_to_its_digits(backend: TensorFlowBackend) -> None:
     spec, recipe = TensorSpec((50,), "float32"), aa.Optimizer("adam", lr=1e-3)
     numpy: Any = registry().computing("numpy", "cpu")
-    found = losses(backend, SequentialMLP((1,), 3, 16, "tanh"), spec, 1, recipe)
+    result = losses(backend, SequentialMLP((1,), 3, 16, "tanh"), spec, 1, recipe)
     expected = losses(numpy, numpy_backend.SequentialMLP((1,), 3, 16, "tanh"), spec, 1, recipe)
-    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    np.testing.assert_allclose(result, expected, rtol=2e-6)
 
 
 def test_variables_are_reached_by_the_names_of_the_recipe(backend: TensorFlowBackend) -> None:
@@ -90,19 +90,19 @@ def test_variables_are_reached_by_the_names_of_the_recipe(backend: TensorFlowBac
     assert list(backend.parameters(mlp)) == ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"]
     names = [f"{part}.{kind}" for part in ("convs.0", "convs.1", "head") for kind in ("weight", "bias")]
     assert sorted(backend.parameters(cnn)) == sorted(names)
-    assert {one.ref() for one in mlp.trainable_variables} == {
-        one.ref() for layer in mlp.layers for one in (layer.weight, layer.bias)
+    assert {variable.ref() for variable in mlp.trainable_variables} == {
+        variable.ref() for layer in mlp.layers for variable in (layer.weight, layer.bias)
     }
 
 
 @pytest.mark.parametrize("make", [SequentialMLP, SequentialCNN])
 def test_it_can_be_called_without_a_graph(make: Any) -> None:
     """The first batch builds it with seed 0."""
-    one, two = make(dropout=0.5), make(dropout=0.5)
+    first, second = make(dropout=0.5), make(dropout=0.5)
     x = tf.ones([4, 1, 8, 8])
-    np.testing.assert_array_equal(one(x), two(x))
-    assert one.is_built and (one(x, training=True).numpy() != one(x, training=True).numpy()).any()
-    assert make(**one.get_config()).get_config() == one.get_config()
+    np.testing.assert_array_equal(first(x), second(x))
+    assert first.is_built and (first(x, training=True).numpy() != first(x, training=True).numpy()).any()
+    assert make(**first.get_config()).get_config() == first.get_config()
 
 
 def test_dropout_keeps_the_mean() -> None:
@@ -153,7 +153,7 @@ def test_layouts(backend: TensorFlowBackend) -> None:
 
 
 def test_weights_go_to_another_framework_and_back(backend: TensorFlowBackend) -> None:
-    """One state for one recipe, whoever computes it."""
+    """The same spec has the same state in every framework."""
     numpy: Any = registry().computing("numpy", "cpu")
     mine, theirs = SequentialCNN((2,), (3,)), numpy_backend.SequentialCNN((2,), (3,))
     spec = [TensorSpec((1, 6, 6), "float32")]

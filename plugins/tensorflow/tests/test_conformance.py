@@ -12,7 +12,7 @@ from anyaccel_tensorflow.ops import TensorFlowOps
 
 
 class Built(tf.Module):
-    """A tf.Module as the guide writes them: variables in the constructor, and a call that is a tf.function."""
+    """A tf.Module as in TensorFlow's guide: variables in the constructor, and a call that is a tf.function."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class Built(tf.Module):
 
 
 class Standard(TensorFlowSubject):
-    """SequentialMLP, which every framework has; whatever can be is compiled at once."""
+    """SequentialMLP; whatever can be compiled is compiled at once."""
 
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch):
@@ -35,7 +35,7 @@ class Standard(TensorFlowSubject):
 
 
 class Keras(TensorFlowSubject):
-    """Keras models that are not built; whatever can be is compiled at once."""
+    """Unbuilt Keras models; whatever can be compiled is compiled at once."""
 
     at_once = Standard.at_once
 
@@ -60,7 +60,7 @@ class Keras(TensorFlowSubject):
 
 
 class Module(Keras):
-    """A tf.Module of the user's own, at first called as it is."""
+    """A user's tf.Module, eager at first."""
 
     @pytest.fixture(autouse=True)
     def at_once(self):

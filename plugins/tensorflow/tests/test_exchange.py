@@ -30,9 +30,9 @@ def aligned(count: int, dtype: str = "float32", off: int = 0) -> np.ndarray:
     size = np.dtype(dtype).itemsize
     raw = np.zeros(count * size + 128, "u1")
     start = -address(raw) % 64 + off
-    found = raw[start : start + count * size].view(dtype)
-    found[:] = np.arange(count)
-    return found
+    result = raw[start : start + count * size].view(dtype)
+    result[:] = np.arange(count)
+    return result
 
 
 class Foreign:
@@ -63,35 +63,35 @@ def test_from_host_owns_its_memory(backend: TensorFlowBackend, device: Device, s
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "float16"])
-def test_what_is_given_away_is_computed_from(backend: TensorFlowBackend, dtype: str) -> None:
+def test_an_owned_array_is_used_in_place(backend: TensorFlowBackend, dtype: str) -> None:
     array = aligned(12, dtype)
     before, where, owner = array.copy(), address(array), weakref.ref(array.base)
     tensor = backend.from_host_owned(array.reshape(3, 4), CPU)
     assert address(tensor) == where
     del array
     gc.collect()
-    assert owner() is not None  # TensorFlow keeps it
+    assert owner() is not None  # TensorFlow keeps the array alive
     np.testing.assert_array_equal(np.asarray(tf.square(tensor) / tensor)[1:], (before.reshape(3, 4))[1:])
     del tensor
     gc.collect()
-    assert owner() is None  # and lets it go
+    assert owner() is None  # until the tensor is gone
 
 
 @pytest.mark.parametrize("dtype", ["bool", "complex64"])
-def test_what_goes_no_such_way_is_copied(backend: TensorFlowBackend, dtype: str) -> None:
+def test_other_arrays_are_copied(backend: TensorFlowBackend, dtype: str) -> None:
     array = aligned(12, dtype)
     for tensor in (backend.from_host_owned(array, CPU), backend.from_host(array, CPU)):
         assert address(tensor) != address(array)
         np.testing.assert_array_equal(np.asarray(tensor), array)
 
 
-def test_what_is_given_away_to_another_cpu_is_copied(backend: TensorFlowBackend) -> None:
+def test_an_owned_array_is_copied_to_another_cpu(backend: TensorFlowBackend) -> None:
     tensor = backend.from_host_owned(aligned(12), SECOND)
     assert backend.device_of(tensor) == SECOND
     np.testing.assert_array_equal(np.asarray(tensor), np.arange(12))
 
 
-def test_what_tensorflow_would_die_of_is_not_taken(backend: TensorFlowBackend) -> None:
+def test_unaligned_foreign_memory_is_copied(backend: TensorFlowBackend) -> None:
     sealed = aligned(12)
     sealed.flags.writeable = False
     for array in (aligned(12, off=4), aligned(24)[::2], sealed):
@@ -117,7 +117,7 @@ def test_buffers_are_aligned_and_sent_by_a_copy(backend: TensorFlowBackend) -> N
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
-def test_short_floats_come_and_go(backend: TensorFlowBackend, dtype: str) -> None:
+def test_16_bit_floats_are_transferred_in_both_directions(backend: TensorFlowBackend, dtype: str) -> None:
     array = np.arange(4).astype(getattr(ml_dtypes, dtype, dtype))
     tensor = backend.from_host(array, CPU)
     assert tensor.dtype.name == dtype
@@ -137,15 +137,15 @@ def test_short_floats_come_and_go(backend: TensorFlowBackend, dtype: str) -> Non
     ],
     ids=lambda array: str(array.dtype),
 )
-def test_what_no_device_holds_is_told(backend: TensorFlowBackend, array: np.ndarray) -> None:
+def test_dtypes_that_no_device_holds_are_refused(backend: TensorFlowBackend, array: np.ndarray) -> None:
     with pytest.raises(MoveError, match=r"TensorFlow has no dtype for NumPy's .*Available: .*Hint: convert the array"):
         backend.from_host(array, CPU)
 
 
 def test_to_host_shares_memory_on_the_cpu_and_lets_nobody_write(backend: TensorFlowBackend) -> None:
     tensor = backend.from_host(np.ones(64, "float32"), CPU)
-    found = backend.to_host(tensor)
-    assert address(found) == address(tensor) and not found.flags.writeable
+    result = backend.to_host(tensor)
+    assert address(result) == address(tensor) and not result.flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,9 @@ def test_to_host_shares_memory_on_the_cpu_and_lets_nobody_write(backend: TensorF
     ],
     ids=["text", "sparse", "ragged", "resource"],
 )
-def test_what_numpy_cannot_hold_is_told(backend: TensorFlowBackend, make: Callable[[], Any], message: str) -> None:
+def test_tensors_that_numpy_cannot_hold_are_refused(
+    backend: TensorFlowBackend, make: Callable[[], Any], message: str
+) -> None:
     with pytest.raises(MoveError, match=f"NumPy cannot hold {message}"):
         backend.to_host(make())
 
@@ -177,7 +179,7 @@ def test_adopted_memory_is_shared(backend: TensorFlowBackend, device: Device, dt
     assert np.asarray(tensor)[0] == 1
 
 
-def test_what_is_given_out_is_shared_too(backend: TensorFlowBackend) -> None:
+def test_exported_tensors_share_memory(backend: TensorFlowBackend) -> None:
     for device in (CPU, SECOND):
         tensor = backend.from_host(np.ones(64, "float32"), device)
         assert address(np.from_dlpack(tensor)) == address(tensor)
@@ -185,7 +187,7 @@ def test_what_is_given_out_is_shared_too(backend: TensorFlowBackend) -> None:
 
 @pytest.mark.parametrize("off", [4, 16, 32])
 def test_memory_that_tensorflow_would_die_of_is_copied(backend: TensorFlowBackend, off: int) -> None:
-    """TensorFlow takes memory that is not aligned, and ends the process at the first kernel that wants it so."""
+    """TensorFlow imports unaligned memory, and crashes at the first kernel that needs it aligned."""
     foreign = aligned(64, off=off)
     tensor = backend.from_dlpack(Foreign(foreign), CPU)
     assert address(tensor) % 64 == 0
@@ -230,7 +232,7 @@ def test_an_adopted_tensor_outlives_the_name_of_its_owner(backend: TensorFlowBac
 
 
 def test_nothing_computed_is_written_into_adopted_memory(backend: TensorFlowBackend) -> None:
-    """TensorFlow reuses the memory of inputs that nobody needs any more; never of those that are not its own."""
+    """TensorFlow reuses the memory of inputs that are no longer needed, but never imported memory."""
     step = tf.function(lambda x: tf.nn.relu(-x) + 1.0)
     for act in (lambda x: tf.nn.relu(-x), step, lambda x: tf.function(lambda y: -y)(x)):
         foreign = aligned(4096)
@@ -258,7 +260,7 @@ class Elsewhere(Foreign):
 
 
 class Wide(Foreign):
-    """Of vectors, which no framework here has."""
+    """With vector elements, which no framework here supports."""
 
     def __dlpack__(self, **settings: Any) -> Any:
         capsule = self.array.__dlpack__()
@@ -276,8 +278,8 @@ class Refusing:
 STRANGE = [object(), 3, "text", Refusing(), Elsewhere(aligned(64)), Wide(aligned(64, off=4))]
 
 
-@pytest.mark.parametrize("foreign", STRANGE, ids=lambda one: type(one).__name__)
-def test_what_cannot_be_taken_over_is_told(backend: TensorFlowBackend, foreign: Any) -> None:
+@pytest.mark.parametrize("foreign", STRANGE, ids=lambda case: type(case).__name__)
+def test_objects_that_dlpack_cannot_import_are_refused(backend: TensorFlowBackend, foreign: Any) -> None:
     with pytest.raises(MoveError, match=r"TensorFlow cannot import a .* through DLPack.*from_host"):
         backend.from_dlpack(foreign, CPU)
 
@@ -307,11 +309,11 @@ def test_rows_under_the_explicit_policy(backend: TensorFlowBackend, device: Devi
     order = backend.from_host(np.array([5, 0, 7, 2]), device)
     tf.config.experimental.set_device_policy("explicit")
     try:
-        found, cut = backend.gather_rows(column, 1, 3, order), backend.gather_rows(column, 6, 20)
+        result, cut = backend.gather_rows(column, 1, 3, order), backend.gather_rows(column, 6, 20)
     finally:
         tf.config.experimental.set_device_policy("silent")
-    assert backend.device_of(found) == backend.device_of(cut) == device
-    np.testing.assert_array_equal(np.asarray(found)[:, 0], [0.0, 21.0])
+    assert backend.device_of(result) == backend.device_of(cut) == device
+    np.testing.assert_array_equal(np.asarray(result)[:, 0], [0.0, 21.0])
     np.testing.assert_array_equal(np.asarray(cut)[:, 0], [18.0, 21.0])
 
 

@@ -1,4 +1,4 @@
-"""Plain tf.Modules: however they hold their variables, and whatever they do in a call."""
+"""Plain tf.Modules: many ways to hold variables and to write a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = TensorSpec((3,), "float32")
 
 
 class Plain(tf.Module):
-    """As the TensorFlow guide writes one."""
+    """As in TensorFlow's guide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class WithKeras(tf.Module):
 
 
 class Lazy(tf.Module):
-    """Variables that are made by the first call."""
+    """Variables that the first call creates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,15 +96,15 @@ def arrays(rows: int = 24) -> tuple[np.ndarray, np.ndarray]:
 
 def by_hand(model: Any, batches: list[slice], device: str) -> list[float]:
     x, y = arrays()
-    found, variables = [], [one for _, one in _named(model)]
+    result, variables = [], [variable for _, variable in _named(model)]
     with tf.device(device):
         for which in batches:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((model(tf.constant(x[which])) - y[which]) ** 2)
             for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
                 variable.assign_sub(0.1 * gradient)
-            found.append(float(loss))
-    return found
+            result.append(float(loss))
+    return result
 
 
 def _named(model: Any) -> list[tuple[str, Any]]:
@@ -119,19 +119,19 @@ def test_training_is_that_of_a_loop_by_hand(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment], make: type, device: Device
 ) -> None:
     model, other = make(), make()
-    for one in (model, other):
-        backend.infer(one, [X], 5)
-        backend.place(one, device)
+    for net in (model, other):
+        backend.infer(net, [X], 5)
+        backend.place(net, device)
     backend.load_state(other, backend.state(model))
     program = backend.build(segment_of(model, device=device))
     columns = [backend.from_host(array, device) for array in arrays()]
     order = backend.from_host(np.arange(24), device)
-    found = program.train_steps(columns, [order, order], 0, 3, 8)
-    assert backend.device_of(found) == device
+    result = program.train_steps(columns, [order, order], 0, 3, 8)
+    assert backend.device_of(result) == device
     program.close()
     batches = [slice(i, i + 8) for i in range(0, 24, 8)]
     expected = by_hand(other, batches, backend.device_string(device))
-    np.testing.assert_allclose(np.asarray(found)[:3, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(result)[:3, 0], expected, rtol=1e-5)
     for (name, mine), (_, his) in zip(_named(model), _named(other), strict=True):
         np.testing.assert_allclose(np.asarray(mine.read_value()), np.asarray(his.read_value()), rtol=1e-4, err_msg=name)
 
@@ -140,7 +140,7 @@ def test_training_is_that_of_a_loop_by_hand(
 def test_the_users_own_tf_functions_keep_no_trace_of_a_phase(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment], make: type
 ) -> None:
-    """They could be moved afterwards, and hold no tensor of a function that is not theirs."""
+    """So that they can be moved afterwards, and hold no tensor of another function."""
     model = make()
     backend.infer(model, [X], 5)
     program = backend.build(segment_of(model))
@@ -157,7 +157,7 @@ def test_the_users_own_tf_functions_keep_no_trace_of_a_phase(
     assert not tf.config.functions_run_eagerly()
 
 
-def test_a_function_that_was_traced_before_goes_on_with_the_result(
+def test_a_function_traced_before_uses_the_trained_values(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment]
 ) -> None:
     model = Compiled()
@@ -174,7 +174,7 @@ def test_a_function_that_was_traced_before_goes_on_with_the_result(
 
 
 class Moving(tf.Module):
-    """A running mean, a counter, and noise from a generator of its own."""
+    """A running mean, a counter, and noise from its own generator."""
 
     def __init__(self, noise: float = 0.0) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def test_variables_that_a_call_changes_are_buffers(
     backend.infer(model, [X], 5)
     assert list(backend.parameters(model)) == ["w"]
     assert sorted(backend.state(model)) == ["buffers/draw.state", "buffers/mean", "buffers/seen", "parameters/w"]
-    assert model.seen.numpy() == 0  # inferring has left it as it was
+    assert model.seen.numpy() == 0  # inference did not change it
     program = backend.build(segment_of(model))
     inputs = [backend.from_host(array, CPU) for array in arrays()]
     program.forward(inputs)
@@ -225,10 +225,10 @@ def test_random_numbers_of_a_generator_follow_the_seed(
         program.seed(key)
         return np.stack([np.asarray(program.forward_pullback(inputs)[0][0]) for _ in range(2)])
 
-    one, same, other = outputs(1), outputs(1), outputs(2)
+    first, same, other = outputs(1), outputs(1), outputs(2)
     program.close()
-    np.testing.assert_array_equal(one, same)
-    assert (one != other).any() and (one[0] != one[1]).any()
+    np.testing.assert_array_equal(first, same)
+    assert (first != other).any() and (first[0] != first[1]).any()
     np.testing.assert_array_equal(model.draw.state.numpy(), state)
 
 
@@ -249,17 +249,17 @@ def test_the_flag_of_other_libraries_is_set_too(backend: TensorFlowBackend, segm
     np.testing.assert_allclose(np.asarray(train) - np.asarray(plain), 1.0, rtol=1e-6)
 
 
-def test_weights_of_a_first_call_come_from_the_seed_of_tensorflow_if_it_has_one(
+def test_weights_of_a_first_call_follow_the_seed_of_tensorflow_if_it_is_set(
     backend: TensorFlowBackend,
 ) -> None:
-    found = []
+    result = []
     for seed in (1, 2):
         tf.random.set_seed(9)
         model = Lazy()
         backend.infer(model, [X], seed)
-        found.append(model.w.numpy())
+        result.append(model.w.numpy())
     tf.random.set_seed(None)
-    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(result[0], result[1])
 
 
 def test_weights_that_the_first_call_makes_follow_the_seed(backend: TensorFlowBackend) -> None:
@@ -271,12 +271,12 @@ def test_weights_that_the_first_call_makes_follow_the_seed(backend: TensorFlowBa
     assert (models[0].w.numpy() != models[2].w.numpy()).any()
 
 
-def test_a_module_that_cannot_be_called_is_told(backend: TensorFlowBackend) -> None:
+def test_a_module_that_cannot_be_called_raises(backend: TensorFlowBackend) -> None:
     with pytest.raises(ShapeError, match=r"Module cannot be called.*give it a __call__"):
         backend.infer(tf.Module(), [X], 0)
 
 
-def test_a_mistake_in_a_call_is_told_with_its_words(backend: TensorFlowBackend) -> None:
+def test_an_error_in_a_models_code_is_reported_with_its_message(backend: TensorFlowBackend) -> None:
     class Wrong(Plain):
         def __call__(self, x: Any) -> Any:
             return x.no_such_thing
@@ -286,12 +286,12 @@ def test_a_mistake_in_a_call_is_told_with_its_words(backend: TensorFlowBackend) 
 
 
 def test_two_modules_that_share_a_variable_are_refused(backend: TensorFlowBackend) -> None:
-    one, two = Plain(), Plain()
-    two.w = one.w
+    first, second = Plain(), Plain()
+    second.w = first.w
     draw = np.random.default_rng(0)
     x = draw.standard_normal((8, 3)).astype("float32")
     source = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
-    nodes = [aa.ModelNode("one", one, source.reference()), aa.ModelNode("two", two, source.reference())]
+    nodes = [aa.ModelNode("one", first, source.reference()), aa.ModelNode("two", second, source.reference())]
     graph = aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1))
     losses = [aa.AppliedLoss("mse", on="one"), aa.AppliedLoss("mse", on="two")]
     phase = aa.TrainPhase("train", data="all", losses=losses, sampler=aa.SimpleSampler(4))

@@ -1,4 +1,4 @@
-"""Graphs of TensorFlow models from end to end, as a user builds them."""
+"""Graphs of TensorFlow models, end to end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(made: aa.ModelGraph, *phases: Any) -> Any:
 
 
 def test_a_run_continued_from_its_state_equals_one_that_never_stopped() -> None:
-    """Dropout, batch statistics, Adam's moments, a schedule and the order of batches all go on."""
+    """Dropout, batch statistics, Adam's moments, a schedule and the order of batches all continue."""
     optimizer = aa.Optimizer("adamw", lr=1e-2, schedule=aa.Schedule("cosine", steps=40), clip_norm=0.5)
     source = data()
     whole = graph(source, net(), optimizer)
@@ -57,7 +57,7 @@ def test_a_run_continued_from_its_state_equals_one_that_never_stopped() -> None:
     results = run(other.load_state(half.state()), training(2))
     np.testing.assert_array_equal(results.loss, expected.loss[2:])
     for name, array in whole.state().items():
-        if not name.endswith("seed_generator.state"):  # drawn by Keras when the layer is made, and never used
+        if not name.endswith("seed_generator.state"):  # drawn by Keras when the layer is created, and never used
             np.testing.assert_array_equal(other.state()[name], array, err_msg=name)
 
 
@@ -88,10 +88,10 @@ def test_validation_and_evaluation_use_the_values_of_now() -> None:
     made = graph(source, model)
     judged = aa.EvalPhase("val", data="val", losses=[aa.AppliedLoss("cross_entropy", on="net")], outputs=["net"])
     results = run(made, training(5, validation=judged))
-    found = run(made, judged)
+    result = run(made, judged)
     assert len(results.loss) == 5
-    np.testing.assert_allclose(found.loss, results.figure("val_loss")[-1], rtol=1e-5)
-    assert found.prediction("net").shape == (10, 3)
+    np.testing.assert_allclose(result.loss, results.figure("val_loss")[-1], rtol=1e-5)
+    assert result.prediction("net").shape == (10, 3)
 
 
 def test_images_channels_first_and_last() -> None:
@@ -105,11 +105,11 @@ def test_images_channels_first_and_last() -> None:
         node = aa.ModelNode("net", model, source.reference([column]))
         made = aa.ModelGraph([node], aa.Optimizer("adam", lr=0.01))
         phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=10)
-        found = run(made, phase)
-        assert found.loss[-1] < found.loss[0]
+        result = run(made, phase)
+        assert result.loss[-1] < result.loss[0]
 
 
-def test_what_a_node_cannot_take_names_the_node() -> None:
+def test_inputs_that_a_node_does_not_accept_name_the_node() -> None:
     wrong = keras.Sequential([keras.Input((5,)), layers.Dense(2)])
     with pytest.raises(ShapeError, match=r"node 'net' does not take float32\[6\]"):
         graph(data(), wrong).build()

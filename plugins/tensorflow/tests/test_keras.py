@@ -1,4 +1,4 @@
-"""Keras models: built and unbuilt, trained in graphs, and left to the user as what they were."""
+"""Keras models: built and unbuilt, trained in graphs, and still the user's models afterwards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def functional() -> Any:
 
 
 class Subclassed(keras.Model):
-    """Layers in attributes, a list and a dict, and a call that knows nothing of training."""
+    """Layers in attributes, a list and a dict, and a call without `training`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,18 +118,18 @@ def test_a_graph_trains_as_a_loop_by_hand_does(make: Callable[[], Any], mine: aa
     graph.build()
     other = copy_of(make, model)
     start = [np.array(w) for w in model.get_weights()]
-    found = train(graph)
+    result = train(graph)
     assert graph["net"].model is model
     assert any((a != b).any() for a, b in zip(start, model.get_weights(), strict=True))
     if theirs is None:  # Keras decays by another rule; the reference in the kit is compared instead
         return
-    np.testing.assert_allclose(found.loss, by_hand(other, theirs()), rtol=2e-5)
+    np.testing.assert_allclose(result.loss, by_hand(other, theirs()), rtol=2e-5)
     for mine_, his in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_allclose(mine_, his, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_what_keras_does_with_the_model_afterwards_uses_the_result(make: Callable[[], Any]) -> None:
+def test_keras_uses_the_trained_values_afterwards(make: Callable[[], Any]) -> None:
     """`model(x)`, `predict`, `evaluate`, `fit` and `get_weights` agree, also where they were compiled before."""
     model, x = make(), np.ones((5, 6), "float32")
     graph = graph_of(model)
@@ -176,7 +176,7 @@ def test_regularizers_and_added_losses_pull_as_they_do_in_keras() -> None:
 
 
 @pytest.mark.parametrize("part", ["layer", "model"])
-def test_what_is_not_trainable_is_not_trained(part: str) -> None:
+def test_frozen_variables_are_not_trained(part: str) -> None:
     model = sequential()
     graph = graph_of(model)
     graph.build()
@@ -212,11 +212,11 @@ def test_dropout_works_where_the_call_does_not_name_training(
     program = backend.build(segment_of(model, features=(6,), target=(3,)))
     x, y = backend.from_host(np.ones((4, 6), "float32"), CPU), backend.from_host(np.zeros((4, 3), "float32"), CPU)
     program.seed(1)
-    (one,), _, _ = program.forward_pullback((x, y))
-    (two,), _, _ = program.forward_pullback((x, y))
+    (first,), _, _ = program.forward_pullback((x, y))
+    (second,), _, _ = program.forward_pullback((x, y))
     (plain,), _ = program.forward((x, y))
     program.close()
-    assert (one.numpy() != two.numpy()).any() and (one.numpy() != plain.numpy()).any()
+    assert (first.numpy() != second.numpy()).any() and (first.numpy() != plain.numpy()).any()
     np.testing.assert_allclose(plain.numpy(), model(np.ones((4, 6), "float32")).numpy(), rtol=1e-6)
 
 
@@ -276,14 +276,14 @@ def test_several_inputs_are_given_as_the_model_wants_them(make: Callable[[], Any
 
 
 @pytest.mark.parametrize("kind", [tuple, list, dict])
-def test_several_outputs_come_in_their_order(kind: type, backend: TensorFlowBackend) -> None:
+def test_several_outputs_keep_their_order(kind: type, backend: TensorFlowBackend) -> None:
     given = keras.Input((6,))
-    one, two = layers.Dense(2)(given), layers.Dense(5)(given)
-    model = keras.Model(given, {"z": one, "a": two} if kind is dict else kind([one, two]))
+    first, second = layers.Dense(2)(given), layers.Dense(5)(given)
+    model = keras.Model(given, {"z": first, "a": second} if kind is dict else kind([first, second]))
     assert [spec.shape for spec in backend.infer(model, [X], 0)] == [(2,), (5,)]
 
 
-def test_an_output_that_gradients_do_not_come_from_is_given_all_the_same(backend: TensorFlowBackend) -> None:
+def test_an_output_without_gradients_is_returned(backend: TensorFlowBackend) -> None:
     """A model with an integer output, and one whose losses are on the second output only."""
     given = keras.Input((6,))
     logits = layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.1))(given)
@@ -317,8 +317,8 @@ def test_integer_inputs_reach_an_embedding() -> None:
     which = draw.integers(0, 7, (ROWS, 2))
     source = aa.FeatureSet.from_dict("words", {"x": which, "y": (which % 3).astype("float32")}, ["x"], ["y"])
     model = keras.Sequential([layers.Embedding(7, 4), layers.Flatten(), layers.Dense(2)])
-    found = train(graph_of(model, aa.Optimizer("adam", lr=0.05), source), epochs=15)
-    assert found.loss[-1] < found.loss[0] / 2
+    result = train(graph_of(model, aa.Optimizer("adam", lr=0.05), source), epochs=15)
+    assert result.loss[-1] < result.loss[0] / 2
 
 
 def test_recurrent_and_attention_layers_train() -> None:
@@ -332,8 +332,8 @@ def test_recurrent_and_attention_layers_train() -> None:
             x = self.recur(self.cut(x))
             return self.last(keras.ops.mean(self.attend(x, x), axis=1))
 
-    found = train(graph_of(Net(), aa.Optimizer("adam", lr=0.02)), epochs=8)
-    assert found.loss[-1] < found.loss[0]
+    result = train(graph_of(Net(), aa.Optimizer("adam", lr=0.02)), epochs=8)
+    assert result.loss[-1] < result.loss[0]
 
 
 # -- building --------------------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def weights(make: Callable[[], Any], seed: int) -> list[np.ndarray]:
 
 
 class Wrapped(keras.layers.Layer):
-    """A layer that makes others, and weights of its own, when it is built."""
+    """A layer that creates other layers and weights when it is built."""
 
     def build(self, shape: Any) -> None:
         self.inside = layers.Dense(4)
@@ -358,14 +358,14 @@ class Wrapped(keras.layers.Layer):
 
 @pytest.mark.parametrize("make", [sequential, Subclassed, Wrapped])
 def test_weights_of_unbuilt_layers_follow_the_seed(make: Callable[[], Any]) -> None:
-    one, same, other = weights(make, 3), weights(make, 3), weights(make, 4)
-    assert all((a == b).all() for a, b in zip(one, same, strict=True))
-    assert any((a != b).any() for a, b in zip(one, other, strict=True))
+    first, same, other = weights(make, 3), weights(make, 3), weights(make, 4)
+    assert all((a == b).all() for a, b in zip(first, same, strict=True))
+    assert any((a != b).any() for a, b in zip(first, other, strict=True))
 
 
 def test_layers_of_one_shape_do_not_start_alike() -> None:
-    found = weights(lambda: keras.Sequential([layers.Dense(6), layers.Dense(6), layers.Dense(6)]), 5)
-    assert (found[0] != found[2]).any() and (found[2] != found[4]).any()
+    result = weights(lambda: keras.Sequential([layers.Dense(6), layers.Dense(6), layers.Dense(6)]), 5)
+    assert (result[0] != result[2]).any() and (result[2] != result[4]).any()
 
 
 def test_a_seed_that_the_user_gave_stays() -> None:
@@ -408,14 +408,14 @@ def test_a_built_layer_in_an_unbuilt_model_keeps_its_weights() -> None:
 
 
 def test_names_do_not_depend_on_how_many_layers_were_made_before(backend: TensorFlowBackend) -> None:
-    found = []
+    result = []
     for _ in range(2):
         model = keras.Sequential([layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(3)])
         backend.infer(model, [X], 0)
-        found.append(list(backend.state(model)))
-    assert found[0] == found[1]
-    assert found[0][:2] == ["parameters/layers.0.kernel", "parameters/layers.0.bias"]
-    assert "buffers/layers.1.moving_mean" in found[0] and "buffers/layers.2.seed_generator.state" in found[0]
+        result.append(list(backend.state(model)))
+    assert result[0] == result[1]
+    assert result[0][:2] == ["parameters/layers.0.kernel", "parameters/layers.0.bias"]
+    assert "buffers/layers.1.moving_mean" in result[0] and "buffers/layers.2.seed_generator.state" in result[0]
 
 
 def test_names_are_paths_of_attributes(backend: TensorFlowBackend) -> None:
@@ -425,7 +425,7 @@ def test_names_are_paths_of_attributes(backend: TensorFlowBackend) -> None:
     assert names == ["first", "hidden.0", "named.last"]
 
 
-def test_a_shared_layer_has_its_variables_once(backend: TensorFlowBackend) -> None:
+def test_variables_of_a_shared_layer_are_listed_once(backend: TensorFlowBackend) -> None:
     shared = layers.Dense(6)
     model = keras.Sequential([shared, layers.Activation("tanh"), shared])
     backend.infer(model, [X], 0)
@@ -446,7 +446,7 @@ def test_an_unbuilt_model_has_no_state_yet(backend: TensorFlowBackend) -> None:
         (lambda: layers.Lambda(lambda x: [1, 2]), X, "returned a list of int, int"),
     ],
 )
-def test_models_that_do_not_fit_are_told(make: Callable[[], Any], spec: TensorSpec, message: str) -> None:
+def test_models_that_do_not_accept_their_inputs_raise(make: Callable[[], Any], spec: TensorSpec, message: str) -> None:
     backend, model = TensorFlowBackend(), make()
     if spec.shape == (5,):
         backend.infer(model, [X], 0)
@@ -467,7 +467,7 @@ def test_layouts_of_images(backend: TensorFlowBackend) -> None:
 
 
 class Odd(keras.initializers.Initializer):
-    """An initializer that nobody can ask for a configuration."""
+    """An initializer without a configuration."""
 
     seed = None
 
@@ -485,7 +485,7 @@ def test_an_initializer_of_the_users_own_is_left_alone(backend: TensorFlowBacken
 
 
 def test_shapes_that_only_values_tell_are_found_by_running(backend: TensorFlowBackend) -> None:
-    """`tf.unique` and `tf.boolean_mask` give shapes that a trace does not know."""
+    """A trace does not know the shapes that `tf.unique` and `tf.boolean_mask` give."""
     cut = layers.Lambda(lambda x: tf.boolean_mask(x, tf.ones(tf.shape(x)[:1]) > 0))
     assert backend.infer(cut, [X], 0) == (X,)
 
@@ -509,7 +509,7 @@ def test_shapes_that_only_values_tell_are_found_by_running(backend: TensorFlowBa
     ],
     ids=["no batch", "varying", "number", "dtype", "mistake"],
 )
-def test_what_is_wrong_is_told_with_the_remedy(
+def test_the_error_has_a_hint_for_what_is_wrong(
     backend: TensorFlowBackend, layer: Any, spec: TensorSpec, message: str
 ) -> None:
     with pytest.raises(ShapeError, match=message):
@@ -523,7 +523,7 @@ def test_what_is_wrong_is_told_with_the_remedy(
         ("int64", "cast the data.*'float32'"),
     ],
 )
-def test_a_wrong_dtype_is_told_with_the_remedy(backend: TensorFlowBackend, dtype: str, message: str) -> None:
+def test_the_error_for_a_wrong_dtype_has_a_hint(backend: TensorFlowBackend, dtype: str, message: str) -> None:
     class Strict(keras.layers.Layer):
         def __init__(self) -> None:
             super().__init__(autocast=False)
@@ -554,6 +554,6 @@ def test_attributes_that_differ_by_an_underscore_have_names_of_their_own(backend
 def test_half_precision_trains() -> None:
     """Keras's mixed policy: variables in float32, computed in bfloat16."""
     model = keras.Sequential([layers.Dense(8, "tanh", dtype="mixed_bfloat16"), layers.Dense(3, dtype="mixed_bfloat16")])
-    found = train(graph_of(model, aa.Optimizer("adam", lr=0.02)), epochs=6)
-    assert found.loss[-1] < found.loss[0]
+    result = train(graph_of(model, aa.Optimizer("adam", lr=0.02)), epochs=6)
+    assert result.loss[-1] < result.loss[0]
     assert {w.dtype.name for w in model.get_weights()} == {"float32"}

@@ -1,4 +1,4 @@
-"""Losses of the user's own and of Keras; optimizers that are none of the named ones."""
+"""Custom losses and losses of Keras; optimizers that are not named ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_own_losses_train_as_the_named_one_of_the_same_formula(own: Any, named: 
     np.testing.assert_allclose(losses(own, width, target), losses(named, width, target), rtol=1e-4)
 
 
-def test_a_loss_that_is_no_scalar_is_told() -> None:
+def test_a_loss_that_is_not_a_scalar_raises() -> None:
     with pytest.raises(SpecError, match=r"the loss 'each' gives shape \[8\].*a loss must give a scalar.*mean over"):
 
         def each(outputs: Any, targets: Any) -> Any:
@@ -70,7 +70,7 @@ def test_a_loss_that_is_no_scalar_is_told() -> None:
         losses(each)
 
 
-def test_settings_that_a_loss_does_not_take_are_told() -> None:
+def test_settings_that_a_loss_does_not_have_raise() -> None:
     wrong = aa.Loss(keras.losses.MeanSquaredError, loss_kwargs={"no_such": 1})
     with pytest.raises(SpecError, match=r"cannot create the loss 'MeanSquaredError'.*no_such.*correct loss_kwargs"):
         losses(wrong)
@@ -80,14 +80,14 @@ def test_integer_targets_have_no_gradient_and_are_no_obstacle() -> None:
     def loss(outputs: Any, targets: Any) -> Any:
         return tf.reduce_mean((outputs - tf.cast(targets, tf.float32)) ** 2)
 
-    found = losses(loss, 1, "kind")
-    assert found[-1] < found[0]
+    result = losses(loss, 1, "kind")
+    assert result[-1] < result[0]
 
 
-@pytest.mark.parametrize("own", [keras.optimizers.Adam, keras.optimizers.RMSprop], ids=lambda one: one.__name__)
-def test_optimizers_of_keras_are_refused_and_what_works_is_named(backend: TensorFlowBackend, own: Any) -> None:
-    told = backend.unsupported_reason(aa.Optimizer(own))
-    assert own.__name__ in told and "sgd, momentum, adam, adamw" in told
+@pytest.mark.parametrize("own", [keras.optimizers.Adam, keras.optimizers.RMSprop], ids=lambda case: case.__name__)
+def test_optimizers_of_keras_are_refused_and_alternatives_are_named(backend: TensorFlowBackend, own: Any) -> None:
+    message = backend.unsupported_reason(aa.Optimizer(own))
+    assert own.__name__ in message and "sgd, momentum, adam, adamw" in message
     given = source()
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(), given.reference(targets=["y"]))], aa.Optimizer(own))
     phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="net")])
@@ -112,5 +112,5 @@ def test_elementwise_losses_of_keras_do_not_broadcast_either(name: str) -> None:
 
 def test_a_last_axis_of_one_may_be_missing_as_in_keras() -> None:
     outputs, targets = tf.constant([[1.0], [2.0], [4.0]]), tf.constant([1.0, 0.0, 0.0])
-    for one, two in ((outputs, targets), (outputs[:, 0], targets[:, None])):
-        assert float(scalar_loss(aa.Loss(keras.losses.MeanSquaredError())).own(one, two)) == pytest.approx(20 / 3)
+    for first, second in ((outputs, targets), (outputs[:, 0], targets[:, None])):
+        assert float(scalar_loss(aa.Loss(keras.losses.MeanSquaredError())).own(first, second)) == pytest.approx(20 / 3)

@@ -23,7 +23,7 @@ layers = keras.layers
 
 @pytest.fixture(autouse=True)
 def settings_stay() -> Iterator[None]:
-    """Whatever a test does, soft placement and the device policy are afterwards as TensorFlow starts."""
+    """After each test, soft placement and the device policy have TensorFlow's defaults."""
     yield
     assert tf.config.get_soft_device_placement()
     assert tf.config.experimental.get_device_policy() == "silent"
@@ -69,7 +69,7 @@ def test_device_of_whatever_has_one(backend: TensorFlowBackend) -> None:
 
 
 @pytest.mark.parametrize("empty", [[], {}, (), 3, None, "text"])
-def test_device_of_what_holds_nothing(backend: TensorFlowBackend, empty: Any) -> None:
+def test_an_object_without_tensors_has_no_device(backend: TensorFlowBackend, empty: Any) -> None:
     assert backend.device_of(empty) is None
 
 
@@ -92,8 +92,8 @@ def test_a_moved_tensor_keeps_its_dtype(backend: TensorFlowBackend, dtype: str) 
     assert backend.move(moved, SECOND) is moved
 
 
-def test_a_device_that_is_not_there_is_an_error_and_no_silent_cpu(backend: TensorFlowBackend) -> None:
-    """TensorFlow itself would put all of these on the CPU and say nothing."""
+def test_a_missing_device_raises_instead_of_using_the_cpu(backend: TensorFlowBackend) -> None:
+    """TensorFlow itself would silently put all of these on the CPU."""
     for act in (
         lambda: backend.move(tf.constant([1.0]), GPU),
         lambda: backend.place({"a": tf.constant([1.0])}, GPU),
@@ -105,7 +105,7 @@ def test_a_device_that_is_not_there_is_an_error_and_no_silent_cpu(backend: Tenso
             act()
 
 
-def test_the_error_names_what_there_is(backend: TensorFlowBackend) -> None:
+def test_the_error_names_the_available_devices(backend: TensorFlowBackend) -> None:
     with pytest.raises(DeviceUnavailableError) as caught:
         backend.move(tf.constant([1.0]), GPU)
     assert "float32 tensor of shape [1] on /GPU:0" in str(caught.value) or "instead of /GPU:0" in str(caught.value)
@@ -116,7 +116,7 @@ def test_the_error_names_what_there_is(backend: TensorFlowBackend) -> None:
         backend.place(Inside(), GPU)
 
 
-def test_a_tensor_that_landed_elsewhere_is_told(backend: TensorFlowBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_landed_elsewhere_raises(backend: TensorFlowBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers.tf, "identity", lambda tensor: tensor)
     with pytest.raises(DeviceUnavailableError, match=r"put a tensor on .*CPU:0 instead of /CPU:1"):
         backend.move(tf.constant([1.0]), SECOND)
@@ -131,7 +131,9 @@ def test_a_tensor_that_landed_elsewhere_is_told(backend: TensorFlowBackend, monk
     ],
     ids=["text", "sparse", "ragged"],
 )
-def test_what_no_device_holds_is_refused(backend: TensorFlowBackend, make: Callable[[], Any], message: str) -> None:
+def test_tensors_that_no_device_holds_are_refused(
+    backend: TensorFlowBackend, make: Callable[[], Any], message: str
+) -> None:
     with tf.device("/CPU:0"):
         obj = make()
     with pytest.raises(MoveError, match=message):
@@ -144,14 +146,14 @@ def test_trees_keep_their_structure(backend: TensorFlowBackend) -> None:
         tree = {"x": [tf.zeros(2), pair(tf.ones(1), "text")], "n": 3}
     placed = backend.place(tree, SECOND)
     assert isinstance(placed["x"][1], pair) and placed["x"][1].b == "text" and placed["n"] == 3
-    assert {backend.device_of(one) for one in (placed["x"][0], placed["x"][1].a)} == {SECOND}
+    assert {backend.device_of(tensor) for tensor in (placed["x"][0], placed["x"][1].a)} == {SECOND}
     assert backend.place(placed, SECOND) is placed
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_variable_alone_is_made_anew(backend: TensorFlowBackend) -> None:
+def test_a_single_variable_is_placed_as_a_new_one(backend: TensorFlowBackend) -> None:
     with tf.device("/CPU:0"):
         variable = tf.Variable([1.0, 2.0], trainable=False, name="mine")
     placed = backend.place(variable, SECOND)
@@ -166,8 +168,8 @@ def test_every_variable_of_a_module_is_moved_and_shared_ones_stay_shared(backend
         expected = model(tf.ones([2, 3])).numpy()
     names = list(backend.parameters(model))
     assert backend.place(model, SECOND) is model
-    found = [one for _, one in _variables(model)]
-    assert {Device.parse(f"cpu:{one.device[-1]}") for one in found} == {SECOND}
+    result = [variable for _, variable in _variables(model)]
+    assert {Device.parse(f"cpu:{variable.device[-1]}") for variable in result} == {SECOND}
     assert model.again is model.scale
     assert list(backend.parameters(model)) == names
     with tf.device("/CPU:1"):
@@ -175,7 +177,7 @@ def test_every_variable_of_a_module_is_moved_and_shared_ones_stay_shared(backend
 
 
 def test_a_moved_module_can_still_be_saved(backend: TensorFlowBackend, tmp_path: Any) -> None:
-    """TensorFlow's own lists refuse checkpoints once an element was replaced in them."""
+    """TensorFlow's own lists refuse checkpoints after an element was replaced."""
     with tf.device("/CPU:0"):
         model, other = Net(), Net()
         model(tf.ones([2, 3]))
@@ -199,7 +201,7 @@ def _variables(model: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras 3.15 saving, with NumPy 2
 def test_a_keras_model_is_moved_with_all_that_knows_its_variables(backend: TensorFlowBackend, tmp_path: Any) -> None:
-    """The model, its layers, its optimizer, what was compiled before, and saving see the moved variables."""
+    """The model, its layers, its optimizer, compiled functions and saving use the moved variables."""
     with tf.device("/CPU:0"):
         model = keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(1)])
         model.compile("adam", "mse")
@@ -208,7 +210,7 @@ def test_a_keras_model_is_moved_with_all_that_knows_its_variables(backend: Tenso
         model.predict(x, verbose=0)
     kernel, weights = model.layers[0].kernel, model.get_weights()
     assert backend.place(model, SECOND) is model and model.layers[0].kernel is kernel
-    assert {one.value.device[-5:] for one in [*model.variables, *model.optimizer.variables]} == {"CPU:1"}
+    assert {variable.value.device[-5:] for variable in [*model.variables, *model.optimizer.variables]} == {"CPU:1"}
     for before, after in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
     kernel.assign(np.zeros((3, 4), "float32"))
@@ -227,13 +229,11 @@ def test_an_optimizer_of_keras_is_moved_alone_too(backend: TensorFlowBackend) ->
         optimizer = keras.optimizers.Adam()
         optimizer.build([keras.Variable([1.0])])
     assert backend.place(optimizer, SECOND) is optimizer
-    assert {one.value.device[-5:] for one in optimizer.variables} == {"CPU:1"}
+    assert {variable.value.device[-5:] for variable in optimizer.variables} == {"CPU:1"}
 
 
-def test_a_keras_that_holds_values_in_another_way_is_told(
-    backend: TensorFlowBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one private name that is used, `_value`, is checked."""
+def test_an_unknown_kind_of_keras_variable_raises(backend: TensorFlowBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The private attribute `_value` is the only one used, and it is checked."""
     with tf.device("/CPU:0"):
         variable = keras.Variable([1.0])
     held = variable.value
@@ -259,7 +259,7 @@ class Traced(tf.Module):
 def test_a_traced_function_that_would_use_the_old_variables_is_refused(backend: TensorFlowBackend, way: str) -> None:
     with tf.device("/CPU:0"):
         model = Traced()
-    assert backend.place(model, SECOND) is model  # not traced yet: nothing to refuse
+    assert backend.place(model, SECOND) is model  # not traced yet
     with tf.device("/CPU:1"):
         model(tf.ones(2)) if way == "method" else model.extra(tf.ones(2))
     name = "__call__" if way == "method" else "extra"
@@ -314,7 +314,7 @@ def test_nothing_is_replaced_where_a_variable_finds_no_room(
     monkeypatch.setattr(transfers, "tf", _With(transfers.tf, Variable=full_variable))
     with pytest.raises(aa.errors.OutOfMemoryError, match=r"no room for variable .* on /CPU:1.*failed to allocate"):
         transfers.relocate(model, "/CPU:1")
-    assert {one.device[-5:] for _, one in _variables(model)} == {"CPU:0"}
+    assert {variable.device[-5:] for _, variable in _variables(model)} == {"CPU:0"}
 
 
 class _With:
@@ -334,7 +334,7 @@ def test_a_model_that_is_on_two_devices_is_brought_together(backend: TensorFlowB
     with tf.device("/CPU:2"):
         model.add(layers.Dense(2))
     backend.place(model, SECOND)
-    assert {one.value.device[-5:] for one in model.variables} == {"CPU:1"}
+    assert {variable.value.device[-5:] for variable in model.variables} == {"CPU:1"}
 
 
 # -- scope -----------------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def test_nothing_falls_back_inside_a_scope(backend: TensorFlowBackend) -> None:
         assert not tf.config.get_soft_device_placement()
 
 
-def test_what_the_user_sets_inside_a_scope_stays(backend: TensorFlowBackend) -> None:
+def test_settings_made_inside_a_scope_stay(backend: TensorFlowBackend) -> None:
     tf.config.set_soft_device_placement(False)
     with backend.scope(SECOND):
         pass
@@ -370,13 +370,13 @@ def test_keras_models_are_built_where_the_scope_says(backend: TensorFlowBackend)
     with backend.scope(SECOND):
         model = keras.Sequential([layers.Dense(2), layers.Dropout(0.5)])
         model.build((None, 3))
-    assert {one.value.device[-5:] for one in model.variables} == {"CPU:1"}
+    assert {variable.value.device[-5:] for variable in model.variables} == {"CPU:1"}
 
 
 # -- ownership -------------------------------------------------------------------------------------------------------
 
 
-def test_it_owns_what_is_of_tensorflow_and_keras(backend: TensorFlowBackend) -> None:
+def test_it_owns_objects_of_tensorflow_and_keras(backend: TensorFlowBackend) -> None:
     class Mine(keras.Model):
         pass
 

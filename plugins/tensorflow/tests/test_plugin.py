@@ -1,4 +1,4 @@
-"""What the plugin offers, and that it imports TensorFlow only when it is needed."""
+"""What the plugin offers, and that it imports TensorFlow only on use."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ def test_the_registry_tells_why_a_gpu_is_missing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_name_of_tensorflow_is_a_hard_dependency() -> None:
-    """`tensorflow` and `tensorflow-cpu` hold the same files: neither may be put over the other."""
+    """`tensorflow` and `tensorflow-cpu` contain the same files: neither may overwrite the other."""
     needs = metadata.requires("anyaccel-tensorflow")
     if needs is None:  # run from the sources
         file = Path(__file__).parents[1] / "pyproject.toml"
         needs = tomllib.loads(file.read_text("utf-8"))["project"]["dependencies"]
-    assert not [one for one in needs if one.startswith("tensorflow") and "extra" not in one]
+    assert not [need for need in needs if need.startswith("tensorflow") and "extra" not in need]
 
 
 def test_placement_is_small() -> None:
-    """The part that everybody writes, for whoever wants to read what a plugin needs."""
+    """It is the example of the mandatory part of a plugin."""
     source = Path(anyaccel_tensorflow.__file__).with_name("placement.py")
     assert len(source.read_text("utf-8").splitlines()) <= 100

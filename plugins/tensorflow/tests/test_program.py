@@ -1,4 +1,4 @@
-"""Programs: strict while they live, traced once, on one device and on several."""
+"""Programs: strict until they are closed, traced once, on one device and on several."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def arrays(rows: int = 24) -> tuple[np.ndarray, np.ndarray]:
 # -- strictness ------------------------------------------------------------------------------------------------------
 
 
-def test_settings_are_strict_from_build_to_release(
+def test_settings_are_strict_from_build_to_close(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment]
 ) -> None:
     program = backend.build(segment_of(mlp(backend)))
@@ -73,7 +73,7 @@ def test_settings_are_strict_from_build_to_release(
     assert settings() == USUAL
 
 
-def test_settings_of_the_user_come_back(backend: TensorFlowBackend, segment_of: Callable[..., Segment]) -> None:
+def test_the_users_settings_are_restored(backend: TensorFlowBackend, segment_of: Callable[..., Segment]) -> None:
     tf.config.set_soft_device_placement(False)
     tf.config.experimental.set_device_policy("warn")
     try:
@@ -95,7 +95,7 @@ def test_a_program_that_cannot_be_built_leaves_no_trace(
     assert settings() == USUAL
 
 
-def test_a_program_that_nobody_released_gives_back_when_it_is_gone(
+def test_a_program_that_nobody_closed_restores_settings_when_collected(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment]
 ) -> None:
     program = backend.build(segment_of(mlp(backend)))
@@ -114,7 +114,7 @@ def phase(on: str = "net", **given: Any) -> aa.TrainPhase:
     return aa.TrainPhase("train", data="all", losses=losses, sampler=aa.SimpleSampler(8), n_epochs=2, **given)
 
 
-def test_a_phase_is_strict_and_leaves_everything_as_it_was() -> None:
+def test_a_phase_is_strict_and_restores_settings() -> None:
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(), data().reference())], "adam")
     seen = []
 
@@ -133,7 +133,7 @@ class _Ends(aa.Callback):
         self._act(run)
 
 
-def test_a_phase_that_fails_gives_back_too() -> None:
+def test_a_phase_that_fails_restores_settings() -> None:
     def fail(run: Any) -> None:
         raise ZeroDivisionError
 
@@ -146,16 +146,16 @@ def test_a_phase_that_fails_gives_back_too() -> None:
 # -- the predecessor -------------------------------------------------------------------------------------------------
 
 
-def test_b16_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
+def test_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its variables stayed where they were made, its batches were never moved, its losses were outside the tape."""
+    """The predecessor never moved variables and batches, and computed losses outside the tape."""
     seen: list[str] = []
     whole = TensorFlowProgram.train_steps
 
     def steps(self: Any, columns: Any, orders: Any, *rest: Any) -> Any:
         table = whole(self, columns, orders, *rest)
-        seen.extend(one.backing_device[-5:] for one in (*columns, *orders, table))
+        seen.extend(tensor.backing_device[-5:] for tensor in (*columns, *orders, table))
         return table
 
     def loss(outputs: Any, targets: Any) -> Any:
@@ -174,10 +174,10 @@ def test_b16_variables_batches_and_losses_are_on_the_device_and_inside_the_tape(
         n_epochs=4,
         accelerator="cpu:1",
     )
-    found = aa.Experiment("e", graph, progress="none").run_phase(judged)
-    assert {one.value.device[-5:] for one in model.variables} == {"CPU:1"}
+    result = aa.Experiment("e", graph, progress="none").run_phase(judged)
+    assert {variable.value.device[-5:] for variable in model.variables} == {"CPU:1"}
     assert seen and set(seen) == {"CPU:1"}
-    assert found.loss[-1] < found.loss[0]
+    assert result.loss[-1] < result.loss[0]
     assert all((a != b).any() for a, b in zip(start, model.get_weights(), strict=True))
     for state in graph.optimizer_states.values():
         for kept in state.slots.values():
@@ -193,8 +193,8 @@ def test_loss_and_gradients_are_those_of_the_formula_on_a_second_device(
     outputs, losses, pull = program.forward_pullback(inputs)
     pull([None])
     stats = program.grad_stats()["g"]
-    for one in (*outputs, *losses["l"], *stats):
-        assert backend.device_of(one) == SECOND
+    for tensor in (*outputs, *losses["l"], *stats):
+        assert backend.device_of(tensor) == SECOND
     program.close()
 
 
@@ -202,10 +202,10 @@ def test_loss_and_gradients_are_those_of_the_formula_on_a_second_device(
 
 
 @pytest.mark.parametrize("kind", ["mlp", "keras", "module"])
-def test_nothing_is_traced_anew_from_step_to_step(
+def test_later_steps_cause_no_new_traces(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However the learning rate, the draws, the start and the number of steps change."""
+    """Whatever learning rate, random draws, start and number of steps."""
     monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
     traces: list[int] = []
 
@@ -265,7 +265,7 @@ def test_nothing_is_traced_anew_from_step_to_step(
 
 def test_more_steps_than_fit_in_one_loop(backend: TensorFlowBackend, segment_of: Callable[..., Segment]) -> None:
     count = MAX_STEPS_PER_CALL + 3
-    found = []
+    result = []
     for calls in ([count], [200, count - 200]):
         model = mlp(backend)
         program = backend.build(segment_of(model, optimizer=aa.Optimizer("adam", lr=1e-3)))
@@ -276,16 +276,16 @@ def test_more_steps_than_fit_in_one_loop(backend: TensorFlowBackend, segment_of:
             parts.append(np.asarray(program.train_steps(columns, [order, order], start, size, 1))[:size])
             start += size
         program.close()
-        found.append(np.concatenate(parts))
-    assert found[0].shape == (count, 1)
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+        result.append(np.concatenate(parts))
+    assert result[0].shape == (count, 1)
+    np.testing.assert_allclose(result[0], result[1], rtol=1e-5)
 
 
 # -- several devices -------------------------------------------------------------------------------------------------
 
 
 def spread(backend: TensorFlowBackend, devices: tuple[Device, Device, Device], **changes: Any) -> Segment:
-    """x -> a (a Keras model) -> b (an MLP), judged on a third device."""
+    """x -> a (a Keras model) -> b (an MLP), with the loss on a third device."""
     first, second, third = devices
     a = keras.Sequential([layers.Dense(4, "tanh", dtype="float64"), layers.BatchNormalization(dtype="float64")])
     b = SequentialMLP((2,), 2, 5, "tanh", dtype="float64")
@@ -318,20 +318,20 @@ def trained(backend: TensorFlowBackend, segment: Segment) -> tuple[np.ndarray, d
     for _ in range(2):  # gradients of two batches add up, and cotangents come from outside
         outputs, _, pull = program.forward_pullback(inputs)
         back = pull([backend.from_dlpack(np.ones((8, 4)), segment.operations[0].device), None])
-        assert [backend.device_of(one) for one in outputs] == [one.device for one in segment.operations]
-        assert [backend.device_of(one) for one in back] == [segment.inputs[n][1] for n in segment.needs_pullback]
+        assert [backend.device_of(op) for op in outputs] == [op.device for op in segment.operations]
+        assert [backend.device_of(tensor) for tensor in back] == [segment.inputs[n][1] for n in segment.needs_pullback]
     square, finite = program.grad_stats()["g"]
     program.optimizer_step({"g": program.clip_factor(0.1, [square])})
     assert bool(finite)
     for node, state in program.optimizer_states().items():
-        place = next(one.device for one in segment.operations if one.label == node)
+        place = next(op.device for op in segment.operations if op.label == node)
         for slots in state.slots.values():
-            assert {backend.device_of(one) for one in slots.values()} == {place}
+            assert {backend.device_of(tensor) for tensor in slots.values()} == {place}
     program.close()
     state = {}
-    for one in segment.operations:
-        assert backend.device_of(one.model) == one.device
-        state.update({f"{one.label}.{name}": value for name, value in backend.state(one.model).items()})
+    for op in segment.operations:
+        assert backend.device_of(op.model) == op.device
+        state.update({f"{op.label}.{name}": value for name, value in backend.state(op.model).items()})
     return table, state
 
 
@@ -339,7 +339,7 @@ def trained(backend: TensorFlowBackend, segment: Segment) -> tuple[np.ndarray, d
     "devices", [(SECOND, SECOND, SECOND), (CPU, SECOND, SECOND), (SECOND, CPU, THIRD), (THIRD, SECOND, THIRD)]
 )
 @pytest.mark.parametrize("needs", [(), ("x",)], ids=["from data", "from others"])
-def test_a_segment_on_several_devices_gives_the_numbers_of_one(
+def test_a_segment_on_several_devices_has_the_results_of_one(
     backend: TensorFlowBackend, devices: tuple[Device, Device, Device], needs: tuple[str, ...]
 ) -> None:
     table, state = trained(backend, spread(backend, (CPU, CPU, CPU), needs_pullback=needs))
@@ -350,7 +350,7 @@ def test_a_segment_on_several_devices_gives_the_numbers_of_one(
 
 
 def test_each_model_is_computed_on_its_own_device_forward_and_back(backend: TensorFlowBackend) -> None:
-    """Asked of the graphs themselves: an operation of `b`'s, and of its way back, stands on `b`'s device."""
+    """Read from the traced graphs: operations of `b`'s forward and backward pass are on `b`'s device."""
     seen: dict[str, set[str]] = {"forward": set(), "back": set()}
 
     @tf.custom_gradient
@@ -389,36 +389,36 @@ def test_each_model_is_computed_on_its_own_device_forward_and_back(backend: Tens
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_device_is_told_before_anything_is_computed(backend: TensorFlowBackend) -> None:
+def test_a_missing_device_raises_before_anything_is_computed(backend: TensorFlowBackend) -> None:
     graph = aa.ModelGraph([aa.ModelNode("net", SequentialMLP(), data().reference())], "adam")
     with pytest.raises(AnyaccelError, match=r"gpu:0"):
         aa.Experiment("e", graph, progress="none").run_phase(phase(accelerator="gpu:0", strict=True))
     assert settings() == USUAL
 
 
-def test_a_lack_of_memory_is_told_by_name() -> None:
-    told = r"out of memory: no room for a batch\. Available: OOM when allocating\. Hint: use smaller"
-    with pytest.raises(OutOfMemoryError, match=told), translate_errors("a batch"):
+def test_running_out_of_memory_is_a_named_error() -> None:
+    message = r"out of memory: no room for a batch\. Available: OOM when allocating\. Hint: use smaller"
+    with pytest.raises(OutOfMemoryError, match=message), translate_errors("a batch"):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\n\t [[{{node x}}]]")
 
 
-def test_a_device_that_tensorflow_lacks_is_told_by_name() -> None:
-    told = r"a batch: TensorFlow has no such device. Available: .*CPU:2"
+def test_a_device_that_tensorflow_lacks_is_a_named_error() -> None:
+    message = r"a batch: TensorFlow has no such device. Available: .*CPU:2"
     tf.config.set_soft_device_placement(False)
     try:
-        with pytest.raises(DeviceUnavailableError, match=told), translate_errors("a batch"), tf.device("/GPU:3"):
+        with pytest.raises(DeviceUnavailableError, match=message), translate_errors("a batch"), tf.device("/GPU:3"):
             tf.constant([1.0])
     finally:
         tf.config.set_soft_device_placement(True)
 
 
-def test_inputs_on_different_devices_are_told_by_name() -> None:
+def test_inputs_on_different_devices_are_a_named_error() -> None:
     with tf.device("/CPU:1"):
         there = tf.constant([1.0])
-    told = r"a batch: its inputs are on different devices.*anyaccel.move"
+    message = r"a batch: its inputs are on different devices.*anyaccel.move"
     tf.config.experimental.set_device_policy("explicit")
     try:
-        with pytest.raises(MoveError, match=told), translate_errors("a batch"), tf.device("/CPU:2"):
+        with pytest.raises(MoveError, match=message), translate_errors("a batch"), tf.device("/CPU:2"):
             there + there
     finally:
         tf.config.experimental.set_device_policy("silent")

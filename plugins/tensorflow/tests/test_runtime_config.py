@@ -1,4 +1,4 @@
-"""Listing and describing devices, and starting TensorFlow; what needs a GPU runs on recorded calls."""
+"""Listing and describing devices, and starting TensorFlow; GPUs are faked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU, GPU = Device("cpu"), Device("gpu")
 
 
 def child(code: str, **environment: str) -> str:
-    """What a fresh interpreter prints."""
+    """The output of a new interpreter."""
     known = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -48,7 +48,7 @@ def started(n):
 
 
 def test_asking_about_devices_starts_nothing() -> None:
-    """Two logical CPUs that are configured and not made yet are listed; and can be configured anew after it."""
+    """Two logical CPUs that are configured but not created yet are listed, and can still be reconfigured."""
     code = (
         "import tensorflow as tf\n"
         + STARTED
@@ -65,8 +65,8 @@ def test_asking_about_devices_starts_nothing() -> None:
         + "print(started(4))\n"
     )
     lines = child(code).splitlines()
-    told = "TensorFlow has 2 logical CPUs; configure more before it is first used"
-    assert lines[0].startswith(f"['cpu:0', 'cpu:1'] {told}")
+    message = "TensorFlow has 2 logical CPUs; configure more before it is first used"
+    assert lines[0].startswith(f"['cpu:0', 'cpu:1'] {message}")
     assert lines[0].endswith("True host /CPU:1 None")
     assert lines[1:] == ["False", "['cpu:0', 'cpu:1', 'cpu:2']", "True"]
 
@@ -83,7 +83,7 @@ def test_a_keras_model_that_is_not_built_is_asked_without_starting() -> None:
     assert child(code) == "True None float32 False"
 
 
-def test_where_tensorflow_is_not_installed_there_are_no_devices_and_a_word_what_to_do(tmp_path: Any) -> None:
+def test_without_tensorflow_there_are_no_devices_and_a_hint_to_install_it(tmp_path: Any) -> None:
     code = (
         "import sys\n"
         "class Gone:\n"
@@ -118,7 +118,7 @@ def test_a_tensorflow_that_cannot_be_imported_has_no_devices(
 
 
 class Machine:
-    """Two GPUs, the second cut in two, of which TensorFlow's configuration tells; and a record of what was set."""
+    """Two fake GPUs in TensorFlow's configuration, the second split in two; and a record of what was set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gpus = [SimpleNamespace(name=f"/physical_device:GPU:{i}", device_type="GPU") for i in range(2)]
@@ -130,20 +130,20 @@ class Machine:
         monkeypatch.setattr(config, "get_visible_devices", lambda word: self.gpus if word == "GPU" else real(word))
         self._logical = config.get_logical_device_configuration
         monkeypatch.setattr(config, "get_logical_device_configuration", self._parts_of)
-        monkeypatch.setattr(config.experimental, "get_memory_growth", lambda one: self.growth.get(one.name))
+        monkeypatch.setattr(config.experimental, "get_memory_growth", lambda gpu: self.growth.get(gpu.name))
         monkeypatch.setattr(config.experimental, "set_memory_growth", self._set)
         details = {"device_name": "NVIDIA H200", "compute_capability": (9, 0)}
-        monkeypatch.setattr(config.experimental, "get_device_details", lambda one: details)
+        monkeypatch.setattr(config.experimental, "get_device_details", lambda gpu: details)
         runtime_config.allow_memory_growth.cache_clear()
         monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
 
-    def _parts_of(self, one: Any) -> Any:
-        return self.parts.get(one.name) if one in self.gpus else self._logical(one)
+    def _parts_of(self, gpu: Any) -> Any:
+        return self.parts.get(gpu.name) if gpu in self.gpus else self._logical(gpu)
 
-    def _set(self, one: Any, enable: bool) -> None:
+    def _set(self, gpu: Any, enable: bool) -> None:
         if self.started:
             raise RuntimeError("Physical devices cannot be modified after being initialized")
-        self.growth[one.name] = enable
+        self.growth[gpu.name] = enable
 
 
 @pytest.fixture
@@ -152,14 +152,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     runtime_config.allow_memory_growth.cache_clear()
 
 
-def test_gpus_come_first_and_parts_of_one_count(backend: TensorFlowBackend, machine: Machine) -> None:
+def test_gpus_are_listed_first_and_parts_of_a_gpu_count(backend: TensorFlowBackend, machine: Machine) -> None:
     machine.parts[machine.gpus[1].name] = [object(), object()]
-    assert [str(one) for one in backend.devices()][:4] == ["gpu:0", "gpu:1", "gpu:2", "cpu:0"]
+    assert [str(device) for device in backend.devices()][:4] == ["gpu:0", "gpu:1", "gpu:2", "cpu:0"]
     assert backend.unavailable_reason(Device("gpu", 2)) == ""
     assert backend.unavailable_reason(Device("gpu", 3)) == "TensorFlow sees 3 of this kind"
 
 
-def test_why_there_is_no_gpu(backend: TensorFlowBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_a_missing_gpu(backend: TensorFlowBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: False)
     assert backend.unavailable_reason(GPU) == f"this TensorFlow, {tf.__version__}, is built without GPU support"
     monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: True)
@@ -167,7 +167,7 @@ def test_why_there_is_no_gpu(backend: TensorFlowBackend, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("build", "vendor"), [("is_cuda_build", "nvidia"), ("is_rocm_build", "amd"), ("", "")])
-def test_what_a_gpu_is(
+def test_a_gpu_is_described(
     backend: TensorFlowBackend, machine: Machine, monkeypatch: pytest.MonkeyPatch, build: str, vendor: str
 ) -> None:
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {build: True})
@@ -184,8 +184,8 @@ def test_memory_of_a_gpu_is_that_of_the_allocator(
         return {"current": 5, "peak": 7}
 
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", info)
-    found = backend.memory(Device("gpu", 1))
-    assert (found.total, found.free, found.used, found.peak, asked) == (0, 0, 5, 7, ["GPU:1"])
+    result = backend.memory(Device("gpu", 1))
+    assert (result.total, result.free, result.used, result.peak, asked) == (0, 0, 5, 7, ["GPU:1"])
     assert set(machine.growth.values()) == {True}  # asking starts TensorFlow, so that growth was set before
 
 
@@ -198,7 +198,7 @@ def test_memory_growth_is_set_on_every_gpu_before_the_first_tensor(
 
 
 @pytest.mark.parametrize("way", ["growth off", "parts", "environment"])
-def test_what_the_user_configured_stays(
+def test_the_users_memory_configuration_stays(
     backend: TensorFlowBackend, machine: Machine, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     if way == "growth off":
@@ -212,15 +212,15 @@ def test_what_the_user_configured_stays(
     assert machine.growth == before
 
 
-def test_too_late_is_told_with_the_remedy(backend: TensorFlowBackend, machine: Machine) -> None:
+def test_too_late_for_memory_growth_has_a_hint(backend: TensorFlowBackend, machine: Machine) -> None:
     machine.started = True
-    told = backend.share(GPU, 0.5)
-    assert "was started before anyaccel could let its memory grow" in told
-    assert "set_memory_growth(gpu, True)" in told and "TF_FORCE_GPU_ALLOW_GROWTH=true" in told
+    message = backend.share(GPU, 0.5)
+    assert "was started before anyaccel could let its memory grow" in message
+    assert "set_memory_growth(gpu, True)" in message and "TF_FORCE_GPU_ALLOW_GROWTH=true" in message
     assert backend.share(CPU, 0.5) == ""
 
 
-def test_it_is_tried_once(machine: Machine) -> None:
+def test_memory_growth_is_set_once(machine: Machine) -> None:
     runtime_config.allow_memory_growth()
     machine.growth.clear()
     runtime_config.allow_memory_growth()
@@ -228,7 +228,7 @@ def test_it_is_tried_once(machine: Machine) -> None:
 
 
 def test_growth_is_really_set_before_tensorflow_starts() -> None:
-    """Without a GPU there is nothing to see; but that it is asked for comes before anything starts, in every way in."""
+    """Without a GPU nothing is set; but every entry point asks for GPUs before anything starts."""
     for act in (
         "b.from_host(np.ones(2), Device('cpu'))",
         "b.move(tf.constant(1.0), Device('cpu', 1))",

@@ -1,4 +1,4 @@
-"""Compiled steps: begun plain, offered, by XLA, kept from phase to phase, in parts, and without a transfer."""
+"""Compiled steps: eager at first, by XLA, reused in later phases, in micro-batches, and without transfers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ layers = keras.layers
 
 
 class Linear(tf.Module):
-    """x @ w, which tells whoever wants to know that it is called."""
+    """x @ w, with a callback for each call."""
 
     def __init__(self, see: Callable[[Any], Any] = lambda x: None) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def mlp(backend: TensorFlowBackend, device: Device = CPU, **given: Any) -> Any:
 def resident(backend: TensorFlowBackend, device: Device = CPU) -> tuple[list[Any], list[Any]]:
     x = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
     order = backend.from_host(np.random.default_rng(1).permutation(24), device)
-    return [backend.from_host(one, device) for one in (x, x[:, :1] * 2)], [order, order]
+    return [backend.from_host(array, device) for array in (x, x[:, :1] * 2)], [order, order]
 
 
 def trained(
@@ -63,20 +63,20 @@ def trained(
     program.seed(9)
     if compiled:
         program.compile(columns, orders, 4, parts)
-    found = np.asarray(program.train_steps(columns, orders, 0, 5, 4, parts))[:5]
+    result = np.asarray(program.train_steps(columns, orders, 0, 5, 4, parts))[:5]
     program.close()
-    return found
+    return result
 
 
 # -- ways ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("ahead", "parts"), [(2, 1), (3, 2), (32, 1)])
-def test_rows_that_are_gathered_ahead_are_the_same(
+def test_rows_gathered_for_several_steps_give_the_same_results(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, ahead: int, parts: int
 ) -> None:
-    """Also where a block ends behind the last row, and where calls end within a block."""
-    found = []
+    """Also where a block ends after the last row, and where calls end within a block."""
+    result = []
     for steps in (1, ahead):
         monkeypatch.setattr(step_loop, "steps_gathered_at_once", lambda _, steps=steps: steps)
         columns, orders = resident(backend)
@@ -84,9 +84,9 @@ def test_rows_that_are_gathered_ahead_are_the_same(
         program.compile(columns, orders, 4, parts)
         cuts = ((0, 5), (4, 4), (8, 1))
         calls = [program.train_steps(columns, orders, start, count, 4, parts)[:count] for start, count in cuts]
-        found.append(np.concatenate([np.asarray(one) for one in calls]))
+        result.append(np.concatenate([np.asarray(result) for result in calls]))
         program.close()
-    np.testing.assert_allclose(found[1], found[0], rtol=2e-6)
+    np.testing.assert_allclose(result[1], result[0], rtol=2e-6)
 
 
 def test_blocks_of_large_batches_have_fewer_steps() -> None:
@@ -99,22 +99,22 @@ def test_blocks_of_large_batches_have_fewer_steps() -> None:
 def test_all_modes_draw_the_same_and_give_the_same(
     backend: TensorFlowBackend, segment_of: Make, parts: int, device: Device
 ) -> None:
-    found = []
+    result = []
     for mode, compiled in (("off", False), ("auto", False), ("steps", True)):
         model = mlp(backend, device, dropout=0.4)
         segment = segment_of(model, optimizer=ADAM, compile=mode, device=device)
-        found.append(trained(backend, segment, parts, compiled, device))
-    np.testing.assert_array_equal(found[1], found[0])
-    np.testing.assert_allclose(found[2], found[0], rtol=2e-6)
+        result.append(trained(backend, segment, parts, compiled, device))
+    np.testing.assert_array_equal(result[1], result[0])
+    np.testing.assert_allclose(result[2], result[0], rtol=2e-6)
 
 
 def test_off_calls_the_model_in_each_step_with_values(backend: TensorFlowBackend, segment_of: Make) -> None:
     calls: list[float] = []
     model = Linear(lambda x: calls.append(float(x[0, 0])))
-    found = trained(backend, segment_of(model, compile="off"))
+    result = trained(backend, segment_of(model, compile="off"))
     columns, (order, _) = resident(backend)
     assert calls == [float(columns[0][order[i], 0]) for i in range(0, 20, 4)]
-    np.testing.assert_allclose(found, trained(backend, segment_of(Linear()), compiled=True), rtol=1e-5)
+    np.testing.assert_allclose(result, trained(backend, segment_of(Linear()), compiled=True), rtol=1e-5)
 
 
 def test_off_offers_nothing_and_compiles_nothing(backend: TensorFlowBackend, segment_of: Make) -> None:
@@ -125,7 +125,7 @@ def test_off_offers_nothing_and_compiles_nothing(backend: TensorFlowBackend, seg
         program.compile(columns, orders, 4)
 
 
-def test_steps_begin_plain_and_an_offer_is_made(backend: TensorFlowBackend, segment_of: Make) -> None:
+def test_the_first_steps_are_eager_and_compilation_is_estimated(backend: TensorFlowBackend, segment_of: Make) -> None:
     calls: list[int] = []
     columns, orders = resident(backend)
     model = Linear(lambda x: calls.append(1))
@@ -150,7 +150,7 @@ def test_small_last_batches_are_compiled_when_they_have_taken_long_enough(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
-    found = []
+    result = []
     for compiled in (True, False):
         columns, orders = resident(backend)
         program = backend.build(segment_of(mlp(backend), compile="auto" if compiled else "off"))
@@ -159,30 +159,30 @@ def test_small_last_batches_are_compiled_when_they_have_taken_long_enough(
         calls = ((0, 5, 4), (20, 1, 3), (0, 5, 4), (20, 1, 3))
         tables = [program.train_steps(columns, orders, *call)[: call[1]] for call in calls]
         program.close()
-        found.append(np.concatenate(tables))
-    np.testing.assert_allclose(found[0], found[1], rtol=2e-6)
+        result.append(np.concatenate(tables))
+    np.testing.assert_allclose(result[0], result[1], rtol=2e-6)
 
 
-def test_what_xla_lacks_is_compiled_without_it(backend: TensorFlowBackend, segment_of: Make) -> None:
+def test_operations_that_xla_lacks_are_compiled_without_it(backend: TensorFlowBackend, segment_of: Make) -> None:
     def see(x: Any) -> Any:
         if not tf.executing_eagerly():
             tf.strings.as_string(x)
             tf.print(tf.strings.length(tf.strings.as_string(x[0, 0])), output_stream="file:///dev/null")
 
-    found = trained(backend, segment_of(Linear(see)), compiled=True)
-    np.testing.assert_allclose(found, trained(backend, segment_of(Linear(), compile="off")), rtol=1e-5)
+    result = trained(backend, segment_of(Linear(see)), compiled=True)
+    np.testing.assert_allclose(result, trained(backend, segment_of(Linear(), compile="off")), rtol=1e-5)
 
 
-def test_what_xla_makes_slow_is_compiled_without_it(
+def test_a_loop_that_xla_makes_slow_is_compiled_without_it(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which is faster is measured; here the measurement is replaced."""
-    found, tried = [], []
+    result, tried = [], []
     for better in (True, False):
         monkeypatch.setattr(step_loop, "is_faster", lambda *given, better=better: tried.append(given) or better)
-        found.append(trained(backend, segment_of(mlp(backend), optimizer=ADAM), compiled=True))
+        result.append(trained(backend, segment_of(mlp(backend), optimizer=ADAM), compiled=True))
     assert len(tried) == 2
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+    np.testing.assert_allclose(result[0], result[1], rtol=1e-5)
 
 
 def test_the_faster_loop_is_chosen_by_one_step_that_takes_long_enough() -> None:
@@ -203,7 +203,7 @@ def test_the_faster_loop_is_chosen_by_one_step_that_takes_long_enough() -> None:
     assert set(calls) == {0, 1}
 
 
-def test_a_model_that_cannot_be_traced_goes_on_untraced(
+def test_a_model_that_cannot_be_traced_runs_eagerly(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
@@ -216,11 +216,11 @@ def test_a_model_that_cannot_be_traced_goes_on_untraced(
     assert "SymbolicTensor" in program.untraceable_reason and program.estimate_compile(100) is None
     program.forward_pullback(inputs)[2]([None])
     program.zero_grad()
-    found = np.asarray(program.train_steps(columns, orders, 0, 5, 4))[:5]
+    result = np.asarray(program.train_steps(columns, orders, 0, 5, 4))[:5]
     program.close()
     other = backend.build(segment_of(Linear(), optimizer=ADAM))
     np.testing.assert_allclose(losses["l"][0], other.forward(inputs)[1]["l"][0], rtol=1e-6)
-    np.testing.assert_allclose(found, np.asarray(other.train_steps(columns, orders, 0, 5, 4))[:5], rtol=1e-6)
+    np.testing.assert_allclose(result, np.asarray(other.train_steps(columns, orders, 0, 5, 4))[:5], rtol=1e-6)
     other.close()
 
 
@@ -231,7 +231,7 @@ def float_of(x: Any) -> float:
 # -- from phase to phase ---------------------------------------------------------------------------------------------
 
 
-def test_what_was_compiled_serves_the_next_phase_with_the_values_of_now(
+def test_the_next_phase_uses_what_was_compiled_with_current_values(
     backend: TensorFlowBackend, segment_of: Make
 ) -> None:
     calls: list[int] = []
@@ -248,20 +248,22 @@ def test_what_was_compiled_serves_the_next_phase_with_the_values_of_now(
     assert len(calls) > traces, "another optimizer is one"
 
 
-def test_a_layer_that_was_changed_is_compiled_anew(backend: TensorFlowBackend, segment_of: Make) -> None:
-    model, found = keras.Sequential([layers.Dense(1), layers.Dropout(0.1)]), []
+def test_a_changed_layer_is_compiled_again(backend: TensorFlowBackend, segment_of: Make) -> None:
+    model, result = keras.Sequential([layers.Dense(1), layers.Dropout(0.1)]), []
     backend.infer(model, [X], 1)
     start = model.get_weights()
     for rate in (0.1, 0.9, 0.1):
         model.set_weights(start)
         model.layers[1].rate = rate
-        found.append(trained(backend, segment_of(model), compiled=True))
-    assert (found[0] != found[1]).any()
-    np.testing.assert_array_equal(found[0], found[2])
+        result.append(trained(backend, segment_of(model), compiled=True))
+    assert (result[0] != result[1]).any()
+    np.testing.assert_array_equal(result[0], result[2])
 
 
 @pytest.mark.parametrize("kind", ["module", "keras", "own"])
-def test_models_and_what_was_compiled_of_them_can_go(backend: TensorFlowBackend, segment_of: Make, kind: str) -> None:
+def test_models_and_what_was_compiled_for_them_are_garbage_collected(
+    backend: TensorFlowBackend, segment_of: Make, kind: str
+) -> None:
     from anyaccel.adapter import compile_cache
 
     made: dict[str, Callable[[], Any]] = {
@@ -283,37 +285,37 @@ def test_models_and_what_was_compiled_of_them_can_go(backend: TensorFlowBackend,
 # -- transfers -------------------------------------------------------------------------------------------------------
 
 
-def test_steps_that_follow_each_other_send_nothing(
+def test_consecutive_steps_send_nothing(
     backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a second device, under the explicit policy; and no tensor is made of values, nor any value read."""
+    """On a second device, under the explicit policy; no tensor is created from values, and no value is read."""
     columns, orders = resident(backend, SECOND)
     program = backend.build(segment_of(mlp(backend, SECOND, dropout=0.2), optimizer=ADAM, device=SECOND))
     program.seed(1)
     program.compile(columns, orders, 4)
     for start, count in ((0, 1), (4, 2), (0, 1)):
         program.train_steps(columns, orders, start, count, 4)
-    told: list[str] = []
+    message: list[str] = []
     for name in ("numpy", "__array__", "__float__", "__int__", "__bool__"):
-        monkeypatch.setattr(internals.EagerTensor, name, _refused(name, told), raising=False)
+        monkeypatch.setattr(internals.EagerTensor, name, _refused(name, message), raising=False)
     make = tf.constant
-    monkeypatch.setattr(tf, "constant", lambda *given, **named: told.append("constant") or make(*given, **named))
+    monkeypatch.setattr(tf, "constant", lambda *given, **named: message.append("constant") or make(*given, **named))
     assert tf.config.experimental.get_device_policy() == "explicit"
     kept = [
         program.train_steps(columns, orders, start, count, 4) for start, count in ((4, 1), (8, 2), (16, 1), (20, 1))
     ]
-    follows = list(told)
+    follows = list(message)
     program.train_steps(columns, orders, 0, 1, 4)
     monkeypatch.undo()
     assert follows == []
-    assert told == ["constant"] * 4, "an epoch begins: five whole numbers are sent, and a table of three columns"
-    assert np.isfinite(np.concatenate([np.asarray(one) for one in kept])).all()
+    assert message == ["constant"] * 4, "an epoch begins: five whole numbers are sent, and a table of three columns"
+    assert np.isfinite(np.concatenate([np.asarray(result) for result in kept])).all()
     program.close()
 
 
-def _refused(name: str, told: list[str]) -> Callable[..., Any]:
+def _refused(name: str, message: list[str]) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        told.append(name)
+        message.append(name)
         raise AssertionError(f"a value was read by {name}")
 
     return refuse

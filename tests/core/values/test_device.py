@@ -1,4 +1,4 @@
-"""Device: one place is one value, and what names no place is refused."""
+"""Device: parsing, aliases, equality; text that names no device is refused."""
 
 from __future__ import annotations
 
@@ -66,23 +66,23 @@ def test_vendor_words_are_aliases_of_kinds(written, kind, vendor):
     assert vendor_of(written) == vendor_of(f"{written}:3") == vendor
 
 
-def test_b7_index_less_spellings_are_the_same_device():
-    """B7: the predecessor compared text, so that 'cuda' was never where 'cuda:0' is, and all was sent again."""
+def test_index_less_spellings_are_the_same_device():
+    """The predecessor compared text, so that 'cuda' was never where 'cuda:0' is, and all was sent again."""
     assert Device.parse("cuda") == Device.parse("cuda:0") == Device.parse("gpu") == Device.parse("gpu:0")
     assert Device.parse("mps") == Device.parse("mps:0")
     assert len({Device.parse(text) for text in ("cuda", "cuda:0", "gpu", "gpu:0", "rocm", "GPU:0")}) == 1
 
 
-def test_b8_what_a_framework_calls_its_device_parses():
-    """B8: the predecessor built 'mps:0' from a model's own device, and its pattern refused it."""
+def test_what_a_framework_calls_its_device_parses():
+    """The predecessor built 'mps:0' from a model's own device, and its pattern refused it."""
     assert Device.parse("mps:0") == Device("mps")
     assert Device.parse(SimpleNamespace(type="mps", index=0)) == Device("mps")
     assert Device.parse(SimpleNamespace(type="cpu", index=None)) == Device("cpu")
 
 
 @pytest.mark.parametrize("kind", ["xpu", "npu", "tpu", "hpu", "meta", "sim", "my_chip2"])
-def test_b13_kinds_are_an_open_set(kind):
-    """B13: the predecessor knew four words."""
+def test_kinds_are_an_open_set(kind):
+    """The predecessor knew four words."""
     assert str(Device.parse(f"{kind}:2")) == f"{kind}:2"
 
 
@@ -93,7 +93,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("text", MALFORMED)
-def test_a_malformed_spelling_is_told_as_it_was_read(text):
+def test_a_malformed_device_is_quoted_in_the_error(text):
     with pytest.raises(DeviceParseError) as caught:
         Device.parse(text)
     assert caught.value.problem == f"{text.strip()!r} does not name a device"

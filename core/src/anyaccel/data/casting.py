@@ -28,7 +28,7 @@ def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def first_unrepresentable(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[int, Any] | None:
-    """Row and value of the first number of `array` [n, *shape] that `dtype` cannot represent; None if it can all."""
+    """Row and value of the first number of `array` [n, *shape] that `dtype` cannot represent; None if there is none."""
     fits = _representable(array, dtype)
     return None if fits.all() else _first_false(array, fits)
 

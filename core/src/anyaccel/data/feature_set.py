@@ -286,7 +286,7 @@ def _registered(view: FeatureSetView, positions: Mapping[str, np.ndarray]) -> di
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Reference:
-    """Columns of a feature set, chosen by role; what a node of a graph takes as its upstream.
+    """Columns of a feature set, chosen by role: the input of a node of a graph.
 
     Args:
         feature_set: whose columns they are.

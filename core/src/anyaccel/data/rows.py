@@ -1,4 +1,4 @@
-"""Rows: what a feature set and its views have in common for reading."""
+"""Rows: the interface for reading feature sets and their views."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class TrainLoop:
     ) -> None:
         self._phase, self._run, self._pipeline, self._policy = phase, run, pipeline, policy
         self._hooks, self._progress = hooks, progress
-        self._learners, self._validation = learners, validation
+        self._learners, self._validation = learners or None, validation
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         self._pacing = StepPacing(1 if hooks.step_listeners else None)
         epoch_steps = policy.loader.n_steps
@@ -156,7 +156,8 @@ class TrainLoop:
         return None
 
     def _chunk(self, chunk: Chunk, losses: LossAccumulator) -> None:
-        self._learners.begin(chunk.host_orders)
+        if self._learners is not None:
+            self._learners.begin(chunk.host_orders)
         runner = self._pipeline.runner(chunk.columns)
         for steps in chunk.steps:
             if self._run.stopped:

@@ -56,16 +56,16 @@ def sizes(given: ParquetStream) -> list[int]:
     return [len(batch["y"]) for batch in given.batches(0)]
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 8, 30, 99, 100])
+@pytest.mark.parametrize("buffer_size", [None, 1, 5, 8, 30, 99, 100])
 @pytest.mark.parametrize("batch", [1, 7, 32, 100, 1000])
-def test_every_row_once_in_another_order_each_epoch(path: Path, window: int | None, batch: int) -> None:
-    made = stream(path, sampler=SimpleSampler(batch, shuffle=True, seed=5), window=window)
+def test_every_row_once_in_another_order_each_epoch(path: Path, buffer_size: int | None, batch: int) -> None:
+    made = stream(path, sampler=SimpleSampler(batch, shuffle=True, seed=5), buffer_size=buffer_size)
     first, second = numbers(made, 0), numbers(made, 1)
     assert sorted(first) == sorted(second) == list(range(ROWS))
     assert first != second and first != list(range(ROWS))
     assert numbers(made, 0) == first and made.repeats
     assert sizes(made) == [batch] * (ROWS // batch) + ([ROWS % batch] if ROWS % batch else [])
-    assert (made.rows, made.steps, made.window) == (ROWS, -(-ROWS // batch), window or 32)
+    assert (made.rows, made.steps, made.buffer_size) == (ROWS, -(-ROWS // batch), buffer_size or 32)
 
 
 def test_not_shuffled_is_the_order_of_the_files(path: Path) -> None:
@@ -80,8 +80,8 @@ def test_the_seed_decides_and_a_batch_size_shuffles(path: Path) -> None:
     assert numbers(first)[:9] == [44, 7, 77, 72, 14, 9, 73, 1, 3], "pinned: the same on every machine"
 
 
-def test_a_row_stays_in_its_window(path: Path) -> None:
-    made = numbers(stream(path, sampler=10, window=16))
+def test_a_row_stays_in_its_filling_of_the_buffer(path: Path) -> None:
+    made = numbers(stream(path, sampler=10, buffer_size=16))
     for start in range(0, 96, 16):
         groups = {row // 8 for row in made[start : start + 16]}
         assert len(groups) <= 3, "two row groups, or parts of three beside the short last one"
@@ -158,22 +158,24 @@ def test_tags_of_numbers_with_nulls_and_empty_row_groups(tmp_path: Path) -> None
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 
-def test_a_window_larger_than_the_data(path: Path) -> None:
+def test_a_buffer_larger_than_the_data(path: Path) -> None:
     with pytest.raises(
-        SourceError, match=r"window=101 is larger than the data. Available: 100 rows. Hint: write window=100"
+        SourceError, match=r"buffer_size=101 is larger than the data. Available: 100 rows. Hint: write buffer_size=100"
     ):
-        stream(path, window=101)
+        stream(path, buffer_size=101)
 
 
-@pytest.mark.parametrize("window", [0, -3, True, 2.5, "all"])
-def test_a_window_must_be_a_positive_integer(path: Path, window: Any) -> None:
+@pytest.mark.parametrize("buffer_size", [0, -3, True, 2.5, "all"])
+def test_buffer_size_must_be_a_positive_integer(path: Path, buffer_size: Any) -> None:
     with pytest.raises(SourceError, match=r"is not a number of rows.*leave it out"):
-        stream(path, window=window)
+        stream(path, buffer_size=buffer_size)
 
 
-def test_a_window_without_shuffling_and_another_sampler_are_refused(path: Path) -> None:
-    with pytest.raises(SourceError, match=r"window=8, but nothing is shuffled.*SimpleSampler\(\.\.\., shuffle=True\)"):
-        stream(path, window=8, sampler=SimpleSampler(4))
+def test_a_buffer_without_shuffling_and_another_sampler_are_refused(path: Path) -> None:
+    with pytest.raises(
+        SourceError, match=r"buffer_size=8, but nothing is shuffled.*SimpleSampler\(\.\.\., shuffle=True\)"
+    ):
+        stream(path, buffer_size=8, sampler=SimpleSampler(4))
     for wrong in (True, "simple", None):
         with pytest.raises(SourceError, match=r"cannot be read by .*a SimpleSampler or a batch size"):
             stream(path, sampler=wrong)
@@ -219,7 +221,7 @@ def test_a_file_cut_short(path: Path, held: Held) -> None:
 
 
 def test_a_file_cut_short_while_it_is_used(path: Path, held: Held) -> None:
-    made = stream(path, sampler=8, window=8)
+    made = stream(path, sampler=8, buffer_size=8)
     run = made.batches(0)
     next(run)
     path.write_bytes(path.read_bytes()[:600])
@@ -281,7 +283,7 @@ def test_little_is_in_memory_at_once(tmp_path: Path, shuffle: bool) -> None:
     whole, group_bytes = table.nbytes, table.nbytes * group // rows
     del table, values
     sampler = SimpleSampler(64, shuffle=shuffle)
-    settings: dict[str, Any] = {"window": 2 * group} if shuffle else {}
+    settings: dict[str, Any] = {"buffer_size": 2 * group} if shuffle else {}
     made = ParquetStream("s", tmp_path / "x.parquet", features="x", targets="y", sampler=sampler, **settings)
     before, peak, count = pa.total_allocated_bytes(), 0, 0
     tracemalloc.start()
@@ -302,7 +304,7 @@ def test_little_is_in_memory_at_once(tmp_path: Path, shuffle: bool) -> None:
 def test_one_file_is_open_at_a_time_and_none_afterwards(tmp_path: Path, held: Held) -> None:
     for number in range(3):
         pq.write_table(columns(20, 20 * number), tmp_path / f"{number}.parquet", row_group_size=5)
-    made = stream(tmp_path, sampler=4, window=5)
+    made = stream(tmp_path, sampler=4, buffer_size=5)
     assert held()[0] == []
     assert len(made.example) == 4 and held()[0] == []
     run = made.batches(0)
@@ -321,7 +323,7 @@ def test_one_file_is_open_at_a_time_and_none_afterwards(tmp_path: Path, held: He
 def test_ctrl_c_closes_files(path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     from anyaccel.data.streaming import parquet_stream as module
 
-    made = stream(path, sampler=8, window=8)
+    made = stream(path, sampler=8, buffer_size=8)
     assert len(made.example) == 4
     real_add = module.ShuffleBuffer.add
     calls: list[int] = []

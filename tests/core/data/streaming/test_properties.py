@@ -77,7 +77,7 @@ def test_streams_give_every_row_once(
             pq.write_table(table, Path(folder) / f"{number}.parquet", row_group_size=group)
         if total == 0 or (drop_last and total < batch):
             return
-        settings: dict[str, Any] = {"window": max(1, round(part * total))} if shuffle else {}
+        settings: dict[str, Any] = {"buffer_size": max(1, round(part * total))} if shuffle else {}
         made = ParquetStream("s", folder, features="x", sampler=sampler, **settings)
         result = [columns["x"] for columns in made.batches(1)]
         again = [columns["x"] for columns in made.batches(1)]

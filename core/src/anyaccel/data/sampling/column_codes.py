@@ -18,7 +18,7 @@ from anyaccel.errors import SamplerError
 
 @dataclass(frozen=True, slots=True)
 class ComparedColumn:
-    """What a condition compares.
+    """The values of a column that a condition compares.
 
     Attributes:
         values: numbers or codes [n].

@@ -32,7 +32,7 @@ class EpochOrders:
 
 
 class Sampler(ABC):
-    """What a phase asks for the rows of each epoch.
+    """The order of the rows in each epoch, and how it is cut into batches.
 
     To write one, derive from it, give it the four settings and implement `epoch_orders` and `get_config`.
 

@@ -1,4 +1,4 @@
-"""What every source has: a label, columns with roles, and an example of its rows."""
+"""The base classes of sources: a label, columns with roles, and an example of the rows."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from anyaccel.data.streaming.not_a_source import instead_of
 from anyaccel.data.streaming.source_errors import failed
 from anyaccel.errors import SourceError
 
-_INFINITE = -1  # what TensorFlow's cardinality() says of a data set without an end
+_INFINITE = -1  # what cardinality() gives for a data set without an end
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""ParquetStream: files larger than memory, read row group by row group and shuffled within a window of rows."""
+"""ParquetStream: files larger than memory, read row group by row group and shuffled in a buffer of rows."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from anyaccel.data.streaming.shuffle_buffer import ShuffleBuffer, shuffled_batch
 from anyaccel.data.streaming.to_numpy import column_array
 from anyaccel.errors import ColumnError, DataError, SourceError
 
-WINDOW_GROUPS = 4
-"""Row groups, of the size of the largest, whose rows a window holds by default."""
+BUFFER_GROUPS = 4
+"""Row groups, of the size of the largest, whose rows the shuffle buffer holds by default."""
 
 
 class ParquetStream(BatchSource):
-    """Batches from Parquet files of any size, read row group by row group and shuffled within a window of rows.
+    """Batches from Parquet files of any size, read row group by row group and shuffled in a buffer of rows.
 
-    To shuffle, in every epoch the row groups come in a new order; their rows fill a window of `window` rows, which is
-    emptied in a random order before it is filled again. So a row meets rows of its own row group and of those that
-    come next to it, and a window of at least a few row groups mixes well unless the files are sorted on a larger scale.
+    To shuffle, in every epoch the row groups come in a new order; their rows fill a buffer of `buffer_size` rows, which
+    is emptied in a random order before it is filled again. So a row meets rows of its own row group and of those that
+    come next to it, and a buffer of at least a few row groups mixes well unless the files are sorted on a larger scale.
     All orders follow from the sampler's seed and the number of the epoch, on every machine.
 
-    In memory at once are `window` rows of the columns that are read, a piece of at most 8 MiB, the compressed columns
-    of one row group, and a batch.
+    In memory at once are `buffer_size` rows of the columns that are read, a piece of at most 8 MiB, the compressed
+    columns of one row group, and a batch.
 
     Args:
         label: the label of the feature set that the graph is wired to, or of the source's own `example`.
@@ -41,15 +41,15 @@ class ParquetStream(BatchSource):
         features, targets, tags: names of columns by role, `...` in one of them for all that the others do not name;
             none of the three for the roles in the files' own metadata. The rules for columns are those of a FeatureSet.
         sampler: a SimpleSampler with size, shuffling, seed and `drop_last` of batches, or a batch size, which shuffles.
-            Batches may hold rows of several row groups and windows; only the last of an epoch may be smaller.
-        window: rows held at once; by default those of 4 row groups, or all if there are fewer.
+            Batches may hold rows of several row groups and buffers; only the last of an epoch may be smaller.
+        buffer_size: rows held at once; by default those of 4 row groups, or all if there are fewer.
 
     Raises:
         OSError: a file cannot be opened.
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles, or a column that is not of one type in all files.
         SamplerError: `drop_last` leaves no batch, or a setting of the sampler is invalid.
-        SourceError: no file, one that is broken or cut short, no rows, another sampler, or a window that is larger than
+        SourceError: no file, one that is broken or cut short, no rows, another sampler, or a buffer that is larger than
             the data, below 1, or of no use because nothing is shuffled.
     """
 
@@ -64,7 +64,7 @@ class ParquetStream(BatchSource):
         targets: NamesOrRest = None,
         tags: NamesOrRest = None,
         sampler: SimpleSampler | int = 32,
-        window: int | None = None,
+        buffer_size: int | None = None,
     ) -> None:
         with _source_errors(label):
             self._files = choose_files(label, path, RoleNames(features, targets, tags))
@@ -73,7 +73,7 @@ class ParquetStream(BatchSource):
         self._groups = row_groups(label, self._files)
         self._rows = sum(group.rows for group in self._groups)
         self._steps = self._sampler.steps(self._rows)
-        self._window = self._checked_window(window)
+        self._buffer_size = self._checked_buffer_size(buffer_size)
 
     @property
     def rows(self) -> int:
@@ -86,9 +86,9 @@ class ParquetStream(BatchSource):
         return self._steps
 
     @property
-    def window(self) -> int:
+    def buffer_size(self) -> int:
         """Rows held at once."""
-        return self._window
+        return self._buffer_size
 
     def batches(self, epoch: int) -> Generator[Columns]:
         """See BatchSource. Each call reads the files anew.
@@ -105,7 +105,7 @@ class ParquetStream(BatchSource):
         specs = {name: self.spec(name) for name in self.features + self.targets}
         row_bytes = sum(spec.nbytes for spec in specs.values())
         piece_rows = max(1, min(PIECE_BYTES // row_bytes, self._rows))
-        size = self._window if sampler.shuffle else min(self._rows, max(piece_rows, sampler.batch_size))
+        size = self._buffer_size if sampler.shuffle else min(self._rows, max(piece_rows, sampler.batch_size))
         groups = [self._groups[number] for number in self._order("row groups", epoch, 0, len(self._groups))]
         with closing(read_pieces(ReadSpec(self._label, self._files, min(piece_rows, size), specs), groups)) as pieces:
             buffer = ShuffleBuffer(size, specs)
@@ -122,11 +122,11 @@ class ParquetStream(BatchSource):
             first = next(pieces)
         return {name: column_array(name, first.column(name)) for name in first.column_names}
 
-    def _checked_window(self, window: Any) -> int:
-        if window is None:
-            return min(self._rows, WINDOW_GROUPS * max(group.rows for group in self._groups))
-        shown = f"source {self._label!r}: window={window!r}"
-        if isinstance(window, bool) or not hasattr(window, "__index__") or window < 1:
+    def _checked_buffer_size(self, buffer_size: Any) -> int:
+        if buffer_size is None:
+            return min(self._rows, BUFFER_GROUPS * max(group.rows for group in self._groups))
+        shown = f"source {self._label!r}: buffer_size={buffer_size!r}"
+        if isinstance(buffer_size, bool) or not hasattr(buffer_size, "__index__") or buffer_size < 1:
             raise SourceError(f"{shown} is not a number of rows", hint="give 1 or more, or leave it out")
         if not self._sampler.shuffle:
             raise SourceError(
@@ -134,13 +134,13 @@ class ParquetStream(BatchSource):
                 available="rows come in the order of the files",
                 hint="leave it out, or write sampler=SimpleSampler(..., shuffle=True)",
             )
-        if window > self._rows:
+        if buffer_size > self._rows:
             raise SourceError(
                 f"{shown} is larger than the data",
                 available=f"{self._rows} rows",
-                hint=f"write window={self._rows} to shuffle all rows together, or use FeatureSet.from_parquet",
+                hint=f"write buffer_size={self._rows} to shuffle all rows together, or use FeatureSet.from_parquet",
             )
-        return int(window)
+        return int(buffer_size)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,22 +11,29 @@ import numpy as np
 
 from anyaccel.backend import MultiStepProgram
 from anyaccel.phases.estimator_partial_fit import HostLearners
-from anyaccel.phases.executor.cross_segment import CrossSegmentStep, StageRows
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep
 from anyaccel.phases.executor.stage import Losses, PipelineStage
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import StepRows
 from anyaccel.segment import NodeState
 
+TrainSteps = Callable[[int, int, int, int | None], list[Losses]]
+TrainStep = Callable[[StepRows, int | None], list[Losses]]
+Evaluate = Callable[[StepRows], tuple[dict[str, Any], list[Losses]]]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRunner:
     """Trains and evaluates with the rows of one chunk; everything is looked up beforehand.
 
-    No closure: the frames of an error would hold it, and with it the columns, for as long as the error is kept.
+    Its functions are no closures: the frames of an error would hold these, and with them the columns, for as long as
+    the error is kept.
 
     Attributes:
-        cross_segment: takes steps one by one.
-        rows: of the chunk, for each stage.
+        train_step: trains one step with some rows of each feature set in it, so many at once at most.
+        try_step: trains one step for a test of memory; the caller restores a snapshot afterwards.
+        evaluate: gives outputs by value name (None where rows that they need are missing) and losses, on the devices.
+        one_by_one: trains several equal steps without a program that takes them in one call.
         stage: the only stage, if its program takes several steps in one call; else None.
         program: that program.
         columns: its columns, in the order of its inputs.
@@ -34,8 +41,10 @@ class ChunkRunner:
         labels: of its losses.
     """
 
-    cross_segment: CrossSegmentStep
-    rows: StageRows
+    train_step: TrainStep
+    try_step: Callable[[StepRows], None]
+    evaluate: Evaluate
+    one_by_one: TrainSteps
     stage: PipelineStage | None = None
     program: MultiStepProgram | None = None
     columns: Sequence[Any] = ()
@@ -48,22 +57,10 @@ class ChunkRunner:
         """Train steps of `batch_size` rows each from row `start` of all orders on, `microbatch_size` rows at once."""
         n_microbatches = self.n_microbatches(batch_size, microbatch_size)
         if n_microbatches is None or self.program is None or self.stage is None:
-            return self.cross_segment.train_steps(self.rows, start, n_steps, batch_size, microbatch_size)
+            return self.one_by_one(start, n_steps, batch_size, microbatch_size)
         more = () if n_microbatches == 1 else (n_microbatches,)
         means = self.program.train_steps(self.columns, self.orders, start, n_steps, batch_size, *more)
         return [Losses(self.stage.backend, batch_size, self.labels, means, n_steps)]
-
-    def train_step(self, step: StepRows, microbatch_size: int | None = None) -> list[Losses]:
-        """Train one step with some rows of each feature set in it, at most `microbatch_size` at once."""
-        return self.cross_segment.train_step(self.rows, step, microbatch_size)
-
-    def try_step(self, step: StepRows) -> None:
-        """Train one step for a test of memory; the caller restores a snapshot afterwards."""
-        self.cross_segment.try_step(self.rows, step)
-
-    def evaluate(self, step: StepRows) -> tuple[dict[str, Any], list[Losses]]:
-        """Outputs by value name (None where rows that they need are missing) and losses, left on the devices."""
-        return self.cross_segment.evaluate(self.rows, step)
 
     @property
     def n_rows(self) -> int:
@@ -122,16 +119,22 @@ class Pipeline:
 
     def runner(self, columns: DeviceColumns) -> ChunkRunner:
         """What trains and evaluates with the rows of a chunk."""
-        rows = self._cross_segment.bind(columns)
+        steps = self._cross_segment
+        rows = steps.bind(columns)
+        runner = ChunkRunner(
+            train_step=partial(steps.train_step, rows),
+            try_step=partial(steps.try_step, rows),
+            evaluate=partial(steps.evaluate, rows),
+            one_by_one=partial(steps.train_steps, rows),
+        )
         if self._multi_step is None:
-            return ChunkRunner(self._cross_segment, rows)
+            return runner
         stage = self._stages[0]
         inputs = [columns[name] for name in stage.segment.inputs]
-        return ChunkRunner(
-            self._cross_segment,
-            rows,
-            stage,
-            self._multi_step,
+        return replace(
+            runner,
+            stage=stage,
+            program=self._multi_step,
             columns=tuple(column.rows for column in inputs),
             orders=tuple(column.order for column in inputs),
             labels=tuple(term.label for term in stage.segment.losses),

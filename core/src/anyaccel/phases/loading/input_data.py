@@ -42,10 +42,7 @@ def input_data(
     read: bool,
     cache: ReadCache,
 ) -> InputData:
-    """The data of a phase as rows, and the source that is streamed if there is one.
-
-    Sources that are not streamed are read into memory, if `read`. If not, nothing is read of a loader or generator,
-    which would lose its first batch: the rows of the graph's feature set stand for it.
+    """The data of a phase as rows, and the source that is streamed if there is one; other sources are read into memory.
 
     Args:
         label: of the phase.
@@ -53,12 +50,12 @@ def input_data(
         sets: the feature sets that the phase needs data of.
         may_stream: whether a source may be streamed, as by a TrainPhase.
         equal_lengths: whether all feature sets need equally many rows, as one sampler draws from all of them.
-        read: whether rows are needed.
+        read: whether rows are needed; if not, rows of the graph's feature set stand for a loader or generator, which
+            would lose its first batch.
         cache: keeps what was read, so that each source is read once.
 
     Raises:
-        PhaseError: a feature set without data, data for none, no rows, different numbers of rows; a source beside
-            other feature sets, several, or one for a graph whose data were transformed.
+        PhaseError: data that do not fit the graph, or sources that cannot be streamed.
         SourceError: neither rows nor a source, or a source that cannot be read.
         SplitError: a split that a feature set does not have.
     """

@@ -27,16 +27,14 @@ def load_all(
     log_event: LogEvent,
     on_loaded: OnLoaded | None = None,
 ) -> list[BatchLoader]:
-    """A loader for each factory, in their order: the first have the first claim on memory.
-
-    With `auto` it logs what was decided and why; verbosely if rows stay.
+    """A loader for each factory; the first have the first claim on memory.
 
     Args:
         residency: `auto`, `resident` or `streamed`.
         factories: the rows of a phase, and of its validation.
         names: of these, for events.
         growth: bytes that training adds, by framework and device.
-        log_event: receives the decisions.
+        log_event: receives what `auto` decided and why; verbose if rows stay.
         on_loaded: see `OnLoaded`.
 
     Raises:
@@ -47,23 +45,20 @@ def load_all(
     room = {place: _FILL_SHARE * nbytes - growth.get(place, 0) for place, nbytes in free.items()}
     loaders: list[BatchLoader] = []
     for factory, name in zip(factories, names, strict=True):
-        if residency == "streamed":
-            loaders.append(factory.streamed())
-            continue
         needs = factory.nbytes()
         short = next((place for place, need in needs.items() if need > room.get(place, need)), None)
         if residency == "auto" and short is not None:
             log_event("residency", f"{name}: streamed, as its rows take {_needed(short, needs[short], free, growth)}")
+        if residency == "streamed" or (residency == "auto" and short is not None):
             loaders.append(factory.streamed())
             continue
         loaders.append(_resident(residency, factory, name, log_event, on_loaded))
         if residency == "auto" and any(needs.values()) and loaders[-1].residency == "resident":
             reasons = "; ".join(_needed(place, need, free, growth) for place, need in needs.items())
             log_event("residency", f"{name}: resident, as its rows take {reasons}", verbose=True)
-        for place, need in needs.items():
-            if place in room:
-                room[place] -= need
-                free[place] -= need
+        for place in set(needs) & set(room):
+            room[place] -= needs[place]
+            free[place] -= needs[place]
     return loaders
 
 

@@ -1,4 +1,4 @@
-"""Faults of the predecessor that must not come back, by number; B2, B6-B8, B11-B13 stand with their subjects."""
+"""Regression tests: faults that users of the predecessor met, and that must not come back."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def node(label: str, upstream: Any, accelerator: Any = None, width: int = 1, dty
 
 
 def train(graph: aa.ModelGraph, **settings: Any) -> aa.TrainResults:
-    given = {"losses": [aa.AppliedLoss("mse", on=graph.output_nodes[0])], "sampler": 8, "n_epochs": 2, **settings}
-    return aa.Experiment("e", graph, progress="none").run_phase(aa.TrainPhase("train", data="train", **given))
+    options = {"losses": [aa.AppliedLoss("mse", on=graph.output_nodes[0])], "sampler": 8, "n_epochs": 2, **settings}
+    return aa.Experiment("e", graph, progress="none").run_phase(aa.TrainPhase("train", data="train", **options))
 
 
 def slots(graph: aa.ModelGraph, label: str) -> list[Any]:
-    return [value for kept in graph.optimizer_states[label].slots.values() for value in kept.values()]
+    return [value for slot in graph.optimizer_states[label].slots.values() for value in slot.values()]
 
 
-def test_b1_optimizer_state_follows_its_node_and_not_the_phase(sims: Any) -> None:
+def test_optimizer_state_follows_its_node_and_not_the_phase(sims: Any) -> None:
     source = data()
     graph = aa.ModelGraph([node("pinned", source.reference(), "sim:0", 3), node("free", "pinned")], "adam")
     train(graph, accelerator="sim:1")
@@ -56,7 +56,7 @@ def test_b1_optimizer_state_follows_its_node_and_not_the_phase(sims: Any) -> Non
     assert {aa.device_of(value) for value in slots(graph, "free")} == {aa.Device("cpu")}
 
 
-def test_b3_branches_on_two_devices_are_joined_without_a_phase_accelerator(sims: Any) -> None:
+def test_branches_on_two_devices_are_joined_without_a_phase_accelerator(sims: Any) -> None:
     source = data()
     branches = [node("a", source.reference(), "sim:0", 2), node("b", source.reference(), "sim:1", 2)]
     graph = aa.ModelGraph([*branches, aa.ConcatNode("both", ["a", "b"]), node("head", "both", "sim:1")], "adam")
@@ -64,22 +64,24 @@ def test_b3_branches_on_two_devices_are_joined_without_a_phase_accelerator(sims:
     assert losses[-1] < losses[0]
 
 
-def test_b4_the_order_differs_from_epoch_to_epoch() -> None:
+def test_the_sample_order_differs_between_epochs() -> None:
     sampler = aa.SimpleSampler(8, shuffle=True)
     assert not np.array_equal(sampler.order(N, 0), sampler.order(N, 1))
     seen: list[Any] = []
 
-    class Look(aa.Callback):
+    class Record(aa.Callback):
         def step_end(self, run: Any) -> None:
             seen.append(run.step_losses()["net"])
 
     graph = aa.ModelGraph([node("net", data().reference())], aa.Optimizer("sgd", lr=1e-12))
-    train(graph, sampler=sampler, callbacks=[Look()])
+    train(graph, sampler=sampler, callbacks=[Record()])
     half = len(seen) // 2
-    assert not np.allclose(seen[:half], seen[half:]), "nothing is learnt at this rate: other losses are other batches"
+    assert not np.allclose(seen[:half], seen[half:]), (
+        "nothing is learnt at this rate, so that other losses mean other batches"
+    )
 
 
-def test_b5_a_fit_without_accelerator_needs_no_framework() -> None:
+def test_a_fit_phase_without_accelerator_needs_no_framework() -> None:
     class Mean:
         def fit(self, x: np.ndarray, y: np.ndarray) -> None:
             self.mean_ = y.mean()
@@ -93,24 +95,26 @@ def test_b5_a_fit_without_accelerator_needs_no_framework() -> None:
     assert np.isfinite(experiment.last_run.metrics["mse"])
 
 
-def test_b9_validation_inside_training_moves_no_model(sims: Any) -> None:
+def test_validation_inside_training_moves_no_model(sims: Any) -> None:
     source = data()
     graph = aa.ModelGraph([node("net", source.reference())], "adam")
     seen: list[Any] = []
 
-    class Look(aa.Callback):
+    class Record(aa.Callback):
         def epoch_end(self, run: Any) -> None:
             seen.append((aa.device_of(run.graph["net"].model), sims[0].transfers.into.number))
 
-    settings = {"accelerator": "sim:0", "n_epochs": 3, "callbacks": [Look()]}
+    settings = {"accelerator": "sim:0", "n_epochs": 3, "callbacks": [Record()]}
     sampler = aa.SimpleSampler(8, shuffle=True)
     train(graph, sampler=sampler, validation="val", **settings)
     assert {device for device, _ in seen} == {aa.Device("sim", 0)}
-    assert list(np.diff([number for _, number in seen])) == [1, 1], "an epoch and its validation send the order alone"
+    assert list(np.diff([number for _, number in seen])) == [1, 1], (
+        "an epoch and its validation send only the sample order"
+    )
     assert aa.EvalPhase.from_split("val", split="val", accelerator="sim:0").accelerator == aa.Accelerator("sim:0")
 
 
-def test_b10_there_is_one_rule_of_precedence(sims: Any) -> None:
+def test_a_nodes_accelerator_comes_before_the_phases(sims: Any) -> None:
     own, phase = aa.Accelerator("sim:0"), aa.Accelerator("sim:1")
     assert precedence(own, phase) == (own, "node")
     assert precedence(None, phase) == (phase, "phase")
@@ -121,7 +125,7 @@ def test_b10_there_is_one_rule_of_precedence(sims: Any) -> None:
         assert plan.device("net") == aa.Device("sim", 0)
 
 
-def test_b14_and_b15_nothing_of_a_step_or_of_the_data_stays_on_the_device(sims: Any) -> None:
+def test_after_a_phase_only_parameters_and_optimizer_state_stay_on_the_device(sims: Any) -> None:
     graph = aa.ModelGraph([node("net", data().reference())], "adam")
     for _ in range(3):
         results = train(graph, accelerator="sim:0", validation="val")
@@ -132,7 +136,7 @@ def test_b14_and_b15_nothing_of_a_step_or_of_the_data_stays_on_the_device(sims: 
         assert sims[0].used == sum(array.nbytes for array in kept)
 
 
-def test_b17_dtypes_are_kept_and_tags_come_back_with_predictions() -> None:
+def test_dtypes_are_kept_and_tags_come_back_with_predictions() -> None:
     source = data("float64")
     graph = aa.ModelGraph([node("net", source.reference(), dtype="float64")], "adam")
     results = train(graph)
@@ -142,33 +146,33 @@ def test_b17_dtypes_are_kept_and_tags_come_back_with_predictions() -> None:
     assert evaluated.to_arrow()["who"].to_pylist() == source["val"].column("who").to_pylist()
 
 
-def test_b18_the_loop_waits_for_no_device(sims: Any) -> None:
+def test_the_training_loop_does_not_wait_for_the_device(sims: Any) -> None:
     waits: list[int] = []
 
-    class Look(aa.Callback):
+    class Record(aa.Callback):
         def epoch_start(self, run: Any) -> None:
             waits.append(sims[0].syncs)
 
     graph = aa.ModelGraph([node("net", data().reference())], "adam")
-    train(graph, accelerator="sim:0", n_epochs=12, sampler=2, callbacks=[Look()])
+    train(graph, accelerator="sim:0", n_epochs=12, sampler=2, callbacks=[Record()])
     steps = 16
-    assert max(np.diff(waits)) < steps, "losses come once for each call of many steps, at the end of the epoch"
+    assert max(np.diff(waits)) < steps, "losses are read once for each call of many steps, at the end of the epoch"
     assert waits[-1] - waits[-2] <= 3
 
 
-def test_b19_a_configuration_keeps_pinned_memory_of_nodes_and_phases() -> None:
+def test_a_configuration_keeps_pin_memory_of_nodes_and_phases() -> None:
     source = data()
     pinned = aa.Accelerator("gpu:1", pin_memory=True)
     graph = aa.ModelGraph([node("net", source.reference(), pinned)], "adam")
     phase = aa.TrainPhase("t", data="train", losses=[aa.AppliedLoss("mse", on="net")], accelerator=pinned)
     config = json.loads(json.dumps(aa.Experiment("e", graph, [phase]).get_config()))
     back = aa.Experiment.from_config(config, feature_sets=[source])
-    found: Any = back.graph["net"]
-    assert found.accelerator == pinned and found.accelerator.pin_memory
+    restored: Any = back.graph["net"]
+    assert restored.accelerator == pinned and restored.accelerator.pin_memory
     assert back.phases[0].accelerator == pinned and back.phases[0].accelerator.pin_memory
 
 
-def test_b20_where_a_phase_leaves_the_nodes_is_said_and_can_be_chosen(sims: Any) -> None:
+def test_the_plan_says_where_nodes_move_and_final_device_decides_where_they_stay(sims: Any) -> None:
     graph = aa.ModelGraph([node("net", data().reference())], "adam")
     train(graph, accelerator="sim:0")
     assert aa.device_of(graph["net"].model) == aa.Device("sim", 0)
@@ -180,7 +184,7 @@ def test_b20_where_a_phase_leaves_the_nodes_is_said_and_can_be_chosen(sims: Any)
     assert sims[0].used == 0
 
 
-def test_b21_importing_imports_no_framework() -> None:
+def test_importing_imports_no_framework() -> None:
     script = (
         "import sys, anyaccel\n"
         "from anyaccel import ModelGraph, TrainPhase, Experiment, SequentialMLP\n"

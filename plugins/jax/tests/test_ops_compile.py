@@ -1,4 +1,4 @@
-"""Compiled steps: left plain, kept from phase to phase, computed in parts, and without a transfer."""
+"""Compiled steps: switched off, reused in later phases, in micro-batches, and without transfers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def mlp(backend: JaxBackend, **settings: Any) -> Any:
 
 
 def resident(backend: JaxBackend, data: Data) -> tuple[list[Any], list[Any]]:
-    x, y, order = (backend.from_host(one, CPU) for one in data)
+    x, y, order = (backend.from_host(array, CPU) for array in data)
     return [x, y], [order, order]
 
 
@@ -58,9 +58,9 @@ def trained(backend: JaxBackend, segment: Any, data: Data, parts: int = 1, compi
     program.seed(9)
     if compiled:
         program.compile(columns, orders, 4, parts)
-    found = np.asarray(program.train_steps(columns, orders, 0, 5, 4, parts))[:5]
+    result = np.asarray(program.train_steps(columns, orders, 0, 5, 4, parts))[:5]
     program.close()
-    return found
+    return result
 
 
 # -- ways --------------------------------------------------------------------------------------------------------------
@@ -70,12 +70,12 @@ def trained(backend: JaxBackend, segment: Any, data: Data, parts: int = 1, compi
 def test_all_modes_draw_the_same_and_give_the_same(
     backend: JaxBackend, segment_of: Make, data: Data, parts: int
 ) -> None:
-    found = [
+    result = [
         trained(backend, segment_of(mlp(backend, dropout=0.4), optimizer=ADAM, compile=mode), data, parts, compiled)
         for mode, compiled in (("off", False), ("auto", False), ("steps", True))
     ]
-    np.testing.assert_allclose(found[1], found[0], rtol=2e-6)
-    np.testing.assert_array_equal(found[2], found[1])
+    np.testing.assert_allclose(result[1], result[0], rtol=2e-6)
+    np.testing.assert_array_equal(result[2], result[1])
 
 
 def test_off_calls_the_model_in_each_step_with_values(backend: JaxBackend, segment_of: Make, data: Data) -> None:
@@ -86,9 +86,9 @@ def test_off_calls_the_model_in_each_step_with_values(backend: JaxBackend, segme
         return linear(parameters, x)
 
     model = function(backend, watched)
-    found = trained(backend, segment_of(model, compile="off"), data)
+    result = trained(backend, segment_of(model, compile="off"), data)
     assert calls == [float(data[0][data[2][i], 0]) for i in range(0, 20, 4)]
-    np.testing.assert_allclose(found, trained(backend, segment_of(function(backend, linear)), data), rtol=1e-6)
+    np.testing.assert_allclose(result, trained(backend, segment_of(function(backend, linear)), data), rtol=1e-6)
 
 
 def test_off_offers_nothing_and_compiles_nothing(backend: JaxBackend, segment_of: Make, data: Data) -> None:
@@ -103,18 +103,18 @@ def test_without_a_word_steps_are_compiled_at_once(backend: JaxBackend, segment_
     assert backend.build(segment_of(function(backend, linear))).estimate_compile(1) == CompileEstimate(0.0, 0.0)
 
 
-def test_a_model_that_cannot_be_traced_goes_on_untraced(backend: JaxBackend, segment_of: Make, data: Data) -> None:
+def test_a_model_that_cannot_be_traced_runs_eagerly(backend: JaxBackend, segment_of: Make, data: Data) -> None:
     columns, orders = resident(backend, data)
     program = backend.build(segment_of(function(backend, asking), optimizer=ADAM))
     with pytest.raises(CompileError, match="cannot be compiled: ConcretizationTypeError: Abstract tracer") as caught:
         program.compile(columns, orders, 4)
     assert isinstance(caught.value.__cause__, jax.errors.ConcretizationTypeError)
-    found = np.asarray(program.train_steps(columns, orders, 0, 5, 4))[:5]
+    result = np.asarray(program.train_steps(columns, orders, 0, 5, 4))[:5]
     assert program.untraceable_reason.startswith("ConcretizationTypeError") and program.estimate_compile(100) is None
     with pytest.raises(CompileError, match="ConcretizationTypeError"):
         program.compile(columns, orders, 4)
     other = trained(backend, segment_of(function(backend, linear), optimizer=ADAM), data)
-    np.testing.assert_allclose(found, other, rtol=2e-6)
+    np.testing.assert_allclose(result, other, rtol=2e-6)
 
 
 def test_single_acts_of_a_model_that_cannot_be_traced(backend: JaxBackend, segment_of: Make, data: Data) -> None:
@@ -123,7 +123,7 @@ def test_single_acts_of_a_model_that_cannot_be_traced(backend: JaxBackend, segme
         program = backend.build(segment_of(function(backend, apply), optimizer=ADAM, needs_pullback=("x",)))
         if apply is linear:
             _, losses = program.forward(inputs)
-        else:  # the gradient of x is wanted: JAX gives no value of it then
+        else:  # with a gradient of x, JAX gives no value of it
             _, losses = program.forward(inputs)
             assert "ConcretizationTypeError" in program.untraceable_reason
             with pytest.raises(jax.errors.ConcretizationTypeError):
@@ -132,7 +132,7 @@ def test_single_acts_of_a_model_that_cannot_be_traced(backend: JaxBackend, segme
     assert results[0] == pytest.approx(results[1])
 
 
-def test_an_error_of_the_models_own_is_told_as_it_is(backend: JaxBackend, segment_of: Make, data: Data) -> None:
+def test_an_error_of_the_models_own_passes_unchanged(backend: JaxBackend, segment_of: Make, data: Data) -> None:
     def broken(parameters: Any, x: Any) -> Any:
         raise ZeroDivisionError("of the user's")
 
@@ -154,7 +154,7 @@ def counted(calls: list[int]) -> Any:
     return apply
 
 
-def test_what_was_compiled_serves_the_next_phase_with_the_values_of_now(
+def test_the_next_phase_uses_what_was_compiled_with_current_values(
     backend: JaxBackend, segment_of: Make, data: Data
 ) -> None:
     calls: list[int] = []
@@ -170,24 +170,22 @@ def test_what_was_compiled_serves_the_next_phase_with_the_values_of_now(
     np.testing.assert_array_equal(trained(backend, segment_of(plain, optimizer=fast), data), again)
 
 
-def test_a_module_that_was_changed_is_compiled_anew(
-    backend: JaxBackend, segment_of: Make, data: Data, nnx: ModuleType
-) -> None:
+def test_a_changed_module_is_compiled_again(backend: JaxBackend, segment_of: Make, data: Data, nnx: ModuleType) -> None:
     module = nnx.Sequential(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), nnx.Dropout(0.0, rngs=nnx.Rngs(0)))
     backend.place(module, CPU)
-    state, found = nnx.to_pure_dict(nnx.state(module)), []
+    state, result = nnx.to_pure_dict(nnx.state(module)), []
     for rate in (0.0, 0.9, 0.0):
         nnx.update(module, nnx.state(module))
         nnx.replace_by_pure_dict(fresh := nnx.state(module), state)
         nnx.update(module, fresh)
         module.layers[1].rate = rate
-        found.append(trained(backend, segment_of(module), data))
-    assert (found[0] != found[1]).any()
-    np.testing.assert_array_equal(found[0], found[2])
+        result.append(trained(backend, segment_of(module), data))
+    assert (result[0] != result[1]).any()
+    np.testing.assert_array_equal(result[0], result[2])
 
 
 @pytest.mark.parametrize("kind", ["function", "nnx", "keras"])
-def test_models_and_what_was_compiled_of_them_can_go(
+def test_models_and_what_was_compiled_for_them_are_garbage_collected(
     backend: JaxBackend, segment_of: Make, data: Data, request: pytest.FixtureRequest, kind: str
 ) -> None:
     from anyaccel.adapter import compile_cache
@@ -213,26 +211,26 @@ def test_models_and_what_was_compiled_of_them_can_go(
 # -- transfers ---------------------------------------------------------------------------------------------------------
 
 
-def test_steps_that_follow_each_other_send_nothing(backend: JaxBackend, segment_of: Make, data: Data) -> None:
+def test_consecutive_steps_send_nothing(backend: JaxBackend, segment_of: Make, data: Data) -> None:
     """By JAX's own guard, which counts arguments of NumPy and of Python among transfers."""
     columns, orders = resident(backend, data)
     program = backend.build(segment_of(mlp(backend, dropout=0.2), optimizer=ADAM))
     program.seed(1)
-    for start, count in ((0, 1), (4, 2), (0, 1)):  # of what is compiled here, and constants in it, nothing is counted
+    for start, count in ((0, 1), (4, 2), (0, 1)):  # compilation here is not counted
         program.train_steps(columns, orders, start, count, 4)
     kept = []
     with jax.transfer_guard("disallow_explicit"):
         for start, count in ((4, 1), (8, 2), (16, 1), (20, 1)):
             kept.append(program.train_steps(columns, orders, start, count, 4))
         with pytest.raises(Exception, match=r"(?i)disallowed host-to-device transfer"):
-            program.train_steps(columns, orders, 0, 1, 4)  # an epoch begins: five whole numbers are sent
+            program.train_steps(columns, orders, 0, 1, 4)  # an epoch begins: five integers are sent
     with jax.transfer_guard("disallow"):
         kept.append(program.train_steps(columns, orders, 0, 1, 4))
     assert np.isfinite(np.concatenate(kept)).all()
 
 
 def test_a_phase_sends_little_for_an_epoch(monkeypatch: pytest.MonkeyPatch, data: Data) -> None:
-    """The order; at its beginning, the numbers of the first step, a table of rates, and a key: each planned."""
+    """The order of each epoch; at the beginning also the scalars of the first step, a table of rates, and a key."""
     from anyaccel_jax import step_loop
 
     sent: list[int] = []

@@ -1,0 +1,180 @@
+"""The route of a batch: few modules from the runner to the program, always downward, and none entered a second time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from anyaccel.experiment import Experiment
+from anyaccel.graph import ModelGraph
+from anyaccel.phases import EvalPhase, TrainPhase
+from anyaccel.specs import AppliedLoss
+
+PHASES = "anyaccel.phases."
+ORDER = (
+    "runner",
+    "prepare",
+    "row_alignment",
+    "plan_request",
+    "nan_check",
+    "model_placement",
+    "train_loop",
+    "estimator_fit",
+    "evaluation",
+    "compile_policy",
+    "step_pacing",
+    "oom_recovery",
+    "oom_report",
+    "loss_accumulator",
+    "executor.pipeline",
+    "executor.cross_segment",
+    "executor.clipping",
+    "executor.transfers",
+    "executor.stage",
+    "estimator_partial_fit",
+    "estimator_inputs",
+    "loading.residency",
+    "loading.loader_factory",
+    "loading.source_loader",
+    "loading.streaming",
+    "loading.loader",
+    "loading.device_columns",
+    "loading.host_columns",
+    "loading.input_data",
+    "loading.epoch_plan",
+    "loading.evaluation_rows",
+    "loading.epoch_batches",
+    "loading.prefetch",
+    "traceback_cleanup",
+    "hooks",
+    "run",
+    "outcomes",
+    "progress",
+    "events",
+    "train_phase",
+    "eval_phase",
+    "fit_phase",
+    "samplers",
+    "phase",
+    "metrics",
+    "callbacks",
+)
+"""Modules of phases, the highest first: each calls only modules behind it."""
+OBSERVERS = {"hooks", "run", "progress", "events"}
+"""Are told of an epoch, and hand on no batch."""
+BELOW = (
+    "adapter",
+    "numpy_backend",
+    "backend",
+    "device",
+    "host_memory",
+    "program",
+    "registry",
+    "rng",
+    "segment",
+    "specs",
+)
+"""The kernel, and the program with what computes for it."""
+
+
+def name_of(frame: FrameType) -> str:
+    """The module of a frame within phases or core; `""` for one that is not anyaccel's."""
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.removeprefix(PHASES) if module.startswith(PHASES) else module.removeprefix("anyaccel.")
+
+
+def is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("anyaccel.")
+
+
+def rank(module: str) -> int:
+    return ORDER.index("progress" if module.startswith("progress.") else module)
+
+
+@dataclass
+class Route:
+    """What was called while a phase ran in the main thread."""
+
+    calls: set[tuple[str, str]] = field(default_factory=set)
+    """Modules of phases that call each other: caller and called."""
+    reentered: set[tuple[str, ...]] = field(default_factory=set)
+    """Stacks of modules of phases in which one stands twice, with others in between."""
+    epoch: set[str] = field(default_factory=set)
+    """All modules of anyaccel that an epoch enters."""
+
+
+@contextmanager
+def traced() -> Iterator[Route]:
+    route, epochs = Route(), [0]
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        if frame.f_code.co_qualname == "TrainLoop._epoch":
+            epochs[0] += {"call": 1, "return": -1}.get(event, 0)
+        if event == "call" and is_ours(frame):
+            if epochs[0]:
+                route.epoch.add(name_of(frame))
+            if str(frame.f_globals["__name__"]).startswith(PHASES) and frame.f_code.co_name != "<module>":
+                note(frame)
+
+    def note(frame: FrameType) -> None:
+        stack = stack_of(frame)
+        route.calls.update(zip(stack[1:2], stack[:1], strict=False))
+        if len(set(stack)) < len(stack):
+            route.reentered.add(tuple(stack))
+
+    sys.setprofile(see)
+    try:
+        yield route
+    finally:
+        sys.setprofile(None)
+
+
+def stack_of(frame: FrameType | None) -> list[str]:
+    """The modules of phases from a frame up to the runner; neighbours that are the same count once."""
+    stack: list[str] = []
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(PHASES) and (not stack or stack[-1] != name_of(frame)):
+            stack.append(name_of(frame))
+        frame = frame.f_back
+    return stack
+
+
+def run(graph: ModelGraph, **settings: Any) -> Route:
+    phase = TrainPhase("t", data="train", losses=[AppliedLoss("mse", on="net")], sampler=4, n_epochs=3, **settings)
+    experiment = Experiment("e", graph, progress="none")
+    with traced() as route:
+        experiment.run_phase(phase)
+    return route
+
+
+RESIDENCIES = pytest.mark.parametrize("residency", ["resident", "streamed"])
+
+
+@RESIDENCIES
+def test_an_epoch_visits_at_most_16_modules_above_the_program(residency: str, line: Callable[..., ModelGraph]) -> None:
+    visited = {name for name in run(line(), residency=residency).epoch if name.partition(".")[0] not in BELOW}
+    visited = {name for name in visited if name.partition(".")[0] not in OBSERVERS}
+    assert {"train_loop", "executor.pipeline", "loading.epoch_plan", "loading.epoch_batches"} <= visited
+    assert ("loading.streaming" in visited) == (residency == "streamed")
+    assert len(visited) <= 16, sorted(visited)
+
+
+@RESIDENCIES
+def test_modules_of_a_phase_call_only_those_below_them(residency: str, line: Callable[..., ModelGraph]) -> None:
+    route = run(line(), residency=residency, validation=EvalPhase("check", data="val", metrics=["mse"]))
+    upward = {(caller, called) for caller, called in route.calls if rank(caller) >= rank(called)}
+    assert len(route.calls) > 30 and not upward
+
+
+@RESIDENCIES
+def test_no_module_of_a_phase_is_entered_again_by_what_it_calls(
+    residency: str, line: Callable[..., ModelGraph]
+) -> None:
+    validation = EvalPhase("check", data="val", metrics=["mse"])
+    assert run(line(), residency=residency, validation=validation).reentered == set()
