@@ -1,7 +1,7 @@
 """Docstrings as reStructuredText: words in single backticks are code, and nothing else is markup.
 
-Napoleon has translated the sections (`Args:`, `Raises:`) before. This extension turns text in backticks into code, with a
-link if it is a name that has a page, and escapes characters that have a meaning in reStructuredText.
+Napoleon has translated the sections (`Args:`, `Raises:`) before. This extension turns text in backticks into code, with
+a link if it is a name that has a page, and escapes characters that have a meaning in reStructuredText.
 """
 
 from __future__ import annotations
