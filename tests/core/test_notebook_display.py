@@ -1,4 +1,4 @@
-"""What a notebook shows of each object: the device of everything, labels as text, and never an error."""
+"""What a notebook shows of each object: devices, labels as text, and never an error."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_devices_are_a_list_and_a_table():
     assert Shown(anyaccel.devices_or_cpu("no_such_kind")).devices
 
 
-def test_a_list_of_devices_asks_nobody_who_was_not_asked_for_it(monkeypatch):
+def test_showing_a_list_of_devices_asks_no_further_backend(monkeypatch):
     """To ask a backend for its devices may import its framework, and initialise what it finds."""
 
     class Heavy(TinyBackend):
@@ -230,7 +230,7 @@ def test_a_graph_shows_the_device_of_each_node_and_stays_as_it_is(data):
     assert "float32[3] → float32[4]" in shown.text
 
 
-def test_a_summary_and_a_notebook_say_the_same_of_where_nodes_are(data):
+def test_summary_and_notebook_show_the_same_devices(data):
     graph = graph_of(data, where="gpu:3").build()
     assert "cpu:0 (asks for gpu:3)" in graph.summary() and "as the phase says" not in graph.summary()
     assert " 1 node " in Shown(ModelGraph([ModelNode("a", SequentialMLP(), data.reference())]).build()).text
@@ -269,7 +269,7 @@ def test_a_model_that_was_changed_by_hand_is_shown_without_its_parameters(data):
     assert "It cannot be shown" not in text
 
 
-def test_a_graph_whose_framework_nobody_serves_is_shown(data):
+def test_a_graph_of_a_framework_without_a_plugin_is_shown(data):
     graph = ModelGraph([ModelNode("a", object(), data.reference(), "gpu:0", framework="elsewhere")])
     shown = Shown(graph)
     assert "elsewhere" in shown.text and shown.devices == ["gpu:0"] * 3
@@ -348,7 +348,7 @@ def test_an_experiment_shows_its_runs(run, data):
 
 
 @pytest.mark.parametrize("message", EVIL)
-def test_an_error_is_told_as_text(message, data):
+def test_an_error_is_shown_as_text(message, data):
     class Fails(anyaccel.Callback):
         def epoch_end(self, run):
             raise ValueError(message)
@@ -380,7 +380,7 @@ def test_labels_columns_and_tags_are_text_everywhere(label, run):
     assert "script" not in label or "<script>" in Shown(found).text
 
 
-def test_every_object_says_of_itself_what_it_said_before(data):
+def test_the_repr_of_every_object_is_unchanged(data):
     assert (
         repr(data).startswith("FeatureSet('data', 40 rows; ")
         and repr(Device("gpu", 1)) == "Device(kind='gpu', index=1)"

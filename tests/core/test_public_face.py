@@ -1,4 +1,4 @@
-"""The public face: what a user can import, what it says of itself, and that every name of the design is there."""
+"""The public names: imports, signatures, docstrings."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ METHODS = {
     "FeatureSetView": "filter take select intersection difference split_random split_by_condition to_arrow to_pandas",
     "Accelerator": "cpu gpu cuda mps is_available check device_string scope move place get_config from_config",
     "Device": "parse",
-    "Backend": "devices device_of place move scope device_string owns synchronize device_info unavailable_reason native_device",
+    "Backend": "devices device_of place move scope device_string native_device owns synchronize device_info "
+    "unavailable_reason",
     "ModelGraph": "build add_node replace_node remove_node freeze unfreeze summary visualize get_config from_config",
     "TrainPhase": "from_split get_config from_config",
     "EvalPhase": "from_split",
@@ -103,7 +104,7 @@ def public() -> Iterator[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("path", SIGNATURES)
-def test_every_name_of_the_design_takes_what_it_says(path):
+def test_every_public_callable_has_its_parameters(path):
     """Further parameters may come behind these, and none of these may go."""
     placed, _, named = (part.split() for part in SIGNATURES[path].partition("*"))
     parameters = [one for one in inspect.signature(found(path)).parameters.values() if one.name != "self"]
@@ -113,7 +114,7 @@ def test_every_name_of_the_design_takes_what_it_says(path):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_of_the_design_is_there(name):
+def test_every_public_class_has_its_methods(name):
     missing = [method for method in METHODS[name].split() if not hasattr(getattr(anyaccel, name), method)]
     assert not missing
 
@@ -126,26 +127,26 @@ def test_every_public_name_can_be_imported_and_is_listed(name):
     assert name in dir(anyaccel)
 
 
-def test_dir_is_the_public_face_and_nothing_else():
+def test_dir_lists_the_public_names_only():
     assert dir(anyaccel) == sorted(anyaccel.__all__)
     assert len(set(anyaccel.__all__)) == len(anyaccel.__all__)
     assert not [name for name in anyaccel.__all__ if name.startswith("_")]
 
 
-def test_a_star_import_gives_the_public_face():
+def test_a_star_import_gives_the_public_names():
     namespace: dict[str, object] = {}
     exec("from anyaccel import *", namespace)  # noqa: S102  # as above
     assert set(anyaccel.__all__) <= set(namespace)
 
 
 @pytest.mark.parametrize("name", ["Acelerator", "torch", "pickle", "registry_", "__wrapped__"])
-def test_a_name_that_is_not_there_is_an_attribute_error_of_the_usual_form(name):
+def test_an_unknown_name_is_the_usual_attribute_error(name):
     with pytest.raises(AttributeError, match=rf"module 'anyaccel' has no attribute '{name}'"):
         getattr(anyaccel, name)
     assert not hasattr(anyaccel, name)
 
 
-def test_an_import_of_a_name_that_is_not_there_fails_as_usual():
+def test_an_import_of_an_unknown_name_is_the_usual_import_error():
     with pytest.raises(ImportError, match=r"cannot import name 'Acelerator' from 'anyaccel'"):
         from anyaccel import Acelerator  # noqa: F401
 

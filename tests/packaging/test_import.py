@@ -1,4 +1,4 @@
-"""What `import anyaccel` costs: nothing heavy is loaded, and nothing is looked for."""
+"""What `import anyaccel` loads: nothing heavy."""
 
 from __future__ import annotations
 

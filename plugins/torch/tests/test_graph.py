@@ -140,7 +140,7 @@ def test_b12_missing_gpu_is_reported_before_anything_moves() -> None:
 
 
 def test_shape_error_names_node_and_column() -> None:
-    with pytest.raises(ShapeError, match=r"node 'net' does not take float32\[6\] from data\.x"):
+    with pytest.raises(ShapeError, match=r"node 'net' does not accept float32\[6\] from data\.x"):
         graph(data(), seeded_net(inputs=7)).build()
 
 
@@ -231,7 +231,7 @@ def test_interrupt_restores_the_module_and_training_continues() -> None:
 def test_missing_target_lists_the_columns() -> None:
     source = data()
     model_graph = aa.ModelGraph([aa.ModelNode("net", seeded_net(), source.reference(targets=[]))], "adam")
-    with pytest.raises(AnyaccelError, match="the data that feed this node have none"):
+    with pytest.raises(AnyaccelError, match="the data that feed this node have no targets"):
         run(model_graph, training(1))
 
 

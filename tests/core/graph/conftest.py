@@ -1,4 +1,4 @@
-"""What tests of graphs share: a registry with only what the test put in, data, models, and graphs in few words."""
+"""Fixtures of tests of graphs: a registry with the backends of a test, data, models and small graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placing: which node goes where and why, by the one rule; and what a plan says of it."""
+"""Device assignment: the rule of precedence, policies, and what a plan says."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chain(table, mlp):
 
 @pytest.mark.parametrize("own", [None, "cpu", "sim:1"])
 @pytest.mark.parametrize("phase", [None, "cpu", "sim:0"])
-def test_a_node_goes_before_the_phase_goes_before_the_cpu(own, phase, chain, sims):
+def test_a_nodes_accelerator_wins_over_the_phases_and_that_over_the_cpu(own, phase, chain, sims):
     """B10: a node's own is never overruled, whoever asks."""
     expected = (own, "node") if own else (phase, "phase") if phase else ("cpu", "default")
     one = plan(chain(own), phase)["a"]
@@ -51,7 +51,7 @@ def test_a_node_goes_before_the_phase_goes_before_the_cpu(own, phase, chain, sim
     assert (found.device, reason) == (Device.parse(expected[0]), expected[1])
 
 
-def test_options_come_from_who_decided(chain, sims):
+def test_options_come_from_the_accelerator_that_decided(chain, sims):
     graph = chain(Accelerator("sim:0", pin_memory=True), None)
     made = plan(graph, Accelerator("sim:1"))
     assert (made["a"].pinned, made["b"].pinned) == (True, False)
@@ -85,7 +85,7 @@ def test_a_nodes_own_accelerator_is_strict_always(serve, chain):
         plan(chain(None, "gpu:0"))
 
 
-def test_a_phase_on_a_device_that_is_not_there_is_an_error_even_if_no_node_wants_it(chain, sims):
+def test_a_phase_on_a_missing_device_is_an_error_even_if_no_node_uses_it(chain, sims):
     with pytest.raises(DeviceUnavailableError) as caught:
         plan(chain("cpu"), "sim:7")
     message = str(caught.value)
@@ -93,14 +93,14 @@ def test_a_phase_on_a_device_that_is_not_there_is_an_error_even_if_no_node_wants
     assert "Available: cpu:0, sim:0, sim:1. Hint: use one of these; `anyaccel devices` lists devices" in message
 
 
-def test_a_kind_that_nobody_serves_is_not_on_this_machine(chain):
+def test_a_kind_without_a_plugin_is_not_on_this_machine(chain):
     with pytest.raises(
         DeviceUnavailableError, match=r"'npu:3' is not on this machine. Available: cpu:0. Hint: use one"
     ):
         plan(chain(None), "npu:3")
 
 
-def test_a_node_on_a_device_that_is_not_there_is_named(chain, sims):
+def test_a_node_on_a_missing_device_is_named(chain, sims):
     with pytest.raises(DeviceUnavailableError) as caught:
         plan(chain(None, "sim:2"))
     message = str(caught.value)
@@ -120,7 +120,7 @@ def test_a_device_of_another_framework_only_is_an_error_for_this_one(serve, twin
 
 
 @pytest.mark.parametrize("where", ["node", "phase"])
-def test_a_vendor_word_is_a_wish_that_is_kept(where, serve, twin, chain):
+def test_a_vendor_word_is_a_constraint(where, serve, twin, chain):
     serve(twin(("cpu", "gpu:0"), vendor="amd"))
     graph = chain("cuda:0" if where == "node" else None)
     graph["a"].framework = "twin"
@@ -193,7 +193,7 @@ def test_a_concat_goes_with_its_consumer(table, mlp, sims):
     assert made.explain("c") == "c runs on cpu:0 (numpy: cpu) because it goes with 'd'."
 
 
-def test_a_concat_that_nobody_takes_goes_with_its_first_source(table, mlp, sims):
+def test_a_concat_without_consumer_goes_with_its_first_source(table, mlp, sims):
     fs = table()
     nodes = [ModelNode("a", mlp(2), fs.reference(), "sim:0"), ModelNode("b", mlp(3), fs.reference(), "sim:1")]
     made = plan(ModelGraph([*nodes, ConcatNode("c", ["b", "a"])]))
@@ -250,7 +250,7 @@ def test_a_policy_chooses_for_nodes_without_an_accelerator_of_their_own(serve, c
     assert asked[0][0] == PolicyNode("a", "numpy", 60, (CPU, SIM0, SIM1))
 
 
-def test_a_policy_that_nobody_offers_is_an_error(chain):
+def test_an_unknown_policy_is_an_error(chain):
     with pytest.raises(
         PluginError, match=r"no plugin offers the placement policy 'spread'. Available: none. Hint: install"
     ):
@@ -312,7 +312,7 @@ def test_every_reason_is_explained(serve, chain, sims):
     )
 
 
-def test_a_node_that_is_not_in_the_plan_is_told(whole):
+def test_a_node_that_is_not_in_the_plan_is_an_error(whole):
     with pytest.raises(GraphError, match=r"the plan of 'p' has no node 'z'. Available: a, b, c, d"):
         plan(whole).device("z")
 
@@ -374,7 +374,7 @@ def test_a_plan_is_a_value(whole):
     assert plan(whole, "sim:1") == plan(whole, "sim:1") != plan(whole, "sim:0")
 
 
-def test_a_plan_says_of_itself_in_short_what_it_holds(whole, table, mlp):
+def test_the_repr_of_a_plan_is_short(whole, table, mlp):
     assert repr(plan(whole, "sim:1")) == "Plan('p' on 'whole': 4 nodes on sim:0, sim:1, 1 column, 1 crossing)"
     alone = ModelGraph([ModelNode("a", mlp(), table().reference())])
     assert repr(plan(alone)) == "Plan('p' on 'graph': 1 node on cpu:0, 1 column, 0 crossings)"
@@ -389,7 +389,7 @@ def test_of_many_columns_a_plan_shows_the_first_and_keeps_all(mlp):
     assert made.columns[0].name == f"fs.{'+'.join(names)}" == made.to_dict()["columns"][0]["name"]
 
 
-def test_what_is_in_a_plan_stays_in_its_line(mlp):
+def test_text_in_a_plan_stays_on_its_line(mlp):
     fs = FeatureSet.from_dict("fs", {"a\nb": np.ones((4, 2), "float32")}, ["a\nb"])
     said = str(plan(ModelGraph([ModelNode("a", mlp(3), fs.reference())])))
     assert "load  fs.a b -> numpy cpu:0" in said and len(said.splitlines()) == 4
@@ -419,7 +419,7 @@ def test_every_error_of_planning_comes_before_anything_has_moved(table, mlp, sim
 # -- segments ----------------------------------------------------------------------------------------------------------
 
 
-def test_there_and_back_between_two_owners_is_three_segments(serve, twin, table, mlp):
+def test_two_frameworks_in_turn_are_three_segments(serve, twin, table, mlp):
     serve(twin())
     nodes = [
         ModelNode("a", mlp(3), table().reference()),
@@ -474,7 +474,7 @@ def test_a_model_is_not_shared_between_two_segments(serve, twin, table, mlp):
         plan(ModelGraph(nodes))
 
 
-def test_a_node_that_the_phase_names_and_the_graph_has_not_is_answered_with_the_closest(chain):
+def test_an_unknown_node_in_a_phase_suggests_the_closest_label(chain):
     with pytest.raises(GraphError, match=r"phase 'p' names the node 'aa'. Available: a, b. Hint: did you mean 'a'"):
         resolve(chain(None, None), Request("p", wants=("aa",)))
 

@@ -1,4 +1,4 @@
-"""Wiring: what holds among the nodes of a graph, and what changes it."""
+"""ModelGraph and its topology: checks, changes, freezing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chain(table, mlp):
 # -- what a graph refuses ----------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_upstream_is_answered_with_the_closest_label(table, mlp):
+def test_an_unknown_upstream_suggests_the_closest_label(table, mlp):
     with pytest.raises(GraphError) as caught:
         ModelGraph([ModelNode("encoder", mlp(), table().reference()), ModelNode("head", mlp(), "encodr")])
     assert str(caught.value) == (
@@ -41,7 +41,7 @@ def test_an_unknown_upstream_like_no_other_gets_the_list(table, mlp):
         ModelGraph([ModelNode("a", mlp(), table().reference()), ModelNode("b", mlp(), "zzz.0")])
 
 
-def test_a_cycle_is_walked(table, mlp):
+def test_a_cycle_is_an_error_that_shows_it(table, mlp):
     nodes = [
         ModelNode("in", mlp(), table().reference()),
         ModelNode("a", mlp(), ["in", "c"]),
@@ -81,13 +81,13 @@ def test_an_empty_graph_is_refused():
 
 
 @pytest.mark.parametrize("nodes", ["model", "feature set", "text"])
-def test_what_is_no_node_is_named(nodes, table, mlp):
+def test_an_object_that_is_not_a_node_is_refused(nodes, table, mlp):
     given = {"model": mlp(), "feature set": table(), "text": "a"}[nodes]
     with pytest.raises(GraphError, match=r"nodes must be ModelNode or ConcatNode, got .*: ModelNode\('LABEL'"):
         ModelGraph([given])
 
 
-def test_a_single_node_is_told_to_stand_in_a_list(table, mlp):
+def test_a_single_node_instead_of_a_list_is_refused(table, mlp):
     with pytest.raises(GraphError, match=r"nodes must be a list, got ModelNode"):
         ModelGraph(ModelNode("a", mlp(), table().reference()))
 
@@ -109,7 +109,7 @@ def test_a_seed_is_an_int_of_64_bits(seed, table, mlp):
         ModelGraph([ModelNode("a", mlp(), table().reference())], seed=seed)
 
 
-def test_an_optimizer_that_is_none_is_named(table, mlp):
+def test_an_object_that_is_not_an_optimizer_is_refused(table, mlp):
     with pytest.raises(GraphError, match=r"the optimizer of graph 'g' is a float"):
         ModelGraph([ModelNode("a", mlp(), table().reference())], 0.1, "g")
 
@@ -124,7 +124,7 @@ def test_nodes_are_found_by_label_in_the_order_given(chain):
     assert repr(chain) == "ModelGraph(a, b, c; 'graph')"
 
 
-def test_a_label_that_is_not_there_is_answered_with_the_closest(table, mlp):
+def test_an_unknown_label_suggests_the_closest_one(table, mlp):
     graph = ModelGraph([ModelNode("encoder", mlp(), table().reference())], label="g")
     with pytest.raises(
         GraphError, match=r"graph 'g' has no node 'encodre'. Available: encoder. Hint: did you mean 'encoder'\?"
@@ -209,7 +209,7 @@ def test_a_replacement_that_fails_changes_nothing(bad, chain, table, mlp):
     assert states == {"b": "state"}
 
 
-def test_replacing_what_is_not_there_names_the_closest(chain, mlp):
+def test_replacing_an_unknown_node_suggests_the_closest_label(chain, mlp):
     with pytest.raises(GraphError, match=r"graph 'graph' has no node 'bb'"):
         chain.replace_node("bb", ModelNode("d", mlp(), "a"))
 
@@ -261,13 +261,13 @@ def test_freezing_takes_lists_too(chain):
         ([["a"]], r"is not the label of a node"),
     ],
 )
-def test_what_is_no_label_freezes_nothing(given, message, chain):
+def test_an_object_that_is_not_a_label_freezes_nothing(given, message, chain):
     with pytest.raises(GraphError, match=message):
         chain.freeze(given)
     assert chain.frozen == ()
 
 
-def test_freezing_a_node_that_is_not_there_freezes_none(chain):
+def test_freezing_an_unknown_node_freezes_none(chain):
     with pytest.raises(GraphError, match=r"has no node 'z'"):
         chain.freeze("a", "z")
     assert chain.frozen == ()
@@ -314,7 +314,7 @@ def test_every_order_is_topological_and_complete(parents):
 
 
 @given(wires(), st.data())
-def test_a_back_edge_is_a_cycle_that_can_be_walked(parents, data):
+def test_a_back_edge_is_a_cycle(parents, data):
     nodes = nodes_of(parents)
     start = data.draw(st.sampled_from(sorted(nodes)))
     end = data.draw(st.sampled_from(sorted(topology.ancestors([start], nodes))))
@@ -341,7 +341,7 @@ def test_a_graph_may_be_deep(table):
     assert graph.output_nodes == ("n2999",)
 
 
-def test_a_graph_that_nobody_holds_is_gone_at_once_with_its_models(table, mlp):
+def test_an_unreferenced_graph_is_freed_at_once_with_its_models(table, mlp):
     """No circle of references: the memory of a device must not wait for the garbage collector."""
     fs = table()
     graph = ModelGraph([ModelNode("a", mlp(3), fs.reference()), ModelNode("b", mlp(), "a")], "sgd").build()
@@ -357,6 +357,6 @@ def test_a_graph_that_nobody_holds_is_gone_at_once_with_its_models(table, mlp):
         gc.enable()
 
 
-def test_a_label_that_is_no_text_is_answered_like_any_other(table, mlp):
+def test_a_label_that_is_not_text_is_an_unknown_label(table, mlp):
     with pytest.raises(GraphError, match=r"graph 'graph' has no node 3. Available: a. Hint: use one of these labels"):
         ModelGraph([ModelNode("a", mlp(), table().reference())])[3]

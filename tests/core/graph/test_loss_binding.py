@@ -1,4 +1,4 @@
-"""Losses, optimizers and columns of a phase: what is compared with what, in which form, and what is refused."""
+"""Losses, optimizers and columns of a phase: what is compared, in which form, and what is refused."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_column_with_a_plus_is_not_mistaken_for_two_joined(mlp):
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "binary_cross_entropy"])
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
-def test_integer_targets_of_a_loss_of_numbers_are_refused_with_the_remedy(loss, dtype, table, mlp):
+def test_integer_targets_of_a_regression_loss_are_refused_with_a_hint(loss, dtype, table, mlp):
     with pytest.raises(SpecError) as caught:
         training(one(mlp(), table(y=((1,), dtype))), AppliedLoss(loss, on="a"))
     message = str(caught.value)
@@ -133,7 +133,7 @@ def test_integer_targets_of_a_loss_of_numbers_are_refused_with_the_remedy(loss, 
     assert "Hint: convert the integers: feature_set.cast({'y': 'float32'}" in message
 
 
-def test_the_remedy_for_integer_targets_works_as_written(table, mlp):
+def test_the_hint_for_integer_targets_works_as_written(table, mlp):
     with pytest.raises(SpecError) as caught:
         training(one(mlp(), table(y=((1,), "int64"))), AppliedLoss("mse", on="a"))
     feature_set = table(y=((1,), "int64"))
@@ -142,7 +142,7 @@ def test_the_remedy_for_integer_targets_works_as_written(table, mlp):
     assert columns(one(mlp(), mended), AppliedLoss("mse", on="a"))["fs.y"].dtype == "float32"
 
 
-def test_the_remedy_names_each_of_several_targets(mlp):
+def test_the_hint_names_each_of_several_targets(mlp):
     data = {"x": np.zeros((8, 2), "float32"), "y": np.zeros(8, "int64"), "z": np.zeros(8, "int64")}
     fs = FeatureSet.from_dict("fs", data, "x", ["y", "z"])
     with pytest.raises(SpecError, match=r"feature_set.cast\({'y': 'float32', 'z': 'float32'}"):
@@ -183,7 +183,7 @@ def test_classes_that_do_not_fit_are_refused(output, target, dtype, table, mlp):
     assert "Available: logits [classes] and one class index, or probabilities [classes]" in message
 
 
-def test_class_indices_that_came_as_floats_are_told_how_to_become_indices(table, mlp):
+def test_float_class_indices_are_refused_with_a_hint(table, mlp):
     with pytest.raises(ShapeError, match=r"or if these are class indices say so: feature_set.cast\({'y': 'int64'}"):
         training(one(mlp(3), table(y=((1,), "float64"))), AppliedLoss("cross_entropy", on="a"))
 
@@ -268,13 +268,13 @@ def test_any_column_can_be_named_a_feature_too(table, mlp):
     }
 
 
-def test_a_column_that_is_not_there_is_answered_with_the_closest(table, mlp):
+def test_an_unknown_column_suggests_the_closest_one(table, mlp):
     with pytest.raises(ColumnError, match=r"'fs' has no column 'yy'. Available: x, y. Hint: did you mean 'y'"):
         training(one(mlp(), table()), AppliedLoss("mse", on="a", inputs=["outputs", "fs.yy"]))
 
 
 @pytest.mark.parametrize("text", ["nothing", "other.y", "outputs.3", "a.7", "target"])
-def test_a_name_that_means_nothing_gets_the_list(text, table, mlp):
+def test_an_unknown_input_is_an_error_with_the_list(text, table, mlp):
     with pytest.raises(ColumnError) as caught:
         training(one(mlp(), table()), AppliedLoss("mse", on="a", inputs=["outputs", text]))
     message = str(caught.value)
@@ -292,7 +292,7 @@ def test_a_named_output_is_compared(table, parts):
     assert term.inputs == ("a.mean", "fs.y")
 
 
-def test_several_outputs_must_be_told_apart(table, parts):
+def test_several_outputs_must_be_named(table, parts):
     with pytest.raises(SpecError) as caught:
         training(one(parts(2, 2), table()), AppliedLoss("mse", on="a"))
     message = str(caught.value)
@@ -300,7 +300,7 @@ def test_several_outputs_must_be_told_apart(table, parts):
     assert "write inputs=['outputs.NAME', 'targets']" in message
 
 
-def test_a_loss_of_ones_own_takes_what_it_names(table, parts):
+def test_an_own_loss_gets_the_inputs_that_it_names(table, parts):
     def total(*values):
         return sum(value.sum() for value in values)
 
@@ -348,7 +348,7 @@ def test_a_named_loss_compares_two_values(inputs, table, mlp):
         training(one(mlp(), table()), AppliedLoss("mse", on="a", inputs=inputs))
 
 
-def test_a_loss_on_a_node_that_is_not_there_is_answered_with_the_closest(table, mlp):
+def test_a_loss_on_an_unknown_node_suggests_the_closest_label(table, mlp):
     with pytest.raises(GraphError, match=r"phase 'p' names the node 'aa'. Available: a. Hint: did you mean 'a'"):
         training(one(mlp(), table()), AppliedLoss("mse", on="aa"))
 
@@ -361,14 +361,14 @@ def test_a_phase_that_trains_without_a_loss_is_refused(table, mlp):
         training(one(mlp(), table()))
 
 
-def test_no_optimizer_is_told_with_all_three_remedies(table, mlp):
+def test_a_missing_optimizer_is_an_error_with_three_hints(table, mlp):
     with pytest.raises(PhaseError) as caught:
         training(one(mlp(), table(), None), AppliedLoss("mse", on="a"))
     assert "node 'a' is trained and has no optimizer" in str(caught.value)
     assert "give one to the graph" in str(caught.value) and "or freeze it" in str(caught.value)
 
 
-def test_nothing_to_train_says_why_of_each_node(table, mlp):
+def test_nothing_to_train_is_an_error_with_the_reason_for_each_node(table, mlp):
     nodes = [ModelNode("a", mlp(), table().reference()), ModelNode("b", Activation("tanh"), "a")]
     with pytest.raises(PhaseError) as caught:
         training(ModelGraph(nodes, "sgd").freeze("a"), AppliedLoss("mse", on="b"))
@@ -393,14 +393,14 @@ def test_an_optimizer_of_another_framework_is_refused_naming_the_node(table, mlp
     assert "use a named optimizer, or one of numpy's own" in str(caught.value)
 
 
-def test_unknown_recipes_are_refused_when_they_are_written():
+def test_unknown_specs_are_refused_at_once():
     with pytest.raises(SpecError, match=r"no optimizer is called 'adamz'. Available: sgd, momentum, adam, adamw"):
         Optimizer("adamz")
     with pytest.raises(SpecError, match=r"no loss is called 'rmse'. Available: mse, mae, cross_entropy"):
         AppliedLoss("rmse", on="a")
 
 
-def test_own_optimizers_go_before_the_graphs_and_are_kept_apart(table, mlp):
+def test_a_nodes_optimizer_wins_over_the_graphs(table, mlp):
     nodes = [ModelNode("graph", mlp(3), table().reference(), optimizer=Optimizer("sgd", lr=0.5))]
     nodes += [ModelNode("b", mlp(3), "graph"), ModelNode("c", mlp(), "b")]
     made = training(ModelGraph(nodes, Optimizer("adam", lr=0.1)), AppliedLoss("mse", on="c"))
@@ -429,7 +429,7 @@ def test_gradients_flow_where_a_trained_node_comes_before(table, mlp):
     assert [op.trainable for op in made.segments[0].operations] == [False, True, True, False]
 
 
-def test_a_node_that_only_a_metric_asks_for_is_not_trained_and_needs_no_optimizer(table, mlp, estimator):
+def test_a_node_used_by_a_metric_only_is_not_trained_and_needs_no_optimizer(table, mlp, estimator):
     nodes = [
         ModelNode("a", mlp(3), table().reference(), optimizer="sgd"),
         ModelNode("b", mlp(), "a", optimizer="sgd"),
@@ -456,7 +456,7 @@ def test_an_estimator_between_a_loss_and_a_trained_node_is_refused(table, mlp, e
     assert "freeze what comes before it" in str(caught.value)
 
 
-def test_an_estimator_that_is_not_fitted_cannot_be_asked(table, mlp, estimator):
+def test_an_estimator_that_is_not_fitted_is_an_error(table, mlp, estimator):
     graph = ModelGraph([ModelNode("e", estimator(), table().reference())])
     with pytest.raises(PhaseError, match=r"phase 'p' needs 'e', an estimator that is not fitted. Hint: run a FitPhase"):
         resolve(graph, Request("p", wants=("e",)))

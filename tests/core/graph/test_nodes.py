@@ -1,4 +1,4 @@
-"""Nodes: what they take, and what they refuse at once."""
+"""Nodes: their arguments, and what they refuse at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anyaccel.errors import DeviceParseError, GraphError, SpecError
 @pytest.mark.parametrize(
     "label", ["", " a", "a ", "a.b", "a/b", "a\nb", "a\x00", "a\x1b[31m", "a\x9b31m", "a\ud800", None, 3, b"a"]
 )
-def test_a_label_that_cannot_be_is_refused_by_every_kind_of_node(label, table, mlp):
+def test_an_invalid_label_is_refused_by_every_kind_of_node(label, table, mlp):
     for make in (lambda: ModelNode(label, mlp(), "x"), lambda: ConcatNode(label, ["x", "y"])):
         with pytest.raises(GraphError, match=r"is not a valid label of a node.*Hint: use text without"):
             make()
@@ -36,12 +36,12 @@ def test_an_upstream_is_a_reference_a_label_or_a_node(table, mlp):
 
 
 @pytest.mark.parametrize("upstream", [None, 3, {"a": 1}])
-def test_something_else_as_upstream_is_named(upstream, mlp):
+def test_another_object_as_upstream_is_refused(upstream, mlp):
     with pytest.raises(GraphError, match=rf"'n' has an upstream of type {type(upstream).__name__}.*give feature_set"):
         ModelNode("n", mlp(), upstream)
 
 
-def test_a_feature_set_as_upstream_is_told_to_be_referenced(table, mlp):
+def test_a_feature_set_as_upstream_is_refused_with_a_hint(table, mlp):
     with pytest.raises(GraphError, match=r"has an upstream of type FeatureSet.*feature_set\.reference\(\.\.\.\)"):
         ModelNode("n", mlp(), table())
 
@@ -73,7 +73,7 @@ def test_an_output_is_called_like_a_node_may_be(mlp):
         ModelNode("n", mlp(), "x", outputs=["a.b"])
 
 
-def test_an_accelerator_is_one_or_what_makes_one(mlp):
+def test_an_accelerator_may_be_text(mlp):
     own = Accelerator("gpu:1", pin_memory=True)
     assert ModelNode("n", mlp(), "x", own).accelerator is own
     assert ModelNode("n", mlp(), "x", "cuda:1").accelerator.device == Device("gpu", 1)
@@ -82,7 +82,7 @@ def test_an_accelerator_is_one_or_what_makes_one(mlp):
         ModelNode("n", mlp(), "x", "gpu:-1")
 
 
-def test_an_optimizer_is_one_or_what_makes_one(mlp):
+def test_an_optimizer_may_be_a_name(mlp):
     class Own:
         pass
 
@@ -105,7 +105,7 @@ def test_nodes_show_what_they_are(mlp):
     assert repr(ConcatNode("c", ["a", "b"])) == "ConcatNode('c', 2 inputs)"
 
 
-def test_a_node_is_called_by_what_an_estimator_was_made_of(table):
+def test_a_node_is_named_after_the_wrapped_estimator(table):
     class Search:
         """It has an estimator, and is the model."""
 

@@ -1,4 +1,4 @@
-"""Partition: convex segments of one owner, in an order in which they can be computed."""
+"""Partition: convex segments of one owner, in topological order."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_owner_is_one_segment(graph):
     assert cut(order, dict.fromkeys(order, "A"), parents) == [order]
 
 
-def test_there_and_back_is_three_segments():
+def test_two_owners_in_turn_are_three_segments():
     parents = {"a": [], "b": ["a"], "c": ["b"]}
     assert cut("abc", {"a": 1, "b": 2, "c": 1}, parents) == [["a"], ["b"], ["c"]]
 

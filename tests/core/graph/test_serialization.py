@@ -1,4 +1,4 @@
-"""Configuration: everything to plain data and back, and nothing in it can run code."""
+"""Serialization: everything to plain data and back, and no configuration can run code."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def read(config: object, graph: ModelGraph, **given: object) -> ModelGraph:
 # -- there and back ----------------------------------------------------------------------------------------------------
 
 
-def test_a_graph_goes_there_and_back(graph):
+def test_a_graph_round_trips(graph):
     config = through_json(graph.get_config())
     again = read(config, graph)
     assert through_json(again.get_config()) == config
@@ -88,7 +88,7 @@ def test_a_graph_from_a_configuration_computes_the_same(graph):
     assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
-def test_a_convolutional_model_goes_there_and_back(table):
+def test_a_convolutional_model_round_trips(table):
     model = SequentialCNN((2, 2), (3,), 5, 3, "tanh", 0.25, "float64")
     graph = ModelGraph([ModelNode("a", model, table(x=((2, 6, 7), "float64")).reference())], seed=3)
     config = through_json(graph.get_config())
@@ -145,7 +145,7 @@ def test_sharing_with_a_node_that_does_not_come_before_is_refused(table, mlp):
         read(config, graph)
 
 
-def test_a_train_phase_goes_there_and_back():
+def test_a_train_phase_round_trips():
     phase = TrainPhase(
         "train",
         data={"one": "train", "two": "all"},
@@ -179,7 +179,7 @@ def test_a_train_phase_goes_there_and_back():
         TrainPhase("t", data="all", losses=[AppliedLoss("ce", on="a")], validation="val", n_epochs=0),
     ],
 )
-def test_every_phase_goes_there_and_back(phase):
+def test_every_phase_round_trips(phase):
     config = through_json(phase.get_config())
     again = Phase.from_config(config)
     assert type(again) is type(phase)
@@ -187,12 +187,12 @@ def test_every_phase_goes_there_and_back(phase):
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_sampler_goes_there_and_back(shuffle):
+def test_a_sampler_round_trips(shuffle):
     sampler = SimpleSampler(8, shuffle=shuffle, drop_last=not shuffle, seed=2**40)
     assert SimpleSampler.from_config(through_json(sampler.get_config())) == sampler
 
 
-def test_an_experiment_goes_there_and_back(graph, table):
+def test_an_experiment_round_trips(graph, table):
     train = TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="d", inputs=["outputs", "one.y"])])
     first = Experiment("e", graph, [train, EvalPhase("v", data="all", outputs=["d"])])
     config = through_json(first.get_config())
@@ -250,12 +250,12 @@ def test_a_class_of_the_same_name_from_elsewhere_is_not_the_one_that_was_named(t
         read(through_json(graph.get_config()), graph, allow=[other])
 
 
-def test_a_model_that_is_given_goes_before_what_the_configuration_says(graph, mlp):
+def test_a_given_model_wins_over_the_configuration(graph, mlp):
     mine = mlp(3)
     assert read(through_json(graph.get_config()), graph, models={"a": mine})["a"].model is mine
 
 
-def test_a_model_for_a_node_that_is_not_there_is_told(graph, mlp):
+def test_a_model_for_an_unknown_node_is_an_error(graph, mlp):
     with pytest.raises(
         GraphError, match=r"graph 'everything' has no node 'aa'. Available: a, b, c, d. Hint: did you mean"
     ):
@@ -326,7 +326,7 @@ NODE = {"type": "model", "label": "a", "upstreams": [{"feature_set": "fs"}], "mo
         ({"nodes": [{**NODE, "model": {"shared_with": {}}}]}, r"node 'a' shares the model of {}, which is not a node"),
     ],
 )
-def test_a_malformed_graph_is_told_what_is_wrong(config, message, table):
+def test_a_malformed_graph_is_an_error_with_the_reason(config, message, table):
     with pytest.raises(ConfigError, match=message):
         ModelGraph.from_config(config, feature_sets=[table()])
 
@@ -361,7 +361,7 @@ def test_a_malformed_seed_is_refused(seed, table):
         ModelGraph.from_config({"nodes": [NODE], "seed": seed}, feature_sets=[table()])
 
 
-def test_a_framework_that_is_not_here_says_what_to_install(table):
+def test_a_missing_framework_is_an_error_with_the_install_command(table):
     config = {"nodes": [{**NODE, "model": {**MODEL, "framework": "torch"}}]}
     with pytest.raises(
         FrameworkError, match=r"no plugin for the framework 'torch' is installed.*pip install anyaccel-torch"
@@ -385,7 +385,7 @@ def test_a_framework_s_own_optimizer_has_no_configuration(table, mlp):
 
 
 @pytest.mark.parametrize("config", [None, {}, {"label": "e"}, {"graph": {}, "more": 1}])
-def test_a_malformed_experiment_is_told_its_keys(config):
+def test_a_malformed_experiment_is_an_error_with_its_keys(config):
     with pytest.raises(
         ConfigError, match=r"is not the configuration of an experiment. Available: keys label, graph and phases"
     ):

@@ -1,4 +1,4 @@
-"""Shapes and owners: what a graph knows once it is built, and what it says where something does not fit."""
+"""Shape inference: what a built graph knows, and the errors where shapes or frameworks do not fit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def alien(module: str, name: str = "Linear") -> object:
 # -- what is known -----------------------------------------------------------------------------------------------------
 
 
-def test_every_value_has_a_specification(table, mlp, parts):
+def test_every_value_has_a_spec(table, mlp, parts):
     fs = table(x=((4,), "float64"))
     graph = ModelGraph(
         [
@@ -58,7 +58,7 @@ def test_every_value_has_a_specification(table, mlp, parts):
     assert shapes.wanted("c") == (spec(4, dtype="float64"),)
 
 
-def test_outputs_are_numbered_where_nobody_names_them(table, parts):
+def test_outputs_without_names_are_numbered(table, parts):
     assert ModelGraph([ModelNode("a", parts(2, 2), table().reference())]).shapes.outputs["a"] == ("a.0", "a.1")
 
 
@@ -80,7 +80,7 @@ def test_weights_follow_from_the_seed_and_the_label_alone(table, mlp):
     assert np.array_equal(first[name], weights(np.int32(1), "a", "b")[name])
 
 
-def test_building_twice_draws_once(table, mlp):
+def test_building_twice_initialises_weights_once(table, mlp):
     model = mlp()
     graph = ModelGraph([ModelNode("a", model, table().reference())]).build()
     before = dict(model.parameters)
@@ -116,7 +116,7 @@ def test_a_shape_that_does_not_fit_names_the_node_and_both_shapes(table, mlp):
     assert "Dense(3) takes samples with 4 features, got float32[7]" in message
 
 
-def test_a_module_that_breaks_is_told_with_its_own_words(table):
+def test_a_failing_module_is_an_error_with_its_own_message(table):
     class Broken(Module):
         def apply(self, values, inputs, *, train, key):
             raise RuntimeError("wires crossed")
@@ -125,7 +125,7 @@ def test_a_module_that_breaks_is_told_with_its_own_words(table):
         ModelGraph([ModelNode("a", Broken(), table().reference())]).build()
 
 
-def test_integer_features_are_refused_with_the_remedy(table):
+def test_integer_features_are_refused_with_a_hint(table):
     with pytest.raises(ShapeError) as caught:
         ModelGraph([ModelNode("a", Dense(3), table(x=((4,), "int64")).reference())]).build()
     message = str(caught.value)
@@ -139,7 +139,7 @@ def test_a_node_in_another_precision_than_what_feeds_it_is_refused_when_the_grap
         ModelGraph(nodes).build()
 
 
-def test_a_failed_build_leaves_the_graph_unbuilt_and_can_be_mended(table, mlp):
+def test_a_failed_build_leaves_the_graph_unbuilt_and_can_be_repeated(table, mlp):
     graph = ModelGraph([ModelNode("a", Dense(3), table(x=((4,), "int64")).reference())])
     with pytest.raises(ShapeError):
         graph.build()
@@ -149,7 +149,7 @@ def test_a_failed_build_leaves_the_graph_unbuilt_and_can_be_mended(table, mlp):
 
 
 @pytest.mark.parametrize(("given", "said"), [("a.2", "a.0, a.1"), ("a.mean", "a.0, a.1"), ("b.0", "b")])
-def test_an_output_that_is_not_there_is_named(given, said, table, mlp, parts):
+def test_an_unknown_output_is_an_error(given, said, table, mlp, parts):
     fs = table()
     nodes = [ModelNode("a", parts(2, 2), fs.reference()), ModelNode("b", mlp(), fs.reference())]
     with pytest.raises(GraphError) as caught:
@@ -239,7 +239,7 @@ def test_columns_are_joined_in_the_precision_of_the_consumer(table, mlp):
     assert ModelGraph(nodes).shapes.specs["c"] == spec(8)
 
 
-def test_concats_of_concats_take_the_wish_of_the_model_behind_them(table, mlp):
+def test_nested_concats_take_the_dtype_of_the_model_that_they_feed(table, mlp):
     fs = table(x=((4,), "float64"))
     nodes = [
         ConcatNode("c", [fs.reference(), fs.reference()]),
@@ -250,7 +250,7 @@ def test_concats_of_concats_take_the_wish_of_the_model_behind_them(table, mlp):
     assert (shapes.specs["d"], shapes.frameworks["c"]) == (spec(12), "numpy")
 
 
-def test_a_concat_that_nobody_takes_keeps_the_dtype_of_the_data(table):
+def test_a_concat_without_consumer_keeps_the_dtype_of_the_data(table):
     fs = table(x=((4,), "float64"))
     assert ModelGraph([ConcatNode("c", [fs.reference(), fs.reference()])]).shapes.specs["c"] == spec(8, dtype="float64")
 
@@ -276,7 +276,7 @@ def test_a_model_of_a_framework_without_a_plugin_says_what_to_install(module, di
     assert f"python -m pip install {distribution}" in message
 
 
-def test_a_class_of_ones_own_is_known_by_its_bases(table):
+def test_a_users_class_is_recognised_by_its_bases(table):
     base = type(alien("torch.nn.modules.module", "Module"))
     net = type("Net", (base,), {"__module__": "__main__"})()
     with pytest.raises(NoBackendError, match=r"node 'a': __main__.Net has no backend: .*pip install anyaccel-torch"):
@@ -284,7 +284,7 @@ def test_a_class_of_ones_own_is_known_by_its_bases(table):
 
 
 @pytest.mark.parametrize("model", [None, "model", 3, lambda x: x])
-def test_a_model_of_nobody_names_the_node(model, table):
+def test_a_model_without_owner_is_an_error_with_the_node(model, table):
     with pytest.raises(NoBackendError, match=r"node 'a': builtins.* has no backend: no installed plugin owns it"):
         ModelGraph([ModelNode("a", model, table().reference())]).build()
 
@@ -309,7 +309,7 @@ def test_the_framework_that_is_named_decides(serve, twin, table, mlp):
     assert graph.shapes.frameworks == {"a": "twin", "b": "numpy"}
 
 
-def test_a_framework_that_nobody_serves_is_told_with_the_node(table, mlp):
+def test_a_framework_without_a_plugin_is_an_error_with_the_node(table, mlp):
     with pytest.raises(FrameworkError) as caught:
         ModelGraph([ModelNode("a", mlp(), table().reference(), framework="jax")]).build()
     message = str(caught.value)
@@ -317,7 +317,7 @@ def test_a_framework_that_nobody_serves_is_told_with_the_node(table, mlp):
     assert "python -m pip install anyaccel-jax" in message
 
 
-def test_a_backend_that_does_not_compute_is_told(serve, table):
+def test_a_backend_that_cannot_compute_is_an_error(serve, table):
     tiny = TinyBackend("tiny")
     serve(tiny)
     with pytest.raises(CapabilityError, match=r"the backend of tiny cannot compute. Available: place and move"):
@@ -345,7 +345,7 @@ def test_an_estimator_is_a_model_only_if_nobody_owns_it(serve, table, estimator,
     assert type(graph["m"].model) is Owned
 
 
-def test_an_estimator_that_is_not_fitted_gives_nothing_yet(table, estimator, mlp):
+def test_an_estimator_that_is_not_fitted_has_no_outputs(table, estimator, mlp):
     graph = ModelGraph([ModelNode("e", estimator(), table().reference())])
     assert graph.shapes.outputs["e"] == ()
     graph.add_node(ModelNode("b", mlp(), "e"))
@@ -364,7 +364,7 @@ def test_of_many_columns_an_error_names_the_first(mlp):
     assert "c3" not in str(caught.value)
 
 
-def test_an_error_that_says_of_which_node_it_is_replaces_the_one_without(table):
+def test_the_error_with_the_node_replaces_the_one_without(table):
     class Broken(Module):
         def apply(self, values, inputs, *, train, key):
             raise RuntimeError("sizes differ")

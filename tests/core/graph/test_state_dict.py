@@ -1,4 +1,4 @@
-"""State: names and arrays from which a run goes on, elsewhere, as if it had never stopped."""
+"""State dict: training continues elsewhere from names and arrays."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_graph_that_is_not_built_is_built_to_be_loaded(table):
 @pytest.mark.parametrize(
     "optimizer", ["sgd", "momentum", "adam", "adamw", Optimizer("sgd", momentum=0.9, nesterov=True)]
 )
-def test_every_optimizer_goes_there_and_back(optimizer, table):
+def test_every_optimizer_round_trips(optimizer, table):
     graph = build(table(), optimizer=optimizer)
     run(graph, 1)
     fresh = build(table(), optimizer=optimizer, seed=1).load_state(through_a_file(graph.state()))
@@ -140,7 +140,7 @@ def uninterrupted(table):
     return graph.state(), result.loss
 
 
-def test_four_epochs_are_two_and_two(table, uninterrupted):
+def test_two_and_two_epochs_equal_four(table, uninterrupted):
     graph = build(table())
     losses = np.concatenate([run(graph, 1).loss, run(graph, 3).loss])
     assert_same(graph.state(), uninterrupted[0])
@@ -169,7 +169,7 @@ def test_a_run_over_several_devices_goes_on_bit_for_bit_whatever_was_moved_in_be
     assert_same(fresh.state(), whole.state())
 
 
-def test_a_run_that_wanders_from_device_to_device_is_the_same_but_for_the_last_bits(table, uninterrupted, sims):
+def test_a_run_that_changes_devices_is_equal_up_to_rounding(table, uninterrupted, sims):
     """Not to the bit: NumPy 1.26 rounds by how memory is aligned, and a move allocates anew."""
     graph = build(table())
     for where in ("cpu", "sim:0", "sim:1"):
@@ -180,7 +180,7 @@ def test_a_run_that_wanders_from_device_to_device_is_the_same_but_for_the_last_b
         assert np.allclose(array, uninterrupted[0][name], rtol=1e-4, atol=1e-6), name
 
 
-def test_where_the_nodes_are_changes_the_last_bits_at_most(table, uninterrupted, sims):
+def test_the_devices_of_nodes_change_results_by_rounding_at_most(table, uninterrupted, sims):
     graph = build(table(), ("sim:0", "sim:1"))
     run(graph, 4)
     for name, array in graph.state().items():
@@ -396,7 +396,7 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_is_changed(mistake
 
 
 @pytest.mark.parametrize("given", [None, [], "state.npz", 3])
-def test_what_is_no_state_is_named(given, table):
+def test_an_object_that_is_not_a_state_is_refused(given, table):
     with pytest.raises(StateError, match=r"the state of a graph must be a mapping, got .*\. Hint: give what state"):
         build(table()).load_state(given)
 

@@ -1,4 +1,4 @@
-"""Where one framework ends and another begins: routes, writers, layouts, wrapped models, and shared devices."""
+"""Graphs of two frameworks: routes, copies for writers, data formats, wrapped models, shared devices."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_node_that_may_write_gets_a_copy(serve, chain):
     assert "by shared memory and a copy, because the node may write to it" in str(experiment.plan(phase))
 
 
-def test_what_is_planned_is_what_happens(serve, chain):
+def test_the_planned_crossings_are_those_that_happen(serve, chain):
     shared, apart = Guest("shared"), Guest("apart", space="away")
     serve(shared, apart)
     experiment, phase = chain("numpy", "shared", "apart")
@@ -177,7 +177,7 @@ def test_a_shared_border_changes_no_number(serve, chain, clip):
             np.testing.assert_allclose(other[name], array, rtol=1e-6, err_msg=name)
 
 
-def test_a_norm_that_is_no_number_clips_nothing_away(serve, chain):
+def test_a_nan_norm_is_not_hidden_by_clipping(serve, chain):
     """As with one segment: parameters become NaN for everybody to see, and are not quietly left unclipped."""
     serve(Guest())
     states = []
@@ -224,7 +224,7 @@ class Wrapper(Guest):
         return model if isinstance(model, Held) else Held(model)
 
 
-def test_nodes_hold_what_can_hold_values_and_share_it(serve, table):
+def test_nodes_hold_wrapped_models_and_share_them(serve, table):
     serve(Wrapper())
     function, ups = object(), table().reference()
     graph = ModelGraph([ModelNode(name, function, ups, framework="guest") for name in ("a", "b")], "sgd").build()
@@ -267,7 +267,7 @@ def test_orders_and_class_indices_come_in_the_dtype_of_the_framework(serve):
 # -- devices that several use ------------------------------------------------------------------------------------------
 
 
-def test_frameworks_that_meet_are_told_before_they_are_used(serve, chain):
+def test_frameworks_share_memory_before_they_are_used(serve, chain):
     one, other, alone = (Guest(name, ("gpu", "cpu")) for name in ("one", "other", "alone"))
     serve(one, other, alone)
     chain("one", "other")[0].graph.build()
@@ -278,7 +278,7 @@ def test_frameworks_that_meet_are_told_before_they_are_used(serve, chain):
     assert one.shares == []
 
 
-def test_a_framework_that_has_taken_everything_is_an_error_before_placement(serve, chain):
+def test_a_framework_that_reserved_all_memory_is_an_error_before_placement(serve, chain):
     one = Guest("one", ("gpu", "cpu"), refusal="it took all of it at its start; set THIS before")
     other = Guest("other", ("gpu", "cpu"))
     serve(one, other)
@@ -346,7 +346,7 @@ def test_a_loss_may_compare_outputs_of_two_frameworks(serve, table):
         np.testing.assert_allclose(two[name], array, rtol=1e-6, err_msg=name)
 
 
-def test_a_loss_on_what_comes_first_in_another_framework_says_where_to_put_it(serve, table):
+def test_a_loss_on_the_earlier_of_two_frameworks_is_an_error_with_a_hint(serve, table):
     losses = [AppliedLoss("mae", on="a", inputs=["outputs", "b"])]
     with pytest.raises(errors.GraphError) as caught:
         states_of(serve, table, ("numpy", "guest", "numpy"), lambda: Dense(3), losses)
@@ -356,7 +356,7 @@ def test_a_loss_on_what_comes_first_in_another_framework_says_where_to_put_it(se
     )
 
 
-def test_a_dtype_that_a_framework_lacks_is_told_with_the_node(serve, table):
+def test_an_unsupported_dtype_is_an_error_with_the_node(serve, table):
     class Narrow(Guest):
         def infer(self, model, inputs, seed):
             raise errors.MoveError("no float64 here", hint="switch it on")
@@ -367,7 +367,7 @@ def test_a_dtype_that_a_framework_lacks_is_told_with_the_node(serve, table):
         graph.build()
 
 
-def test_a_plugin_that_is_switched_off_is_told_of(serve, monkeypatch):
+def test_a_plugin_that_is_switched_off_is_named_in_the_error(serve, monkeypatch):
     monkeypatch.setenv("ANYACCEL_PLUGINS", "other")
     with pytest.raises(errors.FrameworkError) as caught:
         serve().find("torch")

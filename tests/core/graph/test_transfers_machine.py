@@ -1,4 +1,4 @@
-"""The plan and the machine: what a plan says will cross is what the simulated devices count, for any graph."""
+"""The crossings of a plan are those that simulated devices count, for any graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copying weights by name, within one framework; between two it is tested where both are installed."""
+"""Copying weights by name within one framework; tests of pairs of frameworks are with the plugins."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_floating_values_take_the_dtype_of_the_target():
     assert same(one, other)
 
 
-def test_names_and_changes_are_the_users():
+def test_names_and_arrays_can_be_mapped():
     one, other = mlp(1, 3, out=3), mlp(2, 3, out=3)
     crossed = {"layers.0.weight": "layers.1.weight", "layers.1.weight": "layers.0.weight"}
     anyaccel.copy_weights(one, other, names=crossed, change=lambda name, a: a.T if name.endswith("weight") else a)
@@ -48,7 +48,7 @@ def test_names_and_changes_are_the_users():
     assert np.array_equal(other.parameters["layers.0.bias"], one.parameters["layers.0.bias"])
 
 
-def test_names_that_do_not_fit_are_told_and_nothing_is_written():
+def test_names_that_do_not_match_are_an_error_and_nothing_is_written():
     one, other = mlp(1), mlp(2)
     before = {name: np.array(array) for name, array in other.parameters.items()}
     with pytest.raises(errors.StateError) as caught:
@@ -61,19 +61,19 @@ def test_names_that_do_not_fit_are_told_and_nothing_is_written():
     assert all(np.array_equal(before[name], other.parameters[name]) for name in before)
 
 
-def test_what_would_be_left_over_is_told():
+def test_unused_source_arrays_are_an_error():
     with pytest.raises(errors.StateError) as caught:
         anyaccel.copy_weights(mlp(1, layers=3), mlp(2))
     assert "does not fit SequentialMLP: layers.2.bias, layers.2.weight would be left over" in str(caught.value)
 
 
-def test_names_that_the_target_has_not_are_told():
+def test_unknown_target_names_are_an_error():
     with pytest.raises(errors.StateError) as caught:
         anyaccel.copy_weights(mlp(1), mlp(2), names={"dense.kernel": "layers.0.weight"})
     assert str(caught.value).startswith("SequentialMLP has no dense.kernel. Available: layers.0.weight, ")
 
 
-def test_shapes_that_do_not_fit_are_told_and_nothing_is_written():
+def test_shapes_that_do_not_match_are_an_error_and_nothing_is_written():
     one, other = mlp(1, 4), mlp(2, 5)
     before = {name: np.array(array) for name, array in other.parameters.items()}
     with pytest.raises(errors.StateError) as caught:
@@ -85,6 +85,6 @@ def test_shapes_that_do_not_fit_are_told_and_nothing_is_written():
     assert all(np.array_equal(before[name], other.parameters[name]) for name in before)
 
 
-def test_what_is_no_model_has_no_weights():
+def test_an_object_that_is_not_a_model_is_refused():
     with pytest.raises(errors.NoBackendError):
         anyaccel.copy_weights(object(), mlp(1))

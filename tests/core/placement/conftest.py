@@ -1,4 +1,4 @@
-"""What tests of placement need: the process's registry exchanged for one with only what the test put in."""
+"""Fixtures of these tests: the registry of the process, replaced by one with the backends of a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects placed and moved over simulated devices in any order, against a model of where each must be."""
+"""Objects placed and moved over simulated devices in any order, checked against a model."""
 
 from __future__ import annotations
 

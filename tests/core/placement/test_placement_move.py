@@ -1,4 +1,4 @@
-"""Move and place: through whatever holds tensors, and nothing but their place changes."""
+"""Placement: move and place tensors in containers of every kind; nothing but their device changes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_tensor_is_moved_and_keeps_its_value(tiny):
     assert (moved.value, moved.device) == (7, SIM)
 
 
-def test_a_tensor_that_is_there_is_the_same_object(tiny):
+def test_a_tensor_already_on_the_device_is_the_same_object(tiny):
     cell = tiny.new()
     assert move(cell, "cpu") is cell
 
@@ -118,12 +118,12 @@ def test_text_numbers_and_none_pass(tiny, plain):
     assert move([plain], "sim:0") == [plain]
 
 
-def test_what_nobody_owns_is_told_and_not_passed_on(tiny):
+def test_an_object_without_owner_is_an_error(tiny):
     with pytest.raises(NoBackendError, match=r"builtins\.set has no backend"):
         move({"a": {1, 2}}, "sim:0")
 
 
-def test_pin_memory_is_handed_to_the_backend(tiny, monkeypatch):
+def test_pin_memory_reaches_the_backend(tiny, monkeypatch):
     from anyaccel import Accelerator
 
     asked = []
@@ -156,7 +156,7 @@ def there(value: Any) -> bool:
         lambda c: {"deep": [({"er": (c,)}, Pair(c, [c]))]},
     ],
 )
-def test_containers_are_gone_through_and_keep_their_type_and_order(tiny, kind):
+def test_containers_are_mapped_and_keep_type_and_order(tiny, kind):
     before = kind(tiny.new(5))
     moved = move(before, SIM)
     assert type(moved) is type(before)
@@ -179,7 +179,7 @@ def test_a_defaultdict_is_a_dict(tiny):
 @pytest.mark.parametrize(
     "kind", [lambda c: {"x": c}, lambda c: [c, [c]], lambda c: (c,), lambda c: Pair(c, c), Batch, Frozen]
 )
-def test_what_is_there_already_is_the_same_container(tiny, kind):
+def test_a_container_already_on_the_device_is_the_same_object(tiny, kind):
     before = kind(tiny.new())
     assert move(before, "cpu") is before
 
@@ -200,7 +200,7 @@ def test_a_dict_with_a_constructor_of_its_own_is_copied(tiny):
     assert mine["a"].device != SIM
 
 
-def test_a_mapping_that_cannot_be_made_anew_is_told_with_what_to_write(tiny):
+def test_a_mapping_that_cannot_be_rebuilt_is_an_error_with_a_hint(tiny):
     class Stubborn(collections.abc.Mapping):
         def __init__(self, first, second):
             self.items_ = {"first": first, "second": second}
@@ -223,7 +223,7 @@ def test_empty_containers_pass(tiny):
         assert move(empty, SIM) is empty
 
 
-def test_an_object_that_says_how_is_moved_its_way_wherever_it_is(tiny):
+def test_an_object_with_anyaccel_move_is_moved_by_it(tiny):
     moved = move({"own": [Own(tiny.new(3))]}, SIM)["own"][0]
     assert (moved.cell.value, moved.cell.device) == (3, SIM)
 
@@ -232,7 +232,7 @@ def test_an_object_that_says_how_is_moved_its_way_wherever_it_is(tiny):
 
 
 @pytest.mark.parametrize("kind", [Batch, Frozen, Slotted])
-def test_dataclasses_are_gone_through(tiny, kind):
+def test_dataclasses_are_mapped(tiny, kind):
     moved = move(kind(tiny.new(4)), SIM)
     assert type(moved) is kind
     assert (moved.x.value, moved.x.device) == (4, SIM)
@@ -267,7 +267,7 @@ def test_a_tensor_that_the_constructor_does_not_take_is_moved_too(tiny):
     assert moved.x.device == moved.twin.device == SIM
 
 
-def test_an_argument_that_is_no_field_does_not_stand_in_the_way(tiny):
+def test_a_constructor_argument_that_is_not_a_field_is_no_obstacle(tiny):
     assert move(Seeded(tiny.new(), seed=1), SIM).x.device == SIM
 
 
@@ -290,7 +290,7 @@ class TinyExchange(TinyBackend, Exchange):
         return self.cell(column.value[start:stop], column.device)
 
 
-def test_arrays_become_tensors_of_the_framework_that_was_named(use):
+def test_arrays_become_tensors_of_the_named_framework(use):
     backend = TinyExchange("tiny", ("cpu", "sim:0", "sim:1"))
     use(backend)
     moved = move({"x": np.arange(3), "already": backend.new(1)}, SIM, framework="tiny")
@@ -299,12 +299,12 @@ def test_arrays_become_tensors_of_the_framework_that_was_named(use):
     assert moved["x"].device == moved["already"].device == SIM
 
 
-def test_a_framework_that_takes_no_arrays_is_told(tiny):
+def test_a_framework_that_cannot_import_arrays_is_an_error(tiny):
     with pytest.raises(CapabilityError, match="cannot create tensors from NumPy arrays"):
         move(np.arange(3), SIM, framework="tiny")
 
 
-def test_a_framework_that_nobody_serves_is_told_before_anything_moves(tiny):
+def test_a_framework_without_a_plugin_is_an_error_before_anything_moves(tiny):
     with pytest.raises(FrameworkError, match="pip install anyaccel-jax"):
         move([tiny.new()], SIM, framework="jax")
 
@@ -319,19 +319,19 @@ def test_place_gives_what_the_backend_returns(tiny):
 
 
 @pytest.mark.parametrize("act", [move, place])
-def test_a_device_that_is_not_there_is_an_error_before_anything_moves(tiny, act):
+def test_a_missing_device_is_an_error_before_anything_moves(tiny, act):
     with pytest.raises(DeviceUnavailableError, match=r"sim:9 is not on this machine for tiny.*Available: cpu:0, sim:0"):
         act(tiny.new(), "sim:9")
 
 
 @pytest.mark.parametrize("act", [move, place])
-def test_a_kind_that_the_framework_is_not_served_on_is_an_error(tiny, act):
+def test_a_kind_on_which_no_plugin_runs_the_framework_is_an_error(tiny, act):
     with pytest.raises(FrameworkError, match="no installed plugin runs tiny on 'mps'"):
         act(tiny.new(), "mps")
 
 
 @pytest.mark.parametrize("act", [move, place])
-def test_a_vendor_word_holds_for_move_and_place(use, act):
+def test_a_vendor_word_is_a_constraint_for_move_and_place(use, act):
     backend = TinyBackend("tiny", ("cpu", "gpu:0"), vendor="amd")
     use(backend)
     with pytest.raises(DeviceUnavailableError, match="gpu:0 is a device of amd, not of nvidia"):

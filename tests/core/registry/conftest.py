@@ -1,4 +1,4 @@
-"""What every test of the registry needs: a registry with only what the test put in."""
+"""Fixtures of these tests: a registry with the plugins of a test."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_an_import_of_a_renamed_class_is_a_plugin_error_with_its_new_name(make, 
     assert plugin.remedy == "rename it, or update anyaccel-old"
 
 
-def test_another_failing_import_is_told_as_it_is(make):
+def test_another_failing_import_keeps_its_message(make):
     def backends():
         from anyaccel.backend import no_such_name  # noqa: F401
 

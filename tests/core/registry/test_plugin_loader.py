@@ -1,4 +1,4 @@
-"""Broken plugins: each is named in one line, and none breaks another."""
+"""Broken plugins: each is reported in one line, and none breaks another."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def test_a_broken_plugin_breaks_nothing_when_it_comes_first_or_alone(make, name)
 
 
 @pytest.mark.parametrize("name", ["lacking", "theft", "shadow"])
-def test_a_refused_plugin_leaves_no_row_and_no_hook_behind(make, name):
+def test_a_refused_plugin_leaves_no_backend_and_no_hook_behind(make, name):
     registry = make(good_entry(), *broken_entries())
     assert not registry.hooks.has_plugin(name)
     assert not registry.serves("lacking", "cpu")
     assert not registry.serves("numpy", "gpu")
 
 
-def test_a_plugin_is_refused_whole_if_one_of_its_rows_is_taken(make):
+def test_a_plugin_is_refused_as_a_whole_if_another_has_one_of_its_pairs(make):
     both = plugin_module("both", backends=lambda: [TinyBackend("new", ("cpu",)), TinyBackend("good", ("gpu",))])
     registry = make(good_entry(), entry("both", both))
     assert not registry.serves("new", "cpu")
@@ -138,7 +138,7 @@ def test_a_plugin_cannot_take_the_name_of_the_built_in_one(make):
     assert "two plugins are called 'numpy'" in registry.plugins[-1].cause
 
 
-def test_a_generator_that_fails_tells_its_own_reason(make):
+def test_a_failing_generator_keeps_its_message(make):
     """`backends` may be a generator; the missing methods of a backend made in it must not read as 'not a list'."""
     registry = make(entry("lazy", plugin_module("lazy", backends=_generator), "anyaccel-lazy"))
     assert "move" in registry.plugins[-1].cause, registry.plugins[-1].cause
@@ -188,12 +188,12 @@ def test_the_cause_of_an_error_of_ours_is_one_line_too(make):
     assert "\n" not in found.cause
 
 
-def test_hookimpl_is_what_makes_a_hook():
+def test_hookimpl_marks_a_hook():
     assert hasattr(hookimpl(lambda: None), "anyaccel_impl")
 
 
 @pytest.mark.parametrize("kinds", ["cpu", ("cuda",), ("GPU",), ()])
-def test_kinds_that_nobody_could_ask_for_are_refused(make, kinds):
+def test_kinds_that_are_not_canonical_words_are_refused(make, kinds):
     """A text is read letter by letter, and an alias or a capital is never looked up: served, and never found."""
     backend = TinyBackend("odd")
     backend.kinds = kinds

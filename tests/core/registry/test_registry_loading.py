@@ -1,4 +1,4 @@
-"""Loading: once, under a lock, in sorted order, limited by the environment, from what is really installed."""
+"""Registry: plugins are loaded once, thread-safe, in sorted order, limited by the environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def offering(framework: str, *devices: str, **facts):
     return entry(framework, plugin_module(framework, **hooks), f"anyaccel-{framework}")
 
 
-def test_nothing_is_loaded_before_the_first_question():
+def test_nothing_is_loaded_before_the_first_lookup():
     asked = []
     registry = Registry(lambda: asked.append("built-in"), lambda: asked.append("entry points"))
     assert not asked
@@ -46,7 +46,7 @@ def test_a_working_plugin_has_neither_cause_nor_remedy(make):
     assert {(p.cause, p.remedy) for p in make(offering("a")).plugins} == {("", "")}
 
 
-def test_plugins_are_loaded_in_the_order_of_their_names_whatever_the_file_system_says(make):
+def test_plugins_are_loaded_in_the_order_of_their_names(make):
     names = ["d", "a", "c", "b"]
     assert make(*map(offering, names)).frameworks == ("numpy", "a", "b", "c", "d")
 
@@ -72,7 +72,7 @@ def test_a_plugin_that_is_switched_off_is_not_even_imported(make, monkeypatch):
 
 
 @pytest.mark.parametrize("n", [8])
-def test_threads_that_load_at_once_load_once(make, n):
+def test_concurrent_threads_load_once(make, n):
     loaded, gate = [], threading.Barrier(n)
 
     def slow():
@@ -108,7 +108,7 @@ def test_a_plugin_may_ask_the_registry_while_it_is_loaded(make):
     assert calls == [("numpy", "a")]
 
 
-def test_a_load_that_was_interrupted_can_be_done_again(make):
+def test_an_interrupted_load_can_be_repeated(make):
     """Ctrl-C while a plugin is imported ends the call, and the next one finds nothing amiss."""
     outcomes = iter([KeyboardInterrupt(), plugin_module("b", backends=lambda: [TinyBackend("b")])])
 
@@ -181,12 +181,12 @@ def in_a_clean_process(folder, question: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_distribution_of_its_own_serves(installed, tmp_path):
+def test_an_installed_plugin_serves_its_kinds(installed, tmp_path):
     installed("zz-third-party", GOOD)
     assert in_a_clean_process(tmp_path, "registry.kinds('torch')") == "('cpu', 'gpu')"
 
 
-def test_a_distribution_that_fails_to_import_is_told_with_name_version_and_cause(installed, tmp_path):
+def test_a_plugin_that_fails_to_import_is_reported_with_name_version_and_cause(installed, tmp_path):
     installed("anyaccel-torch", "import a_framework_that_is_missing")
     said = in_a_clean_process(tmp_path, "registry.find('torch')")
     assert said.startswith("FrameworkError the plugin for torch, torch (anyaccel-torch 7.1), is installed but broken")
@@ -194,7 +194,7 @@ def test_a_distribution_that_fails_to_import_is_told_with_name_version_and_cause
     assert "install the module 'a_framework_that_is_missing', or uninstall anyaccel-torch" in said
 
 
-def test_nothing_installed_is_told_with_the_line_to_install(tmp_path):
+def test_a_missing_plugin_is_reported_with_the_install_command(tmp_path):
     said = in_a_clean_process(tmp_path, "registry.find('torch')")
     assert said.startswith("FrameworkError no plugin for the framework 'torch' is installed")
     assert said.endswith("Hint: python -m pip install anyaccel-torch.")
@@ -210,7 +210,7 @@ def test_not_installed_and_installed_but_broken_read_differently(make):
     assert "anyaccel-torch" in broken.value.hint
 
 
-def test_a_broken_plugin_is_told_by_its_distribution_whatever_its_entry_point_is_called(make):
+def test_a_broken_plugin_is_recognised_by_its_distribution(make):
     registry = make(entry("zz", ImportError("gone"), "anyaccel-torch", "2.0"))
     with pytest.raises(FrameworkError, match="installed but broken"):
         registry.find("torch")
@@ -222,7 +222,7 @@ def test_a_broken_plugin_without_a_distribution_is_not_blamed_for_every_unknown_
         registry.find("mlx")
 
 
-def test_a_policy_is_found_by_name_and_its_absence_told(make):
+def test_a_policy_is_found_by_name_and_an_unknown_one_is_an_error(make):
     def first(nodes):
         return {}
 

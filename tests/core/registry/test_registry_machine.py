@@ -1,4 +1,4 @@
-"""A registry under any order of plugins, good and broken, against a model that is two dictionaries."""
+"""A registry with good and broken plugins in any order, checked against a model of two dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of values need: the registry that an Accelerator asks, exchanged for one of the test's."""
+"""Fixtures of these tests: the registry that Accelerator uses, replaced by one with the backends of a test."""
 
 from __future__ import annotations
 

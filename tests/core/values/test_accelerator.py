@@ -1,4 +1,4 @@
-"""Accelerator: a request, equal where the place and the options are, whatever was written."""
+"""Accelerator: equality, configuration, availability, vendors."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ spellings = st.sampled_from(
 @pytest.mark.parametrize(
     "same", [("cuda", "cuda:0", "gpu", "gpu:0", "rocm", " GPU "), ("mps", "mps:0", "metal"), ("cpu", "cpu:0")]
 )
-def test_accelerators_are_equal_where_the_place_is(same):
+def test_accelerators_of_one_device_are_equal(same):
     """In the predecessor, Accelerator('gpu:0') != Accelerator('cuda:0')."""
     assert len({Accelerator(text) for text in same}) == 1
     assert len({Accelerator(Device.parse(text)) for text in same}) == 1
 
 
 @pytest.mark.parametrize("text", ["xpu", "npu:1", "tpu:7", "hpu", "meta", "mps:0"])
-def test_the_vocabulary_is_open(text):
+def test_any_kind_is_accepted(text):
     """In the predecessor all of these were a ValueError."""
     assert str(Accelerator(text)) == str(Device.parse(text))
 
 
-def test_a_number_that_is_not_there_is_a_request_until_it_is_checked(use):
-    """B13, too: 'cuda:99' was accepted and never looked at again."""
+def test_a_missing_device_is_an_error_only_when_it_is_checked(use):
+    """The predecessor accepted 'cuda:99' and never checked it."""
     use(TinyBackend("a", ("gpu:0",)))
     request = Accelerator("cuda:99")
     assert not request.is_available()
@@ -52,14 +52,14 @@ def test_an_accelerator_from_a_frameworks_own_device():
     assert Accelerator(SimpleNamespace(type="cpu", index=None)) == Accelerator.cpu()
 
 
-def test_the_name_a_framework_gives_its_device_is_no_wish_for_a_vendor(use):
+def test_a_frameworks_own_device_object_implies_no_vendor(use):
     """PyTorch calls an AMD device 'cuda', too: what a framework answers is a place, not what a user wrote."""
     use(TinyBackend("a", ("gpu:0",), vendor="amd"))
     assert Accelerator(SimpleNamespace(type="cuda", index=0)).is_available("a")
 
 
 @given(spellings, st.booleans())
-def test_get_config_is_read_back_whole(text, pinned):
+def test_from_config_restores_what_get_config_gave(text, pinned):
     """Predecessor's B19: an export dropped pin_memory."""
     accelerator = Accelerator(text, pin_memory=pinned)
     again = Accelerator.from_config(accelerator.get_config())
@@ -88,7 +88,7 @@ def test_it_cannot_be_changed():
 @pytest.mark.parametrize(
     "wrong", [{}, {"device": "gpu", "x": 1}, {"pin_memory": True}, [("device", "gpu")], "gpu", None]
 )
-def test_a_malformed_configuration_is_told_with_a_right_one(wrong):
+def test_a_malformed_configuration_is_refused_with_an_example(wrong):
     with pytest.raises(ConfigError, match=r"is not the configuration of an accelerator.*keys device and pin_memory"):
         Accelerator.from_config(wrong)
 
@@ -100,12 +100,12 @@ def test_pin_memory_is_true_or_false(wrong):
 
 
 @pytest.mark.parametrize("wrong", ["", "gpu:-1", None, 3, ["gpu"]])
-def test_what_names_no_place_is_refused_when_it_is_made(wrong):
+def test_text_that_names_no_device_is_refused_at_once(wrong):
     with pytest.raises(DeviceParseError):
         Accelerator(wrong)
 
 
-def test_named_ways_to_make_one():
+def test_named_constructors():
     assert Accelerator() == Accelerator.cpu() == Accelerator("cpu")
     assert Accelerator.gpu(2) == Accelerator.cuda(2) == Accelerator("gpu:2")
     assert Accelerator.gpu(pin_memory=True) == Accelerator.cuda(pin_memory=True) == Accelerator("gpu", pin_memory=True)
@@ -113,13 +113,13 @@ def test_named_ways_to_make_one():
     assert Accelerator.cuda().vendor == "nvidia" and Accelerator.gpu().vendor == ""
 
 
-def test_of_leaves_one_as_it_is_and_makes_one_of_anything_else():
+def test_of_returns_accelerators_as_they_are_and_converts_the_rest():
     accelerator = Accelerator("gpu", pin_memory=True)
     assert Accelerator.of(accelerator) is accelerator
     assert Accelerator.of("cuda") == Accelerator.of(Device("gpu")) == Accelerator("gpu")
 
 
-def test_repr_shows_what_was_written_and_str_the_place():
+def test_repr_shows_what_was_written_and_str_the_device():
     assert repr(Accelerator(" CUDA ")) == "Accelerator('cuda')"
     assert repr(Accelerator("gpu:1", pin_memory=True)) == "Accelerator('gpu:1', pin_memory=True)"
     assert str(Accelerator("cuda")) == "gpu:0"
@@ -128,7 +128,7 @@ def test_repr_shows_what_was_written_and_str_the_place():
 # -- what it asks ------------------------------------------------------------------------------------------------------
 
 
-def test_making_one_asks_nothing(monkeypatch):
+def test_creating_one_asks_no_plugin(monkeypatch):
     from anyaccel import accelerator
 
     monkeypatch.setattr(accelerator, "registry", pytest.fail)
@@ -150,7 +150,7 @@ def test_a_vendor_word_stays_a_constraint(use, text, there):
     assert Accelerator(text).is_available() is there
 
 
-def test_a_refused_vendor_is_told(use):
+def test_a_device_of_another_vendor_is_refused(use):
     use(TinyBackend("a", ("gpu:0",), vendor="amd"))
     with pytest.raises(DeviceUnavailableError, match="gpu:0 is a device of amd, not of nvidia"):
         Accelerator("cuda").check("a")
@@ -164,19 +164,19 @@ def test_a_framework_without_the_device_does_not_answer_for_another(use):
     assert not Accelerator("gpu").is_available("torch")
 
 
-def test_is_available_is_no_for_a_framework_that_nobody_serves(use):
+def test_is_available_is_false_for_a_framework_without_a_plugin(use):
     use()
     assert not Accelerator("cpu").is_available("jax")
 
 
-def test_check_says_nothing_where_nothing_is_wrong(use):
+def test_check_passes_for_a_usable_device(use):
     use(TinyBackend("a", ("gpu:0",)))
     Accelerator("gpu").check("a")
     with pytest.raises(FrameworkError, match="no installed plugin runs a on 'mps'"):
         Accelerator("mps").check("a")
 
 
-def test_device_string_and_scope_are_the_frameworks(use):
+def test_device_string_and_scope_come_from_the_backend(use):
     backend = TinyBackend("a", ("cpu", "gpu:0", "gpu:1"))
     use(backend)
     assert Accelerator("cuda:1").device_string("a") == "a gpu 1"
@@ -184,7 +184,7 @@ def test_device_string_and_scope_are_the_frameworks(use):
         assert backend.new().device == Device("gpu", 1)
 
 
-def test_scope_on_a_device_that_is_not_there_is_an_error(use):
+def test_scope_on_a_missing_device_is_an_error(use):
     use(TinyBackend("a", ("gpu:0",)))
     with pytest.raises(DeviceUnavailableError):
         Accelerator("gpu:1").scope("a")

@@ -1,4 +1,4 @@
-"""Device: one place is one value, and what names no place is refused."""
+"""Device: parsing, aliases, equality; text that names no device is refused."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("text", MALFORMED)
-def test_a_malformed_spelling_is_told_as_it_was_read(text):
+def test_a_malformed_device_is_quoted_in_the_error(text):
     with pytest.raises(DeviceParseError) as caught:
         Device.parse(text)
     assert caught.value.problem == f"{text.strip()!r} does not name a device"

@@ -1,4 +1,4 @@
-"""Errors: what was asked, what there is, what to do, in that order; one base class; each is documented."""
+"""Errors: one base class, one form of message, a docstring each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ALL = [value for value in vars(errors).values() if isinstance(value, type) and i
 
 
 @pytest.mark.parametrize("cls", ALL)
-def test_each_error_is_one_of_ours_and_says_what_it_is(cls):
+def test_each_error_derives_from_the_base_class_and_has_a_docstring(cls):
     assert issubclass(cls, errors.AnyaccelError)
     assert (cls.__doc__ or "").splitlines()[0].endswith(".")
 

@@ -1,4 +1,4 @@
-"""Memory of the host: what this process may have of it, read from made-up systems; and arrays to compute from."""
+"""Host memory: limits read from simulated systems, and arrays that frameworks can use without a copy."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def own(path: str, controllers: str = "") -> dict[str, str]:
     return {"proc/self/cgroup": f"{'0' if not controllers else '4'}:{controllers}:{path}\n"}
 
 
-def test_what_is_available_is_free_and_not_only_what_is_unused(tmp_path: Path) -> None:
+def test_available_memory_counts_as_free(tmp_path: Path) -> None:
     assert host_memory(system(tmp_path, {})) == HostMemory(64 * GIB, 40 * GIB)
 
 
-def test_an_old_kernel_tells_what_is_unused(tmp_path: Path) -> None:
+def test_without_available_memory_unused_memory_is_free(tmp_path: Path) -> None:
     root = system(tmp_path, {"proc/meminfo": "MemTotal: 2048 kB\nMemFree: 1024 kB\nnonsense\n"})
     assert host_memory(root) == HostMemory(2 * 2**20, 2**20)
 
@@ -82,18 +82,18 @@ def test_limits_of_control_groups(tmp_path: Path, files: Mapping[str, str], want
     assert host_memory(system(tmp_path, files)) == HostMemory(wanted[0] * GIB, wanted[1] * GIB)
 
 
-def test_a_system_without_such_files_is_asked_for_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_memory_comes_from_sysconf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = {"SC_PHYS_PAGES": 100, "SC_AVPHYS_PAGES": 30, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr("os.sysconf", pages.__getitem__, raising=False)
     assert host_memory(tmp_path) == HostMemory(409600, 122880)
 
 
-def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_memory_is_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("os.sysconf", raising=False)
     assert host_memory(tmp_path) == HostMemory(0, 0)
 
 
-def test_this_machine_tells() -> None:
+def test_this_machine_has_memory() -> None:
     found = host_memory()
     assert 0 <= found.free <= found.total
 
@@ -103,14 +103,14 @@ def test_this_machine_tells() -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,), (7, 5), (0, 4)])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "complex128", "bool"])
-def test_arrays_begin_where_frameworks_want_them(shape: tuple[int, ...], dtype: str) -> None:
+def test_arrays_are_aligned(shape: tuple[int, ...], dtype: str) -> None:
     for _ in range(5):
         made = aligned_empty(shape, dtype)
         assert (made.shape, made.dtype) == (shape, dtype)
         assert is_aligned(made) and is_own(made)
 
 
-def test_which_arrays_can_be_given_away() -> None:
+def test_which_arrays_a_framework_may_own() -> None:
     array = np.zeros((4, 6), "float32")
     assert is_own(array) and is_own(array[1:3]) and is_own(array.reshape(-1).view("int32"))
     sealed = array.copy()

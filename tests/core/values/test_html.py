@@ -1,4 +1,4 @@
-"""Markup: whatever a user wrote is text, tables stay short, and devices keep colours that can be told apart."""
+"""HTML: users' text is escaped, tables are cut, and device colours are readable and distinct."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GPUS = [f"gpu:{i}" for i in range(7)]
 
 
 @given(st.text(st.characters(), max_size=80))
-def test_any_text_is_one_text_in_xml(given_text):
+def test_any_text_becomes_one_text_node_in_xml(given_text):
     """Control characters and lone surrogates too, in an element and in an attribute."""
     shown = element("p", given_text, title=given_text)
     root = ElementTree.fromstring(shown)
@@ -55,7 +55,7 @@ def test_long_text_is_cut():
     assert len(text("x" * 10**6, 10)) == 10
 
 
-def test_an_object_that_cannot_be_told_is_told_all_the_same():
+def test_an_object_whose_str_fails_is_shown_by_its_type():
     class Mute:
         def __str__(self) -> str:
             raise ValueError("no")
@@ -88,7 +88,7 @@ def test_a_short_table_is_shown_as_it_is():
     assert rows_of(table(("a", "b"), [(1, "<x>"), (2, "y")])) == [["a", "b"], ["1", "<x>"], ["2", "y"]]
 
 
-def test_a_long_table_says_how_much_more_there_is_and_looks_at_no_more():
+def test_a_long_table_says_how_many_rows_are_left_out_and_does_not_read_them():
     looked = []
 
     def make(item):
@@ -110,7 +110,7 @@ def test_names_are_listed_up_to_a_number():
     ("nbytes", "shown"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 2**30, "3.0 GiB"), (2**52, "4096.0 TiB")],
 )
-def test_bytes_are_for_people(nbytes, shown):
+def test_bytes_have_units(nbytes, shown):
     assert size(nbytes) == shown
 
 
@@ -178,7 +178,7 @@ def test_text_on_a_colour_can_be_read(device):
 
 
 @pytest.mark.parametrize("eye", EYES)
-def test_devices_are_told_apart_by_every_eye(eye):
+def test_device_colours_differ_for_every_kind_of_colour_vision(eye):
     fills = [colours(device).fill for device in ["cpu:0", *GPUS]]
     assert min(apart(one, other, eye) for one, other in itertools.combinations(fills[:5], 2)) > 24
     assert min(apart(one, other, eye) for one, other in itertools.combinations(fills, 2)) > 13

@@ -1,4 +1,4 @@
-"""The pinned generator: golden numbers, and the published algorithm written once more with Python's own integers."""
+"""Random numbers: golden values, and the published algorithm in plain Python integers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_keys_of_different_parts_differ(other):
 
 
 @given(st.integers(0, MASK), st.integers(0, 200))
-def test_a_permutation_is_one(stream, n):
+def test_a_permutation_has_every_number_once(stream, n):
     order = rng.permutation(stream, n)
     assert order.dtype == np.int64
     assert sorted(order.tolist()) == list(range(n))
@@ -89,7 +89,7 @@ def test_uniform_golden():
     assert rng.uniform(5, (2, 2), -1.0, 1.0).ravel().tolist() == expected
 
 
-def test_a_scalar_and_nothing_can_be_drawn():
+def test_scalars_and_empty_shapes_work():
     assert rng.uniform(1, (), 0, 1).shape == ()
     assert rng.uniform(1, (0, 3), 0, 1).shape == (0, 3)
 

@@ -1,4 +1,4 @@
-"""Losses and specifications as values: names, every message, and the way through a configuration."""
+"""Specs of losses and models: names, every message, configurations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OwnLoss:
 
 
 @pytest.mark.parametrize(("given", "name"), [(own_loss, "own_loss"), (OwnLoss, "OwnLoss"), (OwnLoss(), "OwnLoss")])
-def test_a_loss_of_ones_own(given, name):
+def test_a_frameworks_own_loss(given, name):
     assert (Loss(given).name, Loss(given).own) == (name, given)
     with pytest.raises(ConfigError, match=f"loss '{name}' is a framework's own"):
         Loss(given).get_config()
@@ -77,7 +77,7 @@ def test_an_applied_loss_has_defaults_and_a_label():
     assert (applied.inputs, applied.weight, applied.label) == (("outputs", "targets"), 1.0, "head")
 
 
-def test_an_applied_loss_is_read_back_from_its_configuration():
+def test_an_applied_loss_round_trips_through_its_configuration():
     applied = AppliedLoss("ce", on="head", inputs=["outputs.a", "data.label"], weight=0.25, label="class")
     assert AppliedLoss.from_config(applied.get_config()) == applied
 
@@ -104,7 +104,7 @@ def test_every_message_of_an_applied_loss(arguments, message):
 
 @pytest.mark.parametrize("wrong", [None, "mse", 3, {2: "mse"}])
 @pytest.mark.parametrize("cls", [Loss, AppliedLoss])
-def test_what_is_no_configuration_is_told(cls, wrong):
+def test_an_object_that_is_not_a_configuration_is_refused(cls, wrong):
     with pytest.raises(ConfigError, match="is not the configuration of"):
         cls.from_config(wrong)
 
@@ -113,7 +113,7 @@ def test_what_is_no_configuration_is_told(cls, wrong):
     ("cls", "wrong"),
     [(Loss, {"loss": "mse", "x": 1}), (AppliedLoss, {"loss": {"loss": "mse"}}), (AppliedLoss, {"on": "a", "x": 1})],
 )
-def test_a_key_too_many_or_too_few_is_a_named_error(cls, wrong):
+def test_unknown_and_missing_keys_are_refused(cls, wrong):
     with pytest.raises(AnyaccelError):
         cls.from_config(wrong)
 
@@ -138,7 +138,7 @@ def test_bytes_of_one_sample(spec, nbytes):
     assert spec.nbytes == nbytes
 
 
-def test_a_specification_reads_as_dtype_and_shape():
+def test_a_spec_prints_as_dtype_and_shape():
     assert str(TensorSpec((3, 2), "float32")) == "float32[3, 2]"
     assert {TensorSpec((3,), "int8"), TensorSpec((3,), "int8")} == {TensorSpec((3,), "int8")}
 
@@ -146,7 +146,7 @@ def test_a_specification_reads_as_dtype_and_shape():
 # -- the model that every framework has --------------------------------------------------------------------------------
 
 
-def test_an_mlp_recipe_is_read_back_from_its_configuration():
+def test_an_mlp_spec_round_trips_through_its_configuration():
     recipe = MLPSpec(output_shape=[2, 3], n_layers=3, activation="tanh", dropout=0.5, dtype="float64")
     assert MLPSpec.from_config(recipe.get_config()) == recipe
     assert recipe.sizes([(4,), (2, 2)]) == [(8, 16), (16, 16), (16, 6)]
@@ -163,12 +163,12 @@ def test_an_mlp_recipe_is_read_back_from_its_configuration():
         ({"dtype": "float16"}, "SequentialMLP: dtype='float16' is not float32 or float64"),
     ],
 )
-def test_every_message_of_an_mlp_recipe(arguments, message):
+def test_every_message_of_an_mlp_spec(arguments, message):
     with pytest.raises(SpecError) as caught:
         MLPSpec(**arguments)
     assert str(caught.value).startswith(message)
 
 
-def test_an_mlp_configuration_with_a_strange_key_is_told():
+def test_an_mlp_configuration_with_an_unknown_key_is_refused():
     with pytest.raises(ConfigError, match=r"SequentialMLP has no setting width\. Available: output_shape, n_layers"):
         MLPSpec.from_config({"width": 3})

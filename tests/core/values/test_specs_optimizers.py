@@ -1,4 +1,4 @@
-"""Schedules and optimizers as values: golden numbers, every message, and the way through a configuration."""
+"""Specs of schedules and optimizers: golden values, every message, configurations."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ some = st.one_of(
 
 
 @given(some, st.integers(0, 60))
-def test_a_schedule_falls_from_one_after_its_warmup(schedule, t):
+def test_a_schedule_decreases_from_one_after_its_warmup(schedule, t):
     assert 0 <= schedule.factor(t) <= 1
     if t >= schedule.warmup:
         assert schedule.factor(t + 1) <= schedule.factor(t) + 1e-15
 
 
 @given(some)
-def test_a_schedule_is_read_back_from_its_configuration(schedule):
+def test_a_schedule_round_trips_through_its_configuration(schedule):
     again = Schedule.from_config(schedule.get_config())
     assert again == schedule
     assert hash(again) == hash(schedule)
@@ -94,7 +94,7 @@ def test_every_message_of_a_schedule(arguments, message):
 
 
 @pytest.mark.parametrize("wrong", [math.inf, math.nan, None])
-def test_a_count_that_is_no_number_is_told_too(wrong):
+def test_a_count_that_is_not_a_number_is_refused(wrong):
     with pytest.raises(SpecError, match="is not a number of steps"):
         Schedule("linear", steps=wrong)
 
@@ -163,7 +163,7 @@ named = st.one_of(
 
 
 @given(named)
-def test_an_optimizer_is_read_back_from_its_configuration(optimizer):
+def test_an_optimizer_round_trips_through_its_configuration(optimizer):
     again = Optimizer.from_config(optimizer.get_config())
     assert again == optimizer
     assert hash(again) == hash(optimizer)
@@ -188,18 +188,18 @@ def test_a_frameworks_own_optimizer_has_no_configuration():
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "adam", [("name", "adam")], {1: "adam"}, {"schedule": "linear"}])
-def test_what_is_no_configuration_is_told(wrong):
+def test_an_object_that_is_not_a_configuration_is_refused(wrong):
     with pytest.raises(ConfigError, match="is not the configuration of"):
         Optimizer.from_config(wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"name": "adam", "what": 1}, {"schedule": {"name": "linear"}}, {"name": None}])
-def test_a_configuration_of_what_is_not_there_is_a_named_error(wrong):
+def test_a_configuration_with_unknown_names_is_refused(wrong):
     with pytest.raises(AnyaccelError):
         Optimizer.from_config(wrong)
 
 
-def test_an_object_that_updates_nothing_is_told_shortly():
+def test_an_object_that_is_not_an_optimizer_is_refused():
     class Adam:
         pass
 

@@ -1,4 +1,4 @@
-"""Spelling: a word that is not there is answered with the closest, or with what to do instead."""
+"""Suggestions: an unknown word gets the closest known one, or another hint."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ from anyaccel.suggestions import did_you_mean
         ("trian", {"cutoff": 0.9}, "use one of these names"),
     ],
 )
-def test_a_word_that_is_not_there_is_answered_with_the_closest(given, settings, text):
+def test_an_unknown_word_gets_the_closest_one(given, settings, text):
     assert did_you_mean(given, ["train", "test", 77], **settings) == text

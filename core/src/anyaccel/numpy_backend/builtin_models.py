@@ -12,14 +12,14 @@ import numpy as np
 
 from anyaccel.adapter import VjpResult
 from anyaccel.adapter.model_constructors import SequentialCNNConstructor, SequentialMLPConstructor
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, ModelSpec
 from anyaccel.numpy_backend.layers import Activation, Conv2d, Dense, Dropout, Flatten, MaxPool2d
 from anyaccel.numpy_backend.module import Module, Values
 from anyaccel.numpy_backend.sequential import apply_in_sequence
 from anyaccel.numpy_backend.sim_array import Array
 from anyaccel.segment import TensorSpec
 
-Spec = TypeVar("Spec", bound=MLPSpec | CNNSpec)
+Spec = TypeVar("Spec", bound=ModelSpec)
 
 
 class SpecModel(Module, Generic[Spec]):
@@ -33,7 +33,7 @@ class SpecModel(Module, Generic[Spec]):
 
     @abstractmethod
     def _layers(self) -> Iterator[tuple[str, Module]]:
-        """The layers of the spec, with the prefixes of their values."""
+        """The layers with the prefixes of their values; those without values have a prefix all the same."""
 
     def get_config(self) -> dict[str, Any]:
         """The settings, as keywords of the class."""
@@ -71,14 +71,6 @@ class SequentialMLP(SequentialMLPConstructor, SpecModel[MLPSpec]):
         SpecError: a setting out of range.
     """
 
-    def _layers(self) -> Iterator[tuple[str, Module]]:
-        for index in range(self.spec.n_layers):
-            if index:
-                yield f"activations.{index}.", Activation(self.spec.activation)
-                yield f"dropouts.{index}.", Dropout(self.spec.dropout)
-            features = math.prod(self.spec.output_shape) if index == self.spec.n_layers - 1 else self.spec.hidden_dim
-            yield f"layers.{index}.", Dense(features, dtype=self.spec.dtype)
-
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """Inputs [batch, ...] to [batch, *output_shape]."""
         flat = [x.reshape(len(x), -1) for x in inputs]
@@ -93,6 +85,15 @@ class SequentialMLP(SequentialMLPConstructor, SpecModel[MLPSpec]):
             return gradients, [part.reshape(x.shape) for part, x in zip(parts, inputs, strict=True)]
 
         return VjpResult((y.reshape(len(y), *self.spec.output_shape),), pullback)
+
+    def _layers(self) -> Iterator[tuple[str, Module]]:
+        spec = self.spec
+        for index in range(spec.n_layers):
+            if index:
+                yield f"activations.{index}.", Activation(spec.activation)
+                yield f"dropouts.{index}.", Dropout(spec.dropout)
+            features = math.prod(spec.output_shape) if index == spec.n_layers - 1 else spec.hidden_dim
+            yield f"layers.{index}.", Dense(features, dtype=spec.dtype)
 
 
 class SequentialCNN(SequentialCNNConstructor, SpecModel[CNNSpec]):
@@ -114,15 +115,6 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel[CNNSpec]):
         SpecError: a setting out of range.
     """
 
-    def _layers(self) -> Iterator[tuple[str, Module]]:
-        for index, channels in enumerate(self.spec.channels):
-            yield f"convs.{index}.", Conv2d(channels, self.spec.kernel_size, dtype=self.spec.dtype)
-            yield f"activations.{index}.", Activation(self.spec.activation)
-            yield f"pools.{index}.", MaxPool2d(self.spec.pool)
-        yield "flatten.", Flatten()
-        yield "dropout.", Dropout(self.spec.dropout)
-        yield "head.", Dense(math.prod(self.spec.output_shape), dtype=self.spec.dtype)
-
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, channels, height, width] to [batch, *output_shape]."""
         inner = apply_in_sequence(self._parts, values, inputs, train=train, key=key)
@@ -132,3 +124,13 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel[CNNSpec]):
             return inner.pullback((cotangents[0].reshape(y.shape),))
 
         return VjpResult((y.reshape(len(y), *self.spec.output_shape),), pullback)
+
+    def _layers(self) -> Iterator[tuple[str, Module]]:
+        spec = self.spec
+        for index, channels in enumerate(spec.channels):
+            yield f"convs.{index}.", Conv2d(channels, spec.kernel_size, dtype=spec.dtype)
+            yield f"activations.{index}.", Activation(spec.activation)
+            yield f"pools.{index}.", MaxPool2d(spec.pool)
+        yield "flatten.", Flatten()
+        yield "dropout.", Dropout(spec.dropout)
+        yield "head.", Dense(math.prod(spec.output_shape), dtype=spec.dtype)
