@@ -1,9 +1,9 @@
-"""What the tests share. No test here needs a Mac: what stands in for the Apple GPU is named in each.
+"""Fixtures. No test here needs a Mac: each says what stands in for the Apple GPU.
 
-- `pretend` is the backend with torch's CPU as its device: real tensors and values, but no Metal.
+- `cpu_backend` is the backend with torch's CPU as its device: real tensors and values, but no Metal.
 - `metal` records the calls of `torch.mps` that would go to Metal, and answers them.
-- `published` is the table of operators that torch's own wheel carries (torchgen's native_functions.yaml), which says
-  what is built for MPS. The dispatcher of a Mac, which is asked there, has a few registrations more.
+- `published` is the table of operators in torch's wheel (torchgen's native_functions.yaml), which says what is built
+  for MPS. The dispatcher of a Mac, which is queried there, has a few more registrations.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from anyaccel.device import Device
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_mps import MpsBackend
-from anyaccel_mps.operator_support import Operators
+from anyaccel_mps.operator_support import OperatorSupport
 
 MPS = Device("mps")
 GIB = 2**30
 
 
-def pretended() -> type[MpsBackend]:
-    """The class; made here because this module imports torch, which that of a backend must not."""
+def cpu_backend_class() -> type[MpsBackend]:
+    """The class; defined in a function as the kit imports the module of a backend, which must not import torch."""
 
-    class Pretend(MpsBackend):
-        """Lists mps:0 and computes on the CPU; asks for the CPU's operators in the place of MPS's."""
+    class CpuBackend(MpsBackend):
+        """Lists mps:0 and computes on the CPU; queries the CPU's operators in place of those of MPS."""
 
         def devices(self) -> list[Device]:
             return [MPS]
@@ -42,13 +42,13 @@ def pretended() -> type[MpsBackend]:
         def device_of(self, obj: Any) -> Device | None:
             return None if super().device_of(obj) is None else MPS
 
-        def operators(self) -> Operators | None:
-            return Operators("CPU")
+        def operator_support(self) -> OperatorSupport | None:
+            return OperatorSupport("CPU")
 
-    return Pretend
+    return CpuBackend
 
 
-class Published(Operators):
+class PublishedSupport(OperatorSupport):
     """Answers for MPS from the table in torch's wheel, for the rest as the dispatcher of this process."""
 
     def __init__(self) -> None:
@@ -56,16 +56,16 @@ class Published(Operators):
         text = Path(torchgen.__file__).parent.joinpath("packaged/ATen/native/native_functions.yaml").read_text()
         blocks = re.split(r"(?m)^- func: ", text)[1:]
         built = {_name(block): "MPS" in _keys(block) for block in blocks}
-        delegates = {_name(block): found for block in blocks if (found := _delegate(block))}
+        delegates = {_name(block): delegate for block in blocks if (delegate := _delegate(block))}
         self.built = {f"aten::{name}" for name in built if built[name] or built.get(delegates.get(name, ""))}
-        self.stand_ins: set[str] = set()
+        self.cpu_fallbacks: set[str] = set()
 
     def has(self, name: str, key: str) -> bool:
         return name in self.built if key == self.key else super().has(name, key)
 
     def registered(self, name: str) -> str:
         """As a Mac's dispatcher writes it; the path is that of torch's own source."""
-        file = "mps/MPSFallback.mm" if name in self.stand_ins else "RegisterMPS_0.cpp"
+        file = "mps/MPSFallback.mm" if name in self.cpu_fallbacks else "RegisterMPS_0.cpp"
         return f"MPS: registered at /pytorch/aten/src/ATen/{file}:76 [ boxed ]"
 
 
@@ -75,29 +75,29 @@ def _name(block: str) -> str:
 
 def _keys(block: str) -> set[str]:
     """Dispatch keys that a function has kernels for."""
-    found = re.search(r"(?m)^  dispatch:\n((?:    .*\n)+)", block)
-    lines = found.group(1).splitlines() if found else []
+    match = re.search(r"(?m)^  dispatch:\n((?:    .*\n)+)", block)
+    lines = match.group(1).splitlines() if match else []
     return {key.strip() for line in lines for key in line.partition("#")[0].rpartition(":")[0].split(",")}
 
 
 def _delegate(block: str) -> str:
-    found = re.search(r"(?m)^  structured_delegate: (\S+)", block)
-    return found.group(1) if found else ""
+    match = re.search(r"(?m)^  structured_delegate: (\S+)", block)
+    return match.group(1) if match else ""
 
 
 @pytest.fixture(scope="session")
-def published() -> Published:
-    return Published()
+def published() -> PublishedSupport:
+    return PublishedSupport()
 
 
 @pytest.fixture(scope="session")
-def pretending() -> type[MpsBackend]:
-    return pretended()
+def cpu_class() -> type[MpsBackend]:
+    return cpu_backend_class()
 
 
 @pytest.fixture
-def pretend(pretending: type[MpsBackend]) -> MpsBackend:
-    return pretending()
+def cpu_backend(cpu_class: type[MpsBackend]) -> MpsBackend:
+    return cpu_class()
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def segment_of() -> Callable[..., Segment]:
 def make_segment(
     model: Any, *, loss: Any = "mse", features: tuple[int, ...] = (4,), target: tuple[int, ...] = (1,), **changes: Any
 ) -> Segment:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "label": "s",
         "operations": (Operation("net", model, ("x",), ("y",), MPS),),
         "inputs": {"x": (TensorSpec(features, "float32"), MPS), "t": (TensorSpec(target, "float32"), MPS)},
@@ -142,4 +142,4 @@ def make_segment(
         "losses": (LossTerm("l", "net", Loss(loss), ("y", "t"), MPS),),
         "groups": (ParameterGroup("g", Optimizer("adam", lr=0.1), ("net",)),),
     }
-    return Segment(**{**given, **changes})
+    return Segment(**{**settings, **changes})

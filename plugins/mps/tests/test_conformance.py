@@ -14,11 +14,11 @@ class Mps(MpsSubject):
 
 
 class OnCpu(MpsSubject):
-    """The backend's own code on torch's CPU: placement, refusals and rehearsals are real, Metal is not."""
+    """The backend's own code on torch's CPU: placement, checks and dry runs are real, Metal is not."""
 
     @pytest.fixture
-    def backend(self, pretend, metal):
-        return pretend
+    def backend(self, cpu_backend, metal):
+        return cpu_backend
 
 
 globals().update(suite(OnCpu, "OnCpu"))

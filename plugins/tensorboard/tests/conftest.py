@@ -1,4 +1,4 @@
-"""What the tests share: core's backend with this plugin and no other, small phases, and TensorBoard's own reader."""
+"""Fixtures: the NumPy backend with this plugin and no other, small phases, and TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Oops(Exception):
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """The process's registry exchanged for one with this plugin; logging is off."""
+    """The process's registry replaced by one with this plugin; logging is off."""
     made = Registry(NumpyBackend, lambda: [entry("tensorboard", anyaccel_tensorboard)])
     monkeypatch.setattr("anyaccel.registry._registry", [made])
     monkeypatch.setattr(switch, "_calls", [])
@@ -95,8 +95,8 @@ def evaluate() -> Callable[..., aa.EvalPhase]:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What TensorBoard reads of one run: (steps, values) by tag; the last text by tag, and the steps of all."""
+class LoggedRun:
+    """A run as TensorBoard reads it: (steps, values) by tag; the last text by tag, and the steps of all."""
 
     scalars: dict[str, tuple[list[int], list[float]]]
     texts: dict[str, str]
@@ -108,19 +108,22 @@ class Told:
 
 
 @pytest.fixture
-def read() -> Callable[[Path], Told]:
+def read() -> Callable[[Path], LoggedRun]:
     """`read(folder)`: the run in a folder, read by TensorBoard."""
 
-    def make(folder: Path) -> Told:
-        found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-        tags = found.Tags()
-        scalars = {tag: found.Scalars(tag) for tag in tags["scalars"]}
-        texts = {tag: found.Tensors(tag) for tag in tags["tensors"]}
-        assert all(found.SummaryMetadata(tag).plugin_data.plugin_name == "text" for tag in texts)
-        return Told(
-            {tag: ([one.step for one in each], [one.value for one in each]) for tag, each in scalars.items()},
-            {tag: each[-1].tensor_proto.string_val[0].decode() for tag, each in texts.items()},
-            {tag: [one.step for one in each] for tag, each in texts.items()},
+    def make(folder: Path) -> LoggedRun:
+        accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+        tags = accumulator.Tags()
+        scalars = {tag: accumulator.Scalars(tag) for tag in tags["scalars"]}
+        texts = {tag: accumulator.Tensors(tag) for tag in tags["tensors"]}
+        assert all(accumulator.SummaryMetadata(tag).plugin_data.plugin_name == "text" for tag in texts)
+        return LoggedRun(
+            {
+                tag: ([event.step for event in events], [event.value for event in events])
+                for tag, events in scalars.items()
+            },
+            {tag: events[-1].tensor_proto.string_val[0].decode() for tag, events in texts.items()},
+            {tag: [event.step for event in events] for tag, events in texts.items()},
         )
 
     return make
@@ -133,9 +136,9 @@ def folders() -> Callable[[Path], list[str]]:
     def find(root: Path) -> list[str]:
         files = [path for path in root.rglob("*") if path.is_file()]
         assert all("tfevents" in path.name for path in files)
-        found = [path.parent.relative_to(root).as_posix() for path in files]
-        assert len(set(found)) == len(found)
-        return sorted(found)
+        run_dirs = [path.parent.relative_to(root).as_posix() for path in files]
+        assert len(set(run_dirs)) == len(run_dirs)
+        return sorted(run_dirs)
 
     return find
 
@@ -150,15 +153,15 @@ def open_below(root: Path) -> list[str]:
     links = Path("/proc/self/fd")
     if not links.is_dir():
         return []
-    found = []
-    for one in links.iterdir():
+    open_files = []
+    for link in links.iterdir():
         try:
-            target = str(one.readlink())
+            target = str(link.readlink())
         except OSError:  # the one of this very listing
             continue
         if target.startswith(str(root)):
-            found.append(target)
-    return found
+            open_files.append(target)
+    return open_files
 
 
 @pytest.fixture

@@ -187,5 +187,7 @@ def test_a_column_is_no_split(fs: FeatureSet) -> None:
 )
 def test_the_class_itself_takes_an_arrow_table(given: object, way: str) -> None:
     result = type(given).__name__
-    with pytest.raises(DataError, match=rf"'houses', ...\) was given a {result}.*Hint: write FeatureSet.{way}"):
+    with pytest.raises(
+        DataError, match=rf"'houses', ...\) needs an Arrow table, got a {result}.*Hint: write FeatureSet.{way}"
+    ):
         FeatureSet("houses", given)

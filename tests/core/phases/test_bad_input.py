@@ -139,7 +139,7 @@ def test_no_data_at_all(house):
     ("given", "message"),
     [
         ([1, 2], "batch 0 of source 'data' in epoch 0 (both counted from 0) has 1 part for"),
-        (np.zeros(3), "a ndarray was given as the data of 'data'. Hint: write FeatureSet.from_dict"),
+        (np.zeros(3), "a ndarray cannot be the data of 'data'. Hint: write FeatureSet.from_dict"),
     ],
     ids=["list", "array"],
 )

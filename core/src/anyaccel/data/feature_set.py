@@ -768,7 +768,7 @@ class FeatureSet(_SplitRows):
 
     def _check_name(self, name: Any) -> None:
         if not isinstance(name, str) or not name:
-            raise SplitError(f"a split of {self._label!r} is called {name!r}", available="names of splits are text")
+            raise SplitError(f"the name of a split of {self._label!r} must be text, got {name!r}")
         if name == ALL:
             raise self._name_taken(name, "choose another name")
 

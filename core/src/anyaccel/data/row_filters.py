@@ -45,7 +45,7 @@ def positions_where(rows: Rows, purpose: str, conditions: Mapping[str, Any]) -> 
     """
     if not isinstance(conditions, Mapping) or not conditions:
         raise DataError(
-            f"the conditions of {purpose} of {rows.label!r} are {conditions!r}",
+            f"the conditions of {purpose} of {rows.label!r} must be a mapping by column, got {conditions!r}",
             available=_CONDITIONS,
             hint="write {'column': value, ...}",
         )

@@ -1,6 +1,6 @@
-"""torch for anyaccel on Apple's GPU (`mps`).
+"""PyTorch on Apple's GPU (`mps`): offers `MpsBackend`, which stands on `anyaccel_torch`.
 
-Importing this package does not import torch; `MpsBackend` is loaded when it is first used.
+Importing this package does not import torch; `MpsBackend` is imported when first used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["MpsBackend", "backends", "phase_end"]
 
 @hookimpl
 def backends() -> list[Any]:
-    """The one backend of this plugin; torch is imported when it is first asked for something."""
+    """The backend of this plugin; it imports torch at its first use."""
     from anyaccel_mps.backend import MpsBackend
 
     return [MpsBackend()]
@@ -26,8 +26,8 @@ def backends() -> list[Any]:
 
 @hookimpl
 def phase_end(plan: Any) -> None:
-    """Gives what torch only caches on the Apple GPU back to the system, after a phase that computed there."""
-    if plan is None or not any(one.framework == "torch" and one.device.kind == "mps" for one in plan.assignments):
+    """After a phase that used the Apple GPU, return the memory that torch caches there to the system."""
+    if plan is None or not any(node.framework == "torch" and node.device.kind == "mps" for node in plan.assignments):
         return
     from anyaccel_mps.backend import MpsBackend
 

@@ -1,4 +1,4 @@
-"""MpsBackend: placement and every capability in one object."""
+"""MpsBackend: placement, exchange, compute and memory in one class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anyaccel_torch import TorchBackend
 
 
 class MpsBackend(MpsExchange, MpsCompute, MpsMemory, TorchBackend):
-    """torch on the Apple GPU: all that torch's backend does, with what is different there. Does not import torch."""
+    """PyTorch on the Apple GPU: `TorchBackend` with the differences of MPS. Does not import torch."""
 
     environment: ClassVar[tuple[str, ...]] = (
         "PYTORCH_ENABLE_MPS_FALLBACK",

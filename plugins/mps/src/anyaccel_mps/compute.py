@@ -1,4 +1,4 @@
-"""Programs on the Apple GPU, whose operators are looked up before anything runs."""
+"""Programs on the Apple GPU, whose operators are checked before anything runs."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from anyaccel_mps.placement import MpsPlacement
 from anyaccel_torch.compute import TorchCompute
 
 if TYPE_CHECKING:
-    from anyaccel_mps.operator_support import Operators
+    from anyaccel_mps.operator_support import OperatorSupport
 
 
 class MpsCompute(MpsPlacement, TorchCompute):
-    """As torch's; a segment with operators that MPS lacks is refused, or reported where torch was told to fall back."""
+    """As `TorchCompute`; refuses segments with operators that MPS lacks, or warns where torch falls back to the CPU."""
 
     def build(self, segment: Segment) -> Program:
-        """As `Compute.build`; rehearses a step on shapes alone to learn which operators it needs.
+        """As `Compute.build`, after a dry run that finds the operators of a step.
 
         Raises:
-            PhaseError: MPS lacks some, and PYTORCH_ENABLE_MPS_FALLBACK does not ask for the CPU instead.
+            PhaseError: MPS lacks some of them, and PYTORCH_ENABLE_MPS_FALLBACK is not set.
         """
-        operators = self.operators()
-        if operators is not None:
-            from anyaccel_mps.operator_check import judge
+        support = self.operator_support()
+        if support is not None:
+            from anyaccel_mps.operator_check import check_operators
 
-            judge(segment, operators)
+            check_operators(segment, support)
         return super().build(segment)
 
-    def operators(self) -> Operators | None:
-        """The record of torch's operators, or None where this torch has none of MPS; then nothing is said of them."""
+    def operator_support(self) -> OperatorSupport | None:
+        """Which operators MPS has; None where this torch does not know, and operators are not checked."""
         try:
             import anyaccel_mps.dry_run  # noqa: F401
-            from anyaccel_mps.operator_support import Operators
-        except ImportError:  # both use names inside torch, which may move
+            from anyaccel_mps.operator_support import OperatorSupport
+        except ImportError:  # both use private names of torch, which may move
             return None
-        found = Operators()
-        return found if found.is_known() else None
+        support = OperatorSupport()
+        return support if support.is_known() else None

@@ -1,4 +1,4 @@
-"""What the conformance kit is told about the Apple GPU; imported by tests and by `anyaccel conform mps`."""
+"""MpsSubject: the conformance kit's subject for MPS; used by the tests and by `anyaccel conform mps`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from anyaccel_torch.conformance import TorchSubject
 
 
 class MpsSubject(TorchSubject):
-    """torch on mps:0."""
+    """PyTorch on mps:0."""
 
     @pytest.fixture
     def backend(self) -> Backend:
-        """Serves mps."""
+        """The backend for mps."""
         return MpsBackend()

@@ -1,4 +1,4 @@
-"""A step of a segment on shapes alone: which operators it needs, forward, backward and in the optimizer."""
+"""A dry run of a training step on meta tensors, to find the operators that it needs."""
 
 from __future__ import annotations
 
@@ -21,59 +21,62 @@ from anyaccel_torch.tree_utils import tensors_in
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-PAPER = torch.device("meta")
-_BATCH = 2  # one sample is not enough for batch normalisation
+META = torch.device("meta")
+_BATCH_SIZE = 2  # batch normalisation needs more than one sample
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, writes down each operator that is called with or gives a tensor without values, and where it was.
+class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records each operator that takes or returns a meta tensor while it is active, and where it was called.
 
-    `found` maps operators to the places where they were called, in the order of their first call.
+    Attributes:
+        stage: the part of the step that runs, set by the caller.
+        node: the nodes of the module that runs; `""` outside of modules.
+        places: by operator, in order of their first call, the nodes or stages that called it.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stage = ""
         self.node = ""
-        self.found: dict[OpOverload, list[str]] = {}
+        self.places: dict[OpOverload, list[str]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _on_paper([*args, *kwargs.values()]):
-            self._note(func)  # before it is called, which on shapes alone may be impossible
+        if _has_meta([*args, *kwargs.values()]):
+            self._record(func)  # before the call, which may be impossible on meta tensors
         result = func(*args, **kwargs)
-        if _on_paper([result]):
-            self._note(func)
+        if _has_meta([result]):
+            self._record(func)
         return result
 
-    def _note(self, func: OpOverload) -> None:
-        places, place = self.found.setdefault(func, []), self.node or self.stage
+    def _record(self, func: OpOverload) -> None:
+        places, place = self.places.setdefault(func, []), self.node or self.stage
         if place not in places:
             places.append(place)
 
 
 def operators_of(segment: Segment) -> dict[OpOverload, list[str]]:
-    """The operators that a step of a segment needs, each with the nodes or stages that need it.
+    """The operators that a step of a segment needs, each with the nodes or stages that call it.
 
-    Copies of the models are run in evaluation and, where something is trained, in training, on tensors that have shapes
-    and no values: nothing is computed, no memory of the device is taken, and the user's models stay as they are. A
-    model that cannot be run so (it reads values, or holds tensors that are neither parameters nor buffers) is silent
-    from there on. What an operator calls inside is not seen.
+    Runs copies of the models in evaluation mode, and in training mode where something is trained, on meta tensors:
+    nothing is computed, no device memory is used, and the user's models are unchanged. The operators of a model that
+    does not run on meta tensors (it reads values, or has tensors that are neither parameters nor buffers) are found up
+    to there. What an operator calls internally is not seen.
     """
-    recorder = Recorder()
-    with warnings.catch_warnings(), suppress(Exception):  # what is really wrong, the real run tells in better words
+    recorder = OperatorRecorder()
+    with warnings.catch_warnings(), suppress(Exception):  # the real run has the better message
         warnings.simplefilter("ignore")
-        _rehearse(_copied(segment), recorder)
-    return recorder.found
+        _run_step(_meta_copy(segment), recorder)
+    return recorder.places
 
 
-def _rehearse(segment: Segment, recorder: Recorder) -> None:
-    _announce(segment, recorder)
-    program = TorchProgram(segment, lambda device: PAPER)
+def _run_step(segment: Segment, recorder: OperatorRecorder) -> None:
+    _track_nodes(segment, recorder)
+    program = TorchProgram(segment, lambda device: META)
     inputs = [
-        torch.zeros(_BATCH, *spec.shape, dtype=getattr(torch, spec.dtype), device=PAPER)
+        torch.zeros(_BATCH_SIZE, *spec.shape, dtype=getattr(torch, spec.dtype), device=META)
         for spec, _ in segment.inputs.values()
     ]
     try:
@@ -86,7 +89,7 @@ def _rehearse(segment: Segment, recorder: Recorder) -> None:
         program.close()
 
 
-def _train(program: TorchProgram, inputs: list[torch.Tensor], recorder: Recorder) -> None:
+def _train(program: TorchProgram, inputs: list[torch.Tensor], recorder: OperatorRecorder) -> None:
     outputs, _, pullback = program.forward_pullback(inputs)
     recorder.stage = "backward pass"
     pullback([torch.zeros_like(output) for output in outputs])
@@ -95,41 +98,41 @@ def _train(program: TorchProgram, inputs: list[torch.Tensor], recorder: Recorder
     program.optimizer_step()
 
 
-def _copied(segment: Segment) -> Segment:
-    """The segment with copies of its models and losses whose parameters and buffers have no values."""
+def _meta_copy(segment: Segment) -> Segment:
+    """The segment with copies of its models and losses on the meta device."""
     memo: dict[int, Any] = {}
     for module in _modules(segment):
         for parameter in module.parameters():
-            paper = torch.empty_like(parameter, device=PAPER)
-            memo[id(parameter)] = nn.Parameter(paper, requires_grad=parameter.requires_grad)
+            empty = torch.empty_like(parameter, device=META)
+            memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         for buffer in module.buffers():
-            memo[id(buffer)] = torch.empty_like(buffer, device=PAPER)
+            memo[id(buffer)] = torch.empty_like(buffer, device=META)
     return copy.deepcopy(replace(segment, states={}), memo)
 
 
 def _modules(segment: Segment) -> Iterator[nn.Module]:
-    for each in (*(one.model for one in segment.operations), *(term.loss.own for term in segment.losses)):
-        if isinstance(each, nn.Module):
-            yield each
+    for module in (*(op.model for op in segment.operations), *(term.loss.own for term in segment.losses)):
+        if isinstance(module, nn.Module):
+            yield module
 
 
-def _announce(segment: Segment, recorder: Recorder) -> None:
-    """Let each module tell the recorder when it begins and ends, by the names of the nodes that hold it."""
-    names: dict[nn.Module, list[str]] = {}
-    for one in segment.operations:
-        if isinstance(one.model, nn.Module):
-            names.setdefault(one.model, []).append(repr(one.label))
-    for module, labels in names.items():
-        module.register_forward_pre_hook(_at(recorder, f"node {' and '.join(labels)}"))
-        module.register_forward_hook(_at(recorder, ""))
+def _track_nodes(segment: Segment, recorder: OperatorRecorder) -> None:
+    """Set `recorder.node` while each module runs, to the nodes that hold it."""
+    labels: dict[nn.Module, list[str]] = {}
+    for op in segment.operations:
+        if isinstance(op.model, nn.Module):
+            labels.setdefault(op.model, []).append(repr(op.label))
+    for module, nodes in labels.items():
+        module.register_forward_pre_hook(_set_node(recorder, f"node {' and '.join(nodes)}"))
+        module.register_forward_hook(_set_node(recorder, ""))
 
 
-def _at(recorder: Recorder, node: str) -> Callable[..., None]:
-    def enter(*_: Any) -> None:
+def _set_node(recorder: OperatorRecorder, node: str) -> Callable[..., None]:
+    def hook(*_: Any) -> None:
         recorder.node = node
 
-    return enter
+    return hook
 
 
-def _on_paper(values: list[Any]) -> bool:
+def _has_meta(values: list[Any]) -> bool:
     return any(tensor.is_meta for tensor in tensors_in(values))

@@ -1,4 +1,4 @@
-"""Dtypes that the Apple GPU lacks, told before anything is moved."""
+"""Checks for dtypes that the Apple GPU does not support, before anything is moved."""
 
 from __future__ import annotations
 
@@ -12,51 +12,52 @@ from anyaccel_torch.error_translation import first_line
 if TYPE_CHECKING:
     import torch
 
-# What is closest to a dtype that is lacking, and how a tensor, a module and a NumPy array are brought to it.
+# By unsupported dtype: the closest one, and how to convert a tensor and a module to it.
 _CLOSEST = {
     "float64": ("float32", "tensor.float()", "model.float()"),
     "complex128": ("complex64", "tensor.to(torch.complex64)", "model.to(torch.complex64)"),
 }
-_OTHER = ("float32", "tensor.float()", "model.float()")
+_DEFAULT = ("float32", "tensor.float()", "model.float()")
 
 
-def check(obj: Any, where: object, lacking: frozenset[str]) -> None:
-    """Nothing, where every tensor in a tensor, module, or dict, list or tuple of such can be on the Apple GPU.
+def check_tensors(obj: Any, device: object, unsupported: frozenset[str]) -> None:
+    """Check the dtypes of all tensors in a tensor, a module, or a dict, list or tuple of such.
 
     Raises:
-        MoveError: one cannot; names it, its dtype and the remedy.
+        MoveError: one is unsupported; names it and its dtype.
     """
-    for what, in_module, tensor in _named(obj, ""):
-        name = str(tensor.dtype).removeprefix("torch.")
-        why = "" if name in lacking else refusal(tensor.dtype)
-        if name in lacking or why:
-            _, for_tensor, for_module = _CLOSEST.get(name, _OTHER)
+    for tensor_name, in_module, tensor in _named_tensors(obj, ""):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        reason = "" if dtype in unsupported else refusal(tensor.dtype)
+        if dtype in unsupported or reason:
+            closest, tensor_call, module_call = _CLOSEST.get(dtype, _DEFAULT)
             raise MoveError(
-                f"{what or 'a tensor'} is {name}, which {where} cannot hold",
-                available=why or _there(name),
-                hint=f"convert it first: {for_module if in_module else for_tensor}",
+                f"{tensor_name or 'a tensor'} is {dtype}, which {device} does not support{reason and f': {reason}'}",
+                available=f"{closest}, which is closest; moves keep dtypes",
+                hint=f"convert it first: {module_call if in_module else tensor_call}",
             )
 
 
-def check_array(dtype: Any, where: object, lacking: frozenset[str]) -> None:
-    """The same for NumPy's dtype of an array.
+def check_array(dtype: Any, device: object, unsupported: frozenset[str]) -> None:
+    """Check the dtype of a NumPy array.
 
     Raises:
-        MoveError: MPS lacks it.
+        MoveError: it is unsupported.
     """
-    if dtype.name in lacking:
+    if dtype.name in unsupported:
+        closest = _CLOSEST.get(dtype.name, _DEFAULT)[0]
         raise MoveError(
-            f"an array of {dtype.name} was given, which {where} cannot hold",
-            available=_there(dtype.name),
-            hint=f"convert it first: array.astype({_CLOSEST.get(dtype.name, _OTHER)[0]!r})",
+            f"the array is {dtype.name}, which {device} does not support",
+            available=f"{closest}, which is closest; moves keep dtypes",
+            hint=f"convert it first: array.astype({closest!r})",
         )
 
 
 @cache
 def refusal(dtype: torch.dtype) -> str:
-    """Why this torch on this macOS cannot make a tensor of a dtype, in its own words; `""` if it can, or has no MPS.
+    """Torch's own message if it cannot make a tensor of a dtype on MPS; `""` if it can, or has no MPS.
 
-    The dtypes that MPS lacks differ between versions of both: bfloat16 and the 8-bit floats came one by one.
+    Support of bfloat16 and the 8-bit floats depends on the versions of torch and macOS.
     """
     import torch
 
@@ -64,26 +65,22 @@ def refusal(dtype: torch.dtype) -> str:
         torch.empty(0, dtype=dtype, device="mps")
     except TypeError as error:
         return first_line(error)
-    except Exception:  # no MPS here: whatever is to be said of that, it is not about the dtype
+    except Exception:  # no MPS here, which is not about the dtype
         return ""
     return ""
 
 
-def _there(name: str) -> str:
-    return f"its closest is {_CLOSEST.get(name, _OTHER)[0]}; moves keep dtypes"
-
-
-def _named(obj: Any, path: str) -> Iterator[tuple[str, bool, Any]]:
-    """What each tensor in `obj` is called, whether it is a module's, and the tensor."""
+def _named_tensors(obj: Any, path: str) -> Iterator[tuple[str, bool, Any]]:
+    """The name of each tensor in `obj`, whether it is a module's, and the tensor."""
     import torch
 
     if isinstance(obj, torch.Tensor):
         yield path, False, obj
     elif isinstance(obj, torch.nn.Module):
         owner = f"{type(obj).__name__}{' ' + path if path else ''}"
-        for word, named in (("parameter", obj.named_parameters()), ("buffer", obj.named_buffers())):
+        for kind, named in (("parameter", obj.named_parameters()), ("buffer", obj.named_buffers())):
             for name, tensor in named:
-                yield f"{word} {name!r} of {owner}", True, tensor
+                yield f"{kind} {name!r} of {owner}", True, tensor
     elif isinstance(obj, (Mapping, list, tuple)):
         for key, item in obj.items() if isinstance(obj, Mapping) else enumerate(obj):
-            yield from _named(item, f"{path or 'item '}[{key!r}]")
+            yield from _named_tensors(item, f"{path or 'item '}[{key!r}]")

@@ -1,4 +1,4 @@
-"""Tensors on the Apple GPU from and to host memory."""
+"""Transfers between host memory and the Apple GPU."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from anyaccel_torch.exchange import TorchExchange
 
 
 class MpsExchange(MpsPlacement, TorchExchange):
-    """As torch's; from page-locked memory never."""
+    """As `TorchExchange`, without pinned memory and without asynchronous copies."""
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
-        """As `Exchange.from_host`; waits for the copy, and refuses a dtype that MPS lacks before there is any."""
+        """As `Exchange.from_host`; waits for the copy, and refuses an unsupported dtype before any."""
         check_array(array.dtype, device, self.unsupported_dtypes)
         return super().from_host(array, device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """As `Exchange.take`; Metal computes from memory of its own, so that there is a copy."""
+        """As `Exchange.from_host_owned`; a copy, as Metal computes from memory of its own."""
         return self.from_host(array, device)
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
-        """As `Exchange.send`; the copy is waited for: of one that is not, MPS has been seen to make garbage."""
+        """As `Exchange.copy_async`; waits for the copy, since asynchronous copies to MPS have given garbage."""
         return AsyncCopy(self.from_host(array, device))

@@ -1,4 +1,4 @@
-"""How full the Apple GPU is, from torch's figures and Metal's."""
+"""Memory of the Apple GPU, as torch and Metal report it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from anyaccel_torch.memory import TorchMemory
 
 
 class MpsMemory(TorchMemory):
-    """Figures are this process's; the memory is that of the CPU, and what others take of it is not seen."""
+    """Reports this process only: the memory is shared with the CPU, and other processes are not seen."""
 
     def memory(self, device: Device) -> MemoryInfo:
-        """As `Memory.memory`; what torch only caches counts as not free, and no peak is kept."""
+        """As `Memory.memory`; torch's cache counts as not free, and there is no peak."""
         import torch
 
         total = total_memory()

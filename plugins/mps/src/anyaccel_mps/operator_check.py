@@ -1,4 +1,4 @@
-"""What is said of a segment whose operators the Apple GPU lacks: refused, or reported where the CPU was asked for."""
+"""Refuses a segment with operators that the Apple GPU lacks, or warns where torch computes them on the CPU."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ import torch
 from anyaccel.errors import FallbackWarning, PhaseError
 from anyaccel.segment import Segment
 from anyaccel_mps.dry_run import operators_of
-from anyaccel_mps.operator_support import Operators, name_of
+from anyaccel_mps.operator_support import OperatorSupport, name_of
 
 SWITCH = "PYTORCH_ENABLE_MPS_FALLBACK"
-"""The user's own switch, which torch reads once, when it is imported."""
+"""Torch's environment variable, which it reads when it is imported."""
 
 
-def judge(segment: Segment, operators: Operators) -> None:
-    """Rehearse a segment and look its operators up.
+def check_operators(segment: Segment, support: OperatorSupport) -> None:
+    """Find the operators of a segment by a dry run, and check that MPS has them.
 
     Warns:
-        FallbackWarning: MPS lacks some, and the switch asks for the CPU instead; every time.
+        FallbackWarning: MPS lacks some, and `SWITCH` lets torch compute them on the CPU; issued every time.
 
     Raises:
-        PhaseError: MPS lacks some, and nobody asked for the CPU.
+        PhaseError: MPS lacks some, and `SWITCH` is not set.
     """
-    found = operators_of(segment)
-    lacking = {name_of(each): places for each, places in found.items() if operators.lacks(each)}
-    if not lacking:
+    operators = operators_of(segment)
+    missing = {name_of(operator): places for operator, places in operators.items() if support.lacks(operator)}
+    if not missing:
         return
-    named = ", ".join(f"{name} ({', '.join(places)})" for name, places in lacking.items())
-    if _is_asked_for():
-        _report(
-            f"segment {segment.label!r} needs operators that MPS lacks; torch computes them on the CPU in every step, "
-            f"as {SWITCH} asks: {named}"
+    named = ", ".join(f"{name} ({', '.join(places)})" for name, places in missing.items())
+    if _fallback_is_on():
+        _warn(
+            f"segment {segment.label!r} needs operators that MPS lacks; as {SWITCH} is set, torch computes them on the "
+            f"CPU in every step: {named}"
         )
         return
+    n_supported = len(operators) - len(missing)
     raise PhaseError(
-        f"segment {segment.label!r} cannot be computed on mps:0: it needs operators that MPS lacks: {named}",
-        available=f"torch {torch.__version__} has {len(found) - len(lacking)} of the {len(found)} operators it needs",
+        f"segment {segment.label!r} cannot run on mps:0, which lacks operators that it needs: {named}",
+        available=f"{n_supported} of its {len(operators)} operators in torch {torch.__version__}",
         hint="give the node accelerator='cpu', use other layers, or start Python with "
-        f"{SWITCH}=1 to compute these operators on the CPU, which is slow and is reported",
+        f"{SWITCH}=1 to compute these operators on the CPU, slowly and with a warning",
     )
 
 
-def _is_asked_for() -> bool:
+def _fallback_is_on() -> bool:
     """As torch reads it: a number other than zero."""
     try:
         return int(os.environ.get(SWITCH, "0")) != 0
@@ -54,14 +55,14 @@ def _is_asked_for() -> bool:
         return False
 
 
-def _report(message: str) -> None:
-    """Warn at the user's own line; Python's filters show it each time unless the user has set them."""
-    frame = _users(inspect.currentframe())
-    place = ("anyaccel", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    warnings.warn_explicit(message, FallbackWarning, *place, registry=None)
+def _warn(message: str) -> None:
+    """Warn at the user's own line; without a registry, Python's default filters show it each time."""
+    frame = _user_frame(inspect.currentframe())
+    file, line = ("anyaccel", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    warnings.warn_explicit(message, FallbackWarning, file, line, registry=None)
 
 
-def _users(frame: FrameType | None) -> FrameType | None:
+def _user_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("anyaccel"):
         frame = frame.f_back
     return frame

@@ -1,4 +1,4 @@
-"""Which of torch's operators the Apple GPU computes: what torch's dispatcher has registered in this process."""
+"""OperatorSupport: the operators that the Apple GPU has, as registered with torch's dispatcher in this process."""
 
 from __future__ import annotations
 
@@ -10,69 +10,66 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
-_DELEGATING = "CompositeExplicitAutogradNonFunctional"  # calls the form that writes into a given tensor
-_EVERYWHERE = "aten::add.Tensor"  # no backend is without it
-_STAND_IN = "MPSFallback"  # the source file in which torch registers operators for MPS that it computes on the CPU
+_DELEGATING = "CompositeExplicitAutogradNonFunctional"  # calls the out= overload
+_UNIVERSAL = "aten::add.Tensor"  # every backend has it
+_CPU_FALLBACK = "MPSFallback"  # the source file of MPS kernels that compute on the CPU
 
 
-class Operators:
-    """Asks torch's dispatcher, whose Python names are torch's own and may change: where they do, nothing is known.
+class OperatorSupport:
+    """Queries torch's dispatcher by private functions of torch; where they have changed, nothing is known.
 
-    `has` and `registered` are the two questions; a subclass may answer them from elsewhere.
+    `has` and `registered` are the only queries; a subclass may answer them from another source.
 
     Args:
-        key: the dispatcher's name of the backend.
+        key: dispatch key of the backend.
     """
 
     def __init__(self, key: str = "MPS") -> None:
         self.key = key
 
     def is_known(self) -> bool:
-        """Whether this torch was built with kernels for the backend: without, it can say nothing of them."""
+        """Whether this torch was built with kernels for the backend, so that it knows them."""
         try:
-            return self.has(_EVERYWHERE, self.key)
+            return self.has(_UNIVERSAL, self.key)
         except (AttributeError, TypeError):
             return False
 
     def lacks(self, operator: OpOverload) -> bool:
-        """Whether the backend has no kernel for an operator, or one that computes on the CPU.
+        """Whether the backend has no kernel for an operator, or only one that computes on the CPU.
 
-        An operator that torch puts together from others counts as there.
+        Composite operators, which torch computes from others, are not lacking.
         """
         name = name_of(operator)
         if self.has(name, self.key):
-            return _STAND_IN in self.registered(name)
+            return _CPU_FALLBACK in self.registered(name)
         if any(self.has(name, key) for key in _COMPOSITE):
             return False
-        return not (self.has(name, _DELEGATING) and any(map(self._writes, _writing(operator))))
+        return not (self.has(name, _DELEGATING) and any(map(self._has_out_kernel, _out_overloads(operator))))
 
     def has(self, name: str, key: str) -> bool:
-        """Whether an operator, such as `"aten::add.Tensor"`, has a kernel of its own for a dispatch key."""
+        """Whether an operator, such as `"aten::add.Tensor"`, has a kernel for a dispatch key."""
         try:
             return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))  # noqa: SLF001
-        except RuntimeError:  # TorchScript has forms that the dispatcher does not know
+        except RuntimeError:  # overloads of TorchScript that the dispatcher does not know
             return False
 
     def registered(self, name: str) -> str:
-        """The line of the dispatcher's record that says where the backend's kernel comes from; `""` if there is none.
+        """The line of the dispatcher's dump that says where the backend's kernel is registered; `""` if unknown."""
+        dump: str = getattr(torch._C, "_dispatch_dump", lambda _: "")(name)  # noqa: SLF001
+        return next((line for line in dump.splitlines() if line.startswith(f"{self.key}:")), "")
 
-        A torch that gives no such record says nothing either.
-        """
-        record: str = getattr(torch._C, "_dispatch_dump", lambda _: "")(name)  # noqa: SLF001
-        return next((line for line in record.splitlines() if line.startswith(f"{self.key}:")), "")
-
-    def _writes(self, name: str) -> bool:
+    def _has_out_kernel(self, name: str) -> bool:
         return self.has(name, self.key) or self.has(name, _COMPOSITE[0])
 
 
 def name_of(operator: OpOverload) -> str:
-    """As the dispatcher writes it: `"aten::add.Tensor"`."""
+    """The dispatcher's name of an operator: `"aten::add.Tensor"`."""
     name: str = operator.name()  # type: ignore[no-untyped-call]
     return name
 
 
-def _writing(operator: OpOverload) -> list[str]:
-    """The forms of an operator that write into a tensor given as keyword."""
+def _out_overloads(operator: OpOverload) -> list[str]:
+    """The overloads of an operator that have an `out` argument."""
     packet = operator.overloadpacket
-    forms = [getattr(packet, overload) for overload in packet.overloads()]
-    return [name_of(form) for form in forms if any(each.is_out for each in form._schema.arguments)]  # noqa: SLF001
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return [name_of(op) for op in overloads if any(argument.is_out for argument in op._schema.arguments)]  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Where torch computes on a Mac: one device, without float64, whose copies are always waited for."""
+"""Placement on the Apple GPU: one device without float64, whose copies are synchronous."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from typing import Any, ClassVar
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel_mps.device_info import describe, why_not
-from anyaccel_mps.dtype_support import check
+from anyaccel_mps import device_info
+from anyaccel_mps.dtype_support import check_tensors
 from anyaccel_torch.placement import TorchPlacement
 
 
 class MpsPlacement(TorchPlacement):
-    """The part of the contract that everybody writes.
+    """The required part of the contract, as `TorchPlacement` with the differences of MPS.
 
-    No copy is asynchronous or from page-locked memory, whatever is wished: on MPS, one that nobody waits for may give
-    values that were never there.
+    No copy is asynchronous or from pinned memory, even on request: asynchronous copies to MPS may give wrong values.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("mps",)
@@ -23,21 +22,21 @@ class MpsPlacement(TorchPlacement):
     unsupported_dtypes: ClassVar[frozenset[str]] = frozenset({"float64", "complex128"})
 
     def unavailable_reason(self, device: Device) -> str:
-        """As `Backend.why_not`: the system, how this torch was built, or that there is one device only."""
-        return why_not(device, len(self.devices()))
+        """As `Backend.unavailable_reason`: the system, the build of torch, or that there is only one device."""
+        return device_info.unavailable_reason(device, len(self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """As `Backend.device_info`; no memory space, as torch copies between CPU and MPS though the chip has one."""
-        return describe()
+        """As `Backend.device_info`; no memory space, as torch copies between CPU and MPS although they share memory."""
+        return device_info.apple_gpu_info()
 
     def place(self, obj: Any, device: Device) -> Any:
-        """As `Backend.place`; nothing is moved if a single tensor in `obj` has a dtype that MPS lacks."""
-        check(obj, device, self.unsupported_dtypes)
+        """As `Backend.place`; nothing is moved if any tensor in `obj` has an unsupported dtype."""
+        check_tensors(obj, device, self.unsupported_dtypes)
         return super().place(obj, device)
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """As `Backend.move`; waits for the copy, pinned or not."""
-        check(tensor, device, self.unsupported_dtypes)
+        """As `Backend.move`; waits for the copy."""
+        check_tensors(tensor, device, self.unsupported_dtypes)
         return super().move(tensor, device)
 
     def synchronize(self, device: Device) -> None:

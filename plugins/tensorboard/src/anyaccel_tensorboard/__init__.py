@@ -1,8 +1,8 @@
-"""TensorBoard for anyaccel: what phases give, written to event files. A plugin of hooks alone; it has no backend.
+"""TensorBoard for anyaccel: losses, metrics and device statistics of phases in event files. A plugin without a backend.
 
-Installed, it does nothing until it is asked: by the environment (`ANYACCEL_TENSORBOARD=FOLDER`), by `log_to(FOLDER)`,
-or by `TensorBoard(FOLDER)` among the callbacks of a phase or an experiment. Importing this package imports no
-TensorBoard; that happens when the first phase that is to be logged begins.
+Logging is off until it is turned on: by the environment (`ANYACCEL_TENSORBOARD=FOLDER`), by `log_to(FOLDER)`, or by
+`TensorBoard(FOLDER)` among the callbacks of a phase or an experiment. Importing this package imports no TensorBoard;
+that happens when the first logged phase begins. It stands on anyaccel's hooks.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel.hookspecs import hookimpl
 from anyaccel_tensorboard import switch
-from anyaccel_tensorboard.run_logger import Tracker
 from anyaccel_tensorboard.switch import log_to
+from anyaccel_tensorboard.tracker import RunTracker
 
 if TYPE_CHECKING:
     from anyaccel_tensorboard.callback import TensorBoard as TensorBoard
 
 __all__ = ["TensorBoard", "before_placement", "epoch_end", "log_to", "phase_end", "phase_start"]
 
-_tracker = Tracker()
+_tracker = RunTracker()
 
 
 @hookimpl
 def phase_start(run: Any) -> None:
-    """Opens a file for the run, if logging is on.
+    """Open an event file for the run, if logging is on.
 
     Raises:
         PhaseError: the folder cannot be written.
@@ -36,19 +36,19 @@ def phase_start(run: Any) -> None:
 
 @hookimpl
 def before_placement(run: Any) -> None:
-    """Writes the plan and the graph."""
-    _tracker.planned(run)
+    """Write the plan and the graph."""
+    _tracker.write_plan(run)
 
 
 @hookimpl
 def epoch_end(run: Any) -> None:
-    """Writes the figures of an epoch."""
-    _tracker.epoch(run)
+    """Write the figures of an epoch."""
+    _tracker.write_epoch(run)
 
 
 @hookimpl
 def phase_end(run: Any, error: BaseException | None) -> None:
-    """Writes what an evaluation gave, or what ended the phase, and closes the file."""
+    """Write the outcome of the phase, and close the file."""
     _tracker.end(run, error)
 
 

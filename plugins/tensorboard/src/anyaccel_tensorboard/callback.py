@@ -1,4 +1,4 @@
-"""The same for one phase, or one experiment, without the plugin."""
+"""TensorBoard: logs one phase, or one experiment, as a callback."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from typing import Any
 
 from anyaccel.errors import PhaseError
 from anyaccel.phases import Callback
-from anyaccel_tensorboard.run_dirs import checked
-from anyaccel_tensorboard.run_logger import Tracker
+from anyaccel_tensorboard.run_dirs import as_folder
+from anyaccel_tensorboard.tracker import RunTracker
 
 
 class TensorBoard(Callback):
-    """Logs the phases that it is a callback of; those of a whole experiment with `Experiment(..., callbacks=[...])`.
+    """Logs the phases that it is a callback of; all phases of an experiment with `Experiment(..., callbacks=[...])`.
 
     Args:
-        folder: where to; each run gets a folder of its own below it, as with `log_to`.
-        every_n_steps: also write the losses of one step in so many, which makes each step a call of its own and waits
-            for the device; None, the default, leaves the steps alone.
+        folder: each run gets a folder of its own below this one, as with `log_to`.
+        every_n_steps: also write the losses of one step in so many. Every step is then a separate call, and waits for
+            the device. None, the default, writes no steps.
 
     Raises:
-        ConfigError: `folder` is no folder of this machine.
-        PhaseError: `every_n_steps` is no number of steps; and, when a phase begins, the folder cannot be written.
+        ConfigError: `folder` is not a local folder.
+        PhaseError: `every_n_steps` is not a positive int; when a phase begins: the folder cannot be written.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every_n_steps: int | None = None) -> None:
-        self.folder = checked(folder, "TensorBoard").absolute()
+        self.folder = as_folder(folder, "TensorBoard").absolute()
         self.every_n_steps = every_n_steps
-        self._tracker = Tracker()
+        self._tracker = RunTracker()
         if every_n_steps is None:
             return
         if not isinstance(every_n_steps, int) or isinstance(every_n_steps, bool) or every_n_steps < 1:
             raise PhaseError(f"TensorBoard: every_n_steps={every_n_steps!r} is not an int of at least 1")
-        vars(self)["step_end"] = self._step  # on this object alone: whoever writes the method asks for every step
+        vars(self)["step_end"] = self._step  # not on the class: a callback that has step_end is called in every step
 
     def __repr__(self) -> str:
         steps = "" if self.every_n_steps is None else f", every_n_steps={self.every_n_steps}"
         return f"TensorBoard({str(self.folder)!r}{steps})"
 
     def phase_start(self, phase: Any, run: Any) -> None:
-        """Open a file for the run."""
+        """Open an event file for the run."""
         self._tracker.start(run, self.folder)
 
     def before_placement(self, phase: Any, plan: Any, run: Any) -> None:
         """Write the plan and the graph."""
-        self._tracker.planned(run)
+        self._tracker.write_plan(run)
 
     def _step(self, run: Any) -> None:
-        self._tracker.step(run, self.every_n_steps or 1)
+        self._tracker.write_step(run, self.every_n_steps or 1)
 
     def epoch_end(self, run: Any) -> None:
         """Write the figures of an epoch."""
-        self._tracker.epoch(run)
+        self._tracker.write_epoch(run)
 
     def phase_end(self, phase: Any, plan: Any, run: Any, error: BaseException | None) -> None:
-        """Write what came of it, and close the file."""
+        """Write the outcome, and close the file."""
         self._tracker.end(run, error)

@@ -1,106 +1,96 @@
-"""How full the devices of a plan are, as the frameworks that compute on them say."""
+"""Memory and NVIDIA statistics of the devices of a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from typing import Any
 
+from anyaccel.adapter.device_description import start_nvml
 from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel.registry import registry
 
 
-def memory(plan: Any) -> dict[str, float]:
-    """Bytes used, at the peak and in all, as `memory/DEVICE/FRAMEWORK/used_bytes`; what is not known is left out."""
-    found: dict[str, float] = {}
-    for framework, device in dict.fromkeys((one.framework, one.device) for one in plan.assignments):
+def memory_stats(plan: Any) -> dict[str, float]:
+    """Bytes used, at the peak and in total, as `memory/DEVICE/FRAMEWORK/used_bytes`; unknown figures are left out."""
+    stats: dict[str, float] = {}
+    for framework, device in dict.fromkeys((node.framework, node.device) for node in plan.assignments):
         backend = registry().find(framework, device.kind)
         if isinstance(backend, Memory):
-            now = backend.memory(device)
-            figures = {"used": now.used, "peak": now.peak, "total": now.total}
-            found.update({f"memory/{device}/{framework}/{name}_bytes": size for name, size in figures.items() if size})
-    return found
+            info = backend.memory(device)
+            sizes = {"used": info.used, "peak": info.peak, "total": info.total}
+            stats.update({f"memory/{device}/{framework}/{name}_bytes": size for name, size in sizes.items() if size})
+    return stats
 
 
-def gauges(plan: Any) -> Gauges:
-    """Gauges for the NVIDIA GPUs of a plan; without any where it has none, or NVML cannot be asked."""
-    wanted = _wanted(plan)
-    try:
-        library: Any = import_module("pynvml") if wanted else None
-    except ImportError:
-        library = None
-    if library is None:
-        return Gauges()
-    try:
-        library.nvmlInit()
-    except library.NVMLError:
-        return Gauges()
-    return Gauges(library, wanted)
+def nvidia_stats(plan: Any) -> NvidiaStats:
+    """Statistics of the NVIDIA GPUs of a plan; empty where it has none, or NVML is not available."""
+    identities = _identities(plan)
+    nvml = start_nvml() if identities else None
+    return NvidiaStats() if nvml is None else NvidiaStats(nvml, identities)
 
 
-def _wanted(plan: Any) -> dict[Device, str]:
-    """The NVIDIA GPUs of a plan with their identities: the numbers of devices are the frameworks' own."""
-    found: dict[Device, str] = {}
-    for one in plan.assignments:
-        info = registry().find(one.framework, one.device.kind).device_info(one.device)
+def _identities(plan: Any) -> dict[Device, str]:
+    """The identities of a plan's NVIDIA GPUs; device numbers differ between frameworks and NVML."""
+    identities: dict[Device, str] = {}
+    for node in plan.assignments:
+        info = registry().find(node.framework, node.device.kind).device_info(node.device)
         if info.vendor == "nvidia" and info.identity:
-            found[one.device] = info.identity
-    return found
+            identities[node.device] = info.identity
+    return identities
 
 
-class Gauges:
-    """Reads some GPUs, by default none. NVML has been started for it, and is stopped by `close`.
+class NvidiaStats:
+    """Reads statistics of some GPUs by NVML, by default of none.
 
     Args:
-        library: the module `pynvml`, None where it is not needed.
-        wanted: UUID (`GPU-...`, `MIG-...`) or PCI address by device.
+        nvml: the module `pynvml`, started; `close` shuts it down.
+        identities: UUID (`GPU-...`, `MIG-...`) or PCI address by device.
     """
 
-    def __init__(self, library: Any = None, wanted: Mapping[Device, str] | None = None) -> None:
-        self._library = library
-        self._calls: dict[str, Callable[[], float]] = {}
-        for device, identity in (wanted or {}).items():
+    def __init__(self, nvml: Any = None, identities: Mapping[Device, str] | None = None) -> None:
+        self._nvml = nvml
+        self._readers: dict[str, Callable[[], float]] = {}
+        for device, identity in (identities or {}).items():
             handle = self._handle(identity)
             if handle is not None:
-                self._calls.update({f"nvml/{device}/{name}": partial(read, handle) for name, read in self._figures()})
+                readers = {f"nvml/{device}/{name}": partial(read, handle) for name, read in self._statistics()}
+                self._readers.update(readers)
 
     def read(self) -> dict[str, float]:
         """`nvml/DEVICE/utilization_percent`, `.../memory_used_bytes`, `.../temperature_celsius`, `.../power_watts`.
 
-        What a GPU does not tell is left out.
+        Statistics that a GPU does not support are left out.
         """
-        found = {}
-        for tag, call in self._calls.items():
-            try:
-                found[tag] = float(call())
-            except self._library.NVMLError:
-                continue
-        return found
+        values = {}
+        for tag, read in self._readers.items():
+            with suppress(self._nvml.NVMLError):
+                values[tag] = float(read())
+        return values
 
     def close(self) -> None:
-        """Stop NVML, if nobody else uses it: it counts."""
-        library, self._library, self._calls = self._library, None, {}
-        if library is not None:
-            with suppress(library.NVMLError):  # somebody has stopped it already; that is no fault of the run
-                library.nvmlShutdown()
+        """Shut NVML down; it counts its users."""
+        nvml, self._nvml, self._readers = self._nvml, None, {}
+        if nvml is not None:
+            with suppress(nvml.NVMLError):  # another user has shut it down already
+                nvml.nvmlShutdown()
 
     def _handle(self, identity: str) -> Any:
-        library = self._library
-        by_uuid = identity.startswith(("GPU-", "MIG-"))
-        find = library.nvmlDeviceGetHandleByUUID if by_uuid else library.nvmlDeviceGetHandleByPciBusId
+        nvml = self._nvml
+        is_uuid = identity.startswith(("GPU-", "MIG-"))
+        find = nvml.nvmlDeviceGetHandleByUUID if is_uuid else nvml.nvmlDeviceGetHandleByPciBusId
         try:
             return find(identity)
-        except library.NVMLError:
+        except nvml.NVMLError:
             return None
 
-    def _figures(self) -> list[tuple[str, Callable[[Any], float]]]:
-        nvml = self._library
+    def _statistics(self) -> list[tuple[str, Callable[[Any], float]]]:
+        nvml = self._nvml
         return [
             ("utilization_percent", lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
             ("memory_used_bytes", lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).used),
             ("temperature_celsius", lambda handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-            ("power_watts", lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),  # it tells milliwatts
+            ("power_watts", lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),  # from milliwatts
         ]

@@ -1,7 +1,6 @@
-"""One event file, in TensorBoard's own format and by its own code.
+"""EventFile: an event file in TensorBoard's format, written by TensorBoard's own `RecordWriter`.
 
-Of TensorBoard's writers this uses the innermost, `RecordWriter`, over a file of its own: the outer one starts a thread,
-imports TensorFlow where that is installed, and names its files without looking whether they are there.
+Its public writers start a thread, import TensorFlow where it is installed, and may overwrite files.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from anyaccel.errors import PhaseError
 
 
 class EventFile:
-    """An event file in a folder that is there; everything given is in the file when a call returns.
+    """A new event file in an existing folder. Every call flushes what it writes.
 
     Raises:
-        OSError: the file cannot be made, or is there already.
+        OSError: the file cannot be made, or exists already.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +39,7 @@ class EventFile:
             raise
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers by tag, as float32, all of one step.
+        """Write numbers of one step by tag, as float32.
 
         Raises:
             PhaseError: the file cannot be written any more.
@@ -48,7 +47,7 @@ class EventFile:
         self._add(step, (Summary.Value(tag=_utf8(tag), simple_value=value) for tag, value in values.items()))
 
     def text(self, tag: str, markdown: str, step: int = 0) -> None:
-        """A text in Markdown.
+        """Write a text in Markdown.
 
         Raises:
             PhaseError: the file cannot be written any more.
@@ -63,15 +62,15 @@ class EventFile:
         self._add(step, [Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])
 
     def close(self) -> None:
-        """Close the file; it is closed whatever happens.
+        """Close the file, even if flushing fails.
 
         Raises:
-            PhaseError: what was left could not be written.
+            PhaseError: the rest could not be written.
         """
         try:
             self._records.close()
         except OSError as error:
-            raise self._lost(error) from error
+            raise self._error(error) from error
 
     def _add(self, step: int, values: Iterable[Any]) -> None:
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
@@ -81,15 +80,15 @@ class EventFile:
             self._records.write(event.SerializeToString())
             self._records.flush()
         except OSError as error:
-            raise self._lost(error) from error
+            raise self._error(error) from error
 
-    def _lost(self, error: OSError) -> PhaseError:
+    def _error(self, error: OSError) -> PhaseError:
         return PhaseError(
             f"TensorBoard's file {str(self._path)!r} cannot be written any more: {error}",
-            hint="make room, or log to another folder",
+            hint="free disk space, or log to another folder",
         )
 
 
 def _utf8(tag: str) -> str:
-    """A tag as a file can have it: labels of users may hold half of a character."""
+    """A tag as valid UTF-8: users' labels may contain lone surrogates."""
     return tag.encode("utf-8", errors="replace").decode("utf-8")

@@ -9,33 +9,33 @@ from anyaccel.specs import Optimizer, Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """The rate of an optimizer that has done `before` steps when the run begins."""
+class ScheduledRate:
+    """The learning rate of an optimizer that had done `steps_before` steps when the run began."""
 
     tag: str
     optimizer: Optimizer
-    before: int
+    steps_before: int
 
     def after(self, steps: int) -> float:
-        """The rate with which the last of `steps` steps of the run was done."""
-        return self.optimizer.rate(max(self.before + steps - 1, 0))
+        """The rate of the last of `steps` steps of the run."""
+        return self.optimizer.rate(max(self.steps_before + steps - 1, 0))
 
 
-def rates(run: Any) -> tuple[Rate, ...]:
-    """One for each optimizer with a schedule that has something to train; asked before the first step.
+def scheduled_rates(run: Any) -> tuple[ScheduledRate, ...]:
+    """A rate for each optimizer that has a schedule and something to train; called before the first step.
 
-    The tag is `train/learning_rate` for the graph's optimizer, and `train/learning_rate.NODE` for a node's own. None
-    where steps alternate between samplers: what each node has done cannot be told from outside.
+    The tag is `train/learning_rate` for the graph's optimizer, and `train/learning_rate.NODE` for a node's own. There
+    are none where steps alternate between samplers: how many steps each node has done is not known here.
     """
-    found: dict[str, Rate] = {}
+    rates: dict[str, ScheduledRate] = {}
     if run.phase.kind != "train" or (run.phase.schedule or "").startswith("alternate"):
         return ()
-    for one in run.plan.assignments:
-        own = getattr(run.graph[one.node], "optimizer", None)
+    for node in run.plan.assignments:
+        own = getattr(run.graph[node.node], "optimizer", None)
         optimizer = own or run.graph.optimizer
-        if one.frozen or not one.parameters or optimizer is None or optimizer.schedule == Schedule():
+        if node.frozen or not node.parameters or optimizer is None or optimizer.schedule == Schedule():
             continue
-        tag = "train/learning_rate" if own is None else f"train/learning_rate.{one.node}"
+        tag = "train/learning_rate" if own is None else f"train/learning_rate.{node.node}"
         states = run.graph.optimizer_states
-        found.setdefault(tag, Rate(tag, optimizer, states[one.node].step if one.node in states else 0))
-    return tuple(found.values())
+        rates.setdefault(tag, ScheduledRate(tag, optimizer, states[node.node].step if node.node in states else 0))
+    return tuple(rates.values())

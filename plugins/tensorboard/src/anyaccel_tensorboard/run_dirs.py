@@ -1,4 +1,4 @@
-"""A folder of its own for each run: names that are safe in any file system, nothing overwritten."""
+"""A new folder for each run, with a name that is safe in any file system."""
 
 from __future__ import annotations
 
@@ -10,59 +10,56 @@ from typing import Any
 
 from anyaccel.errors import ConfigError
 
-_UNSAFE = re.compile(r"[^\w+=,-]")  # letters of any language stay
-_RESERVED = re.compile(r"(?i)con|prn|aux|nul|(com|lpt)[0-9¹²³]")  # no names of files on Windows
-_LONGEST = 100
+_UNSAFE = re.compile(r"[^\w+=,-]")  # \w keeps letters of any language
+_RESERVED = re.compile(r"(?i)con|prn|aux|nul|(com|lpt)[0-9¹²³]")  # reserved file names on Windows
+_MAX_BYTES = 100
 
 
-def checked(folder: Any, asker: str) -> Path:
-    """A path to a folder of this machine; `~` is the user's home.
+def as_folder(folder: Any, setting: str) -> Path:
+    """A path to a local folder; `~` is the user's home. `setting` says in errors where it was given.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not one.
     """
     if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
-        raise ConfigError(f"{asker} was given {folder!r}, which is no folder", hint="name one, such as 'runs'")
+        raise ConfigError(f"{setting}: {folder!r} is not a folder", hint="name a local folder, such as 'runs'")
     text = os.fspath(folder)
     if not isinstance(text, str) or "://" in text or "\0" in text:
-        raise ConfigError(
-            f"{asker} was given {text!r}, which is no folder of this machine",
-            hint="name a local folder, such as 'runs'",
-        )
+        raise ConfigError(f"{setting}: {text!r} is not a local folder", hint="name a local folder, such as 'runs'")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise ConfigError(
-            f"{asker} was given {text!r}, and there is no such home folder", hint="write the folder without '~'"
+            f"{setting}: {text!r} starts with an unknown home folder", hint="write the folder without '~'"
         ) from error
 
 
-def safe(label: str) -> str:
-    """A label as the name of one folder: what could be a path or a command is `_`."""
-    name = _UNSAFE.sub("_", label).encode("utf-8")[:_LONGEST].decode("utf-8", errors="ignore")
+def safe_name(label: str) -> str:
+    """A label as the name of a folder; unsafe characters become `_`."""
+    name = _UNSAFE.sub("_", label).encode("utf-8")[:_MAX_BYTES].decode("utf-8", errors="ignore")
     return f"_{name}" if not name or _RESERVED.fullmatch(name) else name
 
 
-def claim(root: Path, group: str, label: str) -> Path:
-    """Make and give the folder `root/GROUP/LABEL-N`, with the first number after those that are there.
+def create_run_dir(root: Path, group: str, label: str) -> Path:
+    """Make the folder `root/GROUP/LABEL-N`, with the first unused N above the existing ones.
 
-    Whoever makes a folder has it: two processes never get the same.
+    Safe with several processes: each gets a folder of its own.
 
     Raises:
         OSError: it cannot be made.
     """
-    parent, name = root / safe(group), safe(label)
+    parent, name = root / safe_name(group), safe_name(label)
     parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(_last(parent, name) + 1):
+    for number in itertools.count(_last_number(parent, name) + 1):
         folder = parent / f"{name}-{number}"
         try:
             folder.mkdir()
-        except FileExistsError:  # somebody was faster, or the file system takes two names for one
+        except FileExistsError:  # made meanwhile, or the file system ignores case
             continue
         return folder
     raise AssertionError("unreachable")
 
 
-def _last(parent: Path, name: str) -> int:
-    rests = (one.name.removeprefix(f"{name}-") for one in parent.iterdir() if one.name.startswith(f"{name}-"))
-    return max((int(rest) for rest in rests if re.fullmatch("[0-9]{1,18}", rest)), default=0)
+def _last_number(parent: Path, name: str) -> int:
+    suffixes = (path.name.removeprefix(f"{name}-") for path in parent.iterdir() if path.name.startswith(f"{name}-"))
+    return max((int(suffix) for suffix in suffixes if re.fullmatch("[0-9]{1,18}", suffix)), default=0)

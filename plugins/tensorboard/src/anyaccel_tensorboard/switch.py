@@ -1,4 +1,4 @@
-"""Whether phases are logged, and where to: for the whole process, by a call or by the environment."""
+"""Whether phases are logged, and to which folder: for the process, by a call or by the environment."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 from types import TracebackType
 
 from anyaccel.errors import PluginError
-from anyaccel_tensorboard.run_dirs import checked
+from anyaccel_tensorboard.run_dirs import as_folder
 
 VARIABLE = "ANYACCEL_TENSORBOARD"
 
 
-class Logging:
-    """What `log_to` gives. It holds from the call on; as a context, until the end of the block.
+class LoggingScope:
+    """The result of `log_to`: in effect from the call on; as a context manager, until the end of the block.
 
-    `folder` is where to, None for nowhere.
+    Attributes:
+        folder: the folder for event files; None turns logging off.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -27,45 +28,46 @@ class Logging:
     def __repr__(self) -> str:
         return f"log_to({str(self.folder)!r})" if self.folder else "log_to(None)"
 
-    def __enter__(self) -> Logging:
+    def __enter__(self) -> LoggingScope:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What held before the call holds again; runs that have begun are logged to their end."""
+        """Return to the setting before the call; runs that have begun are logged to their end."""
         _calls[:] = [self._before] if self._before else []
 
 
-_calls: list[Logging] = []  # the call that holds; empty while there was none, and the environment decides
+_calls: list[LoggingScope] = []  # the call in effect; empty: the environment decides
 
 
-def log_to(folder: str | os.PathLike[str] | None) -> Logging:
-    """Log every phase that begins from now on, in this process; as a context manager, those that begin in the block.
+def log_to(folder: str | os.PathLike[str] | None) -> LoggingScope:
+    """Log every phase of this process that begins from now on; as a context manager, those that begin in the block.
 
     Args:
-        folder: where to; made when the first phase begins. None: nowhere, whatever the environment says.
+        folder: the folder for event files, made when the first phase begins. None turns logging off, whatever the
+            environment says.
 
     Raises:
-        ConfigError: `folder` is no folder of this machine.
-        PluginError: the plugin is not loaded, so that it would hear of no phase.
+        ConfigError: `folder` is not a local folder.
+        PluginError: the plugin is not loaded, so that no phase would be logged.
     """
-    found = None if folder is None else checked(folder, "log_to").absolute()
-    if found is not None:
+    path = None if folder is None else as_folder(folder, "log_to").absolute()
+    if path is not None:
         _check_loaded()
-    return Logging(found)
+    return LoggingScope(path)
 
 
 def folder() -> Path | None:
-    """Where a phase that begins now is to be logged; None for nowhere.
+    """The folder for a phase that begins now; None where logging is off.
 
     Raises:
-        ConfigError: the environment names what is no folder of this machine.
+        ConfigError: the environment variable is not a local folder.
     """
     if _calls:
         return _calls[-1].folder
     text = os.environ.get(VARIABLE, "").strip()
-    return checked(text, VARIABLE) if text else None
+    return as_folder(text, VARIABLE) if text else None
 
 
 def _check_loaded() -> None:

@@ -296,7 +296,7 @@ def test_tags_that_arrow_cannot_hold() -> None:
 
 
 def test_data_is_a_mapping() -> None:
-    with pytest.raises(DataError, match=r"the data of 'fs' is a list. Available: from_dict takes a mapping"):
+    with pytest.raises(DataError, match=r"the data of 'fs' must be a mapping of column names to arrays, got a list"):
         FeatureSet.from_dict("fs", [1], ["a"])  # type: ignore[arg-type]
 
 

@@ -191,19 +191,22 @@ def test_names_are_taken_once_and_nothing_is_registered_on_failure() -> None:
     assert list(fs.splits) == ["train", "test"]
     assert "already has a split 'all'" in refusal({"all": 1.0})
     for name in ("", 3):
-        assert f"a split of 'fs' is called {name!r}. Available: names of splits are text" in refusal({name: 1.0})
+        assert f"the name of a split of 'fs' must be text, got {name!r}" in refusal({name: 1.0})
 
 
 @pytest.mark.parametrize("ratios", [{}, [0.5, 0.5], 0.5, None])
 def test_ratios_are_a_mapping(ratios: object) -> None:
-    assert refusal(ratios).startswith(f"the ratios of a split of 'fs' are {ratios!r}. Hint: write {{'train': 0.8")
+    assert refusal(ratios).startswith(
+        f"the ratios of a split of 'fs' must be a mapping by name, got {ratios!r}. Hint: write {{'train': 0.8"
+    )
 
 
 @pytest.mark.parametrize("ratio", [0, -0.5, float("nan"), float("inf"), True, "0.5", None, np.array([0.5])])
 def test_ratios_are_positive_numbers(ratio: object) -> None:
     message = refusal({"a": 0.5, "b": ratio})
     assert (
-        f"split 'b' of 'fs' has the ratio {ratio!r}. Available: ratios are positive numbers that add up to 1" in message
+        f"the ratio of split 'b' of 'fs' must be a positive number, got {ratio!r}. Available: ratios add up to 1"
+        in message
     )
 
 
@@ -224,7 +227,7 @@ def test_no_split_is_empty() -> None:
 
 @pytest.mark.parametrize("seed", [True, 0.5, "0", None])
 def test_seeds_are_integers(seed: object) -> None:
-    assert f"the seed of a split of 'fs' is {seed!r}. Available: seeds are integers" in refusal({"a": 1}, seed)
+    assert f"the seed of a split of 'fs' must be an integer, got {seed!r}" in refusal({"a": 1}, seed)
 
 
 def test_views_refuse_unknown_columns() -> None:

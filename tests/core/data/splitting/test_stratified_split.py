@@ -267,7 +267,7 @@ def test_names_of_columns() -> None:
 def test_ratios_and_seeds_are_checked_as_without_strata() -> None:
     assert "add up to 0.9, not to 1" in refusal(make([1] * 4), "label", {"a": 0.5, "b": 0.4})
     assert "split 'b' of 'fs' would be empty" in refusal(make([1] * 4), "label", {"a": 0.9, "b": 0.1})
-    with pytest.raises(SplitError, match=r"the seed of a split of 'fs' is 0.5"):
+    with pytest.raises(SplitError, match=r"the seed of a split of 'fs' must be an integer, got 0.5"):
         make([1] * 4).split_random({"a": 1.0}, 0.5, stratify_by="label")  # type: ignore[arg-type]
 
 

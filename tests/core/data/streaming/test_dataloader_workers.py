@@ -40,7 +40,8 @@ def test_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("given", [{"devices": 0}, {"devices": True}, {"cores": 0}, {"cores": 2.5}])
 def test_invalid_numbers_of_devices_or_cores(given: dict[str, Any]) -> None:
-    with pytest.raises(SourceError, match=f"suggested_num_workers.{next(iter(given))}=.*whole numbers of 1 or more"):
+    (name,) = given
+    with pytest.raises(SourceError, match=f"suggested_num_workers: {name} must be a whole number of 1 or more"):
         suggested_num_workers(**given)
 
 

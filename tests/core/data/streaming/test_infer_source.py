@@ -54,10 +54,10 @@ def test_data_that_is_not_a_source_gives_none(given: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "remedy"),
     [
-        ({"x": X, "y": Y}, r"a dict was given as the data of 's'.*FeatureSet\.from_dict"),
+        ({"x": X, "y": Y}, r"a dict cannot be the data of 's'.*FeatureSet\.from_dict"),
         ({"x": [1, 2]}, r"FeatureSet\.from_dict"),
         ({"x": pa.array([1])}, r"FeatureSet\.from_dict"),
-        (X, r"a ndarray was given .*FeatureSet\.from_dict"),
+        (X, r"a ndarray cannot be the data .*FeatureSet\.from_dict"),
         (pa.table({"x": [1]}), r"FeatureSet\.from_arrow"),
         (b"text", r"FeatureSet\.from_parquet"),
     ],

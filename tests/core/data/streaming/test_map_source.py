@@ -133,9 +133,9 @@ def test_workers_must_be_an_integer_of_0_or_more(workers: Any) -> None:
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ([], r"requested by float64\[0\]"),
-        ([[1]], r"requested by int64\[1, 1\]"),
-        ([True], "requested by bool"),
+        ([], r"k > 0, got float64\[0\]"),
+        ([[1]], r"k > 0, got int64\[1, 1\]"),
+        ([True], "k > 0, got bool"),
         ([10], "has no row 10. Available: rows 0 to 9"),
         ([-1, 2], "has no row -1"),
     ],

@@ -33,8 +33,8 @@ def check_table(label: str, table: Any) -> None:
     else:
         call = "from_pandas(label, df, feature_cols=[...])"
     raise DataError(
-        f"FeatureSet({label!r}, ...) was given a {type(table).__name__}",
-        available="it takes an Arrow table whose columns carry their roles; the from_ constructors make it",
+        f"FeatureSet({label!r}, ...) needs an Arrow table, got a {type(table).__name__}",
+        available="the from_ constructors make a table whose columns carry their roles",
         hint=f"write FeatureSet.{call}",
     )
 
@@ -56,8 +56,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames) -> An
     """A table from array-likes by name; each column that has a role is copied once."""
     if not isinstance(data, Mapping):
         raise DataError(
-            f"the data of {label!r} is a {type(data).__name__}",
-            available="from_dict takes a mapping of column names to arrays",
+            f"the data of {label!r} must be a mapping of column names to arrays, got a {type(data).__name__}",
             hint="write {'name': array, ...}, or use from_pandas, from_arrow or from_parquet",
         )
     roles = assign_roles(label, list(data), given)

@@ -38,7 +38,7 @@ class PairCondition(ABC):
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column:
-            raise SamplerError(f"{type(self).__name__} of {self.column!r}", available="it takes the name of a column")
+            raise SamplerError(f"{type(self).__name__} needs the name of a column, got {self.column!r}")
 
     @abstractmethod
     def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
@@ -200,7 +200,7 @@ class Where(PairCondition):
         mask = np.asarray(self.function(anchor, candidates))
         if mask.shape != candidates.shape or mask.dtype != bool:
             raise SamplerError(
-                f"the function of {self} gave {mask.dtype}{list(mask.shape)}",
+                f"the function of {self} gave {mask.dtype}{list(mask.shape)}, not a mask of the candidates",
                 available=f"{len(candidates)} candidates' values; a mask is bool{list(candidates.shape)}",
                 hint="compare the array of candidates with the anchor",
             )

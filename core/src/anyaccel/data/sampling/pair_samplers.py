@@ -61,9 +61,7 @@ class _ConditionSampler(Sampler):
             )
         for name in set(cls.conditions) & set(given):
             if not isinstance(given[name], (list, tuple)):
-                raise ConfigError(
-                    f"{name} of a {cls.kind} sampler is {given[name]!r}", available="a list of conditions"
-                )
+                raise ConfigError(f"{name} of a {cls.kind} sampler must be a list of conditions, got {given[name]!r}")
             given[name] = [condition_from_config(each) for each in given[name]]
         return cls(**{name: value for name, value in given.items() if value or name not in cls.optional})
 
@@ -230,7 +228,7 @@ def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
     for cls in (PairSampler, TripletSampler):
         if cls.kind == kind:
             return cls.from_config(config)
-    raise ConfigError(f"a sampler's type is {kind!r}", available="pair, triplet, or no type for a SimpleSampler")
+    raise ConfigError(f"a sampler has no type {kind!r}", available="pair, triplet, or no type for a SimpleSampler")
 
 
 def _set(sampler: Sampler, **settings: Any) -> None:

@@ -54,7 +54,7 @@ def conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any]
     """Positions in `rows` for each split, int64, ascending, of the rows that meet its conditions."""
     if not isinstance(conditions, Mapping) or not conditions:
         raise SplitError(
-            f"the conditions for splits of {rows.label!r} are {conditions!r}",
+            f"the conditions for splits of {rows.label!r} must be a mapping by split, got {conditions!r}",
             hint="write {'train': {'column': value}, 'test': {'column': [value, value]}}",
         )
     positions = {name: positions_where(rows, f"split {name!r}", own) for name, own in conditions.items()}
@@ -85,18 +85,21 @@ def check_distinct(label: str, name: str, indices: np.ndarray) -> None:
 def _checked_seed(label: str, seed: object) -> int:
     """The seed as a plain int, because NumPy's integers would give another stream."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise SplitError(f"the seed of a split of {label!r} is {seed!r}", available="seeds are integers")
+        raise SplitError(f"the seed of a split of {label!r} must be an integer, got {seed!r}")
     return operator.index(seed)
 
 
 def _checked_shares(label: str, ratios: Mapping[str, float]) -> dict[str, Fraction]:
     if not isinstance(ratios, Mapping) or not ratios:
-        raise SplitError(f"the ratios of a split of {label!r} are {ratios!r}", hint="write {'train': 0.8, 'test': 0.2}")
+        raise SplitError(
+            f"the ratios of a split of {label!r} must be a mapping by name, got {ratios!r}",
+            hint="write {'train': 0.8, 'test': 0.2}",
+        )
     for name, ratio in ratios.items():
         if not _is_positive(ratio):
             raise SplitError(
-                f"split {name!r} of {label!r} has the ratio {ratio!r}",
-                available="ratios are positive numbers that add up to 1",
+                f"the ratio of split {name!r} of {label!r} must be a positive number, got {ratio!r}",
+                available="ratios add up to 1",
                 hint="write {'train': 0.8, 'test': 0.2}",
             )
     exact = {name: Fraction(float(ratio)) for name, ratio in ratios.items()}

@@ -30,9 +30,7 @@ def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
     cores = usable_cores() if cores is None else cores
     for name, count in (("devices", devices), ("cores", cores)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise SourceError(
-                f"suggested_num_workers({name}={count!r})", available="both are whole numbers of 1 or more"
-            )
+            raise SourceError(f"suggested_num_workers: {name} must be a whole number of 1 or more, got {count!r}")
     return 0 if cores == 1 else max(1, min((cores - 1) // devices, MOST_WORKERS))
 
 

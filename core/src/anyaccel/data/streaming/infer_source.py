@@ -44,7 +44,7 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
         return FeatureSet.from_arrow(label, given, like.features, like.targets)
     hint = instead_of(given)
     if hint:
-        raise SourceError(f"a {type(given).__name__} was given as the data of {label!r}", hint=hint)
+        raise SourceError(f"a {type(given).__name__} cannot be the data of {label!r}", hint=hint)
     if hasattr(given, "__iter__") or callable(given):
         return IterableSource(label, given, features=like.features, targets=like.targets)
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):

@@ -42,8 +42,8 @@ class IteratorFactory:
             raise failed(f"source {self.label!r} cannot be opened for epoch {epoch}", error) from error
         if iterator is None:
             raise SourceError(
-                f"the function of source {self.label!r} gave a {type(iterable).__name__}",
-                available="it is called once for every epoch and gives an iterable of batches",
+                f"the function of source {self.label!r} gave a {type(iterable).__name__}, not an iterable of batches",
+                available="it is called once for every epoch",
                 hint="yield batches, or return a list of them",
             )
         return iterator

@@ -83,8 +83,7 @@ class MapSource(Source):
         array = np.asarray(indices)
         if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
             raise SourceError(
-                f"rows of source {self._label!r} were requested by {array.dtype}{list(array.shape)}",
-                available="numbers of rows, at least one",
+                f"rows of source {self._label!r} must be integers [k], k > 0, got {array.dtype}{list(array.shape)}"
             )
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self._rows:

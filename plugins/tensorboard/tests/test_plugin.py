@@ -1,4 +1,4 @@
-"""A plugin of hooks alone: light, off until it is asked, on and off again, and no ear for steps."""
+"""The plugin: turning logging on and off, what it imports, and that it does not listen to steps."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def process(code, folder, **environment):
 # -- in this process ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_logged_until_it_is_asked(tmp_path, monkeypatch, experiment, train, evaluate):
+def test_logging_is_off_by_default(tmp_path, monkeypatch, experiment, train, evaluate):
     monkeypatch.chdir(tmp_path)
     experiment().run(train(), evaluate())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_call_holds_until_the_next(runs, tmp_path, folders, experiment, train):
+def test_log_to_holds_until_the_next_call(runs, tmp_path, folders, experiment, train):
     ours = experiment()
     assert repr(log_to(runs)) == f"log_to({str(runs)!r})"
     ours.run(train(), train())
@@ -67,7 +67,7 @@ def test_a_call_holds_until_the_next(runs, tmp_path, folders, experiment, train)
     assert folders(tmp_path / "others") == ["demo/train-1"]
 
 
-def test_a_block_ends_what_it_began(runs, tmp_path, folders, experiment, train, oops):
+def test_a_block_returns_to_the_setting_before(runs, tmp_path, folders, experiment, train, oops):
     ours = experiment()
     with log_to(runs) as logging:
         assert logging.folder == runs
@@ -91,7 +91,7 @@ def test_a_phase_that_has_begun_is_logged_to_its_end(runs, read, experiment, tra
     assert read(runs / "demo/train-1").scalars["train/loss"][0] == [0, 1, 2]
 
 
-def test_a_relative_folder_is_that_of_the_call(tmp_path, monkeypatch, folders, experiment, train):
+def test_a_relative_folder_is_resolved_at_the_call(tmp_path, monkeypatch, folders, experiment, train):
     monkeypatch.chdir(tmp_path)
     log_to("runs")
     (tmp_path / "elsewhere").mkdir()
@@ -100,7 +100,7 @@ def test_a_relative_folder_is_that_of_the_call(tmp_path, monkeypatch, folders, e
     assert folders(tmp_path / "runs") == ["demo/train-1"]
 
 
-def test_the_environment_switches_it_on(runs, monkeypatch, folders, experiment, train):
+def test_the_environment_turns_logging_on(runs, monkeypatch, folders, experiment, train):
     ours = experiment()
     monkeypatch.setenv("ANYACCEL_TENSORBOARD", str(runs))
     ours.run_phase(train())
@@ -154,33 +154,33 @@ def test_plugin_and_callback_do_not_share_a_file(logged, read, folders, experime
 # -- as a callback -----------------------------------------------------------------------------------------------------
 
 
-def test_a_callback_logs_its_phase_alone(runs, folders, experiment, train):
+def test_a_callback_logs_only_its_phase(runs, folders, experiment, train):
     callback = TensorBoard(runs / "first")
     experiment().run(train("one", callbacks=[callback]), train("two"))
     assert folders(runs) == ["first/demo/one-1"]
     assert repr(callback) == f"TensorBoard({str(runs / 'first')!r})"
 
 
-def test_a_callback_of_an_experiment_logs_all_of_it(runs, folders, experiment, train, evaluate):
+def test_a_callback_of_an_experiment_logs_all_phases(runs, folders, experiment, train, evaluate):
     experiment(callbacks=[TensorBoard(runs)]).run(train(), evaluate(), train())
     assert folders(runs) == ["demo/eval-1", "demo/train-1", "demo/train-2"]
 
 
-def test_steps_are_told_where_they_are_asked_for(runs, read, experiment, train, on):
+def test_steps_are_written_with_every_n_steps(runs, read, experiment, train, on):
     losses = []
     watch = on("step_end", lambda run: losses.append(run.step_losses()))
     callback = TensorBoard(runs, every_n_steps=5)
     experiment().run_phase(train(callbacks=[watch, callback]))
-    told = read(runs / "demo/train-1")
-    assert told.under("step/") == ["loss.one", "loss.two"]
-    steps, values = told.scalars["step/loss.one"]
+    written = read(runs / "demo/train-1")
+    assert written.under("step/") == ["loss.one", "loss.two"]
+    steps, values = written.scalars["step/loss.one"]
     assert steps == [4, 9] and len(losses) == 12
     assert values == pytest.approx([losses[4]["one"], losses[9]["one"]], rel=1e-6)
-    assert told.scalars["train/loss"][0] == [0, 1, 2]
+    assert written.scalars["train/loss"][0] == [0, 1, 2]
     assert repr(callback) == f"TensorBoard({str(runs)!r}, every_n_steps=5)"
 
 
-def test_nobody_listens_to_steps_unless_they_are_asked_for(registry, runs):
+def test_steps_are_not_listened_to_without_every_n_steps(registry, runs):
     assert anyaccel_tensorboard in registry.hooks.get_plugins()
     assert registry.hooks.hook.step_end.get_hookimpls() == []
     with log_to(runs):
@@ -188,7 +188,7 @@ def test_nobody_listens_to_steps_unless_they_are_asked_for(registry, runs):
     assert len(HookCaller(registry.hooks, [TensorBoard(runs, every_n_steps=1)]).step_listeners) == 1
 
 
-def test_several_steps_stay_one_call_while_they_are_logged(logged, data, experiment, train, monkeypatch):
+def test_several_steps_remain_one_call_while_logging(logged, data, experiment, train, monkeypatch):
     from anyaccel.phases.executor.pipeline import ChunkRunner
 
     calls = []
@@ -206,14 +206,14 @@ def test_several_steps_stay_one_call_while_they_are_logged(logged, data, experim
 # -- as it is installed ------------------------------------------------------------------------------------------------
 
 
-def test_it_is_listed_with_its_hooks():
-    told = json.loads(process(["-m", "anyaccel", "plugins", "--json"], ".", ANYACCEL_PLUGINS="tensorboard"))
-    (one,) = [one for one in told["plugins"] if one["name"] == "tensorboard"]
-    assert (one["distribution"], one["status"], one["backends"]) == ("anyaccel-tensorboard", "ok", [])
-    assert one["hooks"] == ["phase_start", "before_placement", "epoch_end", "phase_end"]
+def test_the_command_line_lists_its_hooks():
+    written = json.loads(process(["-m", "anyaccel", "plugins", "--json"], ".", ANYACCEL_PLUGINS="tensorboard"))
+    (plugin,) = [entry for entry in written["plugins"] if entry["name"] == "tensorboard"]
+    assert (plugin["distribution"], plugin["status"], plugin["backends"]) == ("anyaccel-tensorboard", "ok", [])
+    assert plugin["hooks"] == ["phase_start", "before_placement", "epoch_end", "phase_end"]
 
 
-def test_importing_it_imports_nothing_heavy(tmp_path):
+def test_the_import_is_light(tmp_path):
     code = "import sys, anyaccel_tensorboard; anyaccel_tensorboard.log_to; print(*sys.modules)"
     loaded = {name.partition(".")[0] for name in process(["-c", code], tmp_path).split()}
     assert "anyaccel_tensorboard" in loaded
@@ -231,21 +231,21 @@ def test_importing_it_imports_nothing_heavy(tmp_path):
 def test_tensorboard_is_imported_when_the_first_logged_phase_begins(environment, heavy, tmp_path, folders):
     """A TensorFlow that cannot be imported stands in the way of whoever would try."""
     (tmp_path / "tensorflow.py").write_text("raise AssertionError('TensorFlow was imported')")
-    told = process(["-c", SCRIPT], tmp_path, PYTHONPATH=str(tmp_path), **environment)
-    assert told.split() == [str(heavy), "False"]
+    written = process(["-c", SCRIPT], tmp_path, PYTHONPATH=str(tmp_path), **environment)
+    assert written.split() == [str(heavy), "False"]
     assert (folders(tmp_path / "runs") if (tmp_path / "runs").exists() else []) == ["demo/train-1"] * heavy
 
 
-def test_a_call_where_the_plugin_is_left_out_is_an_error(tmp_path):
+def test_log_to_is_an_error_where_the_plugin_is_excluded(tmp_path):
     code = (
         "from anyaccel_tensorboard import log_to\nfrom anyaccel.errors import PluginError\n"
         "try:\n    log_to('runs')\nexcept PluginError as error:\n    print(error)"
     )
-    told = process(["-c", code], tmp_path, ANYACCEL_PLUGINS="")
-    assert "the plugin 'tensorboard' is not loaded" in told and "add it to ANYACCEL_PLUGINS" in told
+    written = process(["-c", code], tmp_path, ANYACCEL_PLUGINS="")
+    assert "the plugin 'tensorboard' is not loaded" in written and "add it to ANYACCEL_PLUGINS" in written
 
 
-def test_it_has_the_names_it_says():
+def test_all_public_names_exist():
     assert set(dir(anyaccel_tensorboard)) == set(anyaccel_tensorboard.__all__)
     assert all(hasattr(anyaccel_tensorboard, name) for name in dir(anyaccel_tensorboard))
     assert anyaccel_tensorboard.TensorBoard is TensorBoard and issubclass(TensorBoard, aa.Callback)

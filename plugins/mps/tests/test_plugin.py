@@ -1,4 +1,4 @@
-"""What the plugin offers, what it imports, and what it does when a phase ends."""
+"""What the plugin offers, what it imports, and what it does at the end of a phase."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert dir(anyaccel_mps) == ["MpsBackend", "backends", "phase_end"]
 
 
-def test_the_facts() -> None:
+def test_facts_of_the_backend() -> None:
     (backend,) = anyaccel_mps.backends()
     assert isinstance(backend, TorchBackend)
     assert capabilities(backend) == ("exchange", "compute", "memory")
@@ -59,7 +59,7 @@ def test_placement_is_at_most_100_lines() -> None:
     assert len(Path(anyaccel_mps.placement.__file__).read_text().splitlines()) <= 100
 
 
-def test_it_is_loaded_beside_the_torch_plugin() -> None:
+def test_it_adds_to_the_torch_plugin() -> None:
     registry = Registry(NumpyBackend, list)
     registry.register(anyaccel_torch, "torch")
     registry.register(anyaccel_mps, "mps")
@@ -68,7 +68,7 @@ def test_it_is_loaded_beside_the_torch_plugin() -> None:
     assert type(registry.find("torch")) is TorchBackend
 
 
-def test_the_registry_tells_why_mps_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_registry_says_why_mps_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MpsBackend, "devices", lambda self: [])
     monkeypatch.setattr("platform.system", lambda: "Linux")
     registry = Registry(NumpyBackend, list)
@@ -92,7 +92,7 @@ def plan_of(*places: tuple[str, str]) -> Any:
         (plan_of(("torch", "mps")), True),
         (plan_of(("torch", "cpu"), ("torch", "mps")), True),
         (plan_of(("torch", "cpu")), False),
-        (plan_of(("mlx", "mps")), False),  # another framework's cache is its own
+        (plan_of(("mlx", "mps")), False),  # not this plugin's cache
         (plan_of(), False),
         (None, False),  # the phase ended before there was a plan
     ],
@@ -103,15 +103,15 @@ def test_the_cache_is_emptied_after_a_phase_that_used_it(metal: list[str], plan:
 
 
 @pytest.fixture
-def loaded(pretend: Any, metal: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+def loaded(cpu_backend: Any, metal: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A registry with the torch plugin, and this one with the CPU as its device."""
-    plugin, registry = ModuleType("pretended"), Registry(NumpyBackend, list)
-    plugin.backends = aa.hookimpl(lambda: [pretend])  # type: ignore[attr-defined]
+    plugin, registry = ModuleType("mps_on_cpu"), Registry(NumpyBackend, list)
+    plugin.backends = aa.hookimpl(lambda: [cpu_backend])  # type: ignore[attr-defined]
     plugin.phase_end = anyaccel_mps.phase_end  # type: ignore[attr-defined]
     registry.register(anyaccel_torch, "torch")
     registry.register(plugin, "mps")
     monkeypatch.setattr(registries, "_registry", [registry])
-    return pretend
+    return cpu_backend
 
 
 @pytest.mark.parametrize("where", ["mps", "metal", "cpu"])

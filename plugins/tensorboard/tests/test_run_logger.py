@@ -12,7 +12,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.phases import Run, execute
-from anyaccel.registry import registry as of_process
+from anyaccel.registry import registry as process_registry
 
 
 def float32(values):
@@ -29,29 +29,29 @@ def from_block(text):
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def test_figures_of_epochs_are_those_of_the_results(logged, read, experiment, train, evaluate):
+def test_figures_of_epochs_match_the_results(logged, read, experiment, train, evaluate):
     results = experiment().run_phase(train(validation=evaluate("check"), validate_every=2))
-    told = read(logged / "demo/train-1")
+    written = read(logged / "demo/train-1")
     names = {"train/loss": "loss", "train/loss.one": "loss.one", "train/loss.two": "loss.two"}
-    assert told.under("train/") == ["loss", "loss.one", "loss.two"]
-    assert told.under("validation/") == ["loss", "loss.one", "loss.two", "one.r2", "two.r2"]
-    names.update({f"validation/{name}": f"val_{name}" for name in told.under("validation/")})
+    assert written.under("train/") == ["loss", "loss.one", "loss.two"]
+    assert written.under("validation/") == ["loss", "loss.one", "loss.two", "one.r2", "two.r2"]
+    names.update({f"validation/{name}": f"val_{name}" for name in written.under("validation/")})
     assert set(names.values()) == set(results.figures)
     for tag, name in names.items():
         have = [epoch for epoch in results.epochs if name in epoch.figures]
         steps = [0, 1, 2] if tag.startswith("train") else [1, 2]
-        assert told.scalars[tag] == (steps, float32(epoch.figures[name] for epoch in have)), tag
+        assert written.scalars[tag] == (steps, float32(epoch.figures[name] for epoch in have)), tag
 
 
-def test_speed_is_that_of_the_results(logged, read, experiment, train):
+def test_speed_matches_the_results(logged, read, experiment, train):
     results = experiment().run_phase(train())
-    told = read(logged / "demo/train-1").scalars
+    written = read(logged / "demo/train-1").scalars
     seconds = [epoch.seconds for epoch in results.epochs]
-    assert told["speed/epoch_seconds"] == ([0, 1, 2], float32(seconds))
-    assert told["speed/steps_per_second"] == ([0, 1, 2], float32(4 / one for one in seconds))
+    assert written["speed/epoch_seconds"] == ([0, 1, 2], float32(seconds))
+    assert written["speed/steps_per_second"] == ([0, 1, 2], float32(4 / one for one in seconds))
 
 
-def test_epochs_of_one_label_go_on_where_the_last_run_ended(logged, read, folders, experiment, train):
+def test_epochs_of_a_label_continue_after_the_last_run(logged, read, folders, experiment, train):
     ours = experiment()
     first, second = ours.run(train(), train())
     assert folders(logged) == ["demo/train-1", "demo/train-2"]
@@ -59,7 +59,7 @@ def test_epochs_of_one_label_go_on_where_the_last_run_ended(logged, read, folder
         assert read(logged / "demo" / folder).scalars["train/loss"] == (steps, float32(results.loss))
 
 
-def test_a_figure_that_is_no_number_is_logged_as_such(logged, read, experiment, train):
+def test_figures_that_are_not_finite_are_written(logged, read, experiment, train):
     with np.errstate(all="ignore"):
         results = experiment(optimizer=aa.Optimizer("sgd", lr=1e30)).run_phase(train())
     assert not np.isfinite(results.loss[-1])
@@ -67,32 +67,34 @@ def test_a_figure_that_is_no_number_is_logged_as_such(logged, read, experiment, 
     np.testing.assert_array_equal(values, np.float32(results.loss))
 
 
-def test_a_rate_with_a_schedule_is_that_of_the_last_step(logged, read, experiment, train):
-    recipe = aa.Optimizer("sgd", lr=0.1, schedule=aa.Schedule("linear", steps=20, warmup=2))
-    ours = experiment(optimizer=recipe)
+def test_a_scheduled_rate_is_that_of_the_last_step(logged, read, experiment, train):
+    optimizer = aa.Optimizer("sgd", lr=0.1, schedule=aa.Schedule("linear", steps=20, warmup=2))
+    ours = experiment(optimizer=optimizer)
     ours.run(train(), train("more"))
     states = ours.graph.state()
     assert states["one/optimizer_step"] == 24
     for folder, before in (("train-1", 0), ("more-1", 12)):
-        told = read(logged / "demo" / folder)
-        expected = float32(recipe.rate(before + 4 * (epoch + 1) - 1) for epoch in range(3))
-        assert told.scalars["train/learning_rate"] == ([0, 1, 2], expected)
+        written = read(logged / "demo" / folder)
+        expected = float32(optimizer.rate(before + 4 * (epoch + 1) - 1) for epoch in range(3))
+        assert written.scalars["train/learning_rate"] == ([0, 1, 2], expected)
     assert len(set(expected)) == 3
 
 
-def test_a_node_with_a_rate_of_its_own_has_a_tag_of_its_own(logged, read, data, experiment, train):
+def test_a_node_with_its_own_optimizer_has_its_own_tag(logged, read, data, experiment, train):
     ours = experiment()
     own = aa.Optimizer("sgd", lr=0.1, schedule=aa.Schedule("exponential", rate=0.9))
     ours.graph.replace_node("two", aa.ModelNode("two", aa.SequentialMLP(), data.reference(["x"], ["z"]), optimizer=own))
     ours.run_phase(train())
-    told = read(logged / "demo/train-1")
-    assert [tag for tag in told.scalars if "rate" in tag] == ["train/learning_rate.two"], "a constant rate is no curve"
-    assert told.scalars["train/learning_rate.two"][1] == float32(own.rate(step) for step in (3, 7, 11))
+    written = read(logged / "demo/train-1")
+    assert [tag for tag in written.scalars if "rate" in tag] == ["train/learning_rate.two"], (
+        "a constant rate is no curve"
+    )
+    assert written.scalars["train/learning_rate.two"][1] == float32(own.rate(step) for step in (3, 7, 11))
 
 
-def test_rates_of_what_is_not_trained_are_left_out(logged, read, experiment, train, evaluate):
-    recipe = aa.Optimizer("sgd", lr=0.1, schedule=aa.Schedule("linear", steps=20))
-    ours = experiment(optimizer=recipe)
+def test_rates_of_frozen_nodes_are_left_out(logged, read, experiment, train, evaluate):
+    optimizer = aa.Optimizer("sgd", lr=0.1, schedule=aa.Schedule("linear", steps=20))
+    ours = experiment(optimizer=optimizer)
     ours.run_phase(evaluate())
     ours.graph.freeze("one")
     ours.run_phase(train(losses=[aa.AppliedLoss("mse", on="two")]))
@@ -104,28 +106,28 @@ def test_rates_of_what_is_not_trained_are_left_out(logged, read, experiment, tra
     assert "train/learning_rate" not in read(logged / "demo/frozen-1").scalars
 
 
-def test_memory_of_every_device_of_the_plan_is_told(logged, read, experiment, train):
+def test_memory_of_every_device_of_the_plan_is_written(logged, read, experiment, train):
     seen = []
 
     class Look(aa.Callback):
         def epoch_end(self, run):
-            seen.append(of_process().find("numpy", "sim").memory(aa.Device("sim", 1)))
+            seen.append(process_registry().find("numpy", "sim").memory(aa.Device("sim", 1)))
 
     with aa.simulate(2, capacity=2**20):
         experiment().run_phase(train(accelerator="sim:1", callbacks=[Look()]))
-    told = read(logged / "demo/train-1")
-    assert told.under("memory/") == [f"sim:1/numpy/{name}_bytes" for name in ("used", "peak", "total")]
-    assert told.scalars["memory/sim:1/numpy/used_bytes"] == ([0, 1, 2], [one.used for one in seen])
-    assert told.scalars["memory/sim:1/numpy/peak_bytes"] == ([0, 1, 2], [one.peak for one in seen])
-    assert told.scalars["memory/sim:1/numpy/total_bytes"] == ([0, 1, 2], [2**20] * 3)
+    written = read(logged / "demo/train-1")
+    assert written.under("memory/") == [f"sim:1/numpy/{name}_bytes" for name in ("used", "peak", "total")]
+    assert written.scalars["memory/sim:1/numpy/used_bytes"] == ([0, 1, 2], [one.used for one in seen])
+    assert written.scalars["memory/sim:1/numpy/peak_bytes"] == ([0, 1, 2], [one.peak for one in seen])
+    assert written.scalars["memory/sim:1/numpy/total_bytes"] == ([0, 1, 2], [2**20] * 3)
     assert seen[0].used > 0
 
 
 def test_rates_are_left_out_where_steps_alternate(logged, read):
     sets = {name: aa.FeatureSet.from_dict(name, {"x": np.ones((8, 2)), "y": np.ones(8)}, ["x"], ["y"]) for name in "ab"}
-    recipe = aa.Optimizer("sgd", lr=0.1, schedule=aa.Schedule("linear", steps=20))
+    optimizer = aa.Optimizer("sgd", lr=0.1, schedule=aa.Schedule("linear", steps=20))
     nodes = [aa.ModelNode(f"n{name}", aa.SequentialMLP(), one.reference()) for name, one in sets.items()]
-    ours = aa.Experiment("demo", aa.ModelGraph(nodes, recipe), progress="none")
+    ours = aa.Experiment("demo", aa.ModelGraph(nodes, optimizer), progress="none")
     for schedule in ("zip_strict", "alternate_strict"):
         ours.run_phase(
             aa.TrainPhase(
@@ -136,26 +138,26 @@ def test_rates_are_left_out_where_steps_alternate(logged, read):
                 schedule=schedule,
             )
         )
-    told = [read(logged / "demo" / f"{schedule}-1") for schedule in ("zip_strict", "alternate_strict")]
-    assert ["train/learning_rate" in one.scalars for one in told] == [True, False]
+    written = [read(logged / "demo" / f"{schedule}-1") for schedule in ("zip_strict", "alternate_strict")]
+    assert ["train/learning_rate" in one.scalars for one in written] == [True, False]
 
 
 # -- evaluation and fitting --------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_is_told_by_how_far_the_graph_was_trained(logged, read, experiment, train, evaluate):
+def test_an_evaluation_is_written_at_the_number_of_trained_epochs(logged, read, experiment, train, evaluate):
     ours = experiment()
     before, _, _, after = ours.run(evaluate(), train(), train("more", n_epochs=2), evaluate())
     for folder, results, step in (("eval-1", before, 0), ("eval-2", after, 5)):
-        told = read(logged / "demo" / folder)
-        assert told.under("evaluation/") == ["loss", "loss.one", "loss.two", "one.r2", "two.r2"]
-        assert told.scalars["evaluation/loss"] == ([step], float32([results.loss]))
-        assert told.scalars["evaluation/loss.one"] == ([step], float32([results.losses["one"]]))
-        assert told.scalars["evaluation/two.r2"] == ([step], float32([results.metrics["two.r2"]]))
-        assert set(told.texts) == {"settings", "plan", "graph"}
+        written = read(logged / "demo" / folder)
+        assert written.under("evaluation/") == ["loss", "loss.one", "loss.two", "one.r2", "two.r2"]
+        assert written.scalars["evaluation/loss"] == ([step], float32([results.loss]))
+        assert written.scalars["evaluation/loss.one"] == ([step], float32([results.losses["one"]]))
+        assert written.scalars["evaluation/two.r2"] == ([step], float32([results.metrics["two.r2"]]))
+        assert set(written.texts) == {"settings", "plan", "graph"}
 
 
-def test_a_fit_is_told_by_its_texts(logged, read, data):
+def test_a_fit_is_written_as_texts(logged, read, data):
     class Mean:
         def fit(self, x, y):
             self.mean = y.mean()
@@ -165,9 +167,9 @@ def test_a_fit_is_told_by_its_texts(logged, read, data):
 
     graph = aa.ModelGraph([aa.ModelNode("mean", Mean(), data.reference(["x"], ["y"]))])
     aa.Experiment("demo", graph, progress="none").run_phase(aa.FitPhase("fit", data="train"))
-    told = read(logged / "demo/fit-1")
-    assert (told.scalars, set(told.texts)) == ({}, {"settings", "plan", "graph", "fitted"})
-    assert re.fullmatch(r"mean: Mean to 16 rows in \S+ s", from_block(told.texts["fitted"]))
+    written = read(logged / "demo/fit-1")
+    assert (written.scalars, set(written.texts)) == ({}, {"settings", "plan", "graph", "fitted"})
+    assert re.fullmatch(r"mean: Mean to 16 rows in \S+ s", from_block(written.texts["fitted"]))
 
 
 def test_a_fit_in_several_rounds_has_several_plans(logged, read, data):
@@ -181,15 +183,15 @@ def test_a_fit_in_several_rounds_has_several_plans(logged, read, data):
     first = aa.ModelNode("first", Mean(), data.reference(["x"], ["y"]))
     graph = aa.ModelGraph([first, aa.ModelNode("second", Mean(), "first")])
     aa.Experiment("demo", graph, progress="none").run_phase(aa.FitPhase("fit", data="train"))
-    told = read(logged / "demo/fit-1")
-    assert told.text_steps["plan"] == told.text_steps["graph"] == [0, 1]
-    assert [line.split(":")[0] for line in from_block(told.texts["fitted"]).splitlines()] == ["first", "second"]
+    written = read(logged / "demo/fit-1")
+    assert written.text_steps["plan"] == written.text_steps["graph"] == [0, 1]
+    assert [line.split(":")[0] for line in from_block(written.texts["fitted"]).splitlines()] == ["first", "second"]
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_plan_and_the_graph_are_told(logged, read, experiment, train):
+def test_the_plan_and_the_graph_are_written(logged, read, experiment, train):
     ours = experiment()
     results = ours.run_phase(train())
     texts = read(logged / "demo/train-1").texts
@@ -199,17 +201,17 @@ def test_the_plan_and_the_graph_are_told(logged, read, experiment, train):
     assert from_block(drawing) == ours.graph.visualize(plan=results.plan) and "flowchart LR" in drawing
 
 
-def test_settings_are_told_as_json(logged, read, experiment, train):
-    recipe = aa.Optimizer("adam", lr=0.02)
+def test_settings_are_written_as_json(logged, read, experiment, train):
+    optimizer = aa.Optimizer("adam", lr=0.02)
     phase = train(accelerator="cpu")
-    experiment(optimizer=recipe).run_phase(phase)
-    told = json.loads(read(logged / "demo/train-1").texts["settings"])
-    assert told["experiment"] == "demo"
-    assert told["graph"] == {"label": "pair", "seed": 0, "optimizer": json.loads(json.dumps(recipe.get_config()))}
-    assert told["phase"] == json.loads(json.dumps(phase.get_config()))
+    experiment(optimizer=optimizer).run_phase(phase)
+    written = json.loads(read(logged / "demo/train-1").texts["settings"])
+    assert written["experiment"] == "demo"
+    assert written["graph"] == {"label": "pair", "seed": 0, "optimizer": json.loads(json.dumps(optimizer.get_config()))}
+    assert written["phase"] == json.loads(json.dumps(phase.get_config()))
 
 
-def test_settings_that_have_no_name_are_told_as_python_shows_them(logged, read, data, experiment, train):
+def test_settings_without_a_configuration_are_written_as_repr(logged, read, data, experiment, train):
     def squares(outputs, targets):
         gap = outputs - targets
         return float((gap**2).sum()), float(len(gap)), (2 * gap, None)
@@ -221,7 +223,7 @@ def test_settings_that_have_no_name_are_told_as_python_shows_them(logged, read, 
     assert "data" in phase["data"] and "squares" in phase["losses"]
 
 
-def test_labels_stay_text(logged, read, data, experiment):
+def test_labels_are_never_markup(logged, read, data, experiment):
     label = "<script>alert(1)```"
     node = aa.ModelNode(label, aa.SequentialMLP(), data.reference(["x"], ["y"]))
     ours = aa.Experiment(label, aa.ModelGraph([node], "sgd", label), progress="none")
@@ -234,23 +236,23 @@ def test_labels_stay_text(logged, read, data, experiment):
         assert all(line.startswith("    ") or line in ("", "Mermaid:") for line in text.splitlines())
 
 
-def test_a_label_that_no_file_can_hold_ends_no_run(logged, read, experiment, train):
+def test_a_label_that_is_not_valid_utf8_does_not_fail_the_run(logged, read, experiment, train):
     experiment().run_phase(train(losses=[aa.AppliedLoss("mse", on="one", label="a\ud800")]))
     assert len(read(logged / "demo/train-1").scalars["train/loss.a?"][0]) == 3
 
 
-def test_why_a_run_was_stopped_is_told(logged, read, experiment, train, on):
+def test_the_reason_of_a_stop_is_written(logged, read, experiment, train, on):
     stop = on("epoch_end", lambda run: run.stop("good enough\nfor `me`"))
     experiment().run_phase(train(callbacks=[stop]))
-    told = read(logged / "demo/train-1")
-    assert from_block(told.texts["stopped"]) == "good enough\nfor `me`"
-    assert told.scalars["train/loss"][0] == [0]
+    written = read(logged / "demo/train-1")
+    assert from_block(written.texts["stopped"]) == "good enough\nfor `me`"
+    assert written.scalars["train/loss"][0] == [0]
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
 
 
-def test_runs_stand_side_by_side(logged, folders, experiment, train, evaluate):
+def test_each_run_has_a_folder(logged, folders, experiment, train, evaluate):
     for label in ("first", "second", "second"):
         experiment(label).run(train(), evaluate("test"))
     assert folders(logged) == [
@@ -263,7 +265,7 @@ def test_without_an_experiment_the_graph_gives_the_name(logged, folders, experim
     assert folders(logged) == ["pair/train-1"]
 
 
-def test_two_runs_at_once_are_told_apart(logged, read, folders, experiment, train, on):
+def test_concurrent_runs_are_written_separately(logged, read, folders, experiment, train, on):
     together, results = threading.Barrier(2), {}
 
     def run(seed):

@@ -1,4 +1,4 @@
-"""Names of folders: safe on every file system, and never taken twice."""
+"""Names of run folders: safe on every file system, and never used twice."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyaccel_tensorboard.run_dirs import claim, safe
+from anyaccel_tensorboard.run_dirs import create_run_dir, safe_name
 
 
 @given(st.text() | st.sampled_from(["..", ".", "../../etc", "a/b", "a\\b", "C:", "NUL", "com1", "", " ", "-", "~"]))
 def test_a_label_becomes_one_folder(label):
-    name = safe(label)
+    name = safe_name(label)
     assert name and len(name.encode()) <= 101
     assert PureWindowsPath("C:/root", name).parent == PureWindowsPath("C:/root")
     assert os.path.normpath(f"root/{name}") == os.path.normpath("root") + os.sep + name
     assert PureWindowsPath(name).stem.upper() not in ("CON", "PRN", "AUX", "NUL", "COM1", "LPT9")
-    assert safe(name) == name
+    assert safe_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -40,25 +40,28 @@ def test_a_label_becomes_one_folder(label):
         ("a\nb:c*?", "a_b_c__"),
     ],
 )
-def test_names_are_told_by_their_labels(label, name):
-    assert safe(label) == name
+def test_names_resemble_their_labels(label, name):
+    assert safe_name(label) == name
 
 
-def test_numbers_go_on_after_the_last(tmp_path):
+def test_numbers_continue_after_the_last(tmp_path):
     parent = tmp_path / "demo"
-    for there in ("train-7", "train-x", "train-", "train", "trains-9", "train-9-1", "12", "train-" + "9" * 30):
-        (parent / there).mkdir(parents=True)
+    for existing in ("train-7", "train-x", "train-", "train", "trains-9", "train-9-1", "12", "train-" + "9" * 30):
+        (parent / existing).mkdir(parents=True)
     (parent / "train-8").write_text("a file")
-    assert claim(tmp_path, "demo", "train") == parent / "train-9"
-    assert claim(tmp_path, "demo", "other") == parent / "other-1"
-    assert claim(tmp_path, "demo", "train") == parent / "train-10"
+    assert create_run_dir(tmp_path, "demo", "train") == parent / "train-9"
+    assert create_run_dir(tmp_path, "demo", "other") == parent / "other-1"
+    assert create_run_dir(tmp_path, "demo", "train") == parent / "train-10"
 
 
-def test_labels_that_become_one_name_get_two_folders(tmp_path):
-    assert [claim(tmp_path, "a/b", "c:d").name, claim(tmp_path, "a:b", "c/d").name] == ["c_d-1", "c_d-2"]
+def test_labels_with_the_same_safe_name_get_different_folders(tmp_path):
+    assert [create_run_dir(tmp_path, "a/b", "c:d").name, create_run_dir(tmp_path, "a:b", "c/d").name] == [
+        "c_d-1",
+        "c_d-2",
+    ]
 
 
-def test_a_folder_that_somebody_else_makes_first_is_theirs(tmp_path, monkeypatch):
+def test_a_folder_that_another_process_makes_first_is_skipped(tmp_path, monkeypatch):
     made = Path.mkdir
     others = ["train-1", "train-2"]
 
@@ -69,19 +72,19 @@ def test_a_folder_that_somebody_else_makes_first_is_theirs(tmp_path, monkeypatch
         made(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    assert claim(tmp_path, "demo", "train").name == "train-3"
+    assert create_run_dir(tmp_path, "demo", "train").name == "train-3"
 
 
-def test_many_at_once_get_one_each(tmp_path):
-    found, ready = [], threading.Barrier(8)
+def test_concurrent_runs_get_different_folders(tmp_path):
+    numbers, ready = [], threading.Barrier(8)
 
     def work():
         ready.wait(20)
-        found.extend(claim(tmp_path, "demo", "train") for _ in range(10))
+        numbers.extend(create_run_dir(tmp_path, "demo", "train") for _ in range(10))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(int(one.name.partition("-")[2]) for one in found) == list(range(1, 81))
+    assert sorted(int(path.name.partition("-")[2]) for path in numbers) == list(range(1, 81))

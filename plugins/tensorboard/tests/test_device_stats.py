@@ -1,7 +1,4 @@
-"""NVML: a module that answers as `pynvml` does, as no NVIDIA GPU is needed for these tests.
-
-The answers are those that a GPU could give; that the names exist is checked against the real module.
-"""
+"""Statistics of NVIDIA GPUs, read from a fake `pynvml`, whose names are checked against the real one."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.backend import DeviceInfo
 from anyaccel.numpy_backend import NumpyBackend
-from anyaccel_tensorboard.device_stats import Gauges
+from anyaccel_tensorboard.device_stats import NvidiaStats
 
 UUIDS = {"sim:0": "GPU-0c9e0d2a-3f1e-7a61-9bd0-000000000000", "sim:1": "00000000:3B:00.0"}
 USED = ("NVMLError", "NVML_TEMPERATURE_GPU", "nvmlInit", "nvmlShutdown")
@@ -24,8 +21,8 @@ CALLS = (
 )
 
 
-class Fake(ModuleType):
-    """Answers for two GPUs; `lacks` names what the GPUs do not support, `calls` what was called."""
+class FakeNvml(ModuleType):
+    """Two GPUs; calls named in `unsupported` fail, and `calls` records all calls."""
 
     NVML_TEMPERATURE_GPU = 0
 
@@ -35,7 +32,7 @@ class Fake(ModuleType):
     def __init__(self) -> None:
         super().__init__("pynvml")
         self.calls: list[str] = []
-        self.lacks: set[str] = set()
+        self.unsupported: set[str] = set()
         self.samples = 0
 
     def __getattr__(self, name):
@@ -44,7 +41,7 @@ class Fake(ModuleType):
 
         def call(*given):
             self.calls.append(name)
-            if name in self.lacks:
+            if name in self.unsupported:
                 raise self.NVMLError("Not Supported")
             return getattr(self, f"_{name}")(*given)
 
@@ -82,74 +79,78 @@ class Fake(ModuleType):
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Simulated devices that say that they are of NVIDIA, and NVML for them."""
+    """Simulated devices that claim to be NVIDIA GPUs, and NVML for them."""
 
     def info(self, device):
         return DeviceInfo("a GPU", "nvidia", UUIDS.get(str(device), "")) if device.kind == "sim" else DeviceInfo("cpu")
 
-    module = Fake()
+    module = FakeNvml()
     monkeypatch.setattr(NumpyBackend, "device_info", info)
     monkeypatch.setitem(sys.modules, "pynvml", module)
     with aa.simulate(3):
         yield module
 
 
-def tags(told):
-    return [tag for tag in told.scalars if tag.startswith("nvml/")]
+def nvml_tags(logged_run):
+    return [tag for tag in logged_run.scalars if tag.startswith("nvml/")]
 
 
-def test_what_the_driver_says_is_told_at_epoch_ends(fake, logged, read, experiment, train, on):
+def test_statistics_are_written_at_the_end_of_each_epoch(fake, logged, read, experiment, train, on):
     seen = []
-    look = on("step_end", lambda run: seen.append(fake.samples))
-    experiment().run_phase(train(accelerator="sim:0", callbacks=[look]))
-    told = read(logged / "demo/train-1")
+    watch = on("step_end", lambda run: seen.append(fake.samples))
+    experiment().run_phase(train(accelerator="sim:0", callbacks=[watch]))
+    written = read(logged / "demo/train-1")
     figures = {
         "nvml/sim:0/utilization_percent": [91, 92, 93],
         "nvml/sim:0/memory_used_bytes": [10 * 2**30] * 3,
         "nvml/sim:0/temperature_celsius": [61] * 3,
         "nvml/sim:0/power_watts": [float(np.float32(345.678))] * 3,
     }
-    assert {tag: told.scalars[tag] for tag in tags(told)} == {tag: ([0, 1, 2], one) for tag, one in figures.items()}
+    assert {tag: written.scalars[tag] for tag in nvml_tags(written)} == {
+        tag: ([0, 1, 2], values) for tag, values in figures.items()
+    }
     assert seen == [0] * 4 + [1] * 4 + [2] * 4, "a step asked the driver"
     assert [name for name in fake.calls if name in USED] == ["nvmlInit", "nvmlShutdown"]
 
 
 def test_a_gpu_without_a_uuid_is_found_by_its_address(fake, logged, read, experiment, train):
     experiment().run_phase(train(accelerator="sim:1"))
-    told = read(logged / "demo/train-1")
-    assert told.scalars["nvml/sim:1/temperature_celsius"][1] == [62] * 3
+    written = read(logged / "demo/train-1")
+    assert written.scalars["nvml/sim:1/temperature_celsius"][1] == [62] * 3
 
 
 @pytest.mark.parametrize("where", ["sim:2", "cpu"])
-def test_a_device_without_an_identity_is_left_alone(where, fake, logged, read, experiment, train):
+def test_a_device_without_an_identity_has_no_statistics(where, fake, logged, read, experiment, train):
     experiment().run_phase(train(accelerator=where))
-    assert tags(read(logged / "demo/train-1")) == fake.calls == []
+    assert nvml_tags(read(logged / "demo/train-1")) == fake.calls == []
 
 
-def test_phases_without_epochs_ask_nothing(fake, logged, read, experiment, evaluate):
+def test_an_evaluation_has_no_statistics(fake, logged, read, experiment, evaluate):
     experiment().run_phase(evaluate(accelerator="sim:0"))
-    assert tags(read(logged / "demo/eval-1")) == fake.calls == []
+    assert nvml_tags(read(logged / "demo/eval-1")) == fake.calls == []
 
 
-def test_what_a_gpu_does_not_tell_is_left_out(fake, logged, read, experiment, train):
-    fake.lacks = {"nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"}
+def test_unsupported_statistics_are_left_out(fake, logged, read, experiment, train):
+    fake.unsupported = {"nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"}
     experiment().run_phase(train(accelerator="sim:0"))
-    told = read(logged / "demo/train-1")
-    assert tags(told) == ["nvml/sim:0/memory_used_bytes", "nvml/sim:0/temperature_celsius"]
+    written = read(logged / "demo/train-1")
+    assert nvml_tags(written) == ["nvml/sim:0/memory_used_bytes", "nvml/sim:0/temperature_celsius"]
 
 
-@pytest.mark.parametrize("lacks", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "module"])
-def test_without_driver_gpu_or_module_nothing_is_told(lacks, fake, logged, read, experiment, train, monkeypatch):
-    if lacks == "module":
+@pytest.mark.parametrize("missing", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "module"])
+def test_without_driver_gpu_or_module_there_are_no_statistics(
+    missing, fake, logged, read, experiment, train, monkeypatch
+):
+    if missing == "module":
         monkeypatch.setitem(sys.modules, "pynvml", None)
-    fake.lacks = {lacks}
+    fake.unsupported = {missing}
     results = experiment().run_phase(train(accelerator="sim:0"))
-    told = read(logged / "demo/train-1")
-    assert tags(told) == [] and len(told.scalars["train/loss"][0]) == len(results.epochs) == 3
-    assert fake.calls.count("nvmlShutdown") == (lacks == "nvmlDeviceGetHandleByUUID")
+    written = read(logged / "demo/train-1")
+    assert nvml_tags(written) == [] and len(written.scalars["train/loss"][0]) == len(results.epochs) == 3
+    assert fake.calls.count("nvmlShutdown") == (missing == "nvmlDeviceGetHandleByUUID")
 
 
-def test_nvml_is_stopped_when_the_phase_fails(fake, logged, experiment, train, on, oops):
+def test_nvml_is_shut_down_when_the_phase_fails(fake, logged, experiment, train, on, oops):
     def fail(run):
         raise oops
 
@@ -158,25 +159,25 @@ def test_nvml_is_stopped_when_the_phase_fails(fake, logged, experiment, train, o
     assert [name for name in fake.calls if name in USED] == ["nvmlInit", "nvmlShutdown"]
 
 
-def test_an_nvml_that_somebody_else_has_stopped_is_no_fault_of_the_run(fake, logged, read, experiment, train):
-    fake.lacks = {"nvmlShutdown"}
+def test_an_nvml_that_is_shut_down_already_does_not_fail_the_run(fake, logged, read, experiment, train):
+    fake.unsupported = {"nvmlShutdown"}
     assert experiment().run_phase(train(accelerator="sim:0")).error is None
-    assert len(tags(read(logged / "demo/train-1"))) == 4
+    assert len(nvml_tags(read(logged / "demo/train-1"))) == 4
 
 
-def test_gauges_are_closed_once(fake):
-    gauges = Gauges(fake, {aa.Device("sim", 0): UUIDS["sim:0"]})
-    assert len(gauges.read()) == 4
-    gauges.close()
-    gauges.close()
-    assert gauges.read() == {} and fake.calls.count("nvmlShutdown") == 1
-    assert Gauges().read() == {}
+def test_statistics_are_closed_once(fake):
+    stats = NvidiaStats(fake, {aa.Device("sim", 0): UUIDS["sim:0"]})
+    assert len(stats.read()) == 4
+    stats.close()
+    stats.close()
+    assert stats.read() == {} and fake.calls.count("nvmlShutdown") == 1
+    assert NvidiaStats().read() == {}
 
 
-def test_the_real_module_has_what_is_used():
+def test_the_real_pynvml_has_the_names_in_use():
     real = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     assert issubclass(real.NVMLError, Exception)
     assert all(hasattr(real, name) for name in (*USED, *CALLS))
     assert {"gpu"} <= {name for name, *_ in real.c_nvmlUtilization_t._fields_}
     assert {"used"} <= {name for name, *_ in real.c_nvmlMemory_t._fields_}
-    assert real.NVML_TEMPERATURE_GPU == Fake.NVML_TEMPERATURE_GPU
+    assert real.NVML_TEMPERATURE_GPU == FakeNvml.NVML_TEMPERATURE_GPU

@@ -1,4 +1,4 @@
-"""Operators that MPS lacks, refused or reported. The models and their operators are real; what MPS has is a table."""
+"""Operators that MPS lacks are refused or warned of. Models are real; what MPS has is from a table."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from anyaccel.errors import FallbackWarning, PhaseError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_mps.dry_run import operators_of
-from anyaccel_mps.operator_check import SWITCH, judge
-from anyaccel_mps.operator_support import Operators
+from anyaccel_mps.operator_check import SWITCH, check_operators
+from anyaccel_mps.operator_support import OperatorSupport
 
 MPS = Device("mps")
 Make = Callable[..., Segment]
 
 
-class Applied(nn.Module):
-    """A linear layer, and a function of what it gives."""
+class LinearThen(nn.Module):
+    """A linear layer, then a function."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Gated(torch.autograd.Function):
 
 
 @pytest.fixture(autouse=True)
-def nobody_asks_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
 
 
@@ -59,36 +59,36 @@ def is_pulled_back(segment: Segment) -> bool:
     return any("backward pass" in places for places in operators_of(segment).values())
 
 
-# -- the verdict -----------------------------------------------------------------------------------------------------
+# -- the check -------------------------------------------------------------------------------------------------------
 
 
-def test_a_lacking_operator_is_named_with_its_node(published: Operators, segment_of: Make) -> None:
-    with pytest.raises(PhaseError) as told:
-        judge(segment_of(Applied(mode)), published)
-    words = str(told.value)
+def test_a_missing_operator_is_named_with_its_node(published: OperatorSupport, segment_of: Make) -> None:
+    with pytest.raises(PhaseError) as caught:
+        check_operators(segment_of(LinearThen(mode)), published)
+    words = str(caught.value)
     assert words.startswith(
-        "segment 's' cannot be computed on mps:0: it needs operators that MPS lacks: aten::mode (node 'net'). There"
+        "segment 's' cannot run on mps:0, which lacks operators that it needs: aten::mode (node 'net'). Available: "
     )
-    assert f"Available: torch {torch.__version__} has " in words
+    assert f" operators in torch {torch.__version__}. Hint: " in words
     assert words.endswith(
         "Hint: give the node accelerator='cpu', use other layers, or start Python with PYTORCH_ENABLE_MPS_FALLBACK=1 "
-        "to compute these operators on the CPU, which is slow and is reported."
+        "to compute these operators on the CPU, slowly and with a warning."
     )
 
 
-def test_a_lacking_operator_of_the_backward_pass_is_named(published: Operators, segment_of: Make) -> None:
-    with pytest.raises(PhaseError, match=r"MPS lacks: aten::mode \(backward pass\)\. There"):
-        judge(segment_of(Applied(Gated.apply), target=(4,)), published)
-    judge(segment_of(Applied(Gated.apply), target=(4,), groups=()), published)  # nothing is trained
+def test_a_missing_operator_of_the_backward_pass_is_named(published: OperatorSupport, segment_of: Make) -> None:
+    with pytest.raises(PhaseError, match=r"aten::mode \(backward pass\)"):
+        check_operators(segment_of(LinearThen(Gated.apply), target=(4,)), published)
+    check_operators(segment_of(LinearThen(Gated.apply), target=(4,), groups=()), published)  # nothing is trained
 
 
-def test_all_of_them_are_named(published: Operators, segment_of: Make) -> None:
+def test_all_missing_operators_are_named(published: OperatorSupport, segment_of: Make) -> None:
     operations = (
-        Operation("one", Applied(mode), ("x",), ("h",), MPS),
+        Operation("one", LinearThen(mode), ("x",), ("h",), MPS),
         Operation("two", nn.RReLU(), ("h",), ("y",), MPS),
     )
     with pytest.raises(PhaseError, match=r"aten::mode \(node 'one'\), aten::rrelu_with_noise \(node 'two'\)"):
-        judge(segment_of(None, operations=operations), published)
+        check_operators(segment_of(None, operations=operations), published)
 
 
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
@@ -110,21 +110,21 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
 
 @pytest.mark.parametrize("key", ["CPU", "MPS"])
 @pytest.mark.parametrize("name", MODELS)
-def test_what_runs_is_not_refused(published: Operators, segment_of: Make, key: str, name: str) -> None:
-    """For the CPU the record is real and so is the proof: the tests of the torch plugin run such models."""
+def test_common_models_are_not_refused(published: OperatorSupport, segment_of: Make, key: str, name: str) -> None:
+    """For the CPU the answers are real, and the tests of the torch plugin run such models."""
     model, features, dtype = MODELS[name]
     inputs = {"x": (TensorSpec(features, dtype), MPS)}
     square = Loss(lambda y: y.square().mean())
     losses = (LossTerm("l", "net", square, ("y",), MPS),)
     segment = segment_of(model, inputs=inputs, losses=losses)
-    judge(segment, published if key == "MPS" else Operators(key))
+    check_operators(segment, published if key == "MPS" else OperatorSupport(key))
     assert is_pulled_back(segment)
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
-def test_every_optimizer_is_there(published: Operators, segment_of: Make, name: str) -> None:
-    recipe = Optimizer(name, lr=0.1, clip_norm=1.0)
-    judge(segment_of(nn.Linear(4, 1), groups=(ParameterGroup("g", recipe, ("net",)),)), published)
+def test_every_optimizer_is_supported(published: OperatorSupport, segment_of: Make, name: str) -> None:
+    optimizer = Optimizer(name, lr=0.1, clip_norm=1.0)
+    check_operators(segment_of(nn.Linear(4, 1), groups=(ParameterGroup("g", optimizer, ("net",)),)), published)
 
 
 @pytest.mark.parametrize(
@@ -136,55 +136,55 @@ def test_every_optimizer_is_there(published: Operators, segment_of: Make, name: 
         ("binary_cross_entropy", (3,), "float32"),
     ],
 )
-def test_every_named_loss_is_there(
-    published: Operators, segment_of: Make, loss: str, target: tuple[int, ...], dtype: str
+def test_every_named_loss_is_supported(
+    published: OperatorSupport, segment_of: Make, loss: str, target: tuple[int, ...], dtype: str
 ) -> None:
     inputs = {"x": (TensorSpec((4,), "float32"), MPS), "t": (TensorSpec(target, dtype), MPS)}
     segment = segment_of(nn.Linear(4, 3), loss=loss, inputs=inputs)
-    judge(segment, published)
+    check_operators(segment, published)
     assert is_pulled_back(segment)
 
 
-# -- the way back to the CPU -----------------------------------------------------------------------------------------
+# -- the fallback to the CPU -----------------------------------------------------------------------------------------
 
 
-def build(pretending: Any, segment: Segment, operators: Operators) -> Program:
-    found: Program = type("Judging", (pretending,), {"operators": lambda self: operators})().build(segment)
-    return found
+def build(cpu_class: Any, segment: Segment, operators: OperatorSupport) -> Program:
+    program: Program = type("Checked", (cpu_class,), {"operator_support": lambda self: operators})().build(segment)
+    return program
 
 
-def test_building_a_program_refuses(pretending: Any, segment_of: Make, published: Operators) -> None:
+def test_building_a_program_checks_its_operators(cpu_class: Any, segment_of: Make, published: OperatorSupport) -> None:
     with pytest.raises(PhaseError, match=r"aten::mode \(node 'net'\)"):
-        build(pretending, segment_of(Applied(mode)), published)
+        build(cpu_class, segment_of(LinearThen(mode)), published)
 
 
 @pytest.mark.parametrize("value", ["0", "", "yes"])
-def test_a_switch_that_is_not_on_asks_for_nothing(
-    pretending: Any, segment_of: Make, published: Operators, monkeypatch: pytest.MonkeyPatch, value: str
+def test_without_the_switch_there_is_no_fallback(
+    cpu_class: Any, segment_of: Make, published: OperatorSupport, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv(SWITCH, value)
     with pytest.raises(PhaseError, match="PYTORCH_ENABLE_MPS_FALLBACK=1"):
-        build(pretending, segment_of(Applied(mode)), published)
+        build(cpu_class, segment_of(LinearThen(mode)), published)
 
 
-def test_a_fallback_that_is_asked_for_is_reported_every_time(
-    pretending: Any, segment_of: Make, published: Operators, monkeypatch: pytest.MonkeyPatch
+def test_a_fallback_warns_every_time(
+    cpu_class: Any, segment_of: Make, published: OperatorSupport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SWITCH, "1")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")  # which shows a warning once for each line of code
         for _ in range(2):
-            build(pretending, segment_of(Applied(mode)), published).close()
-    assert [one.category for one in told] == [FallbackWarning] * 2
-    assert {str(one.message) for one in told} == {
-        "segment 's' needs operators that MPS lacks; torch computes them on the CPU in every step, as "
-        "PYTORCH_ENABLE_MPS_FALLBACK asks: aten::mode (node 'net')"
+            build(cpu_class, segment_of(LinearThen(mode)), published).close()
+    assert [warning.category for warning in warned] == [FallbackWarning] * 2
+    assert {str(warning.message) for warning in warned} == {
+        "segment 's' needs operators that MPS lacks; as PYTORCH_ENABLE_MPS_FALLBACK is set, torch computes them on "
+        "the CPU in every step: aten::mode (node 'net')"
     }
-    assert {one.filename for one in told} == {__file__}
+    assert {warning.filename for warning in warned} == {__file__}
 
 
-def test_where_nothing_is_lacking_nothing_is_reported(
-    pretending: Any, segment_of: Make, published: Operators, monkeypatch: pytest.MonkeyPatch
+def test_without_missing_operators_there_is_no_warning(
+    cpu_class: Any, segment_of: Make, published: OperatorSupport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SWITCH, "1")
-    build(pretending, segment_of(nn.Linear(4, 1)), published).close()
+    build(cpu_class, segment_of(nn.Linear(4, 1)), published).close()

@@ -1,4 +1,4 @@
-"""Devices, moves and refusals. torch's fake tensors say where things would be; calls of torch.mps are recorded."""
+"""Devices, moves and dtype checks. Fake tensors of torch say where things would be; calls of torch.mps are recorded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from anyaccel.backend import DeviceInfo, MemoryInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
-from anyaccel_mps import MpsBackend
-from anyaccel_mps import dtype_support as refusals
+from anyaccel_mps import MpsBackend, dtype_support
 
 CPU, MPS, GIB = Device("cpu"), Device("mps"), 2**30
-CLOSEST = "Available: its closest is float32; moves keep dtypes. Hint: convert it first:"
+CLOSEST = "Available: float32, which is closest; moves keep dtypes. Hint: convert it first:"
 
 
 @pytest.fixture
@@ -29,10 +28,10 @@ def backend() -> MpsBackend:
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered() -> Iterator[None]:
-    refusals.refusal.cache_clear()
+def no_cached_answers() -> Iterator[None]:
+    dtype_support.refusal.cache_clear()
     yield
-    refusals.refusal.cache_clear()
+    dtype_support.refusal.cache_clear()
 
 
 # -- devices ---------------------------------------------------------------------------------------------------------
@@ -46,14 +45,14 @@ def test_there_is_one_device_or_none(
     assert list(backend.devices()) == found
 
 
-def test_there_is_no_second_one(backend: MpsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_device_is_unavailable(backend: MpsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
     assert backend.unavailable_reason(MPS) == ""
     assert backend.unavailable_reason(Device("mps", 1)) == "torch has one Apple GPU, mps:0"
 
 
 @pytest.mark.parametrize(
-    ("system", "built", "told"),
+    ("system", "built", "reason"),
     [
         ("Linux", False, "MPS is a part of macOS, and this is Linux"),
         ("", False, "MPS is a part of macOS, and this is another system"),
@@ -66,12 +65,14 @@ def test_there_is_no_second_one(backend: MpsBackend, monkeypatch: pytest.MonkeyP
         ),
     ],
 )
-def test_why_not(backend: MpsBackend, monkeypatch: pytest.MonkeyPatch, system: str, built: bool, told: str) -> None:
+def test_the_reason_for_no_device(
+    backend: MpsBackend, monkeypatch: pytest.MonkeyPatch, system: str, built: bool, reason: str
+) -> None:
     monkeypatch.setattr(torch.mps, "device_count", lambda: 0)
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.mac_ver", lambda: ("12.1", ("", "", ""), "arm64"))
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: built)
-    assert backend.unavailable_reason(MPS) == told
+    assert backend.unavailable_reason(MPS) == reason
 
 
 def test_a_torch_that_cannot_be_imported(backend: MpsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,14 +89,12 @@ def test_a_torch_that_cannot_be_imported(backend: MpsBackend, monkeypatch: pytes
     assert backend.unavailable_reason(MPS) == "torch cannot be imported: libtorch.dylib: missing"
 
 
-def test_what_the_device_is(backend: MpsBackend, metal: list[str]) -> None:
+def test_device_info_is_from_metal(backend: MpsBackend, metal: list[str]) -> None:
     assert backend.device_info(MPS) == DeviceInfo("Apple M2", "apple", total_memory=11 * GIB)
     assert backend.device_info(MPS).memory_space == ""  # sharing memory with the CPU is not claimed
 
 
-def test_an_older_torch_does_not_tell_the_name(
-    backend: MpsBackend, metal: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_torch_has_no_name(backend: MpsBackend, metal: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.backends.mps, "get_name")
     assert backend.device_info(MPS).name == "Apple GPU"
 
@@ -111,12 +110,12 @@ def test_free_memory_is_never_negative(backend: MpsBackend, metal: list[str], mo
     assert backend.memory(MPS).free == 0
 
 
-def test_synchronize_waits(backend: MpsBackend, metal: list[str]) -> None:
+def test_synchronize_calls_torch(backend: MpsBackend, metal: list[str]) -> None:
     backend.synchronize(MPS)
     assert metal == ["synchronize"]
 
 
-def test_scope_is_torchs_own(backend: MpsBackend) -> None:
+def test_scope_makes_tensors_on_mps(backend: MpsBackend) -> None:
     with FakeTensorMode(), backend.scope(MPS):
         assert backend.device_of(torch.zeros(2)) == MPS
 
@@ -140,7 +139,7 @@ class Copies(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def test_copies_are_waited_for_and_never_pinned(backend: MpsBackend) -> None:
+def test_moves_are_synchronous_and_not_pinned(backend: MpsBackend) -> None:
     """Fake tensors; that Metal really waits is only seen on a Mac."""
     with FakeTensorMode(), Copies() as copies:
         there = backend.move(torch.zeros(3), MPS, pinned=True)
@@ -148,8 +147,8 @@ def test_copies_are_waited_for_and_never_pinned(backend: MpsBackend) -> None:
     assert copies.unawaited == [False, False]
 
 
-def test_an_array_of_the_host_is_waited_for(pretend: MpsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wish for page-locked memory reaches nobody, though torch says here that it could."""
+def test_copies_of_arrays_are_synchronous(cpu_backend: MpsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pinned=True` has no effect, though torch here could pin memory."""
     calls: list[tuple[Any, Any]] = []
     real = torch.Tensor.to
 
@@ -159,14 +158,14 @@ def test_an_array_of_the_host_is_waited_for(pretend: MpsBackend, monkeypatch: py
 
     monkeypatch.setattr(torch.Tensor, "to", to)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pytest.fail("pinned"))
-    pretend.from_host(np.ones(3, "float32"), MPS, pinned=True)
-    pretend.move(torch.ones(3), MPS, pinned=True)
-    pretend.from_host_owned(np.ones(3, "float32"), MPS)
-    pretend.copy_async(pretend.staging_buffer((3,), "float32", MPS), MPS).source_reusable()
+    cpu_backend.from_host(np.ones(3, "float32"), MPS, pinned=True)
+    cpu_backend.move(torch.ones(3), MPS, pinned=True)
+    cpu_backend.from_host_owned(np.ones(3, "float32"), MPS)
+    cpu_backend.copy_async(cpu_backend.staging_buffer((3,), "float32", MPS), MPS).source_reusable()
     assert [kwargs.get("non_blocking", False) for _, kwargs in calls] == [False] * 4
 
 
-def test_a_move_lands_and_back(backend: MpsBackend) -> None:
+def test_a_moved_tensor_is_on_mps(backend: MpsBackend) -> None:
     with FakeTensorMode():
         there = backend.move(torch.zeros(3, dtype=torch.bfloat16), MPS)
         assert backend.device_of(there) == MPS
@@ -175,7 +174,7 @@ def test_a_move_lands_and_back(backend: MpsBackend) -> None:
         assert backend.move(there, MPS) is there
 
 
-def test_a_tree_lands(backend: MpsBackend) -> None:
+def test_a_placed_tree_is_on_mps(backend: MpsBackend) -> None:
     with FakeTensorMode():
         placed = backend.place({"a": [torch.zeros(3)], "b": (torch.ones(2, dtype=torch.int64), "text")}, MPS)
     assert backend.device_of(placed["a"]) == MPS
@@ -183,35 +182,35 @@ def test_a_tree_lands(backend: MpsBackend) -> None:
     assert placed["b"][1] == "text"
 
 
-def test_an_optimizer_of_float64_parameters_is_not_ours_to_refuse(backend: MpsBackend) -> None:
-    """Its state goes to where its parameters are, and those were refused before."""
+def test_an_optimizer_of_float64_parameters_is_not_refused(backend: MpsBackend) -> None:
+    """Its state follows its parameters, and those were refused before."""
     optimizer = torch.optim.Adam(nn.Linear(2, 1).double().parameters())
     assert backend.place(optimizer, MPS) is optimizer
 
 
-# -- dtypes that MPS lacks -------------------------------------------------------------------------------------------
+# -- unsupported dtypes -------------------------------------------------------------------------------------------
 
 
-def test_a_float64_tensor(backend: MpsBackend) -> None:
-    with pytest.raises(MoveError) as told:
+def test_a_float64_tensor_is_refused(backend: MpsBackend) -> None:
+    with pytest.raises(MoveError) as caught:
         backend.move(torch.zeros(3, dtype=torch.float64), MPS)
-    assert str(told.value) == f"a tensor is float64, which mps:0 cannot hold. {CLOSEST} tensor.float()."
+    assert str(caught.value) == f"a tensor is float64, which mps:0 does not support. {CLOSEST} tensor.float()."
 
 
-def test_a_complex128_tensor(backend: MpsBackend) -> None:
+def test_a_complex128_tensor_is_refused(backend: MpsBackend) -> None:
     with pytest.raises(
-        MoveError, match=r"complex128, which mps:0 cannot hold.*complex64.*tensor\.to\(torch\.complex64"
+        MoveError, match=r"complex128, which mps:0 does not support.*complex64.*tensor\.to\(torch\.complex64"
     ):
         backend.move(torch.zeros(3, dtype=torch.complex128), MPS)
 
 
 @pytest.mark.parametrize("method", ["place", "move"])
-def test_a_module_is_refused_whole_and_its_parameter_named(backend: MpsBackend, method: str) -> None:
+def test_a_module_is_refused_as_a_whole_and_its_parameter_named(backend: MpsBackend, method: str) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1).double())
-    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(MoveError) as told:
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(MoveError) as caught:
         getattr(backend, method)(model, MPS)
-    expected = f"parameter '1.weight' of Sequential is float64, which mps:0 cannot hold. {CLOSEST} model.float()."
-    assert str(told.value) == expected
+    expected = f"parameter '1.weight' of Sequential is float64, which mps:0 does not support. {CLOSEST} model.float()."
+    assert str(caught.value) == expected
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
 
 
@@ -222,7 +221,7 @@ def test_a_buffer_is_named(backend: MpsBackend) -> None:
         backend.place(model, MPS)
 
 
-def test_a_tree_is_refused_whole(backend: MpsBackend) -> None:
+def test_a_tree_is_refused_as_a_whole(backend: MpsBackend) -> None:
     first, second = nn.Linear(2, 1), nn.Linear(2, 1).double()
     with pytest.raises(MoveError, match=r"parameter 'weight' of Linear item \['two'\]\[0\] is float64"):
         backend.place({"one": first, "two": [second]}, MPS)
@@ -231,24 +230,26 @@ def test_a_tree_is_refused_whole(backend: MpsBackend) -> None:
         backend.place([torch.zeros(1), torch.zeros(1).double()], MPS)
 
 
-@pytest.mark.parametrize(("dtype", "remedy"), [("float64", "float32"), (">f8", "float32"), ("complex128", "complex64")])
-def test_an_array_of_the_host(backend: MpsBackend, dtype: str, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "closest"), [("float64", "float32"), (">f8", "float32"), ("complex128", "complex64")]
+)
+def test_an_unsupported_array_is_refused(backend: MpsBackend, dtype: str, closest: str) -> None:
     name = np.dtype(dtype).newbyteorder("=").name
     for act in (backend.from_host, backend.from_host_owned, backend.copy_async):
-        with pytest.raises(MoveError) as told:
+        with pytest.raises(MoveError) as caught:
             act(np.zeros(3, dtype), MPS)
-        assert str(told.value) == (
-            f"an array of {name} was given, which mps:0 cannot hold. Available: its closest is {remedy}; moves keep "
-            f"dtypes. Hint: convert it first: array.astype('{remedy}')."
+        assert str(caught.value) == (
+            f"the array is {name}, which mps:0 does not support. Available: {closest}, which is closest; moves keep "
+            f"dtypes. Hint: convert it first: array.astype('{closest}')."
         )
 
 
-def test_an_array_of_another_framework(backend: MpsBackend) -> None:
-    with pytest.raises(MoveError, match="a tensor is float64, which mps:0 cannot hold"):
+def test_an_unsupported_tensor_of_another_framework_is_refused(backend: MpsBackend) -> None:
+    with pytest.raises(MoveError, match="a tensor is float64, which mps:0 does not support"):
         backend.from_dlpack(np.zeros(3), MPS)
 
 
-def test_what_a_version_lacks_is_asked_of_torch_itself(backend: MpsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_asked_once_for_other_dtypes(backend: MpsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's answer is recorded: bfloat16 on macOS 13 was refused in these words."""
     words = "MPS BFloat16 is only supported on MacOS 14 or newer"
     asked: list[Any] = []
@@ -259,9 +260,9 @@ def test_what_a_version_lacks_is_asked_of_torch_itself(backend: MpsBackend, monk
 
     monkeypatch.setattr(torch, "empty", empty)
     for _ in range(2):
-        with pytest.raises(MoveError) as told:
+        with pytest.raises(MoveError) as caught:
             backend.move(torch.zeros(3, dtype=torch.bfloat16), MPS)
     assert asked == [((0,), torch.bfloat16, "mps")]  # and no more than once
-    assert str(told.value) == (
-        f"a tensor is bfloat16, which mps:0 cannot hold. Available: {words}. Hint: convert it first: tensor.float()."
+    assert str(caught.value) == (
+        f"a tensor is bfloat16, which mps:0 does not support: {words}. {CLOSEST} tensor.float()."
     )
