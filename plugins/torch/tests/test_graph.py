@@ -140,7 +140,7 @@ def test_b12_missing_gpu_is_reported_before_anything_moves() -> None:
 
 
 def test_shape_error_names_node_and_column() -> None:
-    with pytest.raises(ShapeError, match=r"node 'net' does not take float32\[6\] from data\.x"):
+    with pytest.raises(ShapeError, match=r"node 'net' does not accept float32\[6\] from data\.x"):
         graph(data(), seeded_net(inputs=7)).build()
 
 
