@@ -322,7 +322,7 @@ def test_a_state_holds_no_estimator_and_what_needs_one_says_so(data, experiment)
         experiment(other).run_phase(EvalPhase("e", data="val"))
     assert str(caught.value) == (
         "phase 'e' needs 'est', an estimator that is not fitted. Hint: run a FitPhase first, "
-        "FitPhase('fit', data=..., nodes='est'); a state or configuration that was loaded holds no estimators."
+        "FitPhase('fit', data=..., nodes='est'); a state or configuration that was loaded has no estimators."
     )
 
 

@@ -289,9 +289,9 @@ def test_data_without_targets_give_predictions_and_no_figures(experiment):
     rows = FeatureSet.from_dict("rows", {"x": np.zeros((4, 3), "float32")}, ["x"])
     ours = experiment(ModelGraph([ModelNode("net", Dense(1), rows.reference())]))
     assert ours.run_phase(EvalPhase("e", data=rows)).prediction("net").shape == (4, 1)
-    with pytest.raises(ColumnError, match="takes 'targets', and the data that feed this node have none"):
+    with pytest.raises(ColumnError, match="the input 'targets', but the data that feed this node have no targets"):
         ours.run_phase(EvalPhase("e", data=rows, losses=[MSE]))
-    with pytest.raises(ColumnError, match="the data that feed this node have none"):
+    with pytest.raises(ColumnError, match="the data that feed this node have no targets"):
         ours.run_phase(EvalPhase("e", data=rows, metrics=["mse"]))
 
 

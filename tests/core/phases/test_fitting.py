@@ -301,7 +301,7 @@ def test_nodes_before_what_is_fitted_must_be_fitted(data, experiment):
     )
     with pytest.raises(PhaseError, match=r"phase 'e' needs 'first', an estimator that is not fitted"):
         ours.run_phase(EvalPhase("e", data="val", outputs=["first"]))
-    with pytest.raises(PhaseError, match=r"needs 'net', which depends on 'first', an estimator that has not been fit"):
+    with pytest.raises(PhaseError, match=r"needs 'net', which depends on 'first', an estimator that is not fit"):
         ours.run_phase(TrainPhase("t", data="train", losses=[MSE]))
     fit(ours.graph, nodes="first")
     ours.run_phase(TrainPhase("t", data="train", losses=[MSE]))

@@ -98,7 +98,7 @@ def test_what_learnt_is_fitted_and_goes_on_learning(data, experiment):
     assert not np.array_equal(learnt(graph).coef_, first) and len(learnt(graph).diary) == 8
     graph.freeze("est")
     with pytest.raises(
-        PhaseError, match=r"phase 't' trains and has no loss\. Available: no estimator with partial_fit"
+        PhaseError, match=r"phase 't' trains, but has no loss and no estimator with partial_fit"
     ):
         ours.run_phase(phase)
     assert len(learnt(graph).diary) == 8
@@ -465,8 +465,8 @@ def test_a_phase_without_losses_and_without_learners_is_refused(data, line, expe
     with pytest.raises(PhaseError) as caught:
         experiment(line(Dense(1), "adam")).run_phase(TrainPhase("t", data="train", losses=[]))
     assert str(caught.value) == (
-        "phase 't' trains and has no loss. Available: no estimator with partial_fit that is not frozen, which would "
-        "learn without. Hint: give losses=[AppliedLoss('mse', on='NODE')]."
+        "phase 't' trains, but has no loss and no estimator with partial_fit to train. Hint: give "
+        "losses=[AppliedLoss('mse', on='NODE')]."
     )
 
 
