@@ -231,7 +231,7 @@ def test_interrupt_restores_the_module_and_training_continues() -> None:
 def test_missing_target_lists_the_columns() -> None:
     source = data()
     model_graph = aa.ModelGraph([aa.ModelNode("net", seeded_net(), source.reference(targets=[]))], "adam")
-    with pytest.raises(AnyaccelError, match="the data that feed this node have none"):
+    with pytest.raises(AnyaccelError, match="the data that feed this node have no targets"):
         run(model_graph, training(1))
 
 

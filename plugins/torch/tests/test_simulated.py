@@ -55,7 +55,7 @@ def test_torch_passes_the_conformance_kit_on_two_simulated_devices(tmp_path: Pat
     ends = [line for line in lines if "test" in line]
     assert [(line["test"], line["message"]) for line in ends if line["outcome"] != "passed"] == []
     passed = Counter(line["capability"] for line in ends)
-    assert set(passed) == {"backend", "exchange", "compute", "stepping", "memory"}
+    assert set(passed) == {"backend", "exchange", "compute", "multi_step", "memory"}
     assert passed.total() >= LEAST
     assert sum("second" in line["test"] or "another" in line["test"] for line in ends) > 0
 

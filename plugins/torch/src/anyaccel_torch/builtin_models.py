@@ -78,7 +78,7 @@ class SequentialMLP(BuiltinModel):
     """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPSpec`.
 
     Takes one or more tensors [batch, ...] of `dtype`, flattens and concatenates them, and gives [batch, *output_shape].
-    It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
+    Built as `BuiltinModel` says.
 
     Raises:
         SpecError: a setting out of range.
@@ -113,8 +113,8 @@ class SequentialMLP(BuiltinModel):
 class SequentialCNN(BuiltinModel):
     """A convolutional network with the same initial weights as in every other framework; see `CNNSpec`.
 
-    Takes one tensor [batch, channels, height, width] of `dtype`, and gives [batch, *output_shape]. It is built when
-    the shape is known: by `build`, by the graph it is in, or else by its first batch with seed 0.
+    Takes one tensor [batch, channels, height, width] of `dtype`, and gives [batch, *output_shape]. Built as
+    `BuiltinModel` says.
 
     Raises:
         SpecError: a setting out of range.

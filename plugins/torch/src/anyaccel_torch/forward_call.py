@@ -1,4 +1,4 @@
-"""Calling a module: as it is, or, where Keras layers are in it, with what Keras wants to be told."""
+"""Calling a module: directly, or, if Keras layers are in it, with the arguments and scopes that Keras needs."""
 
 from __future__ import annotations
 

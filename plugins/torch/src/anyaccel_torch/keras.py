@@ -1,6 +1,6 @@
 """Keras layers that run on torch: they are modules, but keep values, seeds and sublayers where torch does not look.
 
-Keras is never imported here: a model can be of it only if somebody has imported it.
+Keras is never imported here: without that import, no model can be a Keras model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _module_attributes() -> frozenset[str]:
 
 
 def library() -> TorchLayers:
-    """Keras, if somebody has imported it and it runs on torch; else a library that nothing belongs to."""
+    """Keras if it is imported and runs on torch, else a library that nothing belongs to."""
     module: Any = sys.modules.get("keras")
     return _library(module if hasattr(module, "Layer") and module.config.backend() == "torch" else None)
 

@@ -1,4 +1,4 @@
-"""What a module does beside computing: whether it writes to its inputs, its image layout, its coupling of samples."""
+"""What a module does besides computing: whether it writes to its inputs, its image layout, its coupling of samples."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _create_own(cls: type, spec: Optimizer, parameters: list[nn.Parameter]) -> t
 
 
 def slot_names(spec: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
-    """Names of the tensors that an optimizer keeps per parameter, beside the step; a class is asked by a trial step."""
+    """Names of the tensors that an optimizer keeps per parameter; a class is asked by a trial step."""
     if spec.own is None:
         momentum = spec.settings.get("momentum")
         return {"m", "v"} if momentum is None else {"velocity"} if momentum > 0 else set()

@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpec:
-    """Everything that a step does beside calling the `SegmentModule`.
+    """Everything that a step does besides calling the `SegmentModule`.
 
     Attributes:
         rules: the update rules.
@@ -51,7 +51,7 @@ class StepSpec:
         buffers: names of the buffers that a forward pass changes.
         weights: weights of the losses, 0 for a loss that reaches no parameter.
         mutated: indices of the inputs that some module writes to.
-        n_computed: number of values beside the inputs.
+        n_computed: number of values besides the inputs.
         n_microbatches: into how many equal parts a batch is split.
     """
 
@@ -70,7 +70,7 @@ class CompileRequest:
 
     Attributes:
         module: holds its modules, operations and losses.
-        n_computed: number of values beside the inputs.
+        n_computed: number of values besides the inputs.
         eager_seconds: time of an uncompiled step, 0 if not measured yet.
     """
 

@@ -160,14 +160,14 @@ def _compile(request: CompileRequest, effects: StepEffects, rows: list[Tensor], 
     scan = toolchain_check.scan() if small else None
     attempt = partial(_compile_by, request, effects, rows, n_microbatches)
     if scan is None:
-        return attempt(strategies.unrolled_strategy(UNROLLED if small else 1), None)
+        return attempt(strategies.unrolled(UNROLLED if small else 1), None)
     try:
-        return attempt(strategies.scan_strategy(), scan)
+        return attempt(strategies.SCAN, scan)
     except (CompileError, MemoryError):
         raise
     except Exception as error:
         try:
-            compiled = attempt(strategies.unrolled_strategy(UNROLLED), None)
+            compiled = attempt(strategies.unrolled(UNROLLED), None)
         except CompileError:
             raise
         except Exception as second_error:
@@ -177,7 +177,7 @@ def _compile(request: CompileRequest, effects: StepEffects, rows: list[Tensor], 
 
 
 def _captured(request: CompileRequest, effects: StepEffects, rows: list[Tensor], n_microbatches: int) -> CompiledSteps:
-    strategy = strategies.cuda_graph_strategy(UNROLLED)
+    strategy = strategies.unrolled(UNROLLED, f"{UNROLLED} steps in a CUDA graph")
     state = FlatState(request, effects, n_microbatches, flat=strategy.flat)
     captured = CapturedSteps(request.module, state, strategy.length, rows)
     return CompiledSteps(request, state, strategy, captured.replay, len(rows[0]))

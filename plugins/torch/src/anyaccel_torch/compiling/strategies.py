@@ -52,22 +52,14 @@ class Strategy:
     threads: int = 0
 
 
-def scan_strategy() -> Strategy:
-    """Torch's scan operator, on one thread: threads do not pay in steps that take microseconds."""
-    return Strategy(
-        description="all steps of a call in one compiled loop", length=0, flat=True, in_place=False, threads=1
-    )
+SCAN = Strategy(description="all steps of a call in one compiled loop", length=0, flat=True, in_place=False, threads=1)
+"""Torch's scan operator, on one thread: threads do not pay in steps that take microseconds."""
 
 
-def unrolled_strategy(length: int) -> Strategy:
-    """`length` steps in a call."""
-    description = f"{length} compiled steps a call" if length > 1 else "one compiled step a call"
-    return Strategy(description=description, length=length, flat=False, in_place=True)
-
-
-def cuda_graph_strategy(length: int) -> Strategy:
-    """`length` steps in a CUDA graph."""
-    return Strategy(description=f"{length} steps in a CUDA graph", length=length, flat=False, in_place=True)
+def unrolled(length: int, description: str = "") -> Strategy:
+    """`length` steps in a call, updated in place."""
+    default = f"{length} compiled steps a call" if length > 1 else "one compiled step a call"
+    return Strategy(description=description or default, length=length, flat=False, in_place=True)
 
 
 def step_function(strategy: Strategy, spec: StepSpec, scan: Callable[..., Any] | None) -> StepFunction:

@@ -87,5 +87,5 @@ def _reason(error: Exception) -> str:
     """The line that says why: torch puts it after `Explanation:`, or after a first line that says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     explained = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
-    informative = [line for line in lines if not any(words in line for words in _UNINFORMATIVE)]
+    informative = [line for line in lines if not any(phrase in line for phrase in _UNINFORMATIVE)]
     return (explained or (informative[0] if informative else first_line(error)) or "no reason was given")[:300]

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 
-# How many host tensors without axes a kernel takes, beside pointwise operators, which take one.
+# How many host tensors without axes a kernel takes; pointwise operators take one.
 _HOST_SCALARS: dict[Any, int] = {
     aten.where.self: 2,
     aten.fill_.Tensor: 1,
