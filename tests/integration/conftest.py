@@ -22,14 +22,14 @@ if importlib.util.find_spec("tensorflow") is not None:
 
 
 def frameworks() -> list[str]:
-    """Installed frameworks that compute and offer the common models, beside the reference."""
-    found = registry()
-    able = [name for name in found.frameworks if name != "numpy" and isinstance(found.find(name), Compute)]
-    return [name for name in able if "SequentialMLP" in found.computing(name).models()]
+    """Installed frameworks other than NumPy that compute and have the common models."""
+    plugins = registry()
+    names = [name for name in plugins.frameworks if name != "numpy" and isinstance(plugins.find(name), Compute)]
+    return [name for name in names if "SequentialMLP" in plugins.computing(name).models()]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that asks for a `framework` over all of them; none at all is a failure of the session's set-up."""
+    """Run each test with a `framework` over all of them; fail where none is installed."""
     if "framework" in metafunc.fixturenames:
         names = frameworks()
         if not names:
@@ -39,11 +39,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def three() -> tuple[str, str, str]:
-    """torch, JAX and TensorFlow, all here; the session `mixed` insists on that, others skip."""
-    wanted = ("torch", "jax", "tensorflow")
-    missing = [name for name in wanted if name not in frameworks()]
+    """torch, JAX and TensorFlow; the session `mixed` requires all of them, others skip."""
+    required = ("torch", "jax", "tensorflow")
+    missing = [name for name in required if name not in frameworks()]
     if missing and os.environ.get("ANYACCEL_TEST_MIXED"):
         pytest.fail(f"this session is for all frameworks, and {', '.join(missing)} cannot be used")
     if missing:
         pytest.skip(f"needs {', '.join(missing)} too")
-    return wanted
+    return required

@@ -1,4 +1,4 @@
-"""Random small graphs as recipes, so that the same one can be built in any framework."""
+"""Random small graphs as plain values, so that the same graph can be built in any framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyaccel.registry import registry
 
 @dataclass(frozen=True)
 class Layer:
-    """A node: an MLP of one or two layers, on one or two inputs (joined by a ConcatNode if two), numbered."""
+    """A node: an MLP of one or two layers, on one input or on two concatenated ones, given by number."""
 
     inputs: tuple[int, ...]
     width: int
@@ -25,7 +25,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class GraphSpec:
     """A graph over one feature column [5]; input -1 is the data, the last layer gets a loss."""
 
     layers: tuple[Layer, ...]
@@ -38,8 +38,8 @@ class Recipe:
 
 
 @st.composite
-def recipes(draw: st.DrawFn) -> Recipe:
-    """Graphs of one to four nodes with branches, joins and frozen nodes."""
+def graph_specs(draw: st.DrawFn) -> GraphSpec:
+    """Graphs of one to four nodes with branches, concatenations and frozen nodes."""
     count = draw(st.integers(1, 4))
     layers = []
     for i in range(count):
@@ -62,7 +62,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     if name == "momentum":
         settings["nesterov"] = draw(st.booleans())
     classes = ["cross_entropy"] if layers[-1].width > 1 else []
-    return Recipe(
+    return GraphSpec(
         tuple(layers),
         draw(st.sampled_from(["mse", "mae", "binary_cross_entropy", *classes])),
         tuple(settings.items()),
@@ -73,24 +73,24 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
-def feature_set(recipe: Recipe, rows: int = 37) -> aa.FeatureSet:
-    """Data for a recipe: inputs [rows, 5] in its dtype, and targets of every kind that its losses take."""
+def feature_set(spec: GraphSpec, rows: int = 37) -> aa.FeatureSet:
+    """Data for a graph: inputs [rows, 5] in its dtype, and targets of every kind that its losses take."""
     random = np.random.default_rng(3)
-    width = recipe.layers[-1].width
+    width = spec.layers[-1].width
     columns = {
-        "x": random.standard_normal((rows, 5)).astype(recipe.dtype),
-        "real": random.standard_normal((rows, width)).astype(recipe.dtype),
-        "bits": random.integers(0, 2, (rows, width)).astype(recipe.dtype),
+        "x": random.standard_normal((rows, 5)).astype(spec.dtype),
+        "real": random.standard_normal((rows, width)).astype(spec.dtype),
+        "bits": random.integers(0, 2, (rows, width)).astype(spec.dtype),
         "kind": random.integers(0, width, rows),
-        "first": random.standard_normal((rows, recipe.layers[0].width)).astype(recipe.dtype),
+        "first": random.standard_normal((rows, spec.layers[0].width)).astype(spec.dtype),
     }
     return aa.FeatureSet.from_dict("data", columns, ["x"], [name for name in columns if name != "x"])
 
 
-def graph(recipe: Recipe, source: aa.FeatureSet, owners: Mapping[int, str] | str) -> aa.ModelGraph:
-    """The recipe as a graph; `owners` says who computes each layer (or all)."""
+def graph(spec: GraphSpec, source: aa.FeatureSet, owners: Mapping[int, str] | str) -> aa.ModelGraph:
+    """The graph; `owners` names the framework of each layer, or of all."""
     nodes: list[Any] = []
-    for i, layer in enumerate(recipe.layers):
+    for i, layer in enumerate(spec.layers):
         framework = owners if isinstance(owners, str) else owners[i]
         mlp: Any = registry().computing(framework).models()["SequentialMLP"]
         ups = [source.reference(targets=[]) if up < 0 else f"n{up}" for up in layer.inputs]
@@ -102,39 +102,39 @@ def graph(recipe: Recipe, source: aa.FeatureSet, owners: Mapping[int, str] | str
             n_layers=layer.layers,
             hidden_dim=3,
             activation=layer.activation,
-            dtype=recipe.dtype,
+            dtype=spec.dtype,
         )
         node = aa.ModelNode(f"n{i}", model, ups)
         node.frozen = layer.frozen
         nodes.append(node)
-    schedule = aa.Schedule("cosine", steps=9, final=0.1, warmup=2) if recipe.schedule else None
-    optimizer = aa.Optimizer(**dict(recipe.optimizer), clip_norm=recipe.clip, schedule=schedule)
+    schedule = aa.Schedule("cosine", steps=9, final=0.1, warmup=2) if spec.schedule else None
+    optimizer = aa.Optimizer(**dict(spec.optimizer), clip_norm=spec.clip, schedule=schedule)
     return aa.ModelGraph(nodes, optimizer, seed=7)
 
 
-def losses(recipe: Recipe) -> list[aa.AppliedLoss]:
-    """The losses of a recipe: one on the last node, and perhaps one on the first."""
-    last = len(recipe.layers) - 1
-    target = {"binary_cross_entropy": "bits", "cross_entropy": "kind"}.get(recipe.loss, "real")
-    found = [aa.AppliedLoss(recipe.loss, on=f"n{last}", inputs=["outputs", f"data.{target}"], label="last")]
-    if recipe.extra_loss:
-        found.append(aa.AppliedLoss("mse", on="n0", inputs=["outputs", "data.first"], weight=0.3, label="first"))
-    return found
+def losses(spec: GraphSpec) -> list[aa.AppliedLoss]:
+    """The losses: one on the last node, and possibly one on the first."""
+    last = len(spec.layers) - 1
+    target = {"binary_cross_entropy": "bits", "cross_entropy": "kind"}.get(spec.loss, "real")
+    applied = [aa.AppliedLoss(spec.loss, on=f"n{last}", inputs=["outputs", f"data.{target}"], label="last")]
+    if spec.extra_loss:
+        applied.append(aa.AppliedLoss("mse", on="n0", inputs=["outputs", "data.first"], weight=0.3, label="first"))
+    return applied
 
 
 def train(
-    recipe: Recipe, owners: Mapping[int, str] | str, epochs: int = 3, **settings: Any
+    spec: GraphSpec, owners: Mapping[int, str] | str, epochs: int = 3, **settings: Any
 ) -> tuple[Any, dict[str, np.ndarray]]:
-    """Results and end state of a few shuffled epochs with a last partial batch."""
-    source = feature_set(recipe)
-    made = graph(recipe, source, owners)
-    experiment = aa.Experiment("parity", made, progress="none")
+    """Results and final state of a few shuffled epochs with a partial last batch."""
+    source = feature_set(spec)
+    trained = graph(spec, source, owners)
+    experiment = aa.Experiment("parity", trained, progress="none")
     phase = aa.TrainPhase(
         "train",
         data=source,
         sampler=aa.SimpleSampler(8, shuffle=True, seed=5),
-        losses=losses(recipe),
+        losses=losses(spec),
         n_epochs=epochs,
         **settings,
     )
-    return experiment.run_phase(phase), made.state()
+    return experiment.run_phase(phase), trained.state()

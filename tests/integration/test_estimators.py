@@ -1,4 +1,4 @@
-"""Estimators beside models of every framework: fitted to what these give, or feeding them; results on the host."""
+"""Estimators in graphs with models of every framework: fitted on their outputs, or feeding them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Ridge:
         return x @ self.coef_
 
 
-class Taught(Ridge):
+class BatchwiseRidge(Ridge):
     fit = None
 
     def __init__(self):
@@ -57,8 +57,8 @@ class Scale:
 
 @pytest.fixture
 def data():
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(96, 5)).astype("float32")
+    random = np.random.default_rng(0)
+    x = random.normal(size=(96, 5)).astype("float32")
     fs = FeatureSet.from_dict("fs", {"x": 3 * x + 1, "y": np.abs(x[:, :1]) + x[:, 1:2]}, "x", "y")
     fs.split_random({"train": 0.75, "test": 0.25}, seed=0)
     return fs
@@ -71,49 +71,49 @@ def mlp(framework):
     return lambda width, n_layers=2: make((width,), n_layers=n_layers, hidden_dim=8)
 
 
-def test_an_encoder_a_scaler_and_two_heads(data, mlp):
+def test_a_graph_of_a_scaler_an_encoder_and_three_heads_trains_and_fits(data, mlp):
     nodes = [
         ModelNode("ridge", Ridge(), "enc"),
-        ModelNode("taught", Taught(), "enc"),
+        ModelNode("taught", BatchwiseRidge(), "enc"),
         ModelNode("net", mlp(1, 1), "enc"),
         ModelNode("enc", mlp(4), "scale"),
         ModelNode("scale", Estimator(Scale("float32"), method="transform"), data.reference()),
     ]
     graph = ModelGraph(nodes, "adam")
-    ours = Experiment("e", graph, progress="none")
+    experiment = Experiment("e", graph, progress="none")
     graph.summary(), graph.visualize(), graph.state()  # before anything behind the scaler is known
-    ours.run_phase(FitPhase("scale", data="train", nodes="scale"))
+    experiment.run_phase(FitPhase("scale", data="train", nodes="scale"))
     validation = EvalPhase("val", data="test", metrics=[Metric("mse", on="taught")])
     phase = TrainPhase("t", data="train", losses=[LOSS], n_epochs=3, validation=validation)
-    trained = ours.run_phase(phase)
+    trained = experiment.run_phase(phase)
     assert trained.loss[-1] < trained.loss[0] and np.isfinite(trained.figure("val_mse")).all()
     assert len(graph["taught"].model.estimator.seen) == 9
     graph.freeze("taught")
-    fitted = ours.run_phase(FitPhase("fit", data="train"))
+    fitted = experiment.run_phase(FitPhase("fit", data="train"))
     assert fitted.nodes == ("ridge",)
-    result = ours.run_phase(
+    result = experiment.run_phase(
         EvalPhase("e", data="test", metrics=[Metric("r2", on="ridge")], outputs=["enc", "ridge", "net"])
     )
     assert result.plan.device("enc").kind == "cpu"
     for name in ("enc", "ridge", "net"):
         assert type(result.prediction(name)) is np.ndarray and len(result.prediction(name)) == 24
-    wanted = result.prediction("enc") @ graph["ridge"].model.estimator.coef_
-    np.testing.assert_allclose(result.prediction("ridge"), wanted, rtol=1e-4, atol=1e-5)
+    expected = result.prediction("enc") @ graph["ridge"].model.estimator.coef_
+    np.testing.assert_allclose(result.prediction("ridge"), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_outputs_in_another_dtype_are_told_with_the_remedy_or_taken(data, mlp):
+def test_outputs_in_another_dtype_are_accepted_or_refused_with_a_hint(data, mlp):
     """An estimator that computes in float64 before a model in float32."""
     nodes = [
         ModelNode("scale", Estimator(Scale("float64"), method="transform"), data.reference()),
         ModelNode("net", mlp(1), "scale"),
     ]
-    ours = Experiment("e", ModelGraph(nodes, "adam"), progress="none")
+    experiment = Experiment("e", ModelGraph(nodes, "adam"), progress="none")
     try:
-        ours.run_phase(FitPhase("scale", data="train"))
-        ours.run_phase(TrainPhase("t", data="train", losses=[LOSS]))
+        experiment.run_phase(FitPhase("scale", data="train"))
+        experiment.run_phase(TrainPhase("t", data="train", losses=[LOSS]))
     except AnyaccelError as error:
         assert "output_dtype='float32'" in str(error)
     nodes[0] = ModelNode("scale", Estimator(Scale("float64"), "transform", output_dtype="float32"), data.reference())
-    ours = Experiment("e", ModelGraph([nodes[0], ModelNode("net", mlp(1), "scale")], "adam"), progress="none")
-    ours.run_phase(FitPhase("scale", data="train"))
-    assert np.isfinite(ours.run_phase(TrainPhase("t", data="train", losses=[LOSS])).loss).all()
+    experiment = Experiment("e", ModelGraph([nodes[0], ModelNode("net", mlp(1), "scale")], "adam"), progress="none")
+    experiment.run_phase(FitPhase("scale", data="train"))
+    assert np.isfinite(experiment.run_phase(TrainPhase("t", data="train", losses=[LOSS])).loss).all()

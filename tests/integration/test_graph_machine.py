@@ -1,11 +1,7 @@
-"""A graph trained, frozen, moved and changed at random, in every framework and in NumPy alone: the same numbers."""
+"""A graph trained, frozen, moved and changed at random gives the same values in every framework as in NumPy."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,63 +13,53 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 import anyaccel as aa
 from anyaccel.registry import registry
 
+from . import graphs
 
-def _load() -> ModuleType:
-    """The module beside this one: pytest's importlib mode puts no folder on the path."""
-    spec = importlib.util.spec_from_file_location("machine_graphs", Path(__file__).with_name("graphs.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-graphs = _load()
 TOLERANCE = {"float64": 1e-8, "float32": 1e-3}
 
 
 class Machine(RuleBasedStateMachine):
-    """Two graphs of one recipe: `ours` is spread over frameworks and devices, `reference` is of NumPy on the CPU."""
+    """Two graphs of one spec: `mixed` is spread over frameworks and devices, `reference` is NumPy on the CPU."""
 
     frameworks: tuple[str, ...] = ()
 
-    @initialize(recipe=graphs.recipes(), owners=st.lists(st.integers(0, 9), min_size=4, max_size=4))
-    def begin(self, recipe: Any, owners: list[int]) -> None:
-        self.recipe = recipe
-        self.source = graphs.feature_set(recipe)
-        self.count = len(recipe.layers)
+    @initialize(spec=graphs.graph_specs(), owners=st.lists(st.integers(0, 9), min_size=4, max_size=4))
+    def begin(self, spec: Any, owners: list[int]) -> None:
+        self.spec = spec
+        self.source = graphs.feature_set(spec)
+        self.count = len(spec.layers)
         by_layer = {i: self.frameworks[owner % len(self.frameworks)] for i, owner in enumerate(owners)}
-        self.ours = graphs.graph(recipe, self.source, by_layer)
-        self.reference = graphs.graph(recipe, self.source, "numpy")
+        self.mixed = graphs.graph(spec, self.source, by_layer)
+        self.reference = graphs.graph(spec, self.source, "numpy")
         self.phases = 0
         self.both(lambda graph: graph.build())
         self.compare()
 
-    def both(self, act: Any) -> list[Any]:
-        return [act(graph) for graph in (self.ours, self.reference)]
+    def both(self, function: Any) -> list[Any]:
+        return [function(graph) for graph in (self.mixed, self.reference)]
 
     def compare(self) -> None:
-        tolerance = TOLERANCE[self.recipe.dtype]
-        ours, reference = self.both(lambda graph: graph.state())
-        assert set(ours) == set(reference)
+        tolerance = TOLERANCE[self.spec.dtype]
+        mixed, reference = self.both(lambda graph: graph.state())
+        assert set(mixed) == set(reference)
         for name, array in reference.items():
-            assert ours[name].dtype == array.dtype, name
-            np.testing.assert_allclose(ours[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
+            assert mixed[name].dtype == array.dtype, name
+            np.testing.assert_allclose(mixed[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
 
     def trainable(self) -> bool:
         """Whether a loss depends on a node that is not frozen."""
-        needed, todo = set(), [f"n{self.count - 1}"] + (["n0"] if self.recipe.extra_loss else [])
+        needed, todo = set(), [f"n{self.count - 1}"] + (["n0"] if self.spec.extra_loss else [])
         while todo:
             label = todo.pop()
             needed.add(label)
-            inputs = self.recipe.layers[int(label[1:])].inputs
+            inputs = self.spec.layers[int(label[1:])].inputs
             todo += [f"n{i}" for i in inputs if i >= 0]
-        return bool(needed - set(self.ours.frozen))
+        return bool(needed - set(self.mixed.frozen))
 
     @precondition(lambda self: self.trainable())
     @rule(listen=st.booleans())
     def train(self, listen: bool) -> None:
-        """An epoch, with or without somebody who looks at every step."""
+        """Train an epoch, with or without a callback that reads the losses of every step."""
         self.phases += 1
 
         def run(graph: aa.ModelGraph) -> Any:
@@ -81,15 +67,15 @@ class Machine(RuleBasedStateMachine):
                 f"t{self.phases}",
                 data=self.source,
                 sampler=aa.SimpleSampler(16, shuffle=True, seed=self.phases),
-                losses=graphs.losses(self.recipe),
-                callbacks=[Look()] if listen else [],
+                losses=graphs.losses(self.spec),
+                callbacks=[ReadLosses()] if listen else [],
             )
             return aa.Experiment("machine", graph, progress="none").run_phase(phase)
 
-        ours, reference = self.both(run)
-        tolerance = TOLERANCE[self.recipe.dtype]
+        mixed, reference = self.both(run)
+        tolerance = TOLERANCE[self.spec.dtype]
         for name in reference.figures:
-            np.testing.assert_allclose(ours.figure(name), reference.figure(name), rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(mixed.figure(name), reference.figure(name), rtol=tolerance, atol=tolerance)
         self.compare()
 
     @rule(which=st.integers(0, 3))
@@ -102,28 +88,28 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3), where=st.integers(0, 9))
     def move(self, which: int, where: int) -> None:
-        """Another device of the same framework, from the next phase on."""
+        """Give a node another device of its framework, from the next phase on."""
         label = f"n{which % self.count}"
-        there = registry().find(self.ours.shapes.frameworks[label]).devices()
-        usable = [device for device in there if device.kind == "cpu"]
-        node: Any = self.ours[label]
+        devices = registry().find(self.mixed.shapes.frameworks[label]).devices()
+        usable = [device for device in devices if device.kind == "cpu"]
+        node: Any = self.mixed[label]
         node.accelerator = aa.Accelerator(str(usable[where % len(usable)]))
 
     @rule(which=st.integers(0, 3), owner=st.integers(0, 9), keep=st.booleans())
     def replace(self, which: int, owner: int, keep: bool) -> None:
-        """A new model, perhaps of another framework, in the place of one; with its weights, or fresh ones."""
+        """Replace a model, possibly by one of another framework, with its weights or new ones."""
         index = which % self.count
-        label, layer = f"n{index}", self.recipe.layers[index]
+        label, layer = f"n{index}", self.spec.layers[index]
 
         def exchange(graph: aa.ModelGraph, framework: str) -> None:
             old: Any = graph[label]
-            made: Any = registry().computing(framework).models()["SequentialMLP"]
-            model = made(
+            mlp: Any = registry().computing(framework).models()["SequentialMLP"]
+            model = mlp(
                 output_shape=(layer.width,),
                 n_layers=layer.layers,
                 hidden_dim=3,
                 activation=layer.activation,
-                dtype=self.recipe.dtype,
+                dtype=self.spec.dtype,
             )
             node = aa.ModelNode(label, model, list(old.upstreams))
             node.frozen = old.frozen
@@ -131,20 +117,20 @@ class Machine(RuleBasedStateMachine):
             if keep:
                 aa.copy_weights(old.model, model)
 
-        exchange(self.ours, self.frameworks[owner % len(self.frameworks)])
+        exchange(self.mixed, self.frameworks[owner % len(self.frameworks)])
         exchange(self.reference, "numpy")
         self.compare()
 
 
-class Look(aa.Callback):
-    """Looks at every step."""
+class ReadLosses(aa.Callback):
+    """Reads the losses of every step."""
 
     def step_end(self, run: Any) -> None:
         run.step_losses()
 
 
 def machine(*frameworks: str) -> type[Machine]:
-    """A machine over some frameworks."""
+    """The state machine over these frameworks."""
     return type("MachineOver", (Machine,), {"frameworks": frameworks})
 
 

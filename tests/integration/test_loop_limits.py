@@ -1,4 +1,4 @@
-"""The loop at its limits in every framework: streamed, accumulated, out of memory; the numbers stay the same."""
+"""Streaming, accumulation and running out of memory change no losses and weights, in every framework."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ ROWS = 90
 
 
 def data() -> aa.FeatureSet:
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(ROWS, 4))
-    found = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1] * 2 + draw.normal(size=(ROWS, 1)) / 9}, ["x"], ["y"])
-    found.add_splits({"train": np.arange(ROWS), "val": np.arange(40)})
-    return found
+    random = np.random.default_rng(0)
+    x = random.normal(size=(ROWS, 4))
+    features = aa.FeatureSet.from_dict(
+        "data", {"x": x, "y": x[:, :1] * 2 + random.normal(size=(ROWS, 1)) / 9}, ["x"], ["y"]
+    )
+    features.add_splits({"train": np.arange(ROWS), "val": np.arange(40)})
+    return features
 
 
 def mlp(framework: str, width: int = 1) -> Any:
-    made: Any = registry().computing(framework).models()["SequentialMLP"]
-    return made(output_shape=(width,), n_layers=2, hidden_dim=5, activation="tanh", dtype="float64")
+    cls: Any = registry().computing(framework).models()["SequentialMLP"]
+    return cls(output_shape=(width,), n_layers=2, hidden_dim=5, activation="tanh", dtype="float64")
 
 
 def graph(*frameworks: str, **optimizer: Any) -> aa.ModelGraph:
@@ -37,72 +39,72 @@ def graph(*frameworks: str, **optimizer: Any) -> aa.ModelGraph:
     nodes: list[aa.ModelNode] = []
     for i, framework in enumerate(frameworks):
         label = "net" if i + 1 == len(frameworks) else f"n{i}"
-        feeding = nodes[-1].label if nodes else data().reference(["x"], ["y"])
-        nodes.append(aa.ModelNode(label, mlp(framework, 1 if label == "net" else 3), feeding))
+        upstream = nodes[-1].label if nodes else data().reference(["x"], ["y"])
+        nodes.append(aa.ModelNode(label, mlp(framework, 1 if label == "net" else 3), upstream))
     return aa.ModelGraph(nodes, aa.Optimizer(**{"name": "adam", "lr": 0.02, "clip_norm": 0.5, **optimizer}), seed=3)
 
 
-def trained(made: aa.ModelGraph, **settings: Any) -> Any:
+def train(graph: aa.ModelGraph, **settings: Any) -> Any:
     sampler = aa.SimpleSampler(settings.pop("size", 16), shuffle=True, seed=1)
     phase = aa.TrainPhase("t", **{"data": "train", "losses": MSE, "sampler": sampler, "n_epochs": 4, **settings})
-    return aa.Experiment("e", made, progress="none").run_phase(phase)
+    return aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 
-def close(one: aa.ModelGraph, other: aa.ModelGraph, within: float) -> None:
-    first, second = one.state(), other.state()
+def assert_close(expected: aa.ModelGraph, actual: aa.ModelGraph, within: float) -> None:
+    first, second = expected.state(), actual.state()
     assert sorted(first) == sorted(second)
     for name, array in first.items():
         np.testing.assert_allclose(array, second[name], rtol=within, atol=within, err_msg=name)
 
 
-def events(result: Any) -> list[str]:
+def memory_events(result: Any) -> list[str]:
     return [event.message.rpartition("; ")[2] for event in result.events if event.kind == "memory"]
 
 
-class Full:
-    """Lets programs run out of memory: above `most` rows at once, after so many calls, once their steps are done.
+class MemoryLimit:
+    """Lets programs run out of memory with more than `max_rows` rows in a call, after `after` calls.
 
-    What it computes before it fails has changed the program, as a failure in the middle of many steps does.
+    A call computes before it fails, so that it changes the program like a failure in the middle of several steps.
     """
 
-    def __init__(self, most: int, after: int) -> None:
-        self.most, self.after = most, after
+    def __init__(self, max_rows: int, after: int) -> None:
+        self.max_rows, self.after = max_rows, after
 
     def fits(self, rows: int) -> bool:
         self.after -= 1
-        return self.after >= 0 or rows <= self.most
+        return self.after >= 0 or rows <= self.max_rows
 
-    def watch(self, program: Any) -> Any:
-        whole, back = getattr(program, "train_steps", None), program.forward_pullback
+    def limit(self, program: Any) -> Any:
+        train_steps, forward_backward = getattr(program, "train_steps", None), program.forward_pullback
 
-        def steps(columns: Any, orders: Any, start: int, count: int, batch: int, *parts: int) -> Any:
+        def limited_steps(columns: Any, orders: Any, start: int, count: int, batch: int, *parts: int) -> Any:
             fit = self.fits(batch // (parts[0] if parts else 1))
-            found = whole(columns, orders, start, count, batch, *parts)
+            result = train_steps(columns, orders, start, count, batch, *parts)
             if not fit:
                 raise OutOfMemoryError("the device has no room")
-            return found
+            return result
 
         def forward_pullback(inputs: Any, *scale: Any) -> Any:
             if not self.fits(len(inputs[0])):
                 raise OutOfMemoryError("the device has no room")
-            return back(inputs, *scale)
+            return forward_backward(inputs, *scale)
 
         if isinstance(program, MultiStepProgram):
-            program.train_steps = steps  # type: ignore[method-assign]
+            program.train_steps = limited_steps  # type: ignore[method-assign]
         program.forward_pullback = forward_pullback
         return program
 
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`full("torch", most=5, after=3)`: see `Full`."""
+    """`full("torch", max_rows=5, after=3)`: see `MemoryLimit`."""
 
-    def make(*frameworks: str, most: int, after: int = 0) -> None:
-        limit = Full(most, after)
+    def make(*frameworks: str, max_rows: int, after: int = 0) -> None:
+        limit = MemoryLimit(max_rows, after)
         for framework in dict.fromkeys(frameworks):
             backend = registry().computing(framework)
             build = type(backend).build
-            monkeypatch.setattr(type(backend), "build", lambda self, segment, b=build: limit.watch(b(self, segment)))
+            monkeypatch.setattr(type(backend), "build", lambda self, segment, b=build: limit.limit(b(self, segment)))
 
     return make
 
@@ -117,25 +119,27 @@ def no_threads() -> Any:
 
 
 @pytest.mark.parametrize("nbytes", [1, 2000])
-def test_streamed_rows_give_the_numbers_of_resident_ones(
+def test_streamed_training_equals_resident_training(
     framework: str, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader_factory, "BLOCK_BYTES", nbytes)
-    one, other = graph(framework), graph(framework)
-    resident = trained(one, residency="resident", validation="val")
-    streamed = trained(other, residency="streamed", validation="val")
-    close(one, other, within=1e-12)
+    reference, limited = graph(framework), graph(framework)
+    resident = train(reference, residency="resident", validation="val")
+    streamed = train(limited, residency="streamed", validation="val")
+    assert_close(reference, limited, within=1e-12)
     for first, second in zip(resident.epochs, streamed.epochs, strict=True):
         assert second.loss == pytest.approx(first.loss, rel=1e-12)
         assert second.validation == pytest.approx(first.validation, rel=1e-12)
 
 
-def test_streamed_predictions_are_those_of_resident_rows(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_predictions_equal_resident_ones(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 1000)
     made = graph(framework)
-    ours = aa.Experiment("e", made, progress="none")
+    experiment = aa.Experiment("e", made, progress="none")
     found = [
-        ours.run_phase(aa.EvalPhase("p", data="train", losses=MSE, outputs="net", batch_size=16, residency=residency))
+        experiment.run_phase(
+            aa.EvalPhase("p", data="train", losses=MSE, outputs="net", batch_size=16, residency=residency)
+        )
         for residency in ("resident", "streamed")
     ]
     np.testing.assert_allclose(found[0].prediction("net"), found[1].prediction("net"), rtol=1e-12)
@@ -146,11 +150,11 @@ def test_streamed_predictions_are_those_of_resident_rows(framework: str, monkeyp
 
 
 @pytest.mark.parametrize(("optimizer", "residency"), [("adam", "streamed"), ("sgd", "resident")])
-def test_accumulated_batches_are_one(framework: str, optimizer: str, residency: str) -> None:
-    one, several = graph(framework, name=optimizer), graph(framework, name=optimizer)
-    expected = trained(one, size=24)
-    result = trained(several, size=8, accumulate=3, residency=residency)
-    close(one, several, within=1e-6)
+def test_accumulated_batches_equal_one_large_batch(framework: str, optimizer: str, residency: str) -> None:
+    reference, accumulated = graph(framework, name=optimizer), graph(framework, name=optimizer)
+    expected = train(reference, size=24)
+    result = train(accumulated, size=8, accumulate=3, residency=residency)
+    assert_close(reference, accumulated, within=1e-6)
     np.testing.assert_allclose(result.loss, expected.loss, rtol=1e-6)
     assert [epoch.steps for epoch in result.epochs] == [4] * 4
 
@@ -158,30 +162,30 @@ def test_accumulated_batches_are_one(framework: str, optimizer: str, residency: 
 # -- out of memory -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("most", "after"), [(3, 0), (8, 3), (3, 9)])
-def test_out_of_memory_ends_with_the_same_numbers(
-    framework: str, most: int, after: int, full: Callable[..., None]
+@pytest.mark.parametrize(("max_rows", "after"), [(3, 0), (8, 3), (3, 9)])
+def test_training_that_runs_out_of_memory_gives_the_same_result(
+    framework: str, max_rows: int, after: int, full: Callable[..., None]
 ) -> None:
-    """102 steps; the failing ones have changed everything that they could before they fail."""
-    one, other = graph(framework), graph(framework)
-    expected = trained(one, n_epochs=17)
-    full(framework, most=most, after=after)
-    result = trained(other, n_epochs=17)
-    close(one, other, within=1e-6)
+    """102 steps; those that fail have changed the program before."""
+    reference, limited = graph(framework), graph(framework)
+    expected = train(reference, n_epochs=17)
+    full(framework, max_rows=max_rows, after=after)
+    result = train(limited, n_epochs=17)
+    assert_close(reference, limited, within=1e-6)
     np.testing.assert_allclose(result.loss, expected.loss, rtol=1e-6)
-    assert events(result)[0] == "rows are streamed from now on" and len(result.epochs) == 17
-    assert other.optimizer_states["net"].step == 102
+    assert memory_events(result)[0] == "rows are streamed from now on" and len(result.epochs) == 17
+    assert limited.optimizer_states["net"].step == 102
 
 
-def test_a_validation_that_runs_out_of_memory_ends_with_the_same_numbers(
+def test_validation_that_runs_out_of_memory_gives_the_same_result(
     framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = graph(framework), graph(framework)
-    expected = trained(one, validation="val")
+    reference, limited = graph(framework), graph(framework)
+    expected = train(reference, validation="val")
     backend = registry().computing(framework)
     build = type(backend).build
 
-    def limited(self: Any, segment: Any) -> Any:
+    def build_limited(self: Any, segment: Any) -> Any:
         program = build(self, segment)
         forward = program.forward
 
@@ -193,30 +197,30 @@ def test_a_validation_that_runs_out_of_memory_ends_with_the_same_numbers(
         program.forward = computed  # type: ignore[method-assign]
         return program
 
-    monkeypatch.setattr(type(backend), "build", limited)
-    result = trained(other, validation="val")
-    close(one, other, within=1e-12)
+    monkeypatch.setattr(type(backend), "build", build_limited)
+    result = train(limited, validation="val")
+    assert_close(reference, limited, within=1e-12)
     for first, second in zip(expected.epochs, result.epochs, strict=True):
         assert second.validation == pytest.approx(first.validation, rel=1e-9)
-    assert events(result)[0] == "rows are streamed from now on"
+    assert memory_events(result)[0] == "rows are streamed from now on"
 
 
 @pytest.mark.parametrize(
     "settings", [{"residency": "streamed"}, {"size": 8, "accumulate": 2}], ids=["streamed", "parts"]
 )
 @pytest.mark.parametrize("after", [None, 0, 4])
-def test_several_frameworks(
+def test_limits_change_nothing_in_a_graph_of_three_frameworks(
     three: tuple[str, str, str], after: int | None, settings: dict[str, Any], full: Callable[..., None]
 ) -> None:
-    one, other = graph(*three), graph(*three)
-    trained(one)
+    reference, limited = graph(*three), graph(*three)
+    train(reference)
     if after is not None:
-        full(*three, most=5, after=after)
-    trained(other, **settings)
-    close(one, other, within=1e-6)
+        full(*three, max_rows=5, after=after)
+    train(limited, **settings)
+    assert_close(reference, limited, within=1e-6)
 
 
-def test_batch_normalization_in_torch(full: Callable[..., None]) -> None:
+def test_batch_normalization_is_not_split_unless_approximate(full: Callable[..., None]) -> None:
     torch = pytest.importorskip("torch")
 
     def made() -> aa.ModelGraph:
@@ -226,14 +230,11 @@ def test_batch_normalization_in_torch(full: Callable[..., None]) -> None:
         ).double()
         return aa.ModelGraph([aa.ModelNode("net", model, data().reference(["x"], ["y"]))], "adam")
 
-    full("torch", most=11, after=2)
+    full("torch", max_rows=11, after=2)
     with pytest.raises(OutOfMemoryError) as caught:
-        trained(made())
+        train(made())
     text = str(caught.value)
-    assert text.startswith("phase 't': no room to train 16 rows at once, and micro-batches are ruled out by BatchNorm")
-    assert (
-        "Available: cpu:0 (torch): parameters " in text
-        and "; 11 rows would fit. Hint: use batches of at most 11" in text
-    )
-    result = trained(made(), microbatching="approximate")
-    assert len(result.epochs) == 4 and events(result)[-1] == "8 rows of 16 at once now"
+    assert text.startswith("phase 't': no room to train 16 rows at once") and "BatchNorm" in text
+    assert "cpu:0 (torch): parameters " in text and "11 rows would fit" in text and "at most 11" in text
+    result = train(made(), microbatching="approximate")
+    assert len(result.epochs) == 4 and memory_events(result)[-1] == "8 rows of 16 at once now"

@@ -1,4 +1,4 @@
-"""Sources of real frameworks: loaders, their data sets and workers, tensors of each, Hugging Face's data sets."""
+"""Data sources of real frameworks: loaders with workers, data sets, tensors, and Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def source(given: Any, **settings: Any) -> IterableSource:
 
 
 def rows(given: IterableSource, epoch: int = 0) -> list[int]:
-    """The rows of an epoch, after it was made sure that their columns belong together."""
+    """The row numbers of an epoch; asserts that x and y of each row belong together."""
     found: list[int] = []
     for batch in given.batches(epoch):
         assert batch["x"].dtype == np.float32 and batch["y"].dtype == np.int64
@@ -68,7 +68,7 @@ def no_worker_is_left() -> bool:
 # -- torch ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_torch_loader(torch: Any) -> None:
+def test_a_torch_loader_becomes_an_iterable_source(torch: Any) -> None:
     made = source(loader(torch))
     assert (made.steps, str(made.spec("x")), str(made.spec("y"))) == (3, "float32[3]", "int64[]")
     assert [rows(made, epoch) for epoch in range(3)] == [list(range(ROWS))] * 3
@@ -89,7 +89,7 @@ def test_the_order_of_a_loader_is_its_own(torch: Any) -> None:
         assert rows(made, epoch) == [int(y) for _, batch in plain for y in batch]
 
 
-def test_forms_that_collate_makes(torch: Any) -> None:
+def test_every_form_of_collated_batch_is_read(torch: Any) -> None:
     by_name = [{"x": X[i], "y": int(Y[i]), "name": f"row {i}"} for i in range(ROWS)]
     assert rows(source(loader(torch, by_name))) == list(range(ROWS))
     nested = [((X[i], X[i] + 1), Y[i]) for i in range(ROWS)]
@@ -101,7 +101,7 @@ def test_forms_that_collate_makes(torch: Any) -> None:
     assert next(tagged.batches(0))["name"].tolist() == [f"row {i}" for i in range(5)]
 
 
-def test_a_stream_of_torch(torch: Any) -> None:
+def test_an_iterable_data_set_of_torch_is_read(torch: Any) -> None:
     class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc,name-defined]
         def __iter__(self) -> Iterator[Any]:
             yield from zip(X, Y, strict=True)
@@ -110,7 +110,7 @@ def test_a_stream_of_torch(torch: Any) -> None:
     assert made.steps is None and rows(made) == rows(made, 1) == list(range(ROWS))
 
 
-def test_a_sampler_of_several_processes_is_told_the_epoch(torch: Any) -> None:
+def test_a_distributed_sampler_gets_the_epoch(torch: Any) -> None:
     sampler = torch.utils.data.DistributedSampler(dataset(torch), num_replicas=1, rank=0, seed=1)
     made = source(loader(torch, sampler=sampler))
     first = rows(made, 0)
@@ -118,7 +118,7 @@ def test_a_sampler_of_several_processes_is_told_the_epoch(torch: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["TensorDataset", "Subset", "own"])
-def test_torch_data_sets_are_items(torch: Any, kind: str) -> None:
+def test_torch_data_sets_become_map_sources(torch: Any, kind: str) -> None:
     class Own(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
         def __len__(self) -> int:
             return ROWS
@@ -135,7 +135,7 @@ def test_torch_data_sets_are_items(torch: Any, kind: str) -> None:
         assert columns["x"].dtype == np.float32 and columns["y"].dtype == np.int64
 
 
-def test_tensors_that_cannot_be_arrays(torch: Any) -> None:
+def test_tensors_without_a_numpy_dtype_are_refused(torch: Any) -> None:
     learned = torch.ones(2, 3, requires_grad=True)
     assert next(source([(learned * 2, [1, 2])]).batches(0))["x"].tolist() == [[2.0] * 3] * 2
     with pytest.raises(
@@ -161,8 +161,8 @@ class Fails:
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that are no forks import this module by its name."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    """Worker processes that are not forked import this module by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
 
 
 # How workers start that cannot be forks: these take seconds, because each imports torch.
@@ -179,7 +179,7 @@ def test_an_error_in_a_worker(torch: Any, settings: dict[str, Any]) -> None:
     assert no_worker_is_left(), "while the error is kept"
 
 
-def test_workers_end_with_the_epoch_that_is_left(torch: Any) -> None:
+def test_workers_end_when_an_epoch_is_abandoned(torch: Any) -> None:
     if sys.platform == "win32":
         pytest.skip("there is no fork server")
     before = threading.active_count()
@@ -209,7 +209,7 @@ def test_forks_beside_threads_are_refused(torch: Any, threaded: str) -> None:
 # -- TensorFlow -------------------------------------------------------------------------------------------------------
 
 
-def test_tf_data(tf: Any) -> None:
+def test_tf_data_becomes_an_iterable_source(tf: Any) -> None:
     given = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
     made = source(given)
     assert made.steps == 3 and [rows(made, epoch) for epoch in range(2)] == [list(range(ROWS))] * 2
@@ -230,7 +230,7 @@ def test_tf_data_without_a_length_or_an_end(tf: Any) -> None:
     assert rows(source(endless, steps=3)) == [*range(ROWS), *range(6)]
 
 
-def test_tf_data_that_fails(tf: Any) -> None:
+def test_errors_of_tf_data_name_the_batch(tf: Any) -> None:
     given = tf.data.Dataset.from_tensor_slices((X, Y)).map(
         lambda x, y: (tf.debugging.check_numerics(x / 0.0, "bad"), y)
     )
@@ -303,7 +303,7 @@ def test_a_data_set_of_hugging_face_is_a_feature_set(hf: Any) -> None:
         source(given)
 
 
-def test_rows_that_were_chosen_and_files_that_are_mapped(hf: Any, tmp_path: Path) -> None:
+def test_selected_rows_and_memory_mapped_files_are_read(hf: Any, tmp_path: Path) -> None:
     given = table(hf)
     for chosen in (given.shuffle(seed=1), given.select([5, 1, 3]), given.filter(lambda row: row["y"] > 7)):
         made = FeatureSet.from_arrow("s", chosen, "x", "y")
@@ -315,7 +315,7 @@ def test_rows_that_were_chosen_and_files_that_are_mapped(hf: Any, tmp_path: Path
     assert np.array_equal(formatted.array("x"), X)
 
 
-def test_types_of_hugging_face(hf: Any) -> None:
+def test_array_types_of_hugging_face_are_kept(hf: Any) -> None:
     features = hf.Features({"image": hf.Array2D((2, 3), "float32"), "pair": hf.List(hf.Value("int16"), length=2)})
     images = np.arange(24, dtype="float32").reshape(4, 2, 3)
     given = hf.Dataset.from_dict({"image": images.tolist(), "pair": [[1, 2]] * 4}, features=features)
@@ -324,18 +324,18 @@ def test_types_of_hugging_face(hf: Any) -> None:
     assert [str(made.spec(name)) for name in made.columns] == ["float32[2, 3]", "int16[2]"]
 
 
-def test_streams_of_hugging_face(hf: Any) -> None:
+def test_a_stream_of_hugging_face_gets_the_epoch(hf: Any) -> None:
     stream = table(hf).to_iterable_dataset().shuffle(seed=2, buffer_size=ROWS).with_format("numpy").batch(5)
     made = as_source("s", stream, LIKE)
     assert isinstance(made, IterableSource) and made.steps is None
     first = rows(made, 0)
     assert sorted(first) == list(range(ROWS))
-    assert rows(made, 1) != first and rows(made, 0) == first, "it is told the number of the epoch"
+    assert rows(made, 1) != first and rows(made, 0) == first, "it gets the number of the epoch"
     with pytest.raises(SourceError, match=r"column 'y' .* is a single int.*source\.batch\(32\)"):
         rows(source(table(hf).to_iterable_dataset()))
 
 
-def test_rows_of_hugging_face_with_functions_of_their_own(hf: Any) -> None:
+def test_transforms_of_hugging_face_are_applied(hf: Any) -> None:
     given = table(hf).with_transform(lambda rows: {"x": list(2 * np.array(rows["x"], "float32")), "y": rows["y"]})
     made = MapSource("s", given, features="x", targets="y")
     assert np.array_equal(made.gather([3, 1])["x"], 2 * X[[3, 1]])

@@ -1,4 +1,4 @@
-"""Sources of real frameworks feed graphs of each: the same numbers as rows in memory, and nothing left behind."""
+"""Data sources of every framework train graphs of every framework like rows in memory, and leave no processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MSE = aa.AppliedLoss("mse", on="net")
 @pytest.fixture(autouse=True)
 def no_threads() -> Iterator[None]:
     yield
-    assert "anyaccel-prefetch" not in [one.name for one in threading.enumerate()]
+    assert "anyaccel-prefetch" not in [each.name for each in threading.enumerate()]
 
 
 def dataset() -> Any:
@@ -73,8 +73,8 @@ GIVEN: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that are no forks import this module by its name."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    """Worker processes that are not forked import this module by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
 
 
 def graph_of(framework: str, dtype: str = "float32") -> aa.ModelGraph:
@@ -85,37 +85,36 @@ def graph_of(framework: str, dtype: str = "float32") -> aa.ModelGraph:
 
 
 def trained(graph: aa.ModelGraph, data: Any, **settings: Any) -> Any:
-    drawn = aa.SimpleSampler(SIZE)
-    settings = {"sampler": drawn, "n_epochs": 3, "losses": MSE, **settings}
+    settings = {"sampler": aa.SimpleSampler(SIZE), "n_epochs": 3, "losses": MSE, **settings}
     return aa.Experiment("e", graph, progress="none").run_phase(aa.TrainPhase("t", data=data, **settings))
 
 
 @pytest.mark.parametrize("kind", GIVEN)
 def test_any_source_trains_every_framework(framework: str, kind: str) -> None:
-    wanted = trained(graph_of(framework), DATA)
-    found = trained(graph_of(framework), GIVEN[kind]())
-    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
-    assert [one.steps for one in found.epochs] == [7, 7, 7]
+    expected = trained(graph_of(framework), DATA)
+    actual = trained(graph_of(framework), GIVEN[kind]())
+    np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-5)
+    assert [each.steps for each in actual.epochs] == [7, 7, 7]
 
 
 @pytest.mark.parametrize("settings", [{"accumulate": 3}, {"compile": "steps"}, {"accumulate": 2, "compile": "steps"}])
-def test_settings_of_the_loop_hold_for_sources(framework: str, settings: dict[str, Any]) -> None:
-    wanted = trained(graph_of(framework), DATA, **settings)
+def test_training_settings_apply_to_sources(framework: str, settings: dict[str, Any]) -> None:
+    expected = trained(graph_of(framework), DATA, **settings)
     made = [(X[at : at + SIZE], Y[at : at + SIZE]) for at in range(0, ROWS, SIZE)]
-    found = trained(graph_of(framework), made, **settings)
-    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
-    assert [one.steps for one in found.epochs] == [one.steps for one in wanted.epochs]
+    actual = trained(graph_of(framework), made, **settings)
+    np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-5)
+    assert [each.steps for each in actual.epochs] == [each.steps for each in expected.epochs]
 
 
 def test_validation_and_evaluation(framework: str) -> None:
     validation = aa.EvalPhase("v", data=loader(), metrics=["r2"])
     graph = graph_of(framework)
-    found = trained(graph, loader(), validation=validation)
+    actual = trained(graph, loader(), validation=validation)
     last = aa.Experiment("e", graph, progress="none").run_phase(
         aa.EvalPhase("v", data=dataset(), losses=MSE, metrics=["r2"])
     )
-    np.testing.assert_allclose(found.epochs[-1].validation["loss"], last.loss, rtol=1e-5)
-    np.testing.assert_allclose(found.epochs[-1].validation["r2"], last.metrics["r2"], rtol=1e-5)
+    np.testing.assert_allclose(actual.epochs[-1].validation["loss"], last.loss, rtol=1e-5)
+    np.testing.assert_allclose(actual.epochs[-1].validation["r2"], last.metrics["r2"], rtol=1e-5)
 
 
 def test_one_source_feeds_two_frameworks(three: tuple[str, str, str]) -> None:
@@ -129,9 +128,9 @@ def test_one_source_feeds_two_frameworks(three: tuple[str, str, str]) -> None:
         results = trained(graph, data, losses=on)
         return {name: list(results.losses(name)) for name in three}
 
-    wanted, found = losses(DATA), losses(loader())
+    expected, actual = losses(DATA), losses(loader())
     for name in three:
-        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
+        np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5)
 
 
 def workers_end() -> bool:
@@ -153,7 +152,7 @@ class Failing:
 
     def __getitem__(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         if row == self.row:
-            raise ValueError("row of ill will")
+            raise ValueError("unreadable row")
         return X[row], Y[row]
 
 
@@ -161,22 +160,22 @@ class Failing:
 def test_a_loader_with_workers(method: str) -> None:
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} here")
-    wanted = trained(graph_of("torch"), DATA, n_epochs=2)
-    found = trained(graph_of("torch"), loader(num_workers=1, multiprocessing_context=method), n_epochs=2)
-    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-6)
+    expected = trained(graph_of("torch"), DATA, n_epochs=2)
+    actual = trained(graph_of("torch"), loader(num_workers=1, multiprocessing_context=method), n_epochs=2)
+    np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-6)
     assert workers_end()
 
 
-def test_a_fault_in_a_worker_is_told_and_workers_end() -> None:
+def test_an_error_in_a_worker_is_reported_and_workers_end() -> None:
     given = loader(Failing(20), num_workers=1, multiprocessing_context="spawn")
     experiment = aa.Experiment("e", graph_of("torch"), progress="none")
-    with pytest.raises(SourceError, match=r"batch 2 of source 'data' in epoch 0 .*ValueError: row of ill will"):
+    with pytest.raises(SourceError, match=r"batch 2 of source 'data' in epoch 0 .*ValueError: unreadable row"):
         experiment.run_phase(aa.TrainPhase("t", data=given, losses=MSE))
     assert workers_end()
     assert len(trained(experiment.graph, loader(), n_epochs=1).epochs) == 1
 
 
-def test_workers_end_where_a_run_is_left() -> None:
+def test_workers_end_when_a_run_is_interrupted() -> None:
     class Leave(aa.Callback):
         def step_end(self, run: Any) -> None:
             raise KeyboardInterrupt
@@ -193,15 +192,15 @@ def test_forks_beside_threads_are_refused() -> None:
     if registry().find("jax") is None or "jax" not in sys.modules:
         pytest.skip("needs the plugin of JAX")
     given = loader(num_workers=1, multiprocessing_context="fork")
-    for one in (
+    for phase in (
         aa.TrainPhase("t", data=given, losses=MSE),
         aa.TrainPhase("t", data=DATA, losses=MSE, validation=aa.EvalPhase("v", data=given)),
     ):
         with pytest.raises(SourceError, match=r"would be forked beside .*jax.*forkserver"):
-            aa.Experiment("e", graph_of("torch"), progress="none").run_phase(one)
+            aa.Experiment("e", graph_of("torch"), progress="none").run_phase(phase)
 
 
-def test_a_shuffled_loader_restarts_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shuffled_loader_restarts_after_running_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The epoch begins again with an order of its own, and every row is taken once."""
     from anyaccel.adapter import ArrayProgram
     from anyaccel.errors import OutOfMemoryError
@@ -218,4 +217,4 @@ def test_a_shuffled_loader_restarts_where_memory_runs_out(monkeypatch: pytest.Mo
     twin = aa.ModelNode("two", registry().computing("torch").models()["SequentialMLP"]((1,), 1, 4), DATA.reference())
     graph.add_node(twin)
     results = trained(graph, loader(shuffle=True), n_epochs=2)
-    assert [one.steps for one in results.epochs] == [7, 7]
+    assert [each.steps for each in results.epochs] == [7, 7]

@@ -1,4 +1,4 @@
-"""torch, JAX and TensorFlow in one graph and one process: the numbers of torch alone, in memory that is shared."""
+"""torch, JAX and TensorFlow in one graph and one process: the losses of torch alone, through shared memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ROWS, BATCH = 400, 16
 
 def mlp(framework: str, out: int, layers: int = 2, **settings: Any) -> Any:
     """A multi-layer perceptron of a framework, with the weights that the graph's seed gives it everywhere."""
-    made: Any = registry().computing(framework).models()["SequentialMLP"]
-    return made(output_shape=(out,), n_layers=layers, **{"hidden_dim": 8, "activation": "tanh", **settings})
+    cls: Any = registry().computing(framework).models()["SequentialMLP"]
+    return cls(output_shape=(out,), n_layers=layers, **{"hidden_dim": 8, "activation": "tanh", **settings})
 
 
 def table(rows: int = ROWS, dtype: str = "float32") -> aa.FeatureSet:
@@ -43,8 +43,8 @@ def chain(frameworks: tuple[str, ...], source: aa.FeatureSet, optimizer: aa.Opti
     return aa.ModelGraph(nodes, optimizer or aa.Optimizer("adam", lr=3e-3, clip_norm=0.3), seed=11)
 
 
-class Steps(aa.Callback):
-    """Every step's loss."""
+class RecordLosses(aa.Callback):
+    """Records the losses of every step."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -55,23 +55,23 @@ class Steps(aa.Callback):
 
 def train(graph: aa.ModelGraph, source: aa.FeatureSet, on: str, epochs: int, **settings: Any) -> tuple[Any, np.ndarray]:
     """The results of some shuffled epochs, and the loss of every step."""
-    watch = Steps()
+    recorder = RecordLosses()
     phase = aa.TrainPhase(
         "train",
         data=source,
         losses=[aa.AppliedLoss("mse", on=on)],
         sampler=aa.SimpleSampler(BATCH, shuffle=True, seed=3),
         n_epochs=epochs,
-        callbacks=[watch],
+        callbacks=[recorder],
         **settings,
     )
-    return aa.Experiment("mixed", graph, progress="none").run_phase(phase), np.array(watch.losses)
+    return aa.Experiment("mixed", graph, progress="none").run_phase(phase), np.array(recorder.losses)
 
 
-# -- the same numbers --------------------------------------------------------------------------------------------------
+# -- the same losses ---------------------------------------------------------------------------------------------------
 
 
-def test_encoder_body_and_head_of_three_frameworks_train_as_torch_alone(three: Three) -> None:
+def test_a_chain_of_three_frameworks_trains_like_torch_alone(three: Three) -> None:
     source = table()
     mixed, alone = chain(three, source), chain(("torch",) * 3, source)
     results, losses = train(mixed, source, "head", epochs=8)
@@ -82,14 +82,14 @@ def test_encoder_body_and_head_of_three_frameworks_train_as_torch_alone(three: T
 
 
 @pytest.mark.parametrize("order", [(1, 2, 0), (2, 0, 1), (2, 1, 0), (0, 2, 1), (1, 0, 2)])
-def test_in_any_order(three: Three, order: tuple[int, ...]) -> None:
+def test_a_chain_of_three_frameworks_trains_in_any_order(three: Three, order: tuple[int, ...]) -> None:
     source, frameworks = table(160), tuple(three[i] for i in order)
     _, losses = train(chain(frameworks, source), source, "head", epochs=2)
     _, expected = train(chain(("torch",) * 3, source), source, "head", epochs=2)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-def test_a_framework_in_between_leaves_segments_convex(three: Three) -> None:
+def test_segments_stay_convex_around_another_framework(three: Three) -> None:
     """torch A -> JAX B -> torch C, and A -> C beside it."""
     source, losses = table(), []
     for middle in ("jax", "torch"):
@@ -110,7 +110,7 @@ def test_a_framework_in_between_leaves_segments_convex(three: Three) -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
-def test_branches_meet_and_each_has_a_loss(three: Three) -> None:
+def test_branches_of_two_frameworks_with_a_loss_each_train_like_torch_alone(three: Three) -> None:
     """Branches of two frameworks meet in a third; a loss on each, weighted; one optimizer of its own."""
     source, found = table(), []
     for one, two, head in (("jax", "tensorflow", "torch"), ("torch",) * 3):
@@ -147,7 +147,9 @@ def losses_by(framework: str, dtype: str, epochs: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("dtype", "early", "late"), [("float32", 1e-5, 1e-4), ("float64", 1e-8, 1e-8)])
-def test_the_same_recipe_gives_the_same_losses_everywhere(three: Three, dtype: str, early: float, late: float) -> None:
+def test_the_same_model_and_optimizer_give_the_same_losses_in_every_framework(
+    three: Three, dtype: str, early: float, late: float
+) -> None:
     """50 steps of Adam, and 500."""
     expected = losses_by("numpy", dtype, epochs=20)
     assert len(expected) == 500
@@ -157,7 +159,7 @@ def test_the_same_recipe_gives_the_same_losses_everywhere(three: Three, dtype: s
         np.testing.assert_allclose(losses, expected, rtol=late, err_msg=framework)
 
 
-# -- at the border -----------------------------------------------------------------------------------------------------
+# -- between segments --------------------------------------------------------------------------------------------------
 
 
 def pointer(tensor: Any) -> int:
@@ -169,26 +171,26 @@ def pointer(tensor: Any) -> int:
 
 @pytest.fixture
 def crossed(three: Three, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, np.ndarray]]:
-    """What was handed over: to whom, whether it is the same memory, and the values at that moment."""
-    found: list[tuple[str, bool, np.ndarray]] = []
+    """Records transfers between frameworks: to which one, whether memory is shared, and the values."""
+    transfers: list[tuple[str, bool, np.ndarray]] = []
 
-    def watched(name: str, adopt: Callable[..., Any]) -> Callable[..., Any]:
-        def adopted(self: Any, foreign: Any, device: aa.Device) -> Any:
-            taken = adopt(self, foreign, device)
-            values = np.array(registry().computing(name).to_host(taken))
-            found.append((name, pointer(foreign) == pointer(taken), values))
-            return taken
+    def recording(name: str, from_dlpack: Callable[..., Any]) -> Callable[..., Any]:
+        def record(self: Any, foreign: Any, device: aa.Device) -> Any:
+            tensor = from_dlpack(self, foreign, device)
+            values = np.array(registry().computing(name).to_host(tensor))
+            transfers.append((name, pointer(foreign) == pointer(tensor), values))
+            return tensor
 
-        return adopted
+        return record
 
     for name in three:
         cls: Any = type(registry().find(name))
-        monkeypatch.setattr(cls, "adopt", watched(name, cls.adopt))
-    return found
+        monkeypatch.setattr(cls, "from_dlpack", recording(name, cls.from_dlpack))
+    return transfers
 
 
-def by_hand(graph: aa.ModelGraph, x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
-    """Values and gradients at the borders of encoder, body and head, by torch's own autograd."""
+def torch_values(graph: aa.ModelGraph, x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
+    """Values and gradients between encoder, body and head, by torch's own autograd."""
     import torch
 
     state = graph.state()
@@ -210,16 +212,14 @@ def by_hand(graph: aa.ModelGraph, x: np.ndarray, y: np.ndarray) -> dict[str, np.
     return values | {f"gradient of {label}": tensor.grad.numpy() for label, tensor in kept.items()}
 
 
-def test_values_and_gradients_cross_in_shared_memory_and_are_right(
-    three: Three, crossed: list[tuple[str, bool, np.ndarray]]
-) -> None:
+def test_values_and_gradients_cross_in_shared_memory(three: Three, crossed: list[tuple[str, bool, np.ndarray]]) -> None:
     source = table(BATCH)
     graph = chain(three, source, aa.Optimizer("sgd", lr=0.1)).build()
-    expected = by_hand(graph, source.array("x").copy(), source.array("y").copy())
+    expected = torch_values(graph, source.array("x").copy(), source.array("y").copy())
     inorder = aa.SimpleSampler(BATCH, shuffle=False)
     phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="head")], sampler=inorder)
     results = aa.Experiment("e", graph, progress="none").run_phase(phase)
-    plan = [(one.value, one.gradient, one.route) for one in results.plan.crossings]
+    plan = [(each.value, each.gradient, each.route) for each in results.plan.crossings]
     assert plan == [(n, back, "share") for n in ("encoder", "body") for back in (False, True)]
     assert [(name, shared) for name, shared, _ in crossed] == [
         ("jax", True),
@@ -233,7 +233,7 @@ def test_values_and_gradients_cross_in_shared_memory_and_are_right(
         np.testing.assert_allclose(values, expected[what], rtol=1e-5, atol=1e-5 * scale, err_msg=what)
 
 
-def test_clipping_over_three_frameworks_hands_scalars_over_and_waits_for_nothing(
+def test_clipping_over_three_frameworks_transfers_scalars_on_the_device(
     three: Three, crossed: list[tuple[str, bool, np.ndarray]]
 ) -> None:
     source = table(BATCH)
@@ -245,7 +245,7 @@ def test_clipping_over_three_frameworks_hands_scalars_over_and_waits_for_nothing
 
 
 @pytest.mark.parametrize("source_framework", ["jax", "tensorflow"])
-def test_layers_that_write_in_place_change_nobody_elses_data(three: Three, source_framework: str) -> None:
+def test_in_place_layers_do_not_change_other_data(three: Three, source_framework: str) -> None:
     import torch
 
     source, found = table(), []
@@ -265,15 +265,15 @@ def test_layers_that_write_in_place_change_nobody_elses_data(three: Three, sourc
             n_epochs=2,
             validation=aa.EvalPhase("check", data=source),
         )
-        ours = aa.Experiment("e", graph, progress="none")
-        results = ours.run_phase(phase)
-        seen = ours.run_phase(aa.EvalPhase("e", data=source, outputs=["a", "b", "head"]))
+        experiment = aa.Experiment("e", graph, progress="none")
+        results = experiment.run_phase(phase)
+        seen = experiment.run_phase(aa.EvalPhase("e", data=source, outputs=["a", "b", "head"]))
         found.append((results, graph.state(), seen))
         a, b = seen.prediction("a"), seen.prediction("b")
         assert (a < 0).any() and (b >= 0).all()
         np.testing.assert_array_equal(np.maximum(a, 0), b)
     routes = [
-        next(one.route for one in results.plan.crossings if (one.value, one.target) == ("a", "b"))
+        next(each.route for each in results.plan.crossings if (each.value, each.target) == ("a", "b"))
         for results, _, _ in found
     ]
     assert routes == ["copy", "share"]
@@ -284,7 +284,7 @@ def test_layers_that_write_in_place_change_nobody_elses_data(three: Three, sourc
         np.testing.assert_allclose(array, found[1][1][name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_frozen_nodes_cost_no_backward(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_nodes_run_no_backward(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
     source, called = table(), []
     graph = chain(three, source)
     graph.freeze("encoder", "body")
@@ -307,7 +307,7 @@ def test_frozen_nodes_cost_no_backward(three: Three, monkeypatch: pytest.MonkeyP
     before = graph.build().state()
     results, losses = train(graph, source, "head", epochs=1)
     assert called == ["tensorflow"] * len(losses)
-    assert not any(one.gradient for one in results.plan.crossings)
+    assert not any(each.gradient for each in results.plan.crossings)
     after = graph.state()
     changed = {name.partition("/")[0] for name, a in before.items() if not np.array_equal(a, after[name])}
     assert "head" in changed and not changed & {"encoder", "body"}
@@ -338,10 +338,10 @@ def test_integers_cross_without_a_gradient(three: Three) -> None:
     phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="c")], sampler=BATCH, n_epochs=3)
     results = aa.Experiment("e", graph, progress="none").run_phase(phase)
     assert results.loss[-1] < results.loss[0]
-    assert {one.value for one in results.plan.crossings if one.gradient} == {"a", "b.twice"}
+    assert {each.value for each in results.plan.crossings if each.gradient} == {"a", "b.twice"}
 
 
-def test_dropout_in_a_segment_of_its_own_drops(three: Three) -> None:
+def test_dropout_alone_in_a_segment_is_active(three: Three) -> None:
     import torch
 
     source, losses = table(), []
@@ -360,7 +360,7 @@ def test_dropout_in_a_segment_of_its_own_drops(three: Three) -> None:
 
 
 @pytest.mark.parametrize("model", ["SequentialMLP", "SequentialCNN"])
-def test_models_begin_with_the_same_weights_and_take_each_others(three: Three, model: str) -> None:
+def test_models_have_equal_initial_weights_and_can_copy_each_other(three: Three, model: str) -> None:
     from anyaccel.segment import TensorSpec
 
     shape, made = ((3, 8, 8), {}) if model == "SequentialCNN" else ((5,), {})
@@ -382,7 +382,7 @@ def test_models_begin_with_the_same_weights_and_take_each_others(three: Three, m
             np.testing.assert_array_equal(state[key], array, err_msg=f"{name} to {other}: {key}")
 
 
-# -- in one process ----------------------------------------------------------------------------------------------------
+# -- imports -----------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
 import sys, warnings
@@ -404,12 +404,12 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_order_of_imports_does_not_matter(three: Three, order: str) -> None:
+def test_the_order_of_imports_changes_nothing(three: Three, order: str) -> None:
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", SCRIPT, order]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
+    child = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert child.returncode == 0, child.stderr
     source = table(64)
     _, expected = train(chain(("torch",) * 3, source), source, "head", epochs=1)
-    np.testing.assert_allclose([float(word) for word in done.stdout.split()[-4:]], expected, rtol=1e-4)
+    np.testing.assert_allclose([float(word) for word in child.stdout.split()[-4:]], expected, rtol=1e-4)

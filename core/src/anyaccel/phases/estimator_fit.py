@@ -85,7 +85,7 @@ def _check_ancestors_fitted(
 ) -> None:
     for label in labels:
         before = ancestors([label], graph.nodes)
-        for other in (one for one in graph.shapes.order if one in before and one not in labels):
+        for other in (node for node in graph.shapes.order if node in before and node not in labels):
             if other in models and not models[other].is_fitted:
                 named = f"name it too, nodes=[{other!r}, {label!r}]"
                 raise PhaseError(

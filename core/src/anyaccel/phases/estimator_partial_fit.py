@@ -106,7 +106,7 @@ class _Learner:
 
     def learn(self, values: Mapping[str, Any], orders: RowOrders, span_of: SpanOf, to_host: ToHost) -> None:
         """Learn from one step, if it has what is needed."""
-        inputs = [self._input(one, values, orders, span_of, to_host) for one in self.inputs]
+        inputs = [self._input(source, values, orders, span_of, to_host) for source in self.inputs]
         targets = None if self.targets is None else self.targets.rows(orders, span_of)
         if any(array is None for array in inputs) or (self.targets is not None and targets is None):
             return
@@ -136,7 +136,7 @@ class HostLearners:
     """The estimators that learn in one phase, all on the host.
 
     Args:
-        labels: of their nodes, as of `learning_nodes`.
+        labels: of their nodes; see `learning_nodes`.
         graph: where they are.
         rows: the data of the phase, by feature set.
         streams: names of the streams of each feature set's sampler.
@@ -233,7 +233,7 @@ def _classes(label: str, model: Estimator, targets: _HostColumn | None) -> Any:
         return classes if values.ndim > 1 else classes[0]
     if values.ndim > 1:
         return None
-    unknown = [one for one in classes[0].tolist() if one not in list(known)]
+    unknown = [value for value in classes[0].tolist() if value not in list(known)]
     if unknown:
         raise EstimatorError(
             f"node {label!r}: {model.name} does not know the class {unknown[0]!r}, which is in the targets",

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: wherever a phase is, its graph is whole afterwards, and goes on."""
+"""Ctrl-C at any point of a phase: the graph is complete afterwards, and can be trained further."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_phase_can_be_interrupted_anywhere(house):
     assert len(result.epochs) == 1 and moments[-1] is None
 
 
-def test_an_interrupt_in_a_release_is_made_up_for(line, experiment, train, same):
+def test_an_interrupted_release_is_completed(line, experiment, train, same):
     """What was written halfway is written again: parameters of one model are of one step."""
     left = [1]
 

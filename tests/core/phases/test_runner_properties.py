@@ -1,4 +1,4 @@
-"""Any sequence of phases, interrupts, moves and changes of a graph, against the same sequence on the plain CPU."""
+"""Any sequence of phases, interrupts, moves and changes of a graph equals the same sequence on the plain CPU."""
 
 from __future__ import annotations
 
