@@ -207,7 +207,7 @@ def test_an_evaluation_changes_no_state(where, line, experiment, train, evaluate
 
 
 def test_an_evaluation_places_models_on_its_device(sims, line, experiment, evaluate, owned):
-    """As any phase does: a phase without an accelerator computes on the CPU."""
+    """A phase without an accelerator computes on the CPU."""
     graph = line()
     ours = experiment(graph)
     for accelerator, used in (("sim:0", [16, 0]), ("sim:1", [0, 16]), (None, [0, 0])):
