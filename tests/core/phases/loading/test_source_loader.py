@@ -344,6 +344,7 @@ def test_sources_that_do_not_fit_the_phase_are_refused(tmp_path: Path) -> None:
         run(graph, phase(batches(), residency="resident"))
     with pytest.raises(PhaseError, match=r"given the source 'elsewhere'.*the graph takes data.*say so"):
         run(graph, phase(source(batches(), "elsewhere")))
+    assert len(run(graph, phase({"data": source(batches(), "elsewhere")}, n_epochs=1)).epochs) == 1, "as the hint says"
     with pytest.raises(PhaseError, match="has a PairSampler, and its data are the source 'data'"):
         run(graph, phase(batches(), sampler=PairSampler(8, Same("c"))))
     with pytest.raises(SourceError, match=r"never ends.*steps=1000"):
