@@ -37,7 +37,7 @@ MSE = AppliedLoss("mse", on="net")
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -50,7 +50,7 @@ class Clock:
 
 
 class Fake(ArrayProgram):
-    """A program whose speeds are set; it writes down what it is asked, and computes only where it is told to."""
+    """A program with given speeds; records its calls, and computes only if told to."""
 
     speeds: SimpleNamespace
 
@@ -139,12 +139,12 @@ def train(steps: int, epochs: int = 1, *, rest: int = 0, batch: int = 4, **setti
 
 
 def told(result: Any) -> list[str]:
-    """What was said of compiling, but for what is routine."""
+    """Messages of compile events that are not verbose."""
     return [event.message for event in result.events if event.kind == "compile" and not event.verbose]
 
 
 def why_not(result: Any) -> list[str]:
-    """What was said where steps are not compiled."""
+    """Messages of verbose compile events: why steps were not compiled."""
     return [event.message for event in result.events if event.kind == "compile" and event.verbose]
 
 
@@ -155,7 +155,7 @@ FACTORS = [0.01, 0.1, 1 / 3, 0.5, 0.9, 1.1, 1.5, 2, 3, 10, 100]
 
 
 def compared(found: SimpleNamespace, steps: int) -> float:
-    """The time it took as a part of that of the better choice."""
+    """The time it took, relative to that of the better choice."""
     plain = steps * found.each
     return found.clock.now / min(plain, found.seconds + plain * found.ratio)
 
@@ -211,7 +211,7 @@ def test_auto_takes_at_most_twice_the_time_of_the_better_choice(
 def test_auto_waits_as_long_as_compiling_takes_if_the_phase_may_stop_early(
     seconds: float, stopped: int, speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
 ) -> None:
-    """Of a hundred epochs of a second each, so many come to pass."""
+    """A hundred epochs of a second each are planned, of which so many run."""
     found = speeds(seconds=seconds)
     stop = at("epoch_end", lambda run: run.stop("enough") if run.epoch + 1 == stopped else None)
     train(1000, 100, batch=1, callbacks=[stop])
@@ -318,7 +318,7 @@ def test_one_event_says_why_nothing_was_compiled_with_the_measured_times(
 
 
 def test_one_event_says_that_compiling_would_have_paid_off(speeds: Callable[..., SimpleNamespace]) -> None:
-    """At first nothing seems to pay; then steps become slower, and it does."""
+    """At first compiling does not seem to pay off; then steps become slower."""
     found = speeds(each=1e-4, seconds=5.0)
 
     class Slower(Callback):
@@ -358,7 +358,7 @@ def test_the_event_says_that_steps_with_a_step_end_hook_are_not_compiled(
 
 
 def test_there_is_no_event_without_a_compiler() -> None:
-    """NumPy has none, whatever is asked of it."""
+    """NumPy has no compiler, whatever the mode."""
     for mode in ("auto", "off"):
         assert [event.kind for event in train(20, 2, compile=mode).events] == ["residency"]
 
@@ -605,7 +605,7 @@ def test_an_interrupt_while_compiling_ends_the_phase(
 def test_repeated_steps_are_not_counted_twice(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steps that are to come are known after memory ran out, too."""
+    """The number of steps left is right after memory ran out, too."""
     seen: list[int | None] = []
     took = compile_policy.CompilePolicy.record
 

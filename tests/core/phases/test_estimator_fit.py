@@ -34,7 +34,7 @@ class LeastSquares:
 
 
 class Centre:
-    """One without targets: the distance from the mean."""
+    """A transformer without targets: the distance from the mean."""
 
     def fit(self, features):
         self.mean_ = features.mean(axis=0)
@@ -48,7 +48,7 @@ def _with_one(features):
 
 
 def fit(graph, **settings):
-    """Run a FitPhase over the split `train`."""
+    """Run a FitPhase on the split `train`."""
     run = Run(FitPhase(settings.pop("label", "fit"), **{"data": "train", **settings}), graph)
     execute(run)
     return run
@@ -167,7 +167,7 @@ def coded(graph, data):
 
 
 def test_training_goes_on_beside_a_fitted_estimator(behind, experiment):
-    """A loss on the head trains the encoder; the estimator is not asked."""
+    """A loss on the head trains the encoder; the estimator is not called."""
     ours = experiment(behind)
     ours.run_phase(FitPhase("fit", data="train"))
     ours.run_phase(TrainPhase("t", data="train", losses=[MSE], n_epochs=2))
@@ -308,7 +308,7 @@ def test_estimators_before_a_fitted_node_must_be_fitted(data, experiment):
 
 
 class Double:
-    """Twice what it is given, and one column fewer with every fit."""
+    """Doubles its input; returns one column fewer after every fit."""
 
     keep = 3
 

@@ -40,7 +40,7 @@ class Steps:
 
 
 class Counts:
-    """A classifier that wants to know all classes, and predicts the most frequent."""
+    """A classifier that needs all classes beforehand, and predicts the most frequent one."""
 
     def partial_fit(self, features, targets, classes=None):
         if classes is not None:
@@ -91,7 +91,7 @@ def test_an_estimator_that_learned_is_fitted_and_goes_on_learning(data, experime
     assert graph.shapes.unfitted == ("est",)
     ours.run_phase(phase)
     model = graph["est"].model
-    assert model.is_fitted and model.in_parts and graph.frozen == ()
+    assert model.is_fitted and model.partially_fitted and graph.frozen == ()
     assert graph.shapes.unfitted == () and graph.shapes.specs["est"].shape == ()
     first = learnt(graph).coef_.copy()
     ours.run_phase(phase)
@@ -150,7 +150,7 @@ def test_an_encoder_without_a_loss_is_computed_but_not_trained(data, experiment)
 
 
 def test_several_steps_stay_one_call_without_learning_estimators(data, line, experiment, monkeypatch):
-    """One call for many steps is for graphs without learners, and only for these."""
+    """Only graphs without learning estimators take several steps in one call."""
     from anyaccel.adapter import ArrayProgram
 
     calls = []
@@ -267,7 +267,7 @@ def test_sklearn_estimators_learn_batch_by_batch(experiment):
 
 
 class Worse(Steps):
-    """Learns for two epochs, and forgets in the third."""
+    """Learns for two epochs, and gets worse in the third."""
 
     def partial_fit(self, features, targets):
         super().partial_fit(features, targets)
@@ -349,7 +349,7 @@ def test_a_fit_without_nodes_is_refused_if_an_estimator_learned_before(data, exp
     graph.freeze(["est"])
     assert ours.run_phase(FitPhase("fit", data="train")).nodes == ("two",)
     assert ours.run_phase(FitPhase("again", data="train", nodes="est")).nodes == ("est",)
-    assert not graph["est"].model.in_parts
+    assert not graph["est"].model.partially_fitted
 
 
 def test_an_estimator_with_partial_fit_only_is_not_fitted(data, experiment):
@@ -470,7 +470,7 @@ def test_a_phase_without_losses_and_without_learners_is_refused(data, line, expe
 
 
 def test_nothing_is_left_on_a_device_after_an_estimator_learned(data, sims, experiment):
-    """Not even until the garbage collector comes."""
+    """Even before the garbage collector runs."""
     nodes = [
         ModelNode("enc", Dense(4), data.reference(["x"], ["y"])),
         ModelNode("net", Dense(1), "enc"),

@@ -17,7 +17,7 @@ from anyaccel.specs import AppliedLoss
 
 
 class Own:
-    """An estimator of whose method the tests say what it gives."""
+    """An estimator whose method returns what a test says."""
 
     def __init__(self, gives):
         self.gives = gives
@@ -420,7 +420,7 @@ def test_an_error_of_the_estimator_is_kept_with_the_node(data):
 
 
 class InPlace(Shift):
-    """A transformer that writes into what it is given, as those of scikit-learn do with `copy=False`."""
+    """A transformer that writes to its input, as those of scikit-learn do with `copy=False`."""
 
     def transform(self, features):
         features -= self.mean_
@@ -458,7 +458,7 @@ def test_an_estimator_that_writes_to_its_input_changes_nothing_else(data, experi
 
 
 class Fails(Own):
-    """It fails half-way: attributes of a fitted estimator are there already."""
+    """Fails when attributes of a fitted estimator are already set."""
 
     failing = True
 

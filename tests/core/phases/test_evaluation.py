@@ -128,6 +128,14 @@ def test_a_metric_that_cannot_compare_is_an_error_with_the_shapes(several, exper
     assert math.isnan(ours.last_run.loss) and isinstance(ours.last_run.error, SpecError)
 
 
+def test_the_hint_of_a_metric_that_fits_only_one_node_works(several, experiment):
+    losses = [MSE, AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"])]
+    with pytest.raises(SpecError, match=r"name the node to judge: Metric\('accuracy', on='sort'\)"):
+        experiment(several).run_phase(EvalPhase("e", data="val", losses=losses, metrics=["accuracy"]))
+    phase = EvalPhase("e", data="val", losses=losses, metrics=[Metric("accuracy", on="sort")])
+    assert 0.0 <= experiment(several).run_phase(phase).metrics["accuracy"] <= 1.0
+
+
 # -- predictions -------------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +215,7 @@ def test_an_evaluation_changes_no_state(where, line, experiment, train, evaluate
 
 
 def test_an_evaluation_places_models_on_its_device(sims, line, experiment, evaluate, owned):
-    """As any phase does: a phase without an accelerator computes on the CPU."""
+    """A phase without an accelerator computes on the CPU."""
     graph = line()
     ours = experiment(graph)
     for accelerator, used in (("sim:0", [16, 0]), ("sim:1", [0, 16]), (None, [0, 0])):
@@ -233,7 +241,7 @@ def test_several_feature_sets_are_read_side_by_side(data, table, experiment):
     x, z = data["val"].array("x"), other["val"].array("x")
     joined = np.concatenate([graph["one"].model(x), graph["two"].model(z)], axis=1)
     result = experiment(graph).run_phase(EvalPhase("e", data="val", losses=[MSE], batch_size=3))
-    np.testing.assert_allclose(result.prediction("net"), graph["net"].model(joined), rtol=1e-6)
+    np.testing.assert_allclose(result.prediction("net"), graph["net"].model(joined), rtol=1e-6, atol=1e-6)
     mapped = EvalPhase("e", data={"data": data["val"], "other": "val"}, losses=[MSE])
     assert experiment(graph).run_phase(mapped).loss == pytest.approx(result.loss)
 

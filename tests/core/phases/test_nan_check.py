@@ -48,7 +48,7 @@ def test_nan_in_features_is_one_warning_and_a_note_in_the_plan(experiment):
         result = experiment(graph(data)).run_phase(TrainPhase("t", data="all", losses=[MSE], n_epochs=2))
     note = (
         "features 'area' hold NaN in 30 of 120 rows; losses will be NaN. "
-        "Hint: houses.fit_transform(SimpleImputer(), ['area'], fit_on='train')"
+        "Hint: build the graph on houses.fit_transform(SimpleImputer(), ['area'], fit_on='all')"
     )
     assert [str(one.message) for one in told] == [f"phase 't': {note}."]
     assert told[0].filename == __file__
@@ -61,6 +61,24 @@ def test_nan_in_targets_is_a_warning_if_a_named_loss_takes_them(experiment):
     phase = TrainPhase("t", data="all", losses=[MSE])
     with pytest.warns(NaNWarning, match=r"targets 'price' hold NaN in 5 of 120 rows.*filter\(\{'price': np.isfinite\}"):
         experiment(graph(data)).run_phase(phase)
+
+
+def test_the_hint_on_nan_in_targets_works(experiment):
+    data = houses(price=5)
+    rows = data.split("all").filter({"price": np.isfinite})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NaNWarning)
+        result = experiment(graph(data)).run_phase(TrainPhase("t", data=rows, losses=[MSE]))
+    assert np.isfinite(result.loss).all() and len(rows) == 115
+
+
+def test_the_hint_on_nan_in_features_works(experiment):
+    impute = pytest.importorskip("sklearn.impute")
+    data = houses(area=30).fit_transform(impute.SimpleImputer(), ["area"], fit_on="all")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NaNWarning)
+        result = experiment(graph(data)).run_phase(TrainPhase("t", data="all", losses=[MSE]))
+    assert np.isfinite(result.loss).all()
 
 
 def test_unused_rows_and_columns_with_nan_are_no_warning(experiment):

@@ -54,12 +54,12 @@ def run(graph: ModelGraph, phase: Phase) -> Any:
 
 
 def unusual(result: Any) -> list[Any]:
-    """The events that are not routine."""
+    """The events that are not verbose."""
     return [event for event in result.events if not event.verbose]
 
 
 def told(result: Any) -> list[tuple[int, int, str]]:
-    """Where each measure was taken, and what it was."""
+    """Epoch, step and measure of each memory event."""
     return [
         (event.epoch, event.step, event.message.rpartition("; ")[2])
         for event in result.events
@@ -200,7 +200,7 @@ def test_buffers_and_random_state_are_restored_too(device: Callable[..., Device]
 def test_rows_that_are_streamed_are_streamed_in_smaller_blocks(
     after: int, size: int, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken up again at any step: blocks lie otherwise then, and the last partial batch goes with another."""
+    """Resumed at any step: blocks start elsewhere then, and the last partial batch is in another block."""
     monkeypatch.setattr(loader_factory, "BLOCK_BYTES", size)
     graph, plain = line(), line()
     expected = run(plain, train())
@@ -244,7 +244,7 @@ def test_memory_that_runs_out_while_a_block_is_copied_is_recovered(after: int, m
 def test_microbatches_of_a_last_partial_batch_do_not_limit_the_others(
     device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fails between epochs is no step of ten rows."""
+    """A failure between epochs does not count as one of the last, partial batch."""
     graph = line()
     from_host, count = NumpyBackend.from_host, itertools.count()
 
@@ -659,7 +659,7 @@ def test_nothing_is_left_on_a_device_that_was_full(owned: Callable[..., int]) ->
 
 
 def test_snapshots_are_given_up_before_a_phase_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They need room themselves: with none, a device that is large enough without them is large enough."""
+    """Snapshots need memory themselves; a device that is large enough without them suffices."""
 
     def made() -> ModelGraph:
         return line(Sequential(Dense(90, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64")))
@@ -683,7 +683,7 @@ def test_snapshots_are_given_up_before_a_phase_fails(monkeypatch: pytest.MonkeyP
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -34,7 +34,7 @@ BY_CLASS = AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"])
 
 
 def offer_tpu(registry):
-    """From now on there is a device that another framework computes on."""
+    """Register a device on which another framework computes."""
 
     class Plugin:
         @hookimpl
@@ -344,7 +344,7 @@ def test_fitting_a_model_that_is_not_an_estimator_is_refused(house):
 
 
 class Hundredth:
-    """A transform that can be seen in every number."""
+    """A transform that changes every number."""
 
     def fit(self, values):
         return self
@@ -381,7 +381,7 @@ def scaled_data(label="d"):
 
 
 class Scaler(Hundredth):
-    """The same with a state that is fitted."""
+    """A transform with fitted state."""
 
     def fit(self, values):
         self.scale = values.max(axis=0)

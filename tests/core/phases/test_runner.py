@@ -90,7 +90,7 @@ def test_after_an_error_in_a_step_models_have_their_state_back(error, way, sims,
 
 
 def test_an_interrupted_epoch_is_repeated_with_its_order(line, experiment, train, at):
-    """What an interrupt left undone is the epoch that comes next, not the one after it."""
+    """The next run starts with the epoch that the interrupt left incomplete."""
 
     def stop(run):
         if (run.epoch, run.step) == (1, 1):
@@ -169,7 +169,7 @@ def test_an_error_in_a_validation_keeps_what_was_trained(line, experiment, train
 
 
 class Custody:
-    """Lets the build of a segment, or the release of its program, raise."""
+    """Makes the build of a segment, or the close of its program, raise."""
 
     def __init__(self, monkeypatch):
         self.fail_build, self.fail_release, self.released = None, None, []
@@ -326,7 +326,7 @@ def test_an_error_in_the_history_keeps_nothing_on_a_device(sims, line, experimen
 @pytest.mark.parametrize("where", ["step", "validation"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_an_error_in_a_step_does_not_keep_the_columns(where, nodes, sims, table, line, experiment, train, monkeypatch):
-    """Frames of closures cannot be let go; what they see of a step is little, the columns are not."""
+    """Frames of closures cannot be cleared; they must not hold the columns."""
     many = table(5000)
     apply, left = Dense.apply, [7]
 
@@ -429,7 +429,7 @@ def test_the_model_of_a_replaced_node_is_freed_at_once(sims, line, experiment, t
 
 
 def test_a_second_phase_on_a_running_graph_is_refused(line, experiment, train, evaluate, at, values, same):
-    """Inside a phase the programs hold the parameters: another one would see those of before, and be overwritten."""
+    """While a phase runs its programs hold the parameters; another phase would read old ones, and be overwritten."""
     told = []
 
     def nested(run):
@@ -483,7 +483,7 @@ def test_a_phase_that_failed_leaves_the_graph_free(line, experiment, train):
 def test_the_state_of_a_graph_at_the_end_of_an_epoch_is_that_of_the_epoch(
     sims, line, experiment, train, at, same, owned
 ):
-    """How people write checkpoints. Taking one changes nothing, and going on from it gives what going on gave."""
+    """As for checkpoints: taking one changes nothing, and training continues from it to the same numbers."""
 
     def take(run):
         taken.append(graph.state())

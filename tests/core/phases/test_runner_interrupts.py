@@ -57,7 +57,7 @@ def _stack(frame):
 
 @pytest.fixture
 def house(sims, data, experiment, at):
-    """Two branches on two devices, trained once; and a phase over them with all that a phase can have."""
+    """Two branches on two devices, trained once; and a phase over them with validation, callbacks and clipping."""
     nodes = [
         ModelNode("left", Dense(2), data.reference(["x"], ["y"]), "sim:0"),
         ModelNode("right", Dense(2), data.reference(["x"], ["y"]), "sim:1"),
@@ -117,7 +117,7 @@ def test_a_phase_can_be_interrupted_anywhere(house):
 
 
 def test_an_interrupted_release_is_completed(line, experiment, train, same):
-    """What was written halfway is written again: parameters of one model are of one step."""
+    """What was written halfway is written again: all parameters of a model are of one step."""
     left = [1]
 
     class Halfway(dict):

@@ -27,7 +27,7 @@ MSE = AppliedLoss("mse", on="net")
 
 
 class Recorder(Module):
-    """A line through the origin that writes down which rows it is trained with."""
+    """A line through the origin that records which rows it is trained with."""
 
     def __init__(self):
         super().__init__()
@@ -554,7 +554,7 @@ def watch(sims, monkeypatch):
 
 
 def between(marks, first, second):
-    """Each stretch from one mark to the next of the other name."""
+    """The difference from each mark of one name to the next of the other."""
     found = []
     for name, counts in marks:
         if name == first:

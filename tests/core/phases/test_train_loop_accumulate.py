@@ -74,7 +74,7 @@ def drawn(size: int, **settings: Any) -> SimpleSampler:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that cannot take steps in parts."""
+    """Programs without microbatching."""
     monkeypatch.setattr(ArrayProgram, "supports_microbatching", False)
 
 
@@ -223,7 +223,7 @@ def test_a_step_is_an_update() -> None:
 
 
 def test_batch_normalization_sees_each_batch() -> None:
-    """What mixes the rows of a batch does so batch by batch, and its statistics move with each."""
+    """Batch normalization works batch by batch, and updates its statistics with each."""
     model = Sequential(Dense(3, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64"))
     several = trained(line(model=model), sampler=SimpleSampler(5), accumulate=4, n_epochs=1)
     other = Sequential(Dense(3, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64"))

@@ -21,7 +21,7 @@ METHODS = ("forward", "forward_pullback", "optimizer_step", "grad_stats", "train
 
 
 class Watched(NumpyBackend):
-    """NumPy once more, under another name, on the CPU; writes down what its programs are asked, by segment."""
+    """NumPy under another name, on the CPU; records the calls of its programs, by segment."""
 
     kinds = ("cpu",)
     import_roots = ("elsewhere",)
@@ -50,7 +50,7 @@ class Watched(NumpyBackend):
         return program
 
     def told(self, segment, name, method):
-        """The method, which writes down that it was called, unless by another one of its program."""
+        """The method, recorded unless another method of its program calls it."""
 
         def telling(*args):
             if self.inside:
@@ -71,7 +71,7 @@ class Watched(NumpyBackend):
 
 @pytest.fixture
 def calls(numpy_only):
-    """Two more frameworks, `one` and `two`; gives the list of what their programs are asked."""
+    """Two more frameworks, `one` and `two`; the list of calls of their programs."""
     found = []
 
     class Plugin:
@@ -429,7 +429,7 @@ def test_a_step_end_hook_changes_no_number(graph_of, experiment, at, same):
 
 @pytest.mark.usefixtures("calls")
 def test_training_continues_with_the_same_state_in_other_segments(graph_of, experiment, same):
-    """State belongs to nodes: who computes them may change from phase to phase."""
+    """State belongs to nodes; which segments compute them may change from phase to phase."""
     whole = graph_of("chain", ["numpy"])
     experiment(whole).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=4))
     moving = graph_of("chain", ["numpy"])

@@ -40,7 +40,7 @@ def unit() -> Dense:
 
 
 class Seen:
-    """A loss for the reference that writes down what it is called with; it changes nothing."""
+    """A custom NumPy loss that records its inputs; its gradient is zero."""
 
     __name__ = "seen"
 
@@ -71,7 +71,7 @@ def run(graph: ModelGraph, phase: Phase) -> Any:
 
 
 class Watch:
-    """Losses that write down the rows of each step."""
+    """Losses that record the rows of each step."""
 
     def __init__(self, *nodes: str) -> None:
         self.seen = {node: Seen() for node in nodes}
@@ -238,7 +238,7 @@ def test_pairs_in_turn_with_single_rows() -> None:
 
 
 class Elsewhere(NumpyBackend):
-    """NumPy once more, under another name: a border between it and NumPy."""
+    """NumPy under another name, so that a segment of its own computes it."""
 
     framework = "elsewhere"
     kinds = ("cpu",)

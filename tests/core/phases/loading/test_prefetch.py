@@ -95,7 +95,7 @@ def test_an_error_of_the_generator_leaves_no_reference_cycle() -> None:
 
 
 def test_an_error_that_comes_when_the_loop_has_ended_is_dropped() -> None:
-    """Together with what its frames hold, and though it is put beside others at the last moment."""
+    """Also what its frames hold, and also if it is queued at the last moment."""
 
     class Held:
         pass

@@ -57,7 +57,7 @@ def run(made: ModelGraph, of: Phase) -> Any:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, np.ndarray]:
-    """What training gives where there is room for all."""
+    """The state after training with room for everything."""
     made = graph()
     run(made, phase(accelerator=None))
     return made.state()
@@ -153,7 +153,7 @@ def test_there_is_no_event_for_residency_resident() -> None:
 
 
 def test_gradients_and_optimizer_state_count() -> None:
-    """Room for the data, and not for two moments of each parameter besides."""
+    """Room for the data, but not for two moments of each parameter as well."""
     for more, residency in ((1000, "streamed"), (8000, "resident")):
         with simulate(1, capacity=int(NBYTES / 0.8) + more):
             (event,) = run(graph(), phase()).events
@@ -163,7 +163,7 @@ def test_gradients_and_optimizer_state_count() -> None:
 
 
 def test_training_data_are_resident_before_validation_data() -> None:
-    """The training data fit; those of the validation do not, besides."""
+    """The training data fit; those of the validation do not fit as well."""
     with simulate(1, capacity=int(NBYTES * 1.6)):
         result = run(graph(), phase(validation=EvalPhase("train", data="train", batch_size=50)))
     assert [event.message.partition(",")[0] for event in result.events] == [
@@ -225,7 +225,7 @@ def test_evaluations_and_fits_are_streamed_too(kind: str) -> None:
 
 
 def test_blocks_take_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much one block may be."""
+    """Whatever the size of a block may be otherwise."""
     steps = []
     fill = StreamingLoader.fill
 
@@ -248,7 +248,7 @@ class Oops(Exception):
 
 
 def handles() -> int:
-    """Open files, where the system says so."""
+    """Number of open files, where the system tells."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.exists() else 0
 
@@ -261,7 +261,7 @@ def small() -> Iterator[Any]:
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException, after: int = 6) -> None:
-    """Let something raise when it is called for the `after`th time."""
+    """Make a function raise when it is called for the `after`th time."""
     left = [after]
 
     def broken(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -358,7 +358,7 @@ def test_nothing_is_left_of_a_streamed_phase_that_ends_well(
 def test_an_interrupt_while_waiting_for_a_block_ends_the_phase(
     small: Any, owned: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though who makes it does not come back for long: the thread ends when it does."""
+    """Even if the generator is blocked for long; its thread ends when it returns."""
     fill, go, calls = StreamingLoader.fill, threading.Event(), itertools.count()
 
     def slow(self: StreamingLoader, block: Any, buffers: Any) -> None:

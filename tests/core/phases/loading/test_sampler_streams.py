@@ -35,7 +35,7 @@ def source() -> FeatureSet:
 
 
 class Seen:
-    """A loss for the reference that writes down what it is called with; its gradient is that of nothing."""
+    """A custom NumPy loss that records its inputs; its gradient is zero."""
 
     __name__ = "seen"
 
@@ -48,7 +48,7 @@ class Seen:
 
     @property
     def rows(self) -> list[Any]:
-        """Of each input, all that came."""
+        """All rows of each input."""
         return [[one for call in self.calls for one in call[i]] for i in range(len(self.calls[0]))]
 
 
@@ -63,7 +63,7 @@ def siamese(source: FeatureSet, *streams: str | None, model: Any = None, **setti
 
 
 def unit() -> Dense:
-    """Gives what it is given."""
+    """The identity."""
     made = Dense(1, dtype="float64")
     made.parameters.update(weight=np.ones((1, 1)), bias=np.zeros(1))
     return made
@@ -74,7 +74,7 @@ def run(graph: ModelGraph, phase: Phase) -> Any:
 
 
 def built(graph: ModelGraph) -> ModelGraph:
-    """With weights that give what is given."""
+    """Built, with weights of the identity."""
     graph.build()
     node = graph["n0"]
     assert isinstance(node, ModelNode)
@@ -347,7 +347,7 @@ def test_a_sampler_without_pairs_is_refused_before_anything_moves(source: Featur
 
 
 class Stubborn(Sampler):
-    """A sampler of somebody's own."""
+    """A custom sampler."""
 
     streams = ("first", "second")
     batch_size, shuffle, drop_last, seed = 2, False, False, 0

@@ -58,7 +58,7 @@ def ours() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def tidy() -> Iterator[None]:
-    """Whatever a test does: no thread is left."""
+    """No test leaves a thread."""
     assert ours() == []
     yield
     assert ours() == []
@@ -344,6 +344,7 @@ def test_sources_that_do_not_fit_the_phase_are_refused(tmp_path: Path) -> None:
         run(graph, phase(batches(), residency="resident"))
     with pytest.raises(PhaseError, match=r"given the source 'elsewhere'.*the graph takes data.*say so"):
         run(graph, phase(source(batches(), "elsewhere")))
+    assert len(run(graph, phase({"data": source(batches(), "elsewhere")}, n_epochs=1)).epochs) == 1, "as the hint says"
     with pytest.raises(PhaseError, match="has a PairSampler, and its data are the source 'data'"):
         run(graph, phase(batches(), sampler=PairSampler(8, Same("c"))))
     with pytest.raises(SourceError, match=r"never ends.*steps=1000"):
@@ -763,7 +764,7 @@ except KeyboardInterrupt:
 
 
 def interrupted(child: subprocess.Popen[str]) -> str:
-    """What a process writes after Ctrl-C, pressed again after 10 s: Python drops one that falls in a finalizer."""
+    """Output of a process after Ctrl-C, sent again after 10 s: Python drops one that falls in a finalizer."""
     child.send_signal(signal.SIGINT)
     try:
         return child.communicate(timeout=10)[0]
@@ -775,7 +776,7 @@ def interrupted(child: subprocess.Popen[str]) -> str:
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of this kind are of POSIX")
 @pytest.mark.parametrize("wait", ["time.sleep(60)", "time.sleep(0.01)", "pass"])
 def test_ctrl_c_ends_a_phase_over_a_slow_source(wait: str) -> None:
-    """A source that hangs for a minute does not hold up an interrupt, nor the end of the process."""
+    """A source that hangs for a minute delays neither an interrupt nor the end of the process."""
     child = subprocess.Popen(
         [sys.executable, "-c", _SLOW.format(wait=wait)], stdout=subprocess.PIPE, text=True, env={**os.environ}
     )

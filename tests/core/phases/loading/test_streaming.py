@@ -61,7 +61,7 @@ def one(model: Any = None, **settings: Any) -> ModelGraph:
 
 
 def differ(one: Any, other: Any) -> list[str]:
-    """Names of values that are not the same to the bit."""
+    """Names of values that are not equal to the bit."""
     assert sorted(one) == sorted(other)
     return [name for name in one if not np.array_equal(one[name], other[name], equal_nan=True)]
 
@@ -141,7 +141,7 @@ def test_pairs_stream_to_the_same_numbers(sampler: str, size: int, blocks: Block
 
 
 def test_columns_of_several_streams_are_copied_for_each(blocks: Blocks, sims: Simulation) -> None:
-    """Their rows are different ones; resident they are there once."""
+    """Their rows differ; resident columns are there once."""
     blocks(1)
     into = []
     for residency in ("resident", "streamed"):
@@ -199,7 +199,7 @@ def test_several_samplers_stream_to_the_same_numbers(name: str, size: int, block
 
 
 def test_rows_that_a_block_does_not_use_change_nothing(blocks: Blocks) -> None:
-    """Class indices of no row would be out of range; they are in no step."""
+    """Class indices in unused rows of a buffer are out of range; no step takes them."""
     blocks(1)
     draw = np.random.default_rng(0)
 
