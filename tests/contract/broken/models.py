@@ -64,7 +64,7 @@ class Forgetful(SequentialMLP):
     """Leaves a setting out of its configuration."""
 
     def get_config(self):
-        return {**super().get_config(), "hidden_dim": self.recipe.hidden_dim + 1}
+        return {**super().get_config(), "hidden_dim": self.spec.hidden_dim + 1}
 
 
 @fault("compute", "test_named_models_are_made_from_their_configuration")
