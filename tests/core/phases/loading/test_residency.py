@@ -129,8 +129,8 @@ def test_the_event_names_memory_left_after_earlier_rows() -> None:
     """The rows of a validation share the memory with those of the phase."""
     with simulate(1, capacity=NBYTES * 10):
         result = run(graph(), phase(validation=EvalPhase("check", data="train", batch_size=50)))
-    free = [float(event.message.rpartition(" and ")[2].split()[0]) for event in result.events]
-    units = [event.message.rpartition(" and ")[2].split()[1] for event in result.events]
+    free = [float(event.message.rpartition(" of the ")[2].split()[0]) for event in result.events]
+    units = [event.message.rpartition(" of the ")[2].split()[1] for event in result.events]
     assert [event.message.partition(",")[0] for event in result.events] == [
         "the data of t: resident",
         "the data of check: resident",
