@@ -1,7 +1,7 @@
-"""Docstrings as they are written here: words in single backticks are code, and nothing else is markup.
+"""Docstrings as reStructuredText: words in single backticks are code, and nothing else is markup.
 
-Napoleon has made reStructuredText of the sections (`Args:`, `Raises:`) before. Here, what stands in backticks becomes
-code, with a link if it is a name that has a page, and signs that mean something to reStructuredText only become text.
+Napoleon has translated the sections (`Args:`, `Raises:`) before. This extension turns text in backticks into code, with
+a link if it is a name that has a page, and escapes characters that have a meaning in reStructuredText.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _FIELD = re.compile(r"\s*:[a-z]+[^:`]*:|\s*\.\. ")
 def as_markup(lines: list[str]) -> list[str]:
     """Lines of a docstring as reStructuredText.
 
-    A span of code may go over the end of a line. What is indented below a line that ends with a colon is an example,
-    and stays as it is.
+    Code may continue on the next line. An indented block below a line that ends with a colon is an example and does
+    not change.
     """
-    made: list[str] = []
+    lines_out: list[str] = []
     example_of = -1  # the indentation of the paragraph that an example belongs to
     for block in _blocks(lines):
         if example_of >= 0 and _indent(block) > example_of:
-            made += block
+            lines_out += block
             continue
-        made += _translated(block)
+        lines_out += _translated(block)
         ends = next((line for line in reversed(block) if line.strip()), "")
         example_of = _indent(block) if ends.endswith(":") and not _FIELD.match(ends) else -1
-    return [line + ":" if _opens_example(made, index) else line for index, line in enumerate(made)]
+    return [line + ":" if _opens_example(lines_out, index) else line for index, line in enumerate(lines_out)]
 
 
 def _opens_example(lines: list[str], index: int) -> bool:

@@ -1,4 +1,4 @@
-"""The directive `public`: documents what `anyaccel` offers, from the sources, so that no list of names is kept by hand.
+"""The directive `public`: documents public names of `anyaccel` from the sources, without a list kept by hand.
 
 Each argument is a module of core (`data`: all public names that live there, in the order of `anyaccel.__all__`) or one
 public name (`simulate`).
@@ -45,13 +45,13 @@ class Public(SphinxDirective):
     optional_arguments = 20
 
     def run(self) -> list[nodes.Node]:
-        """The entries of all names; an argument that stands for none is an error."""
+        """The entries of all names; an argument without names is an error."""
         lines: list[str] = []
         for place in self.arguments:
-            found = names_of(place)
-            if not found:
+            names = names_of(place)
+            if not names:
                 raise self.error(f"anyaccel has no public names in {place!r}")
-            lines += [line for name in found for line in entry(name)]
+            lines += [line for name in names for line in entry(name)]
         parent = nodes.Element()
         parent.document = self.state.document
         self.state.nested_parse(StringList(lines, source=self.get_source_info()[0]), self.content_offset, parent)

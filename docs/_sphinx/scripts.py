@@ -1,6 +1,6 @@
-"""Scripts as pages: the title is the file's name, the text its docstring, and below it stands the whole script.
+"""Scripts as pages: the title is the file's name, then come its docstring and the whole script.
 
-So a link to a script works in the site as it does where the repository is read.
+So links to scripts work in the site as in the repository.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class Checkpoint(Callback):
         self.state = run.graph.state()
 
 
-class Diary(Callback):
-    """Writes down what it sees. Only the moments that are written here are called."""
+class Journal(Callback):
+    """Records a line for each epoch. Only the hooks that are defined here are called."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -42,21 +42,21 @@ class Diary(Callback):
         self.lines.append(f"epoch {run.epoch}: loss {figures['loss']:.4f}, val_loss {figures['val_loss']:.4f}")
 
     def phase_end(self, phase, plan, run, error) -> None:
-        self.lines.append("ended well" if error is None else f"ended with {error}")
+        self.lines.append("finished" if error is None else f"failed: {error}")
 
 
 def main() -> None:
     rng = np.random.default_rng(3)
     x = rng.normal(size=(300, 8))
-    y = np.sin(x[:, 0]) + 0.3 * rng.normal(size=300)  # with noise, which long training learns by heart
+    y = np.sin(x[:, 0]) + 0.3 * rng.normal(size=300)  # noisy: a long training overfits
     data = FeatureSet.from_dict("data", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
     data.split_random({"train": 0.5, "val": 0.5}, seed=1)
 
     net = ModelNode("net", SequentialMLP(hidden_dim=64, n_layers=3, activation="tanh"), data.reference())
-    recipe = Optimizer("adamw", lr=1e-2, clip_norm=1.0, schedule=Schedule("cosine", steps=500, warmup=10))
-    experiment = Experiment("watched", ModelGraph([net], recipe))
+    optimizer = Optimizer("adamw", lr=1e-2, clip_norm=1.0, schedule=Schedule("cosine", steps=500, warmup=10))
+    experiment = Experiment("watched", ModelGraph([net], optimizer))
 
-    diary, checkpoint = Diary(), Checkpoint()
+    journal, checkpoint = Journal(), Checkpoint()
     stopping = EarlyStopping("val_loss", patience=5, restore_best=True)
     trained = experiment.run_phase(
         TrainPhase(
@@ -65,17 +65,17 @@ def main() -> None:
             losses=[AppliedLoss("mse", on="net")],
             n_epochs=100,
             validation=EvalPhase("validation", data="val", metrics=["r2"]),
-            callbacks=[diary, checkpoint, stopping],
+            callbacks=[journal, checkpoint, stopping],
         )
     )
 
     assert len(trained.epochs) < 100 and "val_loss" in trained.stop_reason
     assert len(trained.epochs) == stopping.best_epoch + 1 + stopping.patience
     assert trained.figures == ("loss", "loss.net", "val_loss", "val_loss.net", "val_r2")
-    assert diary.lines[0] == "train on cpu:0" and diary.lines[-1] == "ended well"
-    assert len(diary.lines) == len(trained.epochs) + 2
+    assert journal.lines[0] == "train on cpu:0" and journal.lines[-1] == "finished"
+    assert len(journal.lines) == len(trained.epochs) + 2
 
-    assert checkpoint.state["progress/train"] == len(trained.epochs)  # load_state() and train on from there
+    assert checkpoint.state["progress/train"] == len(trained.epochs)  # load_state() continues from there
 
     # The parameters are those of the best epoch, not of the last one.
     loss = AppliedLoss("mse", on="net")
@@ -84,7 +84,7 @@ def main() -> None:
 
     table = trained.to_arrow()  # a row for each epoch; to_dict() gives the same, ready for JSON
     assert table.column_names[:3] == ["epoch", "steps", "seconds"] and len(table) == len(trained.epochs)
-    print(*diary.lines[:3], "...", *diary.lines[-2:], sep="\n")
+    print(*journal.lines[:3], "...", *journal.lines[-2:], sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Estimators (`fit`, `predict`) as nodes: fitted once by a FitPhase, after a network that was trained before."""
+"""Estimators (`fit`, `predict`) as nodes: a FitPhase fits one to the outputs of a trained network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anyaccel import (
 
 
 class Ridge:
-    """Any object with `fit` and `predict` will do, those of scikit-learn for instance."""
+    """Ridge regression. Any object with `fit` and `predict` will do, those of scikit-learn for instance."""
 
     def __init__(self, alpha: float = 1.0) -> None:
         self.alpha = alpha
@@ -44,7 +44,7 @@ def main() -> None:
     alone.run_phase(FitPhase("fit", data="train"))
     linear = alone.run_phase(EvalPhase("test", data="test", metrics=["r2"])).metrics["r2"]
 
-    # A network is trained, its last layer is put aside, and an estimator takes what the layer before it gives.
+    # Train a network, replace its last node by an estimator, and fit that to the outputs of the node before it.
     encoder = ModelNode("encoder", SequentialMLP(output_shape=(16,), hidden_dim=32), data.reference())
     head = ModelNode("head", SequentialMLP(n_layers=1), "encoder")
     experiment = Experiment("features", ModelGraph([encoder, head], Optimizer("adam", lr=3e-3)))
@@ -54,7 +54,7 @@ def main() -> None:
     experiment.run_phase(FitPhase("fit", data="train"))
     tested = experiment.run_phase(EvalPhase("test", data="test", metrics=["r2"]))
 
-    assert experiment.graph.frozen == ("ridge",)  # a FitPhase freezes what it fitted
+    assert experiment.graph.frozen == ("ridge",)  # a FitPhase freezes the nodes it fits
     assert tested.metrics["r2"] > linear + 0.1, (tested.metrics, linear)
     print(f"r2 {linear:.3f} by ridge alone, {tested.metrics['r2']:.3f} behind the network")
 

@@ -1,6 +1,6 @@
-"""The accelerator, step by step: where things run is said once, and all the rest follows.
+"""The accelerator, step by step: devices per phase and per node, several devices, pinned memory, a continued run.
 
-Runs with NumPy alone, on simulated devices, and does the same again with torch where `anyaccel_torch` is installed.
+Runs with NumPy on simulated devices, and again with torch if `anyaccel_torch` is installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def regression() -> FeatureSet:
 
 
 def experiment(mlp: Any, encoder_on: Any = None, head_on: Any = None) -> Experiment:
-    """A two-layer MLP as two nodes, trained by Adam; a node may say where it wants to be."""
+    """A two-layer MLP as two nodes, trained by Adam; each node may have an accelerator."""
     encoder = ModelNode("encoder", mlp(output_shape=(16,), n_layers=1), regression().reference(), encoder_on)
     head = ModelNode("head", mlp(output_shape=(1,), n_layers=1), "encoder", head_on)
     return Experiment("howto", ModelGraph([encoder, head], Optimizer("adam", lr=1e-2), seed=1))
@@ -50,20 +50,20 @@ def train(n_epochs: int = 3, **settings: Any) -> TrainPhase:
 
 
 def one_value_for_one_place() -> None:
-    """However a device is spelt, it is one value; a vendor's word is kept as a wish for that vendor."""
+    """A device is one value however it is spelt; a vendor's word is kept as a constraint on the vendor."""
     assert Accelerator("cuda") == Accelerator("cuda:0") == Accelerator("gpu:0") == Accelerator.gpu()
     assert str(Accelerator("cuda:1")) == "gpu:1"
     assert Accelerator("cuda").vendor == "nvidia" and Accelerator("gpu").vendor == ""
     assert Accelerator("metal") == Accelerator("mps:0") != Accelerator("gpu")
     assert Accelerator() == Accelerator("cpu") == Accelerator.cpu()
 
-    asked = Accelerator("cuda:1", pin_memory=True)
-    assert asked.get_config() == {"device": "cuda:1", "pin_memory": True}
-    assert Accelerator.from_config(asked.get_config()) == asked
+    pinned_memory = Accelerator("cuda:1", pin_memory=True)
+    assert pinned_memory.get_config() == {"device": "cuda:1", "pin_memory": True}
+    assert Accelerator.from_config(pinned_memory.get_config()) == pinned_memory
 
 
 def available(framework: str) -> list[anyaccel.Device]:
-    """What is on this machine, for any framework and for one; making an Accelerator asks nothing of the machine."""
+    """The devices of this machine that a framework can use; creating an Accelerator looks nothing up."""
     everything = anyaccel.devices()
     assert Accelerator("cpu").is_available() and Accelerator("cpu").is_available(framework)
     assert not Accelerator("gpu:99").is_available()
@@ -73,7 +73,7 @@ def available(framework: str) -> list[anyaccel.Device]:
 
 
 def by_phase(mlp: Any, device: anyaccel.Device) -> np.ndarray:
-    """A phase says where its nodes are computed: by an Accelerator, or by plain text."""
+    """A phase's accelerator, as an object or as text, says where its nodes are computed."""
     by_object, by_text = experiment(mlp), experiment(mlp)
     losses = by_object.run_phase(train(accelerator=Accelerator(device))).loss
     np.testing.assert_allclose(by_text.run_phase(train(accelerator=str(device))).loss, losses, rtol=1e-4)
@@ -85,7 +85,7 @@ def by_phase(mlp: Any, device: anyaccel.Device) -> np.ndarray:
     (x, y) = plan.columns  # float64 is cast once, when the data are loaded, and the plan says so
     assert (x.stored.dtype, x.spec.dtype) == (y.stored.dtype, y.spec.dtype) == ("float64", "float32")
 
-    # After a phase everything stays where it was, and the next one goes on there.
+    # After a phase everything stays where it is.
     assert anyaccel.device_of(by_text.graph["head"].model) == device
     tested = by_text.run_phase(EvalPhase.from_split("test", split="test", losses=[LOSS], accelerator=str(device)))
     assert np.isfinite(tested.loss) and tested.prediction("head").shape == (100, 1)
@@ -101,7 +101,7 @@ def by_node(mlp: Any, first: anyaccel.Device, second: anyaccel.Device, expected:
     assert (plan.device("encoder"), plan.device("head")) == (first, second)
     assert plan["encoder"].reason == "node"
     assert "its own accelerator" in plan.explain("encoder")
-    crossings = [(one.origin, one.destination, one.gradient) for one in plan.crossings]  # forward, and back
+    crossings = [(c.origin, c.destination, c.gradient) for c in plan.crossings]  # the value, and its gradient
     assert crossings == ([(first, second, False), (second, first, True)] if first != second else [])
 
     np.testing.assert_allclose(split.run_phase(phase).loss, expected, rtol=1e-4)
@@ -109,15 +109,15 @@ def by_node(mlp: Any, first: anyaccel.Device, second: anyaccel.Device, expected:
 
 
 def pinned(mlp: Any, device: anyaccel.Device, expected: np.ndarray) -> None:
-    """Page-locked memory is a wish: where it cannot be had, on the CPU for instance, it changes nothing."""
-    asked = Accelerator(device, pin_memory=True)
-    np.testing.assert_allclose(experiment(mlp).run_phase(train(accelerator=asked)).loss, expected, rtol=1e-4)
+    """Pinned memory is a wish: where it is not supported, on the CPU for instance, it has no effect."""
+    accelerator = Accelerator(device, pin_memory=True)
+    np.testing.assert_allclose(experiment(mlp).run_phase(train(accelerator=accelerator)).loss, expected, rtol=1e-4)
 
 
 def by_hand(framework: str, device: anyaccel.Device) -> None:
-    """The same accelerator outside of graphs: names, scopes, and moves of whatever holds tensors."""
+    """The same accelerator without a graph: native names, scopes, and moving containers of tensors."""
     accelerator = Accelerator(device)
-    assert accelerator.device_string(framework)  # the framework's own word, such as "cuda:0"
+    assert accelerator.device_string(framework)  # the framework's own name, such as "cuda:0"
     with accelerator.scope(framework):
         pass  # new tensors of the framework land on the device
 
@@ -125,11 +125,11 @@ def by_hand(framework: str, device: anyaccel.Device) -> None:
     moved = accelerator.move(batch, framework=framework)
     assert anyaccel.device_of(moved["x"]) == device and moved["tags"] == ["a", "b"]
     again = accelerator.move(moved)
-    assert again["x"] is moved["x"]  # what is there already is not copied
+    assert again["x"] is moved["x"]  # a tensor that is already there is not copied
 
 
 def continued(mlp: Any, device: anyaccel.Device) -> None:
-    """Three epochs, a state that is only names and arrays, and three more elsewhere: the same as six at a stretch."""
+    """Three epochs, a saved state of names and arrays, and three more epochs equal six epochs."""
     straight = experiment(mlp)
     straight.run_phase(train(6, accelerator=device))
 
@@ -147,9 +147,9 @@ def continued(mlp: Any, device: anyaccel.Device) -> None:
 
 
 def walk(framework: str, mlp: Any) -> None:
-    """All of it with one framework."""
+    """All steps with one framework."""
     usable = available(framework)
-    first, second = (usable * 2)[-2:]  # twice the same where there is but one
+    first, second = (usable * 2)[-2:]  # the same device twice if there is only one
     losses = by_phase(mlp, usable[0])
     by_node(mlp, first, second, losses)
     pinned(mlp, usable[0], losses)
@@ -159,7 +159,7 @@ def walk(framework: str, mlp: Any) -> None:
 
 
 def main() -> None:
-    """With NumPy, and with torch where it is installed; two devices are simulated, as NumPy has none of its own."""
+    """With NumPy on two simulated devices, and with torch if it is installed."""
     one_value_for_one_place()
     with anyaccel.simulate(2):
         walk("numpy", anyaccel.SequentialMLP)

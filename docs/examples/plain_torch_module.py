@@ -1,4 +1,4 @@
-"""A plain torch module, with torch's own loss and optimizer: nothing of it has to know of anyaccel."""
+"""A plain torch module, with torch's own loss and optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anyaccel import (
 
 def main() -> None:
     if not Accelerator("cpu").is_available("torch"):
-        print("torch is not served here: python -m pip install ./plugins/torch")
+        print("The torch plugin is not installed: python -m pip install ./plugins/torch")
         return
     import torch
     from torch import nn
@@ -53,7 +53,7 @@ def main() -> None:
     assert trained.loss[-1] < trained.loss[0]
     assert tested.metrics["accuracy"] > 0.8, tested.metrics
 
-    # It is still your module: the same object, trained, on the device, in the mode it was in.
+    # The node still has your module: the same object, trained, on the device, in its former mode.
     assert graph["net"].model is net and net.training
     assert anyaccel.device_of(net) == where
     state = graph.state()

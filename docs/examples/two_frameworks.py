@@ -1,4 +1,4 @@
-"""Two frameworks in one graph, trained end to end by one optimizer recipe: an encoder of torch, a head of NumPy."""
+"""Two frameworks in one graph, trained end to end by one optimizer: a torch encoder and a NumPy head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anyaccel import Accelerator, AppliedLoss, Experiment, FeatureSet, ModelGrap
 
 
 def trained(encoder_mlp, head_mlp) -> tuple[np.ndarray, list[tuple[str, str]]]:
-    """The losses, and the plan's crossings: which value, and by which route."""
+    """The losses, and the value and route of each crossing of the plan."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 10)).astype("float32")
     data = FeatureSet.from_dict("data", {"x": x, "y": np.tanh(x @ rng.normal(size=10))}, ["x"], ["y"])
@@ -18,12 +18,12 @@ def trained(encoder_mlp, head_mlp) -> tuple[np.ndarray, list[tuple[str, str]]]:
     graph = ModelGraph([encoder, head], Optimizer("adam", lr=5e-3, clip_norm=1.0), seed=5)
     train = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="head")], n_epochs=5, accelerator="cpu")
     results = Experiment("mixed", graph).run_phase(train)
-    return results.loss, [(one.value, one.route) for one in results.plan.crossings]
+    return results.loss, [(crossing.value, crossing.route) for crossing in results.plan.crossings]
 
 
 def main() -> None:
     if not Accelerator("cpu").is_available("torch"):
-        print("torch is not served here: python -m pip install ./plugins/torch")
+        print("The torch plugin is not installed: python -m pip install ./plugins/torch")
         return
     from anyaccel_torch import SequentialMLP
 
@@ -33,7 +33,7 @@ def main() -> None:
     # Same seed, same weights, same order, same formulas: the same training, within rounding.
     np.testing.assert_allclose(mixed, alone, rtol=1e-4)
     assert no_crossing == []
-    assert crossings == [("encoder", "share"), ("encoder", "share")]  # the value, and its gradient on the way back
+    assert crossings == [("encoder", "share"), ("encoder", "share")]  # the value and its gradient
     print(f"loss {mixed[0]:.4f} to {mixed[-1]:.4f}")
 
 

@@ -1,6 +1,6 @@
-"""An encoder on one simulated device and a head on another train as they do on the CPU.
+"""An encoder on one simulated device and a head on another train as on the CPU.
 
-Simulated torch devices are for tests: torch computes on the CPU, and says that the values are elsewhere.
+Simulated torch devices are for tests: torch computes on the CPU and treats the values as if they were on other devices.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ head = graph["head"].model
 assert str(head.weight.device) == "sim:1"
 moved = devices[0].transfers.between
 print(f"{moved.number} transfers between the devices in {3 * 10} steps, {devices[0].syncs} waits for sim:0")
-assert moved.number == 2 * 30  # an output there and its gradient back, in each step
+assert moved.number == 2 * 30  # an output and its gradient in each step
 
 try:
     head.weight + torch.zeros(1, 8)

@@ -1,4 +1,4 @@
-"""What the tests of the reference backend share: a backend, slopes by finite differences, and segments in few words."""
+"""Fixtures for tests of programs: the NumPy backend, finite differences, and short ways to build segments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw():
 
 def slopes_of(function: Callable[[], float], array: np.ndarray, step: float = 1e-6) -> np.ndarray:
     """Central differences of `function()` with respect to each element of `array`, which is changed in place."""
-    found = np.zeros_like(array)
+    slopes = np.zeros_like(array)
     for index in np.ndindex(array.shape):
         kept = array[index]
         array[index] = kept + step
@@ -37,8 +37,8 @@ def slopes_of(function: Callable[[], float], array: np.ndarray, step: float = 1e
         array[index] = kept - step
         below = function()
         array[index] = kept
-        found[index] = (above - below) / (2 * step)
-    return found
+        slopes[index] = (above - below) / (2 * step)
+    return slopes
 
 
 @pytest.fixture(scope="session")
@@ -68,15 +68,15 @@ def operation(label, model, inputs, device=CPU, **settings) -> Operation:
 
 def term(name, inputs, device=CPU, **settings) -> LossTerm:
     names = tuple(inputs.split())
-    recipe = name if isinstance(name, Loss) else Loss(name)
-    return LossTerm(settings.pop("label", names[0]), names[0], recipe, names, device, **settings)
+    spec = name if isinstance(name, Loss) else Loss(name)
+    return LossTerm(settings.pop("label", names[0]), names[0], spec, names, device, **settings)
 
 
 def segment_of(columns, operations, losses=(), optimizer="sgd", **settings) -> Segment:
     """A segment over named columns; every trainable node is in one group `"main"` unless `groups` says otherwise."""
-    recipe = optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer, lr=0.1)
+    spec = optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer, lr=0.1)
     nodes = tuple(op.label for op in operations if op.trainable and op.model is not None)
-    groups = settings.pop("groups", (ParameterGroup("main", recipe, nodes),))
+    groups = settings.pop("groups", (ParameterGroup("main", spec, nodes),))
     inputs = {
         name: (spec, getattr(array, "device", CPU))
         for (name, array), spec in zip(columns.items(), specs_of(columns.values()), strict=True)

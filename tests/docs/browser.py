@@ -1,4 +1,4 @@
-"""A real browser without a window, that keeps what its console was told."""
+"""A headless browser that records its console."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-# It runs without a screen, as root too, in little shared memory, and asks nobody for anything by itself. It knows no
-# name of any host: a page that wants something from the network complains.
+# Runs without a screen, also as root and with little shared memory. Host names do not resolve, so a page that loads
+# something from the network logs an error.
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -41,7 +41,7 @@ def find() -> tuple[str, str] | None:
 
 @contextmanager
 def started(program: str, driver: str, profile: Path) -> Iterator[Any]:
-    """A browser of its own, with an empty profile; gone in the end, whatever happens."""
+    """Start a browser with an empty profile, and quit it at the end."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -59,7 +59,7 @@ def started(program: str, driver: str, profile: Path) -> Iterator[Any]:
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    """Serves files, tells nobody, and has an answer for what browsers ask for by themselves."""
+    """Serves files without logging, and answers requests for an icon."""
 
     def do_GET(self) -> None:
         if self.path != "/favicon.ico":
@@ -68,12 +68,12 @@ class _Quiet(SimpleHTTPRequestHandler):
         return self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is written."""
+        """Log nothing."""
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a folder, for this machine only; a site is read from a server, and its search needs one."""
+    """The local address of a folder that is served; the search of a site needs a server."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
@@ -83,14 +83,14 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def visit(browser: Any, address: str) -> None:
-    """Open a page and wait until it is whole: the driver may return while the page before is still there."""
+    """Open a page and wait until it is loaded: the driver may return while the previous page is still shown."""
     from selenium.webdriver.support.wait import WebDriverWait
 
-    whole = "return location.href === arguments[0] && document.readyState === 'complete'"
+    loaded = "return location.href === arguments[0] && document.readyState === 'complete'"
     browser.get(address)
-    WebDriverWait(browser, 60, 0.02).until(lambda found: found.execute_script(whole, address))
+    WebDriverWait(browser, 60, 0.02).until(lambda driver: driver.execute_script(loaded, address))
 
 
 def complaints(browser: Any) -> list[str]:
-    """What the console was told since it was last asked, warnings and errors."""
+    """Warnings and errors of the console since the last call."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]

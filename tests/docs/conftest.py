@@ -1,4 +1,4 @@
-"""Where the documentation stands, and the site that is built of it."""
+"""The repository and the built site."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built site: that of ANYACCEL_TEST_SITE, as the docs session sets it, or one built now."""
+    """The folder of the built site: ANYACCEL_TEST_SITE, which the docs session sets, or one that is built now."""
     if built := os.environ.get("ANYACCEL_TEST_SITE"):
         return Path(built)
     return build(ROOT / "docs", tmp_path_factory.mktemp("site"))

@@ -1,4 +1,4 @@
-"""The site in a real browser: nothing fails in its console, pictures are seen, and what users write stays text."""
+"""The site in a browser: no errors in the console, pictures are visible, and text of users is never markup."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NODES = ("encoder", "probe", "forest")
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Chromium; where there is none, and nobody insists, the tests are skipped."""
-    found = find()
-    if found is None and NEEDED:
-        pytest.fail("no chromium with chromedriver, and ANYACCEL_TEST_BROWSER=1 asks for it")
-    if found is None:
+    """Chromium; without it the tests are skipped, or fail with ANYACCEL_TEST_BROWSER=1."""
+    programs = find()
+    if programs is None and NEEDED:
+        pytest.fail("no chromium with chromedriver, and ANYACCEL_TEST_BROWSER=1 needs it")
+    if programs is None:
         pytest.skip("no chromium with chromedriver here; ANYACCEL_TEST_BROWSER=1 makes this a failure")
-    with started(*found, tmp_path_factory.mktemp("profile")) as browser:
+    with started(*programs, tmp_path_factory.mktemp("profile")) as browser:
         yield browser
 
 
@@ -52,17 +52,17 @@ def notebook(site: Path, opened: Callable[[Path, str], Any]) -> Any:
 
 
 def all_of(browser: Any, selector: str) -> list[Any]:
-    """The elements that a selector of style sheets finds."""
+    """The elements of a CSS selector."""
     return list(browser.find_elements("css selector", selector))
 
 
 def is_drawn(element: Any) -> bool:
-    """Whether an element can be seen and has a size that somebody can look at."""
+    """Whether an element is visible and large enough to see."""
     return bool(element.is_displayed() and element.size["width"] > 50 and element.size["height"] > 50)
 
 
 @pytest.mark.parametrize("page", ["index", "reference/api/data", "examples/two_frameworks", "tutorial/bring-your-data"])
-def test_a_page_is_whole_without_a_network(page: str, site: Path, opened: Callable[[Path, str], Any]) -> None:
+def test_a_page_loads_without_a_network(page: str, site: Path, opened: Callable[[Path, str], Any]) -> None:
     browser = opened(site, f"{page}.html")
     assert complaints(browser) == []
     assert browser.title
@@ -144,7 +144,7 @@ def notebook_of(title: str, *cells: str) -> str:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site made of a notebook whose user gave everything a name that is a script."""
+    """A site of a notebook in which every name is a script."""
     folder = tmp_path_factory.mktemp("hostile")
     source = folder / "source"
     source.mkdir()
@@ -165,12 +165,12 @@ def test_names_that_are_scripts_stay_text(hostile: Path, opened: Callable[[Path,
         assert output.find_elements("css selector", "img[src=x], script") == []
 
 
-def test_the_test_would_see_a_script_that_runs(tmp_path: Path, opened: Callable[[Path, str], Any]) -> None:
+def test_a_script_that_runs_is_detected(tmp_path: Path, opened: Callable[[Path, str], Any]) -> None:
     (tmp_path / "page.html").write_text(f"<!doctype html><title>x</title><p>{EVIL}</p>", encoding="utf-8")
     assert opened(tmp_path, "page.html").execute_script("return window.pwned") == 1
 
 
-def test_the_test_would_see_what_comes_from_the_network(tmp_path: Path, opened: Callable[[Path, str], Any]) -> None:
+def test_a_request_to_the_network_is_detected(tmp_path: Path, opened: Callable[[Path, str], Any]) -> None:
     page = '<!doctype html><title>x</title><img src="https://example.org/x.png">'
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     assert "ERR_NAME_NOT_RESOLVED" in complaints(opened(tmp_path, "page.html"))[0]

@@ -1,4 +1,4 @@
-"""Docstrings come to the site as they are meant: code as code, signs as signs, examples as examples."""
+"""Docstrings become reStructuredText: code stays code, special characters are escaped, examples stay examples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts import page_of
         ("the `from_` constructors", r"the :py:obj:`from_` constructors"),
         ("all from_ and a|b", r"all from\_ and a\|b"),
         ("see `split_random()`", "see :py:obj:`split_random()`"),
-        ('`"LABEL.COLUMN"` names one', '``"LABEL.COLUMN"`` names one'),
+        ('`"LABEL.COLUMN"` is a name', '``"LABEL.COLUMN"`` is a name'),
         ("**use it** anyway", "**use it** anyway"),
         (":param values: [n, *shape] of `x`", r":param values: [n, \*shape] of :py:obj:`x`"),
         (r":param \*rest: `a b`", r":param \*rest: ``a b``"),
@@ -40,8 +40,8 @@ def test_a_colon_without_an_example_is_a_colon() -> None:
 
 
 def test_a_script_is_a_page() -> None:
-    page = page_of("one.py", '"""What `it` does."""\nprint(1)\n')
+    page = page_of("script.py", '"""What `it` does."""\nprint(1)\n')
     assert page.splitlines()[2:] == [
-        *("one.py", "======", "", "What :py:obj:`it` does.", ""),
-        *(".. literalinclude:: one.py", "   :language: python"),
+        *("script.py", "=========", "", "What :py:obj:`it` does.", ""),
+        *(".. literalinclude:: script.py", "   :language: python"),
     ]

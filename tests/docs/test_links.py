@@ -1,4 +1,4 @@
-"""Links between Markdown files work where the repository is read, too: files, and anchors by the headings' names."""
+"""Links between Markdown files lead to files and headings that exist, so that they work in the repository too."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ PARSER = MarkdownIt("commonmark").enable("table")
 
 
 def documents() -> list[Path]:
-    """Every Markdown file of the repository that is not made by a tool."""
+    """Every Markdown file of the repository, without generated ones."""
     below = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")]
     found = [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *below]]
     return sorted(path for path in found if not any(part.startswith((".", "_")) for part in path.parts[:-1]))
 
 
 def tokens(path: Path) -> Iterator[Token]:
-    """All tokens of a document, those inside of lines too."""
+    """All tokens of a document, inline ones too."""
     for token in PARSER.parse(path.read_text(encoding="utf-8")):
         yield token
         yield from token.children or ()
 
 
 def targets(path: Path) -> list[str]:
-    """What a document links to and shows, without what leaves the repository."""
+    """Targets of links and images of a document that are in the repository."""
     found = [token.attrGet("href") or token.attrGet("src") for token in tokens(path)]
     return [unquote(str(target)) for target in found if target and not re.match(r"[a-z]+:", str(target))]
 
 
 def anchors(path: Path) -> set[str]:
-    """The names of a document's headings, as code hosts write them; a second one of a name gets a number."""
+    """The anchors of a document's headings, as code hosts make them; repeated names get a number."""
     names: list[str] = []
     for opening, inline in pairwise(PARSER.parse(path.read_text(encoding="utf-8"))):
         if opening.type == "heading_open":
@@ -50,12 +50,12 @@ def anchors(path: Path) -> set[str]:
 
 
 def broken(path: Path) -> list[str]:
-    """The links of a document that lead nowhere."""
+    """The links of a document whose target does not exist."""
     wrong = []
     for target in targets(path):
         file, _, anchor = target.partition("#")
-        there = (path.parent / file).resolve() if file else path
-        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+        linked = (path.parent / file).resolve() if file else path
+        if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in anchors(linked)):
             wrong.append(target)
     return wrong
 

@@ -1,4 +1,4 @@
-"""The notebooks are stored clean, and are short; each says the same as the script beside it, which is run as a test."""
+"""Notebooks are stored without outputs, are short, and have the code of a script that runs as a test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lines_of_code(source: str) -> int:
 
 
 def printed(cell: str) -> list[ast.stmt]:
-    """The statements of a cell; a value that it shows in the end is printed, as a script has to; a call just is."""
+    """The statements of a cell, with print() around a value at its end, as in a script."""
     body = ast.parse(cell).body
     if isinstance(body[-1], ast.Expr) and not isinstance(body[-1].value, ast.Call):
         body[-1] = ast.parse(f"print({ast.unparse(body[-1])})").body[0]
@@ -41,17 +41,17 @@ def printed(cell: str) -> list[ast.stmt]:
 
 
 def split_imports(body: list[ast.stmt]) -> tuple[set[str], list[str]]:
-    """The imports, whose order is the formatter's, and the other statements."""
+    """The imports, whose order the formatter decides, and the other statements."""
     text = [ast.unparse(node) for node in body]
     imports = {line for line, node in zip(text, body, strict=True) if isinstance(node, (ast.Import, ast.ImportFrom))}
     return imports, [line for line in text if line not in imports]
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_is_stored_without_what_it_gave(name: str) -> None:
+def test_a_notebook_is_stored_without_outputs(name: str) -> None:
     for cell in read(name)["cells"]:
-        assert not cell.get("outputs") and cell.get("execution_count") is None, "clear its outputs before it is stored"
-        assert not cell["metadata"], "metadata of a cell are a trace of somebody's editor"
+        assert not cell.get("outputs") and cell.get("execution_count") is None, "clear the outputs"
+        assert not cell["metadata"], "remove the metadata of cells"
     assert set(read(name)["metadata"]) == {"kernelspec", "language_info"}
 
 
@@ -61,7 +61,7 @@ def test_a_notebook_is_short(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_and_its_script_say_the_same(name: str) -> None:
+def test_a_notebook_has_the_code_of_its_script(name: str) -> None:
     script = ast.parse((DOCS / SCRIPTS[name]).read_text(encoding="utf-8")).body[1:]  # without its docstring
     imports, rest = split_imports([statement for cell in cells(read(name)) for statement in printed(cell)])
     assert split_imports(script) == ({"from __future__ import annotations", *imports}, rest)
@@ -71,11 +71,11 @@ def test_there_is_a_notebook() -> None:
     assert list(SCRIPTS) == NOTEBOOKS
 
 
-def test_lines_are_counted_as_they_should() -> None:
+def test_lines_of_code_are_counted_without_comments() -> None:
     assert lines_of_code("import a\n\n# why\nb = 1  # one\n    c\n") == 3
 
 
-def test_what_a_cell_shows_is_printed() -> None:
+def test_a_value_at_the_end_of_a_cell_is_printed() -> None:
     assert [ast.unparse(node) for node in printed("a = 1\na + 1")] == ["a = 1", "print(a + 1)"]
     for silent in ("a = 1", "save(1)"):
         assert [ast.unparse(node) for node in printed(silent)] == [silent]

@@ -24,12 +24,12 @@ def documented(site: Path) -> dict[str, str]:
 
 
 def is_code(value: object) -> bool:
-    """Whether it is a class or a function, and no name of a type."""
+    """Whether a value is a class or a function."""
     return inspect.isclass(value) or inspect.isroutine(value)
 
 
 def entries(module: str, name: str) -> set[str]:
-    """What a name may be listed as: where it is offered, and where it is written."""
+    """The names under which a value may have an entry: where it is offered, and where it is defined."""
     value = getattr(importlib.import_module(module), name)
     if inspect.ismodule(value):
         return {value.__name__}

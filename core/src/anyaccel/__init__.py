@@ -7,7 +7,10 @@ imported on first use. The modules beside this file are the kernel, which is all
 from __future__ import annotations
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from typing import Any as _Any
+
+from anyaccel.lazy_attributes import lazy_attributes as _lazy_attributes
 
 if TYPE_CHECKING:
     from anyaccel import errors as errors
@@ -79,68 +82,32 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "accelerator": ("Accelerator",),
-    "backend": (
-        "Backend",
-        "Compute",
-        "Exchange",
-        "Memory",
-        "CompileEstimate",
-        "Program",
-        "AsyncCopy",
-        "MultiStepProgram",
-    ),
+_NAMES = {
+    "accelerator": "Accelerator",
+    "backend": "AsyncCopy Backend CompileEstimate Compute Exchange Memory MultiStepProgram Program",
     "data": (
-        "BatchSource",
-        "IterableSource",
-        "Beyond",
-        "Different",
-        "EpochOrders",
-        "FeatureSet",
-        "FeatureSetView",
-        "MapSource",
-        "PairSampler",
-        "ParquetStream",
-        "Reference",
-        "PairCondition",
-        "Same",
-        "Sampler",
-        "SimpleSampler",
-        "Source",
-        "TripletSampler",
-        "Where",
-        "Within",
-        "suggested_num_workers",
+        "BatchSource Beyond Different EpochOrders FeatureSet FeatureSetView IterableSource MapSource "
+        "PairCondition PairSampler ParquetStream Reference Same Sampler SimpleSampler Source TripletSampler "
+        "Where Within suggested_num_workers"
     ),
-    "device": ("Device",),
-    "experiment": ("Experiment",),
-    "graph": ("ConcatNode", "ModelGraph", "ModelNode", "Plan"),
-    "hookspecs": ("hookimpl",),
-    "phases.metrics": ("Metric",),
-    "phases": ("Callback", "EarlyStopping", "EvalPhase", "Event", "FitPhase", "Progress", "TrainPhase"),
-    "placement": ("devices_or_cpu", "best_device", "device_of", "devices", "move", "place", "scope"),
-    "specs": ("AppliedLoss", "Loss", "Optimizer", "Schedule"),
-    "numpy_backend": ("Estimator", "SequentialCNN", "SequentialMLP", "simulate"),
-    "results": ("Comparison", "EvalResults", "FitResults", "TrainResults", "compare"),
-    "graph.weights": ("copy_weights",),
+    "device": "Device",
+    "experiment": "Experiment",
+    "graph": "ConcatNode ModelGraph ModelNode Plan",
+    "hookspecs": "hookimpl",
+    "phases.metrics": "Metric",
+    "phases": "Callback EarlyStopping EvalPhase Event FitPhase Progress TrainPhase",
+    "placement": "best_device device_of devices devices_or_cpu move place scope",
+    "specs": "AppliedLoss Loss Optimizer Schedule",
+    "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",
+    "results": "Comparison EvalResults FitResults TrainResults compare",
+    "graph.weights": "copy_weights",
 }
-_HOME_OF = {name: f"anyaccel.{module}" for module, names in _HOMES.items() for name in names}
-_MODULES = ("errors",)
+_MODULES = {name: f"anyaccel.{module}" for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [*_MODULES, *_HOME_OF]
+__all__ = ["errors", *_MODULES]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        value = getattr(_import_module(_HOME_OF[name]), name)
-    elif name in _MODULES:
-        value = _import_module(f"anyaccel.{name}")
-    else:
-        raise AttributeError(f"module 'anyaccel' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+_attribute, __dir__ = _lazy_attributes(__name__, _MODULES)
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
+def __getattr__(name: str) -> _Any:
+    return _import_module("anyaccel.errors") if name == "errors" else _attribute(name)

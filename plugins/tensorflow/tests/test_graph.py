@@ -111,7 +111,7 @@ def test_images_channels_first_and_last() -> None:
 
 def test_inputs_that_a_node_does_not_accept_name_the_node() -> None:
     wrong = keras.Sequential([keras.Input((5,)), layers.Dense(2)])
-    with pytest.raises(ShapeError, match=r"node 'net' does not take float32\[6\]"):
+    with pytest.raises(ShapeError, match=r"node 'net' does not accept float32\[6\]"):
         graph(data(), wrong).build()
 
 

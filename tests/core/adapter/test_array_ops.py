@@ -1,4 +1,4 @@
-"""What a framework gets from the adapter without writing it: a backend whose ArrayOps is as small as it may be."""
+"""Defaults of ArrayOps: a subclass with the abstract methods only can train."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from anyaccel.specs import Loss
 
 
 class Line:
-    """A model that is no class of anybody's: y = slope * x."""
+    """A model of no framework: y = slope * x."""
 
     def __init__(self):
         self.slope = np.array([2.0])
 
 
-class LeastOps(ArrayOps):
-    """The abstract methods and no more."""
+class MinimalOps(ArrayOps):
+    """Only the abstract methods."""
 
     xp = np
 
@@ -42,9 +42,11 @@ class LeastOps(ArrayOps):
         return column[start:stop]
 
 
-def test_the_least_that_can_be_written_trains(segment, node, loss):
+def test_minimal_ops_can_train(segment, node, loss):
     columns, model = {"x": np.array([[1.0], [2.0]]), "y": np.array([[3.0], [6.0]])}, Line()
-    program = ArrayProgram(segment(columns, [node("n", model, "x")], [loss("mse", "n y")], outputs=("n",)), LeastOps())
+    program = ArrayProgram(
+        segment(columns, [node("n", model, "x")], [loss("mse", "n y")], outputs=("n",)), MinimalOps()
+    )
     means = program.train_steps(tuple(columns.values()), [None, None], 0, 1, 2)
     assert means.tolist() == [[2.5]]
     program.close()
@@ -52,12 +54,12 @@ def test_the_least_that_can_be_written_trains(segment, node, loss):
     assert program.forward(tuple(columns.values()))[0][0].tolist() == [[2.5], [5.0]]
 
 
-def test_class_indices_need_nothing_more(loss):
-    judged = loss_function(LeastOps(), loss("cross_entropy", "n y"))((np.zeros((2, 4)), np.array([0, 3])))
-    assert float(judged.sum) == pytest.approx(2 * np.log(4))
+def test_minimal_ops_support_class_indices(loss):
+    result = loss_function(MinimalOps(), loss("cross_entropy", "n y"))((np.zeros((2, 4)), np.array([0, 3])))
+    assert float(result.sum) == pytest.approx(2 * np.log(4))
 
 
-def test_losses_of_ones_own_are_refused_until_a_framework_takes_them(loss):
+def test_custom_losses_are_refused_by_default(loss):
     with pytest.raises(SpecError) as caught:
-        loss_function(LeastOps(), loss(Loss(max), "n y"))
+        loss_function(MinimalOps(), loss(Loss(max), "n y"))
     assert str(caught.value) == ("the loss 'max' is not a named one. Hint: use a named loss with this framework.")

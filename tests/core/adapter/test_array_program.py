@@ -1,4 +1,4 @@
-"""Programs: gradients over a segment, sharing, freezing, groups, whole steps, and their state."""
+"""ArrayProgram: gradients over a segment, shared and frozen models, groups, whole steps, and state."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def train(program, columns, **settings):
 
 def gradients(program):
     """Those of all parameters, in the order of the groups' nodes and parameters."""
-    found = []
-    program.map_gradients(lambda gradient: found.append(gradient) or gradient)
-    return found
+    gradients = []
+    program.map_gradients(lambda gradient: gradients.append(gradient) or gradient)
+    return gradients
 
 
 def parameters(program, label="n"):
@@ -84,7 +84,7 @@ def parameters(program, label="n"):
     return next(op.model for op in program.segment.operations if op.label == label).parameters
 
 
-def test_losses_are_the_same_ahead_and_with_a_pullback(ready, columns):
+def test_losses_are_the_same_with_and_without_a_pullback(ready, columns):
     program = ready()
     outputs, losses = program.forward(tuple(columns.values()))
     assert outputs == ()
@@ -117,7 +117,7 @@ def test_micro_batches_add_up_to_the_whole_batch(ready, columns):
         np.testing.assert_allclose(parameters(parts)[name], value, rtol=1e-12)
 
 
-def test_nothing_of_the_users_changes_before_release(ready, columns):
+def test_the_users_model_is_unchanged_until_close(ready, columns):
     program = ready("adam")
     model = program.segment.operations[0].model
     before = {name: (array, array.copy()) for name, array in model.parameters.items()}
@@ -148,7 +148,7 @@ def test_a_shared_model_adds_its_gradients_and_has_one_state(backend, segment, n
     assert program.optimizer_states()["a"].step == 1
 
 
-def test_a_shared_model_goes_by_its_first_trainable_node(backend, segment, node, loss, columns, built):
+def test_a_shared_model_is_kept_under_its_first_trainable_node(backend, segment, node, loss, columns, built):
     model = built(Dense(3, dtype="float64"), columns["x"])
     target = {"x": columns["x"], "y": columns["x"]}
     chain = [node("a", model, "x", trainable=False), node("b", model, "a")]
@@ -166,7 +166,7 @@ def test_different_models_that_share_a_parameter_are_refused(backend, segment, n
     assert str(caught.value).startswith("nodes 'a' and 'b' have different models that share the parameter '0.weight'")
 
 
-def test_frozen_nodes_rest_in_evaluation_mode_and_let_gradients_through(backend, segment, node, loss, columns, built):
+def test_frozen_nodes_run_in_evaluation_mode_and_pass_gradients_on(backend, segment, node, loss, columns, built):
     first = built(Dense(3, dtype="float64"), columns["x"])
     frozen = built(Sequential(BatchNorm(dtype="float64"), Dropout(0.5), Dense(2, dtype="float64")), columns["x"])
     before = {name: array.copy() for name, array in [*frozen.parameters.items(), *frozen.buffers.items()]}
@@ -182,7 +182,7 @@ def test_frozen_nodes_rest_in_evaluation_mode_and_let_gradients_through(backend,
     assert set(program.optimizer_states()) == {"a"}
 
 
-def test_nothing_flows_back_through_what_is_frozen_to_its_root(backend, segment, node, loss, columns, built):
+def test_nothing_flows_back_into_frozen_nodes_without_trained_ones_before(backend, segment, node, loss, columns, built):
     class Root(Module):
         def apply(self, values, inputs, *, train, key):
             assert not train
@@ -203,7 +203,7 @@ def test_a_trainable_node_without_a_group_is_not_updated(backend, segment, node,
     assert all(model.parameters[name] is array for name, array in before.items())
 
 
-def test_several_outputs_of_which_some_are_judged(backend, segment, node, loss, draw, slopes):
+def test_several_outputs_of_which_some_have_losses(backend, segment, node, loss, draw, slopes):
     data, model = {"x": draw(4, 2), "y": draw(4, 2)}, Split()
     chain = [node("s", model, "x", outputs=("s.0", "s.1"))]
     settings = {"outputs": ("s.1",), "needs_pullback": ("x",)}
@@ -221,7 +221,7 @@ def test_several_outputs_of_which_some_are_judged(backend, segment, node, loss, 
     np.testing.assert_allclose(gradients(program), [slopes(total, model.parameters["factor"])], atol=1e-7)
 
 
-def test_an_input_that_nothing_reaches_has_a_cotangent_of_zeros(backend, segment, node, draw):
+def test_an_unused_input_has_a_cotangent_of_zeros(backend, segment, node, draw):
     data = {"x": draw(4, 2), "z": draw(4, 3)}
     chain = [node("s", Split(), "x", outputs=("a", "b"))]
     program = backend.build(segment(data, chain, outputs=("a",), needs_pullback=("z",)))
@@ -260,7 +260,7 @@ def test_a_loss_between_two_outputs_trains_both(backend, segment, node, loss, co
 # -- groups, reduce, discard ---------------------------------------------------------------------------------------
 
 
-def test_groups_have_statistics_and_scales_of_their_own(backend, segment, node, loss, columns, built):
+def test_each_group_has_its_own_statistics_and_scale(backend, segment, node, loss, columns, built):
     a, b = (built(Dense(2, dtype="float64"), columns["x"], seed=seed) for seed in (1, 2))
     chain = [node("a", a, "x"), node("b", b, "x"), node("c", None, "a b", axis=0)]
     groups = (
@@ -284,7 +284,7 @@ def test_groups_have_statistics_and_scales_of_their_own(backend, segment, node, 
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_gradients_that_are_not_finite_are_told(bad, ready, columns):
+def test_gradient_stats_report_gradients_that_are_not_finite(bad, ready, columns):
     program = ready()
     columns["x"][0, 0] = bad
     with np.errstate(invalid="ignore"):
@@ -292,7 +292,7 @@ def test_gradients_that_are_not_finite_are_told(bad, ready, columns):
     assert not program.grad_stats()["main"][1]
 
 
-def test_gradients_are_forgotten_when_discarded(ready, columns):
+def test_zero_grad_discards_the_gradients(ready, columns):
     program = ready("adam")
     before = dict(parameters(program))
     program.forward_pullback(tuple(columns.values()))[2]([])
@@ -361,7 +361,7 @@ def test_clipping_bounds_the_norm_over_all_parameters_of_a_group(ready, columns)
 # -- state ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_brings_everything_back_more_than_once(ready, columns):
+def test_a_snapshot_can_be_restored_more_than_once(ready, columns):
     program = stepping(ready, "adam")
     program.seed(3)
     train(program, columns)
@@ -374,7 +374,7 @@ def test_a_snapshot_brings_everything_back_more_than_once(ready, columns):
     assert program.optimizer_states()["n"].step == 1
 
 
-def test_restoring_forgets_gradients(ready, columns):
+def test_restoring_discards_gradients(ready, columns):
     program = ready()
     kept = program.snapshot()
     program.forward_pullback(tuple(columns.values()))[2]([])
@@ -382,7 +382,7 @@ def test_restoring_forgets_gradients(ready, columns):
     assert program.grad_stats()["main"][0] == 0
 
 
-def test_the_seed_decides_what_is_random(ready, columns):
+def test_random_numbers_depend_on_the_seed(ready, columns):
     def losses(key, model):
         program = ready(losses=[], model=model, outputs=("n",))
         program.seed(key)
@@ -394,7 +394,7 @@ def test_the_seed_decides_what_is_random(ready, columns):
     assert losses(2, Dropout(0.5)) != [first, second]
 
 
-def test_buffers_move_with_training_only(ready, columns):
+def test_buffers_change_in_training_only(ready, columns):
     program = stepping(ready, "sgd")
     model = program.segment.operations[0].model
     program.forward(tuple(columns.values()))
@@ -405,7 +405,7 @@ def test_buffers_move_with_training_only(ready, columns):
     assert np.any(model.buffers["1.running_mean"])
 
 
-def test_states_of_other_nodes_are_handed_on(ready, columns):
+def test_states_of_other_nodes_are_kept(ready, columns):
     other = NodeState(9)
     program = ready(states={"elsewhere": other})
     train(program, columns)

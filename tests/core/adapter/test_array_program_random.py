@@ -1,4 +1,4 @@
-"""Random small graphs: gradients against finite differences, and the same numbers over simulated devices."""
+"""ArrayProgram on random small graphs: gradients against finite differences, and results on simulated devices."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def test_gradients_agree_with_finite_differences(nodes, slopes):
 
 
 @given(nodes=graphs())
-def test_devices_change_no_number(nodes):
+def test_results_do_not_depend_on_the_devices(nodes):
     gradients, back, losses = Graph(nodes).pulled()
     with simulate(2):
         elsewhere = Graph(nodes, PLACES).pulled()
-    for here, there in zip(gradients, elsewhere[0], strict=True):
-        np.testing.assert_allclose(there, here, atol=1e-12)
+    for expected, actual in zip(gradients, elsewhere[0], strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-12)
     np.testing.assert_allclose(elsewhere[1], back, atol=1e-12)
     assert elsewhere[2] == losses

@@ -1,4 +1,4 @@
-"""Named losses against values written out here and finite differences; what does not fit is refused."""
+"""Named losses against written-out values and finite differences, custom losses, and refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_class_ruled_out_by_an_infinite_logit_adds_nothing(judge):
 
 
 @pytest.mark.parametrize("index", [3, -1])
-def test_an_index_that_is_no_class_shows_as_nan(index, judge):
+def test_an_index_out_of_range_makes_the_loss_nan(index, judge):
     judged = judge("cross_entropy", LOGITS, np.array([0, index]))
     assert math.isnan(float(judged.sum))
     assert np.isnan(judged.gradients()[0][1]).all()
@@ -108,14 +108,14 @@ def test_targets_take_the_dtype_of_the_outputs(name, dtype, judge):
     assert judged.sum.dtype == judged.weight.dtype == judged.gradients()[0].dtype == np.float32
 
 
-def test_sixteen_bits_are_summed_in_thirty_two(judge):
+def test_16_bit_outputs_are_summed_in_32_bits(judge):
     outputs = np.full((70000, 1), 2.0, "float16")
     judged = judge("mse", outputs, np.zeros_like(outputs))
     assert float(judged.sum / judged.weight) == 4
 
 
 @pytest.mark.parametrize(
-    ("name", "outputs", "targets", "there"),
+    ("name", "outputs", "targets", "available"),
     [
         ("mse", np.zeros((4, 1)), np.zeros(4), "targets of shape [4, 1]"),
         ("mae", np.zeros((4, 2)), np.zeros((4, 1)), "targets of shape [4, 2]"),
@@ -127,20 +127,18 @@ def test_sixteen_bits_are_summed_in_thirty_two(judge):
         ("cross_entropy", np.zeros(4), np.zeros((), "int64"), "class indices of shape []"),
     ],
 )
-def test_nothing_broadcasts(name, outputs, targets, there, judge):
+def test_losses_do_not_broadcast(name, outputs, targets, available, judge):
     with pytest.raises(ShapeError) as caught:
         judge(name, outputs, targets, label="fit")
     message = str(caught.value)
     assert message.startswith(
         f"loss 'fit' on 'v0': {name} of outputs float64{list(outputs.shape)} does not take targets"
     )
-    assert f"Available: {there}" in message
+    assert f"Available: {available}" in message
 
 
 def test_a_named_loss_takes_two_inputs(judge):
-    with pytest.raises(
-        SpecError, match=r"mse takes two inputs, outputs and targets, and got 3: v0, v1, v2"
-    ):
+    with pytest.raises(SpecError, match=r"mse takes two inputs, outputs and targets, and got 3: v0, v1, v2"):
         judge("mse", LOGITS, LOGITS, LOGITS, label="fit")
 
 
@@ -161,7 +159,7 @@ OWN = [Loss(Huber()), Loss(Huber, loss_kwargs={"delta": 2.0}), Loss(lambda *inpu
 
 
 @pytest.mark.parametrize("own", OWN, ids=["object", "class", "function"])
-def test_a_loss_of_ones_own_gives_sum_weight_and_gradients(own, judge, slopes):
+def test_a_custom_loss_returns_sum_weight_and_gradients(own, judge, slopes):
     inputs = LOGITS.copy(), np.full_like(LOGITS, 0.3)
     judged = judge(own, *inputs)
     assert float(judged.weight) == 6
@@ -172,7 +170,7 @@ def test_a_loss_of_ones_own_gives_sum_weight_and_gradients(own, judge, slopes):
 @pytest.mark.parametrize(
     "own", [lambda x, y: np.mean((x - y) ** 2), lambda x, y: (1.0, 2), lambda x, y: (1.0, 2, (x,))]
 )
-def test_a_loss_of_ones_own_without_gradients_is_refused(own, judge):
+def test_a_custom_loss_without_gradients_is_refused(own, judge):
     with pytest.raises(SpecError) as caught:
         judge(Loss(own), LOGITS, LOGITS)
     assert "without gradients, and NumPy has no automatic differentiation" in str(caught.value)

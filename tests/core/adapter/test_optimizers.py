@@ -1,4 +1,4 @@
-"""Named optimizers against the formulas, written out here for one number, over schedules, phases and dtypes."""
+"""Named optimizers against scalar formulas, with schedules, over several phases, and in both dtypes."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class Constant(Module):
         return VjpResult((w + 0 * x,), lambda c: ({"w": np.sum(c[0], axis=0)}, (0 * c[0],)))
 
 
-def by_hand(recipe, w, gradients):
+def by_hand(optimizer, w, gradients):
     """The parameter after each step, with Python's own numbers only."""
     velocity = m = v = 0.0
-    s, wd, found = recipe.settings, recipe.settings["weight_decay"], []
+    s, wd, values = optimizer.settings, optimizer.settings["weight_decay"], []
     for t, gradient in enumerate(gradients, start=1):
-        lr, g = recipe.lr * recipe.schedule.factor(t - 1), gradient
-        if recipe.name in ("sgd", "momentum"):
+        lr, g = optimizer.lr * optimizer.schedule.factor(t - 1), gradient
+        if optimizer.name in ("sgd", "momentum"):
             g += wd * w
             velocity = s["momentum"] * velocity + g
             w -= lr * (g + s["momentum"] * velocity if s["nesterov"] else velocity)
         else:
             b1, b2 = s["betas"]
-            if recipe.name == "adamw":
+            if optimizer.name == "adamw":
                 w *= 1 - lr * wd
             else:
                 g += wd * w
             m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
             w -= lr / (1 - b1**t) * m / (math.sqrt(v) / math.sqrt(1 - b2**t) + s["eps"])
-        found.append(w)
-    return found
+        values.append(w)
+    return values
 
 
-RECIPES = {
+OPTIMIZERS = {
     "sgd": Optimizer("sgd", lr=0.1),
     "sgd with decay": Optimizer("sgd", lr=0.1, weight_decay=0.3),
     "sgd with momentum": Optimizer("sgd", lr=0.1, momentum=0.5, weight_decay=0.1),
@@ -66,10 +66,12 @@ GRADIENTS = [0.5, -1.25, 2.0, 0.1, -0.3, 0.0]
 def program(backend, segment, node, loss):
     """A program whose only parameter is `w`; the first gradients come by cotangents of its output."""
 
-    def make(recipe, model=None, states=None):
+    def make(optimizer, model=None, states=None):
         model = model or Constant()
         columns = {"x": np.zeros((1, 1), model.parameters["w"].dtype)}
-        return backend.build(segment(columns, [node("n", model, "x")], (), recipe, outputs=("n",), states=states or {}))
+        return backend.build(
+            segment(columns, [node("n", model, "x")], (), optimizer, outputs=("n",), states=states or {})
+        )
 
     return make
 
@@ -83,42 +85,42 @@ def value(program, dtype="float64"):
     return float(program.forward([np.zeros((1, 1), dtype)])[0][0][0, 0])
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_follow_the_formulas(name, program):
-    running = program(RECIPES[name])
-    found = []
+    running = program(OPTIMIZERS[name])
+    values = []
     for gradient in GRADIENTS:
         pull(running, gradient)
         running.optimizer_step()
-        found.append(value(running))
-    assert found == pytest.approx(by_hand(RECIPES[name], 1.0, GRADIENTS), rel=1e-12)
+        values.append(value(running))
+    assert values == pytest.approx(by_hand(OPTIMIZERS[name], 1.0, GRADIENTS), rel=1e-12)
     assert running.optimizer_states()["n"].step == len(GRADIENTS)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_single_precision_stays_single(name, program):
-    running = program(RECIPES[name], Constant(dtype="float32"))
+    running = program(OPTIMIZERS[name], Constant(dtype="float32"))
     for gradient in GRADIENTS:
         pull(running, gradient, "float32")
         running.optimizer_step({"main": np.float64(1.0)})
     states = running.close()
     assert running.segment.operations[0].model.parameters["w"].dtype == np.float32
     assert all(slot.dtype == np.float32 for slot in states["n"].slots["w"].values())
-    assert value(running, "float32") == pytest.approx(by_hand(RECIPES[name], 1.0, GRADIENTS)[-1], rel=1e-5)
+    assert value(running, "float32") == pytest.approx(by_hand(OPTIMIZERS[name], 1.0, GRADIENTS)[-1], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_later_phase_goes_on_where_the_first_stopped(name, program):
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_later_phase_resumes_the_optimizer_state(name, program):
     model = Constant()
-    first = program(RECIPES[name], model)
+    first = program(OPTIMIZERS[name], model)
     for gradient in GRADIENTS[:3]:
         pull(first, gradient)
         first.optimizer_step()
-    second = program(RECIPES[name], model, first.close())
+    second = program(OPTIMIZERS[name], model, first.close())
     for gradient in GRADIENTS[3:]:
         pull(second, gradient)
         second.optimizer_step()
-    assert value(second) == pytest.approx(by_hand(RECIPES[name], 1.0, GRADIENTS)[-1], rel=1e-12)
+    assert value(second) == pytest.approx(by_hand(OPTIMIZERS[name], 1.0, GRADIENTS)[-1], rel=1e-12)
 
 
 def test_the_slots_have_the_names_of_the_formulas(program):
@@ -138,12 +140,12 @@ def test_the_slots_have_the_names_of_the_formulas(program):
     ],
     ids=["of another optimizer", "of other shapes", "of other parameters"],
 )
-def test_a_state_that_does_not_fit_is_begun_anew(state, program):
+def test_a_state_that_does_not_fit_is_replaced_by_a_fresh_one(state, program):
     running = program(Optimizer("adam"), states={"n": state})
     assert running.optimizer_states()["n"] == NodeState()
 
 
-def test_a_number_scales_the_gradients_and_arrays_do_too(program):
+def test_numbers_and_arrays_scale_the_gradients(program):
     for scale in (0.5, np.float32(0.5), np.array(0.5), np.array(0.5, "float32")):
         running = program(Optimizer("sgd", lr=1.0))
         pull(running, 0.5)

@@ -19,7 +19,7 @@ def test_a_state_with_the_models_names_shapes_and_dtypes_passes():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"buffers/n": None}, r"the state lacks buffers/n\. Available: the model has parameters/w, buffers/n"),
         ({"x": np.zeros(1)}, r"has x, which the model does not have"),
@@ -27,9 +27,9 @@ def test_a_state_with_the_models_names_shapes_and_dtypes_passes():
         ({"parameters/w": np.ones(2)}, r"w in the state is float64\[2\]"),
     ],
 )
-def test_any_other_state_is_refused(changes, told):
+def test_any_other_state_is_refused(changes, message):
     state = {name: value for name, value in {**STATE, **changes}.items() if value is not None}
-    with pytest.raises(StateError, match=told):
+    with pytest.raises(StateError, match=message):
         check_state(state, EXPECTED)
 
 

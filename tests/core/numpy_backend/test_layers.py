@@ -1,4 +1,4 @@
-"""Layers against finite differences in float64, against values written out here, and what they refuse."""
+"""Layers against finite differences in float64 and written-out values, and refusals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_activations_by_their_formulas():
     assert Activation("identity")(x) is x
 
 
-def test_dropout_keeps_the_mean_repeats_by_key_and_rests_in_evaluation():
+def test_dropout_keeps_the_mean_repeats_by_key_and_is_off_in_evaluation():
     x, layer = np.ones((100, 100), "float32"), Dropout(0.25)
     (first,), (again,), (other,) = (layer.apply({}, (x,), train=True, key=key).outputs for key in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
@@ -112,23 +112,23 @@ def test_batch_norm_normalizes_and_keeps_running_statistics(built):
     np.testing.assert_allclose(layer(x), x / np.sqrt(1 + 1e-5))
 
 
-def test_the_mlp_has_the_weights_of_the_recipe_and_no_others(built, draw):
+def test_the_mlp_has_the_weights_of_its_spec(built, draw):
     x = draw(4, 3).astype("float32")
     mlp = built(SequentialMLP((2, 3), n_layers=3), x, seed=5)
-    recipe = MLPSpec((2, 3), n_layers=3).weights([(3,)], 5)
-    assert list(mlp.parameters) == list(recipe)
-    for name, value in recipe.items():
+    spec = MLPSpec((2, 3), n_layers=3).weights([(3,)], 5)
+    assert list(mlp.parameters) == list(spec)
+    for name, value in spec.items():
         np.testing.assert_array_equal(mlp.parameters[name], value)
     assert mlp(x).shape == (4, 2, 3)
 
 
-def test_the_mlp_is_made_again_from_its_configuration():
+def test_the_mlp_is_restored_from_its_configuration():
     mlp = SequentialMLP((2,), 3, 8, "tanh", 0.1, "float64")
     assert SequentialMLP(**mlp.get_config()).get_config() == mlp.get_config()
     assert mlp.get_config()["hidden_dim"] == 8
 
 
-def test_a_layer_in_two_places_has_its_parameters_once(built, draw):
+def test_a_layer_at_two_positions_has_its_parameters_once(built, draw):
     module = built(tied(), draw(4, 3))
     assert list(module.parameters) == ["0.weight", "0.bias"]
     module.parameters["0.bias"] = np.zeros(3)
@@ -137,7 +137,7 @@ def test_a_layer_in_two_places_has_its_parameters_once(built, draw):
     assert list(module.layers[0].parameters) == ["weight"]
 
 
-def test_building_twice_changes_nothing_and_seeds_decide(built, draw):
+def test_building_twice_changes_nothing_and_weights_depend_on_the_seed(built, draw):
     x = draw(4, 3)
     module = built(Sequential(Dense(4, dtype="float64"), Dense(4, dtype="float64")), x, seed=1)
     before = dict(module.parameters)
@@ -149,7 +149,7 @@ def test_building_twice_changes_nothing_and_seeds_decide(built, draw):
     assert np.all(np.abs(before["0.weight"]) <= bound)
 
 
-def test_calling_a_module_gives_one_array_or_several(draw):
+def test_calling_a_module_returns_one_array_or_several(draw):
     x, y = draw(4, 2), draw(4, 2)
     assert len(TwoToThree()(x, y)) == 3
 
@@ -164,7 +164,7 @@ def test_calling_a_module_gives_one_array_or_several(draw):
         (lambda: SequentialMLP(n_layers=0), "n_layers=0"),
     ],
 )
-def test_settings_that_cannot_be(make, words):
+def test_bad_settings_are_refused(make, words):
     with pytest.raises(SpecError) as caught:
         make()
     assert words in str(caught.value)
@@ -185,13 +185,13 @@ FLOATS, INTS = TensorSpec((3,), "float32"), TensorSpec((3,), "int64")
         (Activation("tanh"), [FLOATS, FLOATS], "tanh takes one input, got 2. Hint: join them"),
     ],
 )  # fmt: skip
-def test_inputs_that_do_not_fit(module, inputs, words, backend):
+def test_inputs_of_wrong_shape_or_dtype_are_refused(module, inputs, words, backend):
     with pytest.raises(ShapeError) as caught:
         backend.infer(module, inputs, 0)
     assert words in str(caught.value)
 
 
-def test_a_built_layer_tells_both_shapes(backend):
+def test_a_built_layer_reports_both_shapes(backend):
     dense = Dense(2)
     backend.infer(dense, [FLOATS], 0)
     with pytest.raises(ShapeError, match=r"Dense\(2\) takes samples with 3 features, got float32\[5\]"):

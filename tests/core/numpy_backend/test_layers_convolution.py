@@ -1,4 +1,4 @@
-"""Conv2d, MaxPool2d, Flatten and SequentialCNN: slopes, sums written out here, simulated devices, and refusals."""
+"""Conv2d, MaxPool2d, Flatten and SequentialCNN: gradients, written-out values, simulated devices, and refusals."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_a_convolution_is_the_sum_over_the_neighbourhood_and_a_bias(draw, built)
     np.testing.assert_allclose(layer(x), expected, atol=1e-13)
 
 
-def test_pooling_takes_the_largest_and_leaves_out_what_fills_no_window():
+def test_pooling_takes_the_maximum_and_drops_incomplete_windows():
     x = np.arange(15.0).reshape(1, 1, 3, 5)
     np.testing.assert_array_equal(MaxPool2d(2)(x), [[[[6, 8]]]])
 
 
-def test_of_equal_values_the_first_of_a_window_takes_the_gradient():
+def test_the_gradient_goes_to_the_first_of_equal_values():
     x = np.array([[[[1.0, 5, 0, 0], [5, 5, 0, 0]]]])
     _, pullback, _ = MaxPool2d(2).apply({}, (x,), train=True, key=0)
     _, (back,) = pullback((np.array([[[[7.0, 9.0]]]]),))
@@ -86,12 +86,12 @@ def test_flattening_is_channels_height_width():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_cnn_has_the_weights_of_the_recipe_and_no_others(dtype, built, draw):
+def test_the_cnn_has_the_weights_of_its_spec(dtype, built, draw):
     x = draw(4, 1, 8, 8).astype(dtype)
     cnn = built(SequentialCNN((2, 3), (4,), 5, dtype=dtype), x, seed=5)
-    recipe = CNNSpec((2, 3), (4,), 5, dtype=dtype).weights([(1, 8, 8)], 5)
-    assert list(cnn.parameters) == list(recipe)
-    for name, value in recipe.items():
+    spec = CNNSpec((2, 3), (4,), 5, dtype=dtype).weights([(1, 8, 8)], 5)
+    assert list(cnn.parameters) == list(spec)
+    for name, value in spec.items():
         np.testing.assert_array_equal(cnn.parameters[name], value)
     assert (cnn(x).shape, cnn(x).dtype) == ((4, 2, 3), dtype)
     assert cnn(x[:0]).shape == (0, 2, 3)
@@ -116,7 +116,7 @@ def test_a_convolution_starts_uniform_by_its_fan_in(built, draw):
     assert 0.9 / 6 < np.abs(weight).max() <= np.float32(1 / 6)
 
 
-def test_the_cnn_is_made_again_from_its_configuration():
+def test_the_cnn_is_restored_from_its_configuration():
     cnn = small(kernel_size=5, pool=1, dropout=0.1)
     assert SequentialCNN(**cnn.get_config()).get_config() == cnn.get_config()
     assert cnn.get_config()["channels"] == [2, 3]
@@ -133,8 +133,8 @@ def trained(backend, segment, node, loss, built, draw):
     def run(device, clear=lambda: None, settle=lambda: None):
         model = built(small(output_shape=(2,), dtype="float32", dropout=0.2), data["x"], device=device)
         columns = {name: backend.move(array, device) for name, array in data.items()}
-        recipe = Optimizer("adam", lr=0.05, clip_norm=0.5)
-        made = segment(columns, [node("n", model, "x", device)], [loss("mse", "n y", device)], recipe)
+        spec = Optimizer("adam", lr=0.05, clip_norm=0.5)
+        made = segment(columns, [node("n", model, "x", device)], [loss("mse", "n y", device)], spec)
         program = backend.build(made)
         program.seed(4)
         clear()
@@ -146,20 +146,20 @@ def trained(backend, segment, node, loss, built, draw):
     return run
 
 
-def test_a_simulated_device_gives_the_numbers_of_the_cpu_without_a_wait(trained):
+def test_a_simulated_device_computes_as_the_cpu_without_synchronizing(trained):
     _, means, state = trained(CPU)
     with simulate(1, float64=False) as (sim,):
         counts = []
-        model, there, after = trained(SIM0, sim.clear, lambda: counts.append((sim.syncs, sim.transfers.into.number)))
+        model, losses, after = trained(SIM0, sim.clear, lambda: counts.append((sim.syncs, sim.transfers.into.number)))
         assert counts == [(0, 0)]
         assert all(isinstance(value, SimArray) and value.on is sim for value in model.parameters.values())
-    np.testing.assert_allclose(there, means, rtol=1e-6)
+    np.testing.assert_allclose(losses, means, rtol=1e-6)
     assert means[-1, 0] != means[0, 0]
     for name, value in state.items():
         np.testing.assert_allclose(after[name], value, rtol=1e-5, atol=1e-7)
 
 
-def test_pullbacks_leave_nothing_behind_on_a_simulated_device(backend, built, draw):
+def test_pullbacks_free_their_memory_on_a_simulated_device(backend, built, draw):
     x = draw(2, 1, 6, 6)
     with simulate(1) as (sim,):
         model, images = built(small(), x, device=SIM0), backend.move(x, SIM0)
@@ -172,7 +172,7 @@ def test_pullbacks_leave_nothing_behind_on_a_simulated_device(backend, built, dr
         assert sim.used == before
 
 
-def test_convolutions_take_room_and_refuse_other_places(backend, built, draw):
+def test_convolutions_use_device_memory_and_refuse_other_devices(backend, built, draw):
     x = draw(64, 1, 8, 8)
     with simulate(1, capacity=200_000):
         model = built(small(), x, device=SIM0)
@@ -195,7 +195,7 @@ def test_convolutions_take_room_and_refuse_other_places(backend, built, draw):
         (lambda: SequentialCNN(pool=0), "SequentialCNN: pool=0 is not a positive int."),
     ],
 )
-def test_settings_that_cannot_be(make, words):
+def test_bad_settings_are_refused(make, words):
     with pytest.raises(SpecError) as caught:
         make()
     assert str(caught.value) == words
@@ -218,7 +218,7 @@ IMAGE = TensorSpec((1, 8, 8), "float32")
         (lambda: SequentialCNN(), [TensorSpec((1, 8, 8), "float64")], "computes in float32, got float64[1"),
     ],
 )  # fmt: skip
-def test_inputs_that_do_not_fit(module, inputs, words, backend):
+def test_inputs_of_wrong_shape_or_dtype_are_refused(module, inputs, words, backend):
     with pytest.raises(ShapeError) as caught:
         backend.infer(module(), inputs, 0)
     assert words in str(caught.value)
@@ -232,7 +232,7 @@ def test_inputs_that_do_not_fit(module, inputs, words, backend):
         ((1, 16, 8), "Dense(1) takes samples with 64 features, got float32[128]"),
     ],
 )  # fmt: skip
-def test_a_built_cnn_tells_both_shapes(shape, words, backend):
+def test_a_built_cnn_reports_both_shapes(shape, words, backend):
     cnn = SequentialCNN()
     backend.infer(cnn, [IMAGE], 0)
     with pytest.raises(ShapeError) as caught:

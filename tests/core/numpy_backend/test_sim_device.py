@@ -1,4 +1,4 @@
-"""Simulated devices: how they come and go, what they hold, refuse and count, and arrays that stay on them."""
+"""Simulated devices: their lifetime, memory, counters and refusals, and arrays on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sims():
 
 
 @pytest.fixture
-def there(backend, sims):
+def to_sim(backend, sims):
     """Puts a plain array on sim:0, not counted."""
 
     def put(values, device=SIM0):
@@ -46,7 +46,7 @@ def test_there_is_only_the_cpu_until_devices_are_simulated(backend):
     assert backend.devices() == [CPU]
 
 
-def test_a_plain_call_lasts_until_it_is_closed_and_the_last_one_counts(backend):
+def test_a_simulation_lasts_until_closed_and_the_last_one_counts(backend):
     outer = simulate(1)
     with simulate(2):
         assert len(backend.devices()) == 3
@@ -56,7 +56,7 @@ def test_a_plain_call_lasts_until_it_is_closed_and_the_last_one_counts(backend):
     assert backend.devices() == [CPU]
 
 
-def test_devices_are_taken_away_after_an_error_too(backend):
+def test_devices_are_removed_after_an_error(backend):
     with pytest.raises(ZeroDivisionError), simulate(1):
         raise ZeroDivisionError
     assert backend.devices() == [CPU]
@@ -73,25 +73,25 @@ def test_the_environment_makes_devices_at_the_first_listing(backend, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["two", "-1", "1.5"])
-def test_an_environment_that_is_no_count_gives_a_reason_and_no_error(text, backend, monkeypatch):
+def test_an_environment_variable_that_is_not_a_count_gives_a_reason(text, backend, monkeypatch):
     monkeypatch.setenv("ANYACCEL_SIMULATE", text)
     assert backend.devices() == [CPU]
     assert backend.unavailable_reason(SIM0) == f"ANYACCEL_SIMULATE={text!r} is not a count"
 
 
 @pytest.mark.parametrize("count", [0, -1, 65, 1.0, True, "2"])
-def test_counts_that_cannot_be(count):
+def test_bad_counts_are_refused(count):
     with pytest.raises(ConfigError, match=r"is not a number of devices\. Available: 1 to 64"):
         simulate(count)
 
 
 @pytest.mark.parametrize("capacity", [0, -5, 1e9, True])
-def test_capacities_that_cannot_be(capacity):
+def test_bad_capacities_are_refused(capacity):
     with pytest.raises(ConfigError, match="is not a positive number of bytes"):
         simulate(1, capacity=capacity)
 
 
-def test_a_device_that_is_not_there_says_how_to_make_it(backend):
+def test_the_error_for_a_missing_device_says_how_to_make_it(backend):
     with pytest.raises(DeviceUnavailableError) as caught:
         backend.move(np.ones(2), SIM1)
     assert str(caught.value) == (
@@ -102,7 +102,7 @@ def test_a_device_that_is_not_there_says_how_to_make_it(backend):
         backend.move(np.ones(2), Device("gpu"))
 
 
-def test_what_was_left_on_a_closed_device_can_be_read_and_not_mixed(backend):
+def test_arrays_on_a_closed_device_can_be_read_but_not_mixed(backend):
     with simulate(1):
         old = backend.move(np.ones(2), SIM0)
     with simulate(1):
@@ -153,9 +153,9 @@ STAYS = {
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_results_stay_on_the_device_and_have_the_right_values(name, there, sims):
+def test_results_stay_on_the_device_and_have_the_right_values(name, to_sim, sims):
     values = np.arange(9.0).reshape(3, 3)
-    x = there(values)
+    x = to_sim(values)
     result = STAYS[name](x)
     assert isinstance(result, SimArray)
     assert result.device == SIM0
@@ -180,8 +180,8 @@ MIXES = {
 
 @pytest.mark.parametrize("other", [CPU, SIM1], ids=str)
 @pytest.mark.parametrize("name", MIXES)
-def test_operands_on_two_devices_are_refused_by_name(name, other, there, backend):
-    x, y = there(np.ones(2)), backend.move(np.ones(2), other)
+def test_operands_on_two_devices_are_refused_by_name(name, other, to_sim, backend):
+    x, y = to_sim(np.ones(2)), backend.move(np.ones(2), other)
     with pytest.raises(DeviceMismatchError) as caught:
         MIXES[name](x, y)
     message = str(caught.value)
@@ -190,9 +190,9 @@ def test_operands_on_two_devices_are_refused_by_name(name, other, there, backend
     assert "Hint: move them to one device with anyaccel.move(x, device)" in message
 
 
-def test_assignment_on_the_device(there):
-    x = there(np.zeros(3))
-    x[1:] = there(np.ones(2))
+def test_assignment_on_the_device(to_sim):
+    x = to_sim(np.zeros(3))
+    x[1:] = to_sim(np.ones(2))
     x[0] = 5
     assert np.asarray(x).tolist() == [5, 1, 1]
 
@@ -222,25 +222,25 @@ def test_transfers_are_counted_with_their_bytes(backend, sims):
     [float, int, bool, complex, str, repr, lambda x: x.item(), lambda x: x.tolist(), lambda x: [1, 2, 3][x],
      lambda x: np.array_equal(x, x)],
 )  # fmt: skip
-def test_the_host_waiting_for_a_value_is_counted(wait, there, sims):
-    x = there(np.array(1))
+def test_reading_a_value_counts_as_a_synchronization(wait, to_sim, sims):
+    x = to_sim(np.array(1))
     wait(x)
     assert sims[0].syncs == 1
 
 
-def test_to_host_and_synchronize_are_waits(backend, there, sims):
-    backend.to_host(there(np.ones(2)))
+def test_to_host_and_synchronize_count_as_synchronizations(backend, to_sim, sims):
+    backend.to_host(to_sim(np.ones(2)))
     backend.synchronize(SIM0)
     backend.synchronize(CPU)
     assert sims[0].syncs == 2
 
 
-def test_an_array_says_where_it_is(there):
-    assert repr(there(np.array([1.0]))) == "array([1.]) on sim:0"
+def test_an_array_has_its_device(to_sim):
+    assert repr(to_sim(np.array([1.0]))) == "array([1.]) on sim:0"
 
 
-def test_memory_is_counted_once_for_all_views_and_given_back(there, sims):
-    x = there(np.zeros(100))
+def test_memory_is_counted_once_for_all_views_and_freed(to_sim, sims):
+    x = to_sim(np.zeros(100))
     views = [x[1:], x.reshape(10, 10).T, x[::2][1:]]
     assert sims[0].used == 800
     gathered = x[[1, 2]]
@@ -263,7 +263,7 @@ TOO_MUCH = {
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_running_out_of_memory_tells_the_figures(name, backend):
+def test_running_out_of_memory_reports_the_sizes(name, backend):
     with simulate(1, capacity=1000) as sims:
         x = backend.from_host(np.zeros(100), SIM0)
         words = r"sim:0 has no room for \d+ bytes\. Available: 200 bytes free of 1000\. Hint: free arrays"
@@ -275,7 +275,7 @@ def test_running_out_of_memory_tells_the_figures(name, backend):
         x += 1
 
 
-def test_memory_that_was_given_back_can_be_used_again(backend):
+def test_freed_memory_can_be_used_again(backend):
     with simulate(1, capacity=1000):
         for _ in range(3):
             assert backend.from_host(np.zeros(125), SIM0).nbytes == 1000
@@ -290,7 +290,7 @@ WIDER = {
 
 
 @pytest.mark.parametrize("name", WIDER)
-def test_a_device_without_float64_refuses_to_take_and_to_make_it(name, backend):
+def test_a_device_without_float64_refuses_it(name, backend):
     with simulate(1, float64=False):
         x = backend.from_host(np.ones(3, "float32"), SIM0)
         with pytest.raises(MoveError) as caught:
@@ -299,21 +299,21 @@ def test_a_device_without_float64_refuses_to_take_and_to_make_it(name, backend):
         assert "it was simulated with float64=False. Hint: cast to float32" in str(caught.value)
 
 
-def test_plain_numbers_never_widen_what_is_on_a_device(backend):
+def test_python_numbers_do_not_change_the_dtype(backend):
     with simulate(1, float64=False):
         x = backend.from_host(np.ones(3, "float32"), SIM0)
         assert (x * 2.5).dtype == (x / 3).mean().dtype == (1 - x.sum()).dtype == (2.5 / x.sum()).dtype == np.float32
 
 
-def test_dlpack_does_not_leave_a_simulated_device(there):
+def test_simulated_arrays_cannot_be_exported_by_dlpack(to_sim):
     with pytest.raises(MoveError, match="an array on sim:0 cannot be exported by DLPack"):
-        np.from_dlpack(there(np.ones(2)))
+        np.from_dlpack(to_sim(np.ones(2)))
 
 
 # -- scope ---------------------------------------------------------------------------------------------------------
 
 
-def test_new_arrays_land_where_the_scope_says(backend, sims):
+def test_new_arrays_are_on_the_device_of_the_scope(backend, sims):
     with backend.scope(SIM1):
         assert zeros((2, 3)).device == array([1, 2]).device == SIM1
         with backend.scope(CPU):
@@ -325,7 +325,7 @@ def test_new_arrays_land_where_the_scope_says(backend, sims):
     assert backend.device_of(array(1.0)) == CPU
 
 
-def test_a_scope_on_a_device_that_is_not_there(backend):
+def test_a_scope_on_a_missing_device_is_an_error(backend):
     with pytest.raises(DeviceUnavailableError, match="numpy has no sim:0"), backend.scope(SIM0):
         pass
 

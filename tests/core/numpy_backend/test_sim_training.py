@@ -1,4 +1,4 @@
-"""Training over simulated devices: the numbers of the CPU, every crossing counted, nothing waited for."""
+"""Training on simulated devices: the results of the CPU, counted transfers, no synchronization."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ def orders(columns, backend):
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
-def test_two_devices_give_the_numbers_of_one(clip, two_halves, backend):
-    recipe = Optimizer("adam", lr=0.05, clip_norm=clip)
-    found = []
+def test_training_on_two_devices_equals_training_on_one(clip, two_halves, backend):
+    spec = Optimizer("adam", lr=0.05, clip_norm=clip)
+    runs = []
     with simulate(2):
         for places in ((CPU, CPU), (SIM0, SIM0), (SIM0, SIM1), (CPU, SIM1)):
-            program, columns = two_halves(*places, recipe)
+            program, columns = two_halves(*places, spec)
             means = program.train_steps(columns, orders(columns, backend), 0, 4, BATCH)
             program.close()
             models = [op.model for op in program.segment.operations]
             assert backend.device_of(means) == places[1]
             assert [backend.device_of(model) for model in models] == [places[0], places[1], places[1]]
-            found.append(
+            runs.append(
                 [backend.to_host(means), *(value for model in models for value in backend.state(model).values())]
             )
-    for other in found[1:]:
-        for here, there in zip(found[0], other, strict=True):
-            np.testing.assert_allclose(there, here, rtol=1e-5, atol=1e-6)
+    for other in runs[1:]:
+        for expected, actual in zip(runs[0], other, strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_step_crosses_once_each_way_and_waits_for_nothing(two_halves, backend):
+def test_a_step_makes_one_transfer_each_way_and_no_synchronization(two_halves, backend):
     with simulate(2) as sims:
         program, columns = two_halves(SIM0, SIM1)
         mine = orders(columns, backend)
@@ -76,7 +76,7 @@ def test_a_step_crosses_once_each_way_and_waits_for_nothing(two_halves, backend)
             assert (sim.transfers.into.number, sim.transfers.out.number, sim.syncs) == (0, 0, 0)
 
 
-def test_one_device_sees_no_transfer_at_all(two_halves, backend):
+def test_training_on_one_device_makes_no_transfer(two_halves, backend):
     with simulate(1) as sims:
         program, columns = two_halves(SIM0, SIM0)
         mine = orders(columns, backend)
@@ -90,7 +90,7 @@ def test_one_device_sees_no_transfer_at_all(two_halves, backend):
         assert (nothing.into.number, nothing.out.number, nothing.between.number, sims[0].syncs) == (0, 0, 0, 0)
 
 
-def test_clipping_over_two_devices_crosses_with_scalars_only(two_halves, backend):
+def test_clipping_over_two_devices_transfers_scalars_only(two_halves, backend):
     with simulate(2) as sims:
         program, columns = two_halves(SIM0, SIM1, Optimizer("sgd", clip_norm=0.1))
         mine = orders(columns, backend)
@@ -104,7 +104,7 @@ def test_clipping_over_two_devices_crosses_with_scalars_only(two_halves, backend
 
 @pytest.mark.parametrize("name", ["mse", "mae", "cross_entropy", "binary_cross_entropy"])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
-def test_nothing_is_computed_in_float64_on_the_way(name, optimizer, backend, segment, node, loss, built, draw):
+def test_training_in_float32_uses_no_float64(name, optimizer, backend, segment, node, loss, built, draw):
     classes = name == "cross_entropy"
     y = np.arange(8) % 2 if classes else np.abs(np.tanh(draw(8, 2))).astype("float32")
     model = Sequential(SequentialMLP((4,), dropout=0.2), BatchNorm(), Activation("sigmoid"), Dropout(0.1), Dense(2))
@@ -112,8 +112,8 @@ def test_nothing_is_computed_in_float64_on_the_way(name, optimizer, backend, seg
         x = draw(8, 3).astype("float32")
         built(model, x, device=SIM0)
         columns = {name: backend.move(array, SIM0) for name, array in {"x": x, "y": y}.items()}
-        recipe = Optimizer(optimizer, lr=0.1, weight_decay=0.1, clip_norm=0.1)
-        program = backend.build(segment(columns, [node("n", model, "x", SIM0)], [loss(name, "n y", SIM0)], recipe))
+        spec = Optimizer(optimizer, lr=0.1, weight_decay=0.1, clip_norm=0.1)
+        program = backend.build(segment(columns, [node("n", model, "x", SIM0)], [loss(name, "n y", SIM0)], spec))
         means = program.train_steps(tuple(columns.values()), [None, None], 0, 2, 4)
         program.optimizer_step({"main": 0.5})
         assert np.isfinite(backend.to_host(means)).all()
@@ -130,7 +130,7 @@ def test_optimizer_state_stays_with_the_parameters_and_comes_back(two_halves, ba
         assert backend.place(states["e"].slots, CPU)["layers.0.bias"]["m"].shape == (16,)
 
 
-def test_a_model_that_is_elsewhere_is_named(backend, segment, node, built, data):
+def test_a_model_on_another_device_is_named(backend, segment, node, built, data):
     with simulate(1):
         model = built(Dense(2), data["x"], device=SIM0)
         program = backend.build(segment({"x": data["x"]}, [node("n", model, "x", CPU)], outputs=("n",)))
@@ -155,7 +155,7 @@ def test_running_out_of_memory_in_a_step_leaves_a_snapshot_usable(backend, segme
         assert sims[0].peak <= 48_000
 
 
-def test_results_stay_where_they_were_computed(two_halves, backend):
+def test_results_stay_on_their_devices(two_halves, backend):
     with simulate(2):
         program, columns = two_halves(SIM0, SIM1)
         program.train_steps(columns, orders(columns, backend), 0, 1, BATCH)

@@ -1,4 +1,4 @@
-"""The route of a batch: few modules from the runner to the program, always downward, and none entered a second time."""
+"""The route of a batch: few modules from the runner to the program, always downward, none entered a second time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators as values: which method computes a node's output, what it may give, and what is told where it cannot."""
+"""Estimators as nodes: which method computes the output, what it may return, and what is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anyaccel.specs import AppliedLoss
 
 
 class Own:
-    """An estimator of whose method the tests say what it gives."""
+    """An estimator whose method returns what a test says."""
 
     def __init__(self, gives):
         self.gives = gives
@@ -106,7 +106,7 @@ def test_two_nodes_take_different_methods_of_one_estimator(data, experiment):
     assert result.prediction("class").shape == (8,) and result.prediction("chance").shape == (8, 3)
 
 
-def test_one_estimator_with_two_inputs_is_not_fitted_by_guess(data, experiment):
+def test_one_estimator_with_two_inputs_is_refused(data, experiment):
     own = Own(lambda x: x[:, 0])
     nodes = [
         ModelNode("a", own, data.reference(["x"], ["y"])),
@@ -145,7 +145,10 @@ def test_floating_outputs_are_handed_on_in_the_dtype_that_is_asked_for(fitted):
         (lambda: Estimator(Shift(), "fit"), r"Shift has no method 'fit' that could compute a node's output"),
         (lambda: Estimator(Shift(), "__init__"), r"Shift has no method '__init__'"),
         (lambda: Estimator(Shift(), None), r"Shift has no method None"),
-        (lambda: Estimator(object()), r"object has no method 'predict'.* Available: none of the usual methods\. Hint: give an obj"),
+        (
+            lambda: Estimator(object()),
+            r"object has no method 'predict'.* Available: none of the usual methods\. Hint: give an obj",
+        ),
         (
             lambda: Estimator(Estimator(Shift(), "transform"), "transform"),
             r"Estimator\(Shift, method='transform'\) is an Estimator already\. Hint: give the object that it wraps",
@@ -156,7 +159,7 @@ def test_floating_outputs_are_handed_on_in_the_dtype_that_is_asked_for(fitted):
         ),
     ],
 )
-def test_what_cannot_be_an_estimator_is_told(make, message):
+def test_objects_that_are_not_estimators_are_refused(make, message):
     with pytest.raises(EstimatorError, match=message):
         make()
 
@@ -171,7 +174,7 @@ def test_an_object_that_only_predicts_cannot_be_fitted():
     assert not is_estimator(Oracle())
 
 
-def test_an_object_with_fit_and_no_predict_is_told_what_to_write(data):
+def test_the_error_for_fit_without_predict_says_what_to_write(data):
     graph = ModelGraph([ModelNode("scale", Shift(), data.reference(["x"], ["y"]))])
     with pytest.raises(EstimatorError) as caught:
         graph.build()
@@ -197,7 +200,7 @@ def test_an_object_that_can_only_be_fitted_computes_nothing(data):
         ModelGraph([ModelNode("e", Clusters(), data.reference(["x"], ["y"]))]).build()
 
 
-def test_an_object_that_cannot_be_fitted_at_all_is_nobodys(data):
+def test_an_object_without_any_estimator_method_has_no_owner(data):
     with pytest.raises(NoBackendError, match=r"node 'e': .*object"):
         ModelGraph([ModelNode("e", object(), data.reference(["x"], ["y"]))]).build()
 
@@ -235,14 +238,14 @@ class Sparse:
         (lambda x: np.zeros(len(x) + 1), r"Own\.predict returned shape \[3\] for 2 samples"),
     ],
 )
-def test_outputs_that_no_graph_carries_are_told_with_the_node(gives, message, data):
+def test_unsupported_outputs_are_refused_with_the_node(gives, message, data):
     own = Own(gives)
     own.fit(None)
     with pytest.raises(EstimatorError, match=message):
         ModelGraph([ModelNode("est", own, data.reference(["x"], ["y"]))]).build()
 
 
-def test_text_of_a_classifier_with_probabilities_names_them(data):
+def test_text_classes_suggest_predict_proba(data):
     class Classes(Own):
         def predict_proba(self, features):
             return np.zeros((len(features), 2))
@@ -255,7 +258,7 @@ def test_text_of_a_classifier_with_probabilities_names_them(data):
     assert graph.shapes.specs["est"].shape == (2,)
 
 
-def test_targets_that_an_estimator_needs_and_does_not_get_are_asked_for(data, experiment):
+def test_missing_targets_of_an_estimator_are_an_error(data, experiment):
     class Needs(Own):
         def fit(self, features, targets):
             raise AssertionError("without targets?")
@@ -269,7 +272,7 @@ def test_targets_that_an_estimator_needs_and_does_not_get_are_asked_for(data, ex
     )
 
 
-def test_names_of_outputs_may_stand_before_it_is_fitted(data, experiment):
+def test_names_of_outputs_are_known_before_the_fit(data, experiment):
     node = ModelNode("est", Own(lambda x: x[:, :1]), data.reference(["x"], ["y"]), outputs=["first"])
     ours = experiment(ModelGraph([node]))
     ours.run_phase(FitPhase("fit", data="train"))
@@ -285,7 +288,7 @@ def test_classes_keep_their_dtype_and_have_an_accuracy(data, fitted):
     assert result.metrics["accuracy"] == np.mean(data["val"].array("c") == 1)
 
 
-def test_class_indices_that_scores_do_not_have_are_told():
+def test_accuracy_refuses_class_indices_without_a_score():
     with pytest.raises(SpecError) as caught:
         accuracy(np.zeros((3, 2)), np.array([1, 2, 2]))
     assert str(caught.value) == (
@@ -322,7 +325,7 @@ def test_a_state_holds_no_estimator_and_what_needs_one_says_so(data, experiment)
         experiment(other).run_phase(EvalPhase("e", data="val"))
     assert str(caught.value) == (
         "phase 'e' needs 'est', an estimator that is not fitted. Hint: run a FitPhase first, "
-        "FitPhase('fit', data=..., nodes='est'); a state or configuration that was loaded holds no estimators."
+        "FitPhase('fit', data=..., nodes='est'); a state or configuration that was loaded has no estimators."
     )
 
 
@@ -367,18 +370,20 @@ def test_a_scaler_an_analysis_and_a_classifier_in_one_fit(classes, experiment):
     np.testing.assert_allclose(result.prediction("chance"), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_what_sklearn_gives_for_several_targets_is_told(classes):
+def test_a_list_of_arrays_from_sklearn_is_refused(classes):
     pytest.importorskip("sklearn")
     from sklearn.ensemble import RandomForestClassifier
 
     forest = RandomForestClassifier(3, random_state=0)
     forest.fit(np.zeros((4, 4)), np.array([[0, 1], [1, 0], [0, 0], [1, 1]]))
     graph = ModelGraph([ModelNode("f", Estimator(forest, method="predict_proba"), classes.reference())])
-    with pytest.raises(EstimatorError, match=r"node 'f': RandomForestClassifier\.predict_proba returned a list of 2 arr"):
+    with pytest.raises(
+        EstimatorError, match=r"node 'f': RandomForestClassifier\.predict_proba returned a list of 2 arr"
+    ):
         graph.build()
 
 
-def test_methods_that_sklearn_hides_are_told():
+def test_methods_that_sklearn_hides_are_explained():
     pytest.importorskip("sklearn")
     from sklearn.linear_model import SGDClassifier
 
@@ -401,7 +406,7 @@ def test_sklearn_pipelines_and_grids_are_estimators(classes, experiment):
     assert ours.run_phase(EvalPhase("e", data="test", metrics=["accuracy"])).metrics["accuracy"] > 0.9
 
 
-def test_what_a_wrong_input_does_is_told_in_the_estimators_words(data):
+def test_an_error_of_the_estimator_is_kept_with_the_node(data):
     pytest.importorskip("sklearn")
     from sklearn.preprocessing import StandardScaler
 
@@ -415,7 +420,7 @@ def test_what_a_wrong_input_does_is_told_in_the_estimators_words(data):
 
 
 class InPlace(Shift):
-    """A transformer that writes into what it is given, as those of scikit-learn do with `copy=False`."""
+    """A transformer that writes to its input, as those of scikit-learn do with `copy=False`."""
 
     def transform(self, features):
         features -= self.mean_
@@ -431,7 +436,7 @@ class Sum:
         return features.sum(axis=1)
 
 
-def test_an_estimator_that_writes_its_input_changes_nothing_for_others(data, experiment):
+def test_an_estimator_that_writes_to_its_input_changes_nothing_else(data, experiment):
     nodes = [
         ModelNode("first", Estimator(Shift(), method="transform"), data.reference(["x"], ["c"])),
         ModelNode("writer", Estimator(InPlace(), method="transform"), "first"),
@@ -453,7 +458,7 @@ def test_an_estimator_that_writes_its_input_changes_nothing_for_others(data, exp
 
 
 class Fails(Own):
-    """It fails half-way: attributes of a fitted estimator are there already."""
+    """Fails when attributes of a fitted estimator are already set."""
 
     failing = True
 
@@ -477,7 +482,7 @@ def test_an_estimator_whose_fit_failed_counts_as_not_fitted(data, experiment):
     assert ours.run_phase(EvalPhase("e", data="val", outputs=["est"])).prediction("est").any() == np.False_
 
 
-def test_a_refit_that_fails_is_not_taken_for_the_fit_before(data, experiment):
+def test_a_failed_refit_does_not_count_as_fitted(data, experiment):
     estimator = Fails(lambda features: np.zeros(len(features)))
     estimator.failing = False
     ours = experiment(ModelGraph([ModelNode("est", estimator, data.reference(["x"], ["c"]))]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from anyaccel import rng
@@ -55,11 +56,7 @@ class ArrayProgram(MultiStepProgram):
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
         """Outputs and losses in evaluation mode."""
-        values = self._dataflow.start(inputs)
-        for op in self.segment.operations:
-            op_inputs = self._dataflow.inputs_of(op, values)
-            if op_inputs is not None:
-                self._dataflow.record(op, self._evaluate(op, op_inputs), values)
+        values = self._dataflow.run(inputs, self._evaluate)
         return self._dataflow.outputs(values), loss_sums(self._dataflow.losses(values))
 
     def forward_pullback(
@@ -67,10 +64,8 @@ class ArrayProgram(MultiStepProgram):
     ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
         """Outputs and losses in training mode, and the pullback."""
         self._draws += 1
-        values = self._dataflow.start(inputs)
-        tape = []
-        for op in self.segment.operations:  # no comprehension: before 3.12 its frame keeps a batch in stored errors
-            tape.append((op, self._apply_recorded(op, values)))
+        tape: list[tuple[Operation, VjpResult]] = []
+        values = self._dataflow.run(inputs, partial(self._apply_recorded, tape))
         losses = self._dataflow.losses(values)
 
         def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
@@ -92,18 +87,17 @@ class ArrayProgram(MultiStepProgram):
         owner = self._layout.owner[op.label]
         return self._ops.call(op.model, self._state.parameters[owner], self._buffers[owner], inputs)
 
-    def _apply_recorded(self, op: Operation, values: StepValues) -> VjpResult | None:
-        """Run an operation and keep its pullback; None where nothing will flow back through it, or it does not run."""
-        inputs = self._dataflow.inputs_of(op, values)
-        if inputs is None:
-            return None
-        flows_back = not self._layout.needs_cotangent.isdisjoint(op.outputs)
-        if not op.trainable and not flows_back:
-            self._dataflow.record(op, self._evaluate(op, inputs), values)
-            return None
+    def _apply_recorded(
+        self, tape: list[tuple[Operation, VjpResult]], op: Operation, inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """Run an operation; its pullback goes to the tape if cotangents will reach it."""
+        needs_pullback = not self._layout.needs_cotangent.isdisjoint(op.outputs)
+        if not op.trainable and not needs_pullback:
+            return self._evaluate(op, inputs)
         applied = self._apply(op, inputs)
-        self._dataflow.record(op, applied.outputs, values)
-        return applied if flows_back else None
+        if needs_pullback:
+            tape.append((op, applied))
+        return applied.outputs
 
     def _apply(self, op: Operation, inputs: tuple[Any, ...]) -> VjpResult:
         if op.model is None:
@@ -130,9 +124,9 @@ class ArrayProgram(MultiStepProgram):
                 dtype = values.at_home(name).dtype
                 sums.add(name, term.device, cast(self._ops, scaled(self._ops, gradient, factor), dtype))
 
-    def _pull_operation(self, op: Operation, applied: VjpResult | None, sums: CotangentSums) -> None:
+    def _pull_operation(self, op: Operation, applied: VjpResult, sums: CotangentSums) -> None:
         cotangents = [sums.take(name) for name in op.outputs]
-        if applied is None or all(cotangent is None for cotangent in cotangents):
+        if all(cotangent is None for cotangent in cotangents):
             return
         zeros = self._ops.xp.zeros_like
         dense = tuple(
@@ -212,22 +206,31 @@ class ArrayProgram(MultiStepProgram):
 
     def snapshot(self) -> Any:
         """Parameters, buffers, optimizer state and random state, as they are now."""
-        return self._state.snapshot(), dict(self._buffers), self._seed, self._draws
+        snapshot = self._state.snapshot(), dict(self._buffers), self._seed, self._draws
+        self._unshare_state()
+        return snapshot
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot; gradients are discarded."""
         state, buffers, self._seed, self._draws = snapshot
         self._state.restore(state)
         self._buffers = dict(buffers)
+        self._unshare_state()
 
     def optimizer_states(self) -> dict[str, NodeState]:
         """The optimizer state by node: of the trained ones as it is now, of all others as it was given."""
-        return self._state.all_states()
+        states = self._state.all_states()
+        self._unshare_state()
+        return states
 
     def sync_models(self) -> None:
         """Write parameters and buffers to the user's models."""
         for label, model in self._layout.models.items():
             self._ops.write(model, self._state.parameters[label], self._buffers[label])
+        self._unshare_state()
+
+    def _unshare_state(self) -> None:
+        """Called when others hold the arrays of the state, which steps never change here."""
 
     def close(self) -> dict[str, NodeState]:
         """Write to the user's models, and return the optimizer state."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -47,13 +48,7 @@ def _indexed(name: str, sizes: Sequence[Any]) -> dict[str, Any]:
     return {f"{name}[{i}]": size for i, size in enumerate(sizes)}
 
 
-def _check_settings(model: str, config: Mapping[str, Any], known: Iterable[str]) -> None:
-    unknown = sorted(set(config) - set(known))
-    if unknown:
-        raise ConfigError(f"{model} has no setting {', '.join(unknown)}", available=", ".join(known))
-
-
-def check_input_shapes(model: str, spec: MLPSpec | CNNSpec, built: Shapes, given: Shapes) -> None:
+def check_input_shapes(model: str, spec: ModelSpec, built: Shapes, given: Shapes) -> None:
     """Check that a model built for inputs of some shapes per sample takes others as well.
 
     Raises:
@@ -71,19 +66,53 @@ def _shown(shapes: Shapes) -> str:
     return " and ".join(str(list(shape)) for shape in shapes)
 
 
-def _initial_weights(layers: Mapping[str, tuple[int, ...]], seed: int, dtype: str) -> dict[str, np.ndarray]:
-    """Weights [out, ...] of these shapes and biases [out]: uniform in +-1/sqrt(inputs of one output)."""
-    weights = {}
-    for layer, weight_shape in layers.items():
-        bound = 1.0 / math.sqrt(math.prod(weight_shape[1:]))
-        for parameter, shape in (("weight", weight_shape), ("bias", weight_shape[:1])):
-            name = f"{layer}.{parameter}"
-            weights[name] = rng.uniform(rng.key(seed, name), shape, -bound, bound).astype(dtype)
-    return weights
+class ModelSpec(ABC):
+    """The settings of a model that exists in every framework."""
+
+    __slots__ = ()
+    model: ClassVar[str]
+    """Name of the model."""
+    dtype: str
+
+    def get_config(self) -> dict[str, Any]:
+        """A plain dict of the settings."""
+        settings = {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """From what `get_config` returned.
+
+        Raises:
+            ConfigError: unknown keys.
+        """
+        known = [field.name for field in fields(cast(Any, cls))]
+        unknown = sorted(set(config) - set(known))
+        if unknown:
+            raise ConfigError(f"{cls.model} has no setting {', '.join(unknown)}", available=", ".join(known))
+        return cls(**config)
+
+    @abstractmethod
+    def weight_shapes(self, inputs: Shapes) -> dict[str, tuple[int, ...]]:
+        """Shape of the weight [out, ...] of each layer, for inputs of these shapes per sample."""
+
+    def weights(self, inputs: Shapes, seed: int) -> dict[str, np.ndarray]:
+        """Initial values by name: weights [out, ...] and biases [out], for inputs of these shapes per sample.
+
+        Uniform in +-1/sqrt(n) with the fan-in n of the layer, drawn in float64 from anyaccel's own generator. Raises as
+        `weight_shapes`.
+        """
+        weights = {}
+        for layer, weight_shape in self.weight_shapes(inputs).items():
+            bound = 1.0 / math.sqrt(math.prod(weight_shape[1:]))
+            for parameter, shape in (("weight", weight_shape), ("bias", weight_shape[:1])):
+                name = f"{layer}.{parameter}"
+                weights[name] = rng.uniform(rng.key(seed, name), shape, -bound, bound).astype(self.dtype)
+        return weights
 
 
 @dataclass(frozen=True, slots=True)
-class MLPSpec:
+class MLPSpec(ModelSpec):
     """A multi-layer perceptron: `n_layers` linear layers with an activation (and dropout) between them.
 
     Inputs are flattened per sample and concatenated, the output is reshaped to `output_shape`. Parameters are
@@ -93,6 +122,7 @@ class MLPSpec:
         SpecError: a size that is not a positive int, an unknown activation, or a dropout outside [0, 1).
     """
 
+    model = "SequentialMLP"
     output_shape: tuple[int, ...] = (1,)
     n_layers: int = 2
     hidden_dim: int = 16
@@ -103,22 +133,8 @@ class MLPSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "output_shape", as_shape(self.output_shape))
         sizes = {"hidden_dim": self.hidden_dim, **_indexed("output_shape", self.output_shape)}
-        _check_sizes("SequentialMLP", self.n_layers, sizes)
-        _check_options("SequentialMLP", self.activation, self.dropout, self.dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """A plain dict of the settings."""
-        return {**asdict(self), "output_shape": list(self.output_shape)}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> MLPSpec:
-        """From what `get_config` returned.
-
-        Raises:
-            ConfigError: unknown keys.
-        """
-        _check_settings("SequentialMLP", config, cls.__dataclass_fields__)
-        return cls(**config)
+        _check_sizes(self.model, self.n_layers, sizes)
+        _check_options(self.model, self.activation, self.dropout, self.dtype)
 
     def sizes(self, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
         """(in, out) of each layer, for inputs of these shapes per sample."""
@@ -130,13 +146,9 @@ class MLPSpec:
         """Shape of the weight [out, in] of each layer: `layers.0` and so on."""
         return {f"layers.{i}": (fan_out, fan_in) for i, (fan_in, fan_out) in enumerate(self.sizes(inputs))}
 
-    def weights(self, inputs: Sequence[tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-        """Initial values by name: uniform in +-1/sqrt(in), drawn in float64 from anyaccel's own generator."""
-        return _initial_weights(self.weight_shapes(inputs), seed, self.dtype)
-
 
 @dataclass(frozen=True, slots=True)
-class CNNSpec:
+class CNNSpec(ModelSpec):
     """A convolutional network: convolutions, each with an activation and max pooling, then one linear layer.
 
     Takes one input [channels, height, width] per sample, channels first in every framework. Each convolution has
@@ -163,6 +175,7 @@ class CNNSpec:
             dropout outside [0, 1).
     """
 
+    model = "SequentialCNN"
     output_shape: tuple[int, ...] = (1,)
     channels: tuple[int, ...] = (8, 16)
     kernel_size: int = 3
@@ -180,24 +193,10 @@ class CNNSpec:
             )
         sizes = {**_indexed("output_shape", self.output_shape), **_indexed("channels", self.channels)}
         sizes.update(kernel_size=self.kernel_size, pool=self.pool)
-        _check_sizes("SequentialCNN", len(self.channels), sizes)
+        _check_sizes(self.model, len(self.channels), sizes)
         if self.kernel_size % 2 == 0:
             raise SpecError(f"SequentialCNN: kernel_size={self.kernel_size} is not odd")
-        _check_options("SequentialCNN", self.activation, self.dropout, self.dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """A plain dict of the settings."""
-        return {**asdict(self), "output_shape": list(self.output_shape), "channels": list(self.channels)}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> CNNSpec:
-        """From what `get_config` returned.
-
-        Raises:
-            ConfigError: unknown keys.
-        """
-        _check_settings("SequentialCNN", config, cls.__dataclass_fields__)
-        return cls(**config)
+        _check_options(self.model, self.activation, self.dropout, self.dtype)
 
     @property
     def padding(self) -> int:
@@ -233,10 +232,3 @@ class CNNSpec:
         ends = enumerate(itertools.pairwise(shape[0] for shape in shapes))
         convs: dict[str, tuple[int, ...]] = {f"convs.{i}": (after, before, *kernel) for i, (before, after) in ends}
         return {**convs, "head": (math.prod(self.output_shape), math.prod(shapes[-1]))}
-
-    def weights(self, inputs: Sequence[tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-        """Initial values by name: uniform in +-1/sqrt(n), drawn in float64 from anyaccel's own generator.
-
-        n is the fan-in: in * kernel_size**2 of a convolution, features of the head. Raises as `shapes`.
-        """
-        return _initial_weights(self.weight_shapes(inputs), seed, self.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, LossResult
@@ -146,24 +146,22 @@ class SegmentDataflow:
         self.layout = SegmentLayout(segment, ops) if layout is None else layout
         self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
 
-    def start(self, inputs: Sequence[Any]) -> StepValues:
-        """The values of a step that has its inputs only; None for those that are missing."""
+    def run(self, inputs: Sequence[Any], call: Callable[[Operation, tuple[Any, ...]], Sequence[Any]]) -> StepValues:
+        """The values of a step.
+
+        Args:
+            inputs: in the order of `segment.inputs`; None for those that are missing in this step.
+            call: the outputs of an operation for its inputs, on its device. It is not called where one is missing.
+        """
         values = StepValues(self.ops, self.layout.home)
-        for name, value in zip(self.segment.inputs, inputs, strict=True):
-            values.put(name, value)
+        values.put_all(self.segment.inputs, inputs)
+        for op in self.segment.operations:
+            if values.lacks(op.inputs):
+                outputs: Sequence[Any] = (None,) * len(op.outputs)
+            else:
+                outputs = call(op, tuple(values.on(name, op.device) for name in op.inputs))
+            values.put_all(op.outputs, outputs)
         return values
-
-    def inputs_of(self, op: Operation, values: StepValues) -> tuple[Any, ...] | None:
-        """An operation's inputs, on its device; None if one is missing, and then its outputs are, too."""
-        if values.lacks(op.inputs):
-            self.record(op, (None,) * len(op.outputs), values)
-            return None
-        return tuple(values.on(name, op.device) for name in op.inputs)
-
-    def record(self, op: Operation, outputs: Sequence[Any], values: StepValues) -> None:
-        """Add an operation's outputs."""
-        for name, output in zip(op.outputs, outputs, strict=True):
-            values.put(name, output)
 
     def outputs(self, values: StepValues) -> tuple[Any, ...]:
         """The segment's outputs; None for those that are missing."""
@@ -191,9 +189,10 @@ class StepValues:
         self._home = home
         self._values: dict[tuple[str, Device], Any] = {}
 
-    def put(self, name: str, value: Any) -> None:
-        """Add a value that is on its home device; None if this step lacks it."""
-        self._values[name, self._home[name]] = value
+    def put_all(self, names: Iterable[str], values: Iterable[Any]) -> None:
+        """Add values that are on their home devices; None for missing ones."""
+        for name, value in zip(names, values, strict=True):
+            self._values[name, self._home[name]] = value
 
     def on(self, name: str, device: Device) -> Any:
         """The value on a device."""

@@ -51,6 +51,7 @@ class SegmentFunctions:
         self._optimizer = optimizer
         self._segment = dataflow.segment
         self._layout = dataflow.layout
+        self._numbers = {op.label: number for number, op in enumerate(self._segment.operations)}
         reached = flow.reached_owners(flow.active_ends(()))
         groups = {
             group: [owner for owner in owners if owner in reached] for group, owners in self._layout.groups.items()
@@ -61,14 +62,11 @@ class SegmentFunctions:
 
     def evaluate(self, parameters: Any, buffers: Any, inputs: Mapping[str, Any]) -> Any:
         """Outputs by name and losses by label in evaluation mode; a missing input is left out of `inputs`."""
-        values = self._dataflow.start([inputs.get(name) for name in self._segment.inputs])
-        for op in self._segment.operations:
-            op_inputs = self._dataflow.inputs_of(op, values)
-            if op_inputs is not None:
-                self._dataflow.record(op, self._evaluate(op, op_inputs, parameters, buffers), values)
+        call = partial(self._evaluate, parameters, buffers)
+        values = self._dataflow.run([inputs.get(name) for name in self._segment.inputs], call)
         return self._outputs(values, ()), loss_sums(self._dataflow.losses(values))
 
-    def _evaluate(self, op: Operation, inputs: tuple[Any, ...], parameters: Any, buffers: Any) -> tuple[Any, ...]:
+    def _evaluate(self, parameters: Any, buffers: Any, op: Operation, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if op.model is None:
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
@@ -90,21 +88,10 @@ class SegmentFunctions:
         Returns:
             the values that gradients come back from; and their `seeds`, `losses`, `buffers` and the other `outputs`.
         """
-        values = self._dataflow.start(
-            [primals["inputs"].get(name, rest["inputs"].get(name)) for name in self._segment.inputs]
-        )
+        inputs = [primals["inputs"].get(name, rest["inputs"].get(name)) for name in self._segment.inputs]
         buffers: dict[str, Any] = {}
         key = self._ops.fold(rest["key"], rest["draw"])
-        for index, op in enumerate(self._segment.operations):
-            inputs = self._dataflow.inputs_of(op, values)
-            if inputs is None:
-                continue
-            if op.model is None:
-                outputs = concatenate_vjp(self._ops, op, inputs).outputs
-            else:
-                source = primals if op.label in self._layout.trained else rest
-                outputs = self._apply(op, inputs, source["parameters"], rest, buffers, self._ops.fold(key, index))
-            self._dataflow.record(op, outputs, values)
+        values = self._dataflow.run(inputs, partial(self._apply, primals, rest, buffers, key))
         losses = self._dataflow.losses(values)
         ends = {name: values.at_home(name) for name in self._flow.ends}
         live = {name: value for name, value in ends.items() if value is not None and is_floating(value)}
@@ -116,11 +103,14 @@ class SegmentFunctions:
         }
 
     def _apply(
-        self, op: Operation, inputs: tuple[Any, ...], parameters: Any, rest: Any, buffers: dict[str, Any], key: Any
+        self, primals: Any, rest: Any, buffers: dict[str, Any], key: Any, op: Operation, inputs: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        owner = self._layout.owner[op.label]
+        if op.model is None:
+            return concatenate_vjp(self._ops, op, inputs).outputs
+        owner, source = self._layout.owner[op.label], primals if op.label in self._layout.trained else rest
         before, model = buffers.get(owner, rest["buffers"][owner]), self._model_of(op.model)
-        outputs, after = self._ops.apply(model, parameters[owner], before, inputs, op.trainable, key)
+        own_key = self._ops.fold(key, self._numbers[op.label])
+        outputs, after = self._ops.apply(model, source["parameters"][owner], before, inputs, op.trainable, own_key)
         if op.trainable and after is not None:
             buffers[owner] = after
         return outputs

@@ -53,7 +53,7 @@ class TracedProgram(ArrayProgram):
         self._estimator = CompileEstimator(type(ops), size)
         self._requested: set[BatchShapes] = set()
         self._seen: set[BatchShapes] = set()
-        self._own_state()
+        self._unshare_state()
 
     @property
     def untraceable_reason(self) -> str:
@@ -203,21 +203,8 @@ class TracedProgram(ArrayProgram):
         quick: bool = False,
     ) -> Any:
         """Compiled steps; with `n_steps=0` they are only compiled."""
-        parameters = self._state.parameters
         reached = [(group, owner) for group, owners in self._compiled.functions.reached.items() for owner in owners]
-        reached_owners = {owner for _, owner in reached}
-        state = {
-            "parameters": select_nodes(parameters, (owner for _, owner in reached)),
-            "slots": {owner: self._state.slots(group, owner, parameters[owner]) for group, owner in reached},
-            "buffers": self._buffers,
-        }
-        rest = {
-            "columns": tuple(columns),
-            "orders": tuple(orders),
-            "constant": select_nodes(parameters, self._flow.constant_owners - reached_owners),
-            "idle": select_nodes(parameters, self._flow.trained_owners - reached_owners),
-            "key": self._key,
-        }
+        state, rest = self._step_arguments(reached, columns, orders)
         cursor = StepCursor(
             start=start,
             draw=self._draws + 1,
@@ -225,9 +212,7 @@ class TracedProgram(ArrayProgram):
             n_microbatches=n_microbatches,
             remaining=max(n_steps, (int(orders[0].shape[0]) - start) // batch_size),
             steps_taken={owner: self._state.states[owner].step for _, owner in reached},
-            table=lambda later, count: {
-                owner: self._state.table(group, owner, later, count) for group, owner in reached
-            },
+            table=lambda later, count: {owner: self._state.table(g, owner, later, count) for g, owner in reached},
             device_scalars=self._device_scalars,
         )
         try:
@@ -240,6 +225,25 @@ class TracedProgram(ArrayProgram):
             self._state.store(after["parameters"], after["slots"], n_steps)
             self._buffers, self._draws = after["buffers"], self._draws + n_steps * n_microbatches
         return losses
+
+    def _step_arguments(
+        self, reached: Sequence[tuple[str, str]], columns: Sequence[Any], orders: Sequence[Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The `state` and `rest` of `SegmentFunctions.train_step`, for these (group, owner) pairs."""
+        parameters, owners = self._state.parameters, [owner for _, owner in reached]
+        state = {
+            "parameters": select_nodes(parameters, owners),
+            "slots": {owner: self._state.slots(group, owner, parameters[owner]) for group, owner in reached},
+            "buffers": self._buffers,
+        }
+        rest = {
+            "columns": tuple(columns),
+            "orders": tuple(orders),
+            "constant": select_nodes(parameters, self._flow.constant_owners.difference(owners)),
+            "idle": select_nodes(parameters, self._flow.trained_owners.difference(owners)),
+            "key": self._key,
+        }
+        return state, rest
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
         """As of `MultiStepProgram`; no time where steps are compiled at once, or were by an earlier program."""
@@ -289,33 +293,13 @@ class TracedProgram(ArrayProgram):
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    # What is handed out are the arrays of now; where a step would destroy them, the program goes on with copies.
-
-    def snapshot(self) -> Any:
-        """As of `ArrayProgram`."""
-        snapshot = super().snapshot()
-        self._own_state()
-        return snapshot
-
     def restore(self, snapshot: Any) -> None:
         """As of `ArrayProgram`."""
         super().restore(snapshot)
         self._device_scalars.invalidate()
-        self._own_state()
 
-    def optimizer_states(self) -> dict[str, NodeState]:
-        """As of `ArrayProgram`."""
-        states = super().optimizer_states()
-        self._own_state()
-        return states
-
-    def sync_models(self) -> None:
-        """As of `ArrayProgram`."""
-        super().sync_models()
-        self._own_state()
-
-    def _own_state(self) -> None:
-        """Copy the state, if steps destroy it."""
+    def _unshare_state(self) -> None:
+        """Go on with copies of the arrays that others hold now, if steps destroy the state."""
         if not self._traced.donates:
             return
         state, trained = self._state, self._flow.trained_owners

@@ -749,11 +749,10 @@ class FeatureSet(_SplitRows):
             return fit_on
         if isinstance(fit_on, str):
             return self.split(fit_on)
-        problem = "a view of another feature set" if isinstance(fit_on, FeatureSetView) else repr(fit_on)
+        given = "a view of another feature set" if isinstance(fit_on, FeatureSetView) else repr(fit_on)
+        missing = f"{what} needs fit_on=, the rows that it is fitted to"
         raise TransformError(
-            f"{what} needs fit_on=, the rows that it is fitted to"
-            if fit_on is None
-            else f"{what} cannot be fitted on {problem}",
+            missing if fit_on is None else f"{what} cannot be fitted on {given}",
             available=f"splits: {listed([*self._splits, ALL])}",
             hint=f"write fit_on={next(iter(self._splits), ALL)!r}; 'all' also takes the rows that you evaluate on",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter import ArrayProgram
+from anyaccel.adapter.device_description import cpu_info
 from anyaccel.backend import AsyncCopy, Backend, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError
@@ -95,11 +95,10 @@ class NumpyBackend(Backend, Exchange, Compute, Memory):
 
     def device_info(self, device: Device) -> DeviceInfo:
         """A simulated device has a memory space of its own."""
+        if device.kind != "sim":
+            return cpu_info()
         total = self.memory(device).total
-        if device.kind == "sim":
-            return DeviceInfo(f"simulated device {device.index}", memory_space=str(device), total_memory=total)
-        name = platform.processor() or platform.machine() or str(device)
-        return DeviceInfo(name, memory_space="host", total_memory=total)
+        return DeviceInfo(f"simulated device {device.index}", memory_space=str(device), total_memory=total)
 
     def unavailable_reason(self, device: Device) -> str:
         """How to simulate more devices; why there is only one CPU."""

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from anyaccel.adapter import VjpResult
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape
+from anyaccel.adapter.model_constructors import SequentialCNNConstructor, SequentialMLPConstructor
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, ModelSpec
 from anyaccel.numpy_backend.layers import Activation, Conv2d, Dense, Dropout, Flatten, MaxPool2d
 from anyaccel.numpy_backend.module import Module, Values
 from anyaccel.numpy_backend.sequential import apply_in_sequence
 from anyaccel.numpy_backend.sim_array import Array
 from anyaccel.segment import TensorSpec
 
-Spec = TypeVar("Spec", bound=MLPSpec | CNNSpec)
+Spec = TypeVar("Spec", bound=ModelSpec)
 
 
 class SpecModel(Module, Generic[Spec]):
@@ -27,6 +29,11 @@ class SpecModel(Module, Generic[Spec]):
         super().__init__()
         self.spec = spec
         self.dtype = spec.dtype
+        self._parts = list(self._layers())
+
+    @abstractmethod
+    def _layers(self) -> Iterator[tuple[str, Module]]:
+        """The layers with the prefixes of their values; those without values have a prefix all the same."""
 
     def get_config(self) -> dict[str, Any]:
         """The settings, as keywords of the class."""
@@ -46,7 +53,7 @@ class SpecModel(Module, Generic[Spec]):
         self.parameters.update(self.spec.weights([spec.shape for spec in inputs], seed))
 
 
-class SequentialMLP(SpecModel[MLPSpec]):
+class SequentialMLP(SequentialMLPConstructor, SpecModel[MLPSpec]):
     """A multi-layer perceptron with the same initial weights as in every framework; see `MLPSpec`.
 
     Inputs are flattened per sample and concatenated; `n_layers` linear layers, with an activation and dropout between
@@ -64,18 +71,6 @@ class SequentialMLP(SpecModel[MLPSpec]):
         SpecError: a setting out of range.
     """
 
-    def __init__(
-        self,
-        output_shape: Sequence[int] | int = (1,),
-        n_layers: int = 2,
-        hidden_dim: int = 16,
-        activation: str = "relu",
-        dropout: float = 0.0,
-        dtype: str = "float32",
-    ) -> None:
-        super().__init__(MLPSpec(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
-        self._parts = list(_mlp_parts(self.spec))
-
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """Inputs [batch, ...] to [batch, *output_shape]."""
         flat = [x.reshape(len(x), -1) for x in inputs]
@@ -91,18 +86,17 @@ class SequentialMLP(SpecModel[MLPSpec]):
 
         return VjpResult((y.reshape(len(y), *self.spec.output_shape),), pullback)
 
+    def _layers(self) -> Iterator[tuple[str, Module]]:
+        spec = self.spec
+        for index in range(spec.n_layers):
+            if index:
+                yield f"activations.{index}.", Activation(spec.activation)
+                yield f"dropouts.{index}.", Dropout(spec.dropout)
+            features = math.prod(spec.output_shape) if index == spec.n_layers - 1 else spec.hidden_dim
+            yield f"layers.{index}.", Dense(features, dtype=spec.dtype)
 
-def _mlp_parts(spec: MLPSpec) -> Iterator[tuple[str, Module]]:
-    """The layers of the spec, with prefixes; only the linear ones have values."""
-    for index in range(spec.n_layers):
-        if index:
-            yield f"activations.{index}.", Activation(spec.activation)
-            yield f"dropouts.{index}.", Dropout(spec.dropout)
-        features = math.prod(spec.output_shape) if index == spec.n_layers - 1 else spec.hidden_dim
-        yield f"layers.{index}.", Dense(features, dtype=spec.dtype)
 
-
-class SequentialCNN(SpecModel[CNNSpec]):
+class SequentialCNN(SequentialCNNConstructor, SpecModel[CNNSpec]):
     """A convolutional network with the same initial weights as in every framework; see `CNNSpec`.
 
     Takes one input [channels, height, width] per sample. Convolutions, each with an activation and max pooling, then
@@ -121,20 +115,6 @@ class SequentialCNN(SpecModel[CNNSpec]):
         SpecError: a setting out of range.
     """
 
-    def __init__(
-        self,
-        output_shape: Sequence[int] | int = (1,),
-        channels: Sequence[int] | int = (8, 16),
-        kernel_size: int = 3,
-        pool: int = 2,
-        activation: str = "relu",
-        dropout: float = 0.0,
-        dtype: str = "float32",
-    ) -> None:
-        shapes = as_shape(output_shape), as_shape(channels)
-        super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))
-        self._parts = list(_cnn_parts(self.spec))
-
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input [batch, channels, height, width] to [batch, *output_shape]."""
         inner = apply_in_sequence(self._parts, values, inputs, train=train, key=key)
@@ -145,13 +125,12 @@ class SequentialCNN(SpecModel[CNNSpec]):
 
         return VjpResult((y.reshape(len(y), *self.spec.output_shape),), pullback)
 
-
-def _cnn_parts(spec: CNNSpec) -> Iterator[tuple[str, Module]]:
-    """The layers of the spec, with prefixes; activations, pooling, flatten and dropout have no values."""
-    for index, channels in enumerate(spec.channels):
-        yield f"convs.{index}.", Conv2d(channels, spec.kernel_size, dtype=spec.dtype)
-        yield f"activations.{index}.", Activation(spec.activation)
-        yield f"pools.{index}.", MaxPool2d(spec.pool)
-    yield "flatten.", Flatten()
-    yield "dropout.", Dropout(spec.dropout)
-    yield "head.", Dense(math.prod(spec.output_shape), dtype=spec.dtype)
+    def _layers(self) -> Iterator[tuple[str, Module]]:
+        spec = self.spec
+        for index, channels in enumerate(spec.channels):
+            yield f"convs.{index}.", Conv2d(channels, spec.kernel_size, dtype=spec.dtype)
+            yield f"activations.{index}.", Activation(spec.activation)
+            yield f"pools.{index}.", MaxPool2d(spec.pool)
+        yield "flatten.", Flatten()
+        yield "dropout.", Dropout(spec.dropout)
+        yield "head.", Dense(math.prod(spec.output_shape), dtype=spec.dtype)

@@ -85,7 +85,7 @@ def _check_ancestors_fitted(
 ) -> None:
     for label in labels:
         before = ancestors([label], graph.nodes)
-        for other in (one for one in graph.shapes.order if one in before and one not in labels):
+        for other in (node for node in graph.shapes.order if node in before and node not in labels):
             if other in models and not models[other].is_fitted:
                 named = f"name it too, nodes=[{other!r}, {label!r}]"
                 raise PhaseError(
@@ -96,7 +96,7 @@ def _check_ancestors_fitted(
 
 def _check_unambiguous(phase: FitPhase, graph: ModelGraph, models: Mapping[str, Estimator]) -> None:
     """Estimators that learned in a TrainPhase might be kept or be fitted anew: the user has to say which."""
-    learned = [label for label, model in models.items() if model.in_parts and label not in graph.frozen]
+    learned = [label for label, model in models.items() if model.partially_fitted and label not in graph.frozen]
     if learned:
         unfitted = [label for label, model in models.items() if not model.is_fitted]
         raise PhaseError(

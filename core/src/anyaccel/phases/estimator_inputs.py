@@ -57,7 +57,7 @@ def chosen_targets(label: str, graph: ModelGraph) -> input_columns.Chosen | None
     try:
         return input_columns.targets_of(AppliedLoss("mse", on=label), graph.nodes)
     except ColumnError as error:
-        if "several" not in str(error):
+        if not error.available:  # there are none; several would be listed
             return None
         raise ColumnError(
             f"{label!r} learns from targets, and the data that feed it have several",

@@ -79,64 +79,74 @@ def _sharing(label: str, models: Mapping[str, Estimator]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Step:
+    """A training step: its values on their devices, the row orders, its rows, and what copies a value to the host."""
+
+    values: Mapping[str, Any]
+    orders: RowOrders
+    span_of: SpanOf
+    to_host: ToHost
+
+
+@dataclass(frozen=True, slots=True)
 class _HostColumn:
     """A column in host memory, [n, ...], and the stream that its rows are drawn from."""
 
     stream: StreamKey
     array: np.ndarray
 
-    def rows(self, orders: RowOrders, span_of: SpanOf) -> np.ndarray | None:
+    def of(self, step: _Step) -> np.ndarray | None:
         """The rows of a step; None if it has none of this feature set."""
-        span = span_of(self.stream[0])
-        return None if span is None else self.array[orders[self.stream][slice(*span)]]
+        span = step.span_of(self.stream[0])
+        return None if span is None else self.array[step.orders[self.stream][slice(*span)]]
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeOutput:
+    """A value of a node before an estimator."""
+
+    name: str
+
+    def of(self, step: _Step) -> np.ndarray | None:
+        """What a step gave; None if it had no rows for the node."""
+        value = step.values[self.name]
+        return None if value is None else np.asarray(step.to_host(self.name, value))
 
 
 @dataclass(frozen=True, slots=True)
 class _Learner:
-    """One estimator, what it learns from (columns, or names of values), and the models that share it.
+    """One estimator, what it learns from, and the models that share it.
 
     `classes` are all classes of the phase, where the estimator needs to know them.
     """
 
     label: str
     models: tuple[Estimator, ...]
-    inputs: tuple[_HostColumn | str, ...]
+    inputs: tuple[_HostColumn | _NodeOutput, ...]
     targets: _HostColumn | None
     classes: Any
 
-    def learn(self, values: Mapping[str, Any], orders: RowOrders, span_of: SpanOf, to_host: ToHost) -> None:
-        """Learn from one step, if it has what is needed."""
-        inputs = [self._input(one, values, orders, span_of, to_host) for one in self.inputs]
-        targets = None if self.targets is None else self.targets.rows(orders, span_of)
-        if any(array is None for array in inputs) or (self.targets is not None and targets is None):
+    def learn(self, step: _Step) -> None:
+        """Learn from a step, if it has what is needed."""
+        inputs = [array for source in self.inputs if (array := source.of(step)) is not None]
+        targets = None if self.targets is None else self.targets.of(step)
+        if len(inputs) < len(self.inputs) or (self.targets is not None and targets is None):
             return
         try:
-            self.models[0].partial_fit([array for array in inputs if array is not None], targets, self.classes)
+            self.models[0].partial_fit(inputs, targets, self.classes)
         except Exception as error:
             error.add_note(f"while node {self.label!r} learned by partial_fit from a batch of {len(inputs[0])}")
             raise
         for model in self.models[1:]:
-            model.in_parts = True
+            model.partially_fitted = True
             model.mark_fitted()
-
-    def _input(
-        self,
-        source: _HostColumn | str,
-        values: Mapping[str, Any],
-        orders: RowOrders,
-        span_of: SpanOf,
-        to_host: ToHost,
-    ) -> Any:
-        if isinstance(source, _HostColumn):
-            return source.rows(orders, span_of)
-        return None if values[source] is None else np.asarray(to_host(source, values[source]))
 
 
 class HostLearners:
     """The estimators that learn in one phase, all on the host.
 
     Args:
-        labels: of their nodes, as of `learning_nodes`.
+        labels: of their nodes; see `learning_nodes`.
         graph: where they are.
         rows: the data of the phase, by feature set.
         streams: names of the streams of each feature set's sampler.
@@ -172,14 +182,15 @@ class HostLearners:
         chosen = chosen_targets(label, self._graph)
         targets = None if chosen is None else host_column(chosen)
         others = [self._models[other] for other in _sharing(label, self._models) if other != label]
-        inputs: list[_HostColumn | str] = []
+        inputs: list[_HostColumn | _NodeOutput] = []
         for upstream in self._graph[label].upstreams:
             if isinstance(upstream, Reference):
                 inputs.append(
                     host_column(input_columns.Chosen(upstream.feature_set, upstream.features, upstream.stream))
                 )
             else:
-                inputs += (upstream,) if "." in upstream else self._graph.shapes.outputs[upstream]
+                names = (upstream,) if "." in upstream else self._graph.shapes.outputs[upstream]
+                inputs += [_NodeOutput(name) for name in names]
         model = self._models[label]
         return _Learner(label, (model, *others), tuple(inputs), targets, _classes(label, model, targets))
 
@@ -195,8 +206,9 @@ class HostLearners:
             span_of: which rows of each feature set it took.
             to_host: brings a value to the host.
         """
+        step = _Step(values, self._orders, span_of, to_host)
         for learner in self._learners:
-            learner.learn(values, self._orders, span_of, to_host)
+            learner.learn(step)
 
     def predict(self, label: str, outputs: Mapping[str, np.ndarray], rows: Mapping[str, Rows]) -> np.ndarray:
         """What a node gives now, computed on the host from outputs of the nodes before it and columns."""
@@ -233,7 +245,7 @@ def _classes(label: str, model: Estimator, targets: _HostColumn | None) -> Any:
         return classes if values.ndim > 1 else classes[0]
     if values.ndim > 1:
         return None
-    unknown = [one for one in classes[0].tolist() if one not in list(known)]
+    unknown = [value for value in classes[0].tolist() if value not in list(known)]
     if unknown:
         raise EstimatorError(
             f"node {label!r}: {model.name} does not know the class {unknown[0]!r}, which is in the targets",

@@ -165,7 +165,9 @@ class Evaluation:
         try:
             return float(metric.metric.measure(predicted, targets))
         except SpecError as error:
-            others = [one.node for one in self._metrics if one.metric is metric.metric and one.node != metric.node]
+            others = [
+                other.node for other in self._metrics if other.metric is metric.metric and other.node != metric.node
+            ]
             on = f"name the node to judge: Metric({metric.metric.label!r}, on={others[0]!r})" if others else error.hint
             problem = f"metric {metric.label!r} on node {metric.node!r}: {error.problem}"
             raise SpecError(problem, available=error.available, hint=on) from None

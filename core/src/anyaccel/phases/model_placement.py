@@ -25,7 +25,11 @@ def final_devices(phase: Phase, plan: Plan) -> dict[str, Device]:
     if phase.final_device is None:
         return {}
     device, backends = phase.final_device.device, registry()
-    served = [one for one in plan.assignments if phase.strict or backends.serves(one.framework, device.kind)]
+    served = [
+        assignment
+        for assignment in plan.assignments
+        if phase.strict or backends.serves(assignment.framework, device.kind)
+    ]
     for assignment in served or plan.assignments:
         backends.serving(assignment.framework, device, vendor=phase.final_device.vendor)
     return {assignment.node: device for assignment in served}

@@ -39,7 +39,9 @@ def notes(
         return ()
     reached = _reached(segments)
     known = [column for column in plan.columns if column.name in reached and column.name in arrays]
-    return tuple(dict.fromkeys(_notes([column for column in known if _has_nan(arrays[column.name])], rows)))
+    with_nan = [column for column in known if _has_nan(arrays[column.name])]
+    split = phase.data if isinstance(phase.data, str) else "all"
+    return tuple(dict.fromkeys(_notes(with_nan, rows, split)))
 
 
 def warn(label: str, nan_notes: Sequence[str]) -> None:
@@ -71,7 +73,7 @@ def _has_nan(array: np.ndarray) -> bool:
         return bool(np.isnan(array.min(initial=np.inf)))
 
 
-def _notes(columns: Sequence[Column], rows: Mapping[str, Rows]) -> Iterator[str]:
+def _notes(columns: Sequence[Column], rows: Mapping[str, Rows], split: str) -> Iterator[str]:
     for column in columns:
         own_rows = rows[column.feature_set]
         for name in column.columns:
@@ -80,7 +82,7 @@ def _notes(columns: Sequence[Column], rows: Mapping[str, Rows]) -> Iterator[str]
                 role = "features" if column.role == "features" else "targets"
                 yield (
                     f"{role} {name!r} hold NaN in {count} of {len(own_rows)} rows; losses will be NaN. "
-                    f"Hint: {_hint(role, own_rows.label, name)}"
+                    f"Hint: {_hint(role, own_rows.label, name, split)}"
                 )
 
 
@@ -90,7 +92,7 @@ def _rows_with_nan(array: np.ndarray) -> int:
     return int(np.isnan(array.reshape(len(array), -1)).any(axis=1).sum())
 
 
-def _hint(role: str, label: str, name: str) -> str:
+def _hint(role: str, label: str, name: str, split: str) -> str:
     if role == "features":
-        return f"{label}.fit_transform(SimpleImputer(), [{name!r}], fit_on='train')"
-    return f"train without these rows, data={label}.split('train').filter({{{name!r}: np.isfinite}})"
+        return f"build the graph on {label}.fit_transform(SimpleImputer(), [{name!r}], fit_on={split!r})"
+    return f"train without these rows, data={label}.split({split!r}).filter({{{name!r}: np.isfinite}})"

@@ -66,13 +66,15 @@ class OutOfMemoryReport:
         groups = [group for stage in self.pipeline.stages for group in stage.segment.groups]
         optimizers = {node: group.optimizer for group in groups for node in group.nodes}
         assignments, data = self.factory.plan.assignments, self.factory.nbytes()
-        for place in dict.fromkeys((one.framework, one.device) for one in assignments):
-            here = [one for one in assignments if (one.framework, one.device) == place]
-            trained = [one for one in here if one.node in optimizers]
+        for place in dict.fromkeys((assignment.framework, assignment.device) for assignment in assignments):
+            here = [assignment for assignment in assignments if (assignment.framework, assignment.device) == place]
+            trained = [assignment for assignment in here if assignment.node in optimizers]
             categories = {
-                "parameters": sum(one.nbytes for one in here),
-                "gradients": sum(one.nbytes for one in trained),
-                "optimizer state": sum(one.nbytes * state_slots(optimizers[one.node]) for one in trained),
+                "parameters": sum(assignment.nbytes for assignment in here),
+                "gradients": sum(assignment.nbytes for assignment in trained),
+                "optimizer state": sum(
+                    assignment.nbytes * state_slots(optimizers[assignment.node]) for assignment in trained
+                ),
                 "data" if residency == "resident" else "data (streamed)": data.get(place, 0),
             }
             known = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in categories.items() if nbytes)

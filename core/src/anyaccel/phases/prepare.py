@@ -86,16 +86,16 @@ def prepare(
     """
     plan = resolution.plan
     classes, known = class_counts(resolution), topology.feature_sets(graph.nodes.values())
-    drawn = [_draw(phase, part, plan, graph, done, read=True, cache=cache) for part in parts_of(phase)]
+    parts = [_draw(phase, part, plan, graph, done, read=True, cache=cache) for part in parts_of(phase)]
     return [
         PreparedPart(
-            part=one.part,
-            rows=one.data.rows,
-            evaluated=one.evaluated,
-            metrics=one.metrics,
-            factory=_factory(plan, one, classes, known),
+            part=drawn.part,
+            rows=drawn.data.rows,
+            evaluated=drawn.evaluated,
+            metrics=drawn.metrics,
+            factory=_factory(plan, drawn, classes, known),
         )
-        for one in drawn
+        for drawn in parts
     ]
 
 

@@ -24,7 +24,7 @@ def check_alignment(
     Args:
         label: of the phase.
         steps: what each step takes.
-        combinations: what combines feature sets, as of `combinations_of`.
+        combinations: what combines feature sets; see `combinations_of`.
         by_sampler: whether samplers decide what a step takes.
 
     Raises:

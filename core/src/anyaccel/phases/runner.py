@@ -148,7 +148,7 @@ class _PhaseExecution:
         pipeline = self._pipeline = _build(resolution, graph, phase.compile, learners)
         run.attach(pipeline)
         graph.refresh = partial(pipeline.sync_models, graph.optimizer_states)
-        self._policies = [self._policy(*one, pipeline, learners) for one in zip(parts, loaders, strict=True)]
+        self._policies = [self._policy(*pair, pipeline, learners) for pair in zip(parts, loaders, strict=True)]
         del loaders  # a loader that is replaced must not be kept
         self._hooks.call("after_loading", phase=phase, plan=plan, run=run)
         return self._loop(pipeline, parts, learners, resolution.shapes.outputs)

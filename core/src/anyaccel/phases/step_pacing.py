@@ -59,14 +59,14 @@ class PendingCalls:
         """Add a call of `n_steps` steps; yields the steps and seconds of each call that is done by now."""
         self._calls.append((losses, n_steps, began))
         while self._calls:
-            while not all(one.is_ready() for one in self._calls[0][0]):
+            while not all(pending.is_ready() for pending in self._calls[0][0]):
                 if len(self._calls) < 2:
                     return
                 time.sleep(_POLL_SECONDS)
             yield self._finish()
 
     def finish(self) -> Iterator[tuple[int, float]]:
-        """As `launched`, of the calls that are left once all losses have been read."""
+        """Like `launched`, for the calls that are left once all losses have been read."""
         while self._calls:
             yield self._finish()
 

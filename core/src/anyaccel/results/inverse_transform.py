@@ -34,9 +34,9 @@ def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: 
     """
     label, columns = compared.get(name, ("", ()))
     if label in rows:
-        source = _source(rows[label])
+        source = rows[label].base
         return source.inverse(values, columns) if isinstance(source, FeatureSet) else values
-    if not any(getattr(_source(table), "transforms", ()) for table in rows.values()):
+    if not any(getattr(table.base, "transforms", ()) for table in rows.values()):
         return values
     raise TransformError(
         f"the transforms cannot be undone for predictions of {name!r}: no loss, metric or target says which columns "
@@ -56,7 +56,7 @@ def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> n
     Raises:
         TransformError: a transform has no inverse.
     """
-    source, whole = _source(rows), original_rows(rows)
+    source, whole = rows.base, original_rows(rows)
     if whole is rows or not isinstance(source, FeatureSet):
         return values
     if not set(columns) <= set(whole.columns):
@@ -67,7 +67,7 @@ def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> n
 
 def original_rows(rows: Rows) -> Rows:
     """The same rows before their transforms; a view keeps its selection of targets and tags."""
-    source = _source(rows)
+    source = rows.base
     if not isinstance(source, FeatureSet) or not source.transforms:
         return rows
     whole = source.undo_transforms()
@@ -99,7 +99,3 @@ def plain_column(rows: Rows, name: str) -> Any:
 def _single(shape: Sequence[int]) -> bool:
     """Whether samples of this shape hold a single value in at least one axis."""
     return bool(shape) and math.prod(shape) == 1
-
-
-def _source(rows: Rows) -> Rows:
-    return rows.feature_set if isinstance(rows, FeatureSetView) else rows

@@ -13,6 +13,7 @@ from anyaccel.segment import Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.placement import TorchPlacement
+from anyaccel_torch.tree_utils import dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -136,7 +137,7 @@ def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
         host: np.ndarray = tensor.detach().cpu().numpy().copy()
     except TypeError as error:
         raise StateError(
-            f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}, which NumPy lacks",
+            f"{name} has dtype {dtype_name(tensor.dtype)}, which NumPy lacks",
             hint="convert the model before saving, with model.float(), and back after loading",
         ) from error
     return host

@@ -17,6 +17,13 @@ TORCH_SLOTS = {"velocity": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}
 """torch's names for the slots of named optimizers."""
 
 
+def named_slots(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The slots of a named optimizer with these settings, by core's names."""
+    if "betas" in settings:
+        return ("m", "v")
+    return ("velocity",) if settings["momentum"] > 0 else ()
+
+
 def place_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Move the state to the devices of the parameters, but for the step counts that torch reads on the host."""
     for group in optimizer.param_groups:

@@ -19,6 +19,7 @@ from anyaccel_torch.optimizer_state import (
     OptimizerSnapshot,
     load_slots,
     matching_state,
+    named_slots,
     read_slots,
     set_step,
 )
@@ -86,8 +87,7 @@ def _create_own(cls: type, spec: Optimizer, parameters: list[nn.Parameter]) -> t
 def slot_names(spec: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
     """Names of the tensors that an optimizer keeps per parameter; a class is asked by a trial step."""
     if spec.own is None:
-        momentum = spec.settings.get("momentum")
-        return {"m", "v"} if momentum is None else {"velocity"} if momentum > 0 else set()
+        return set(named_slots(spec.settings))
     tiny = nn.Parameter(parameters[0].new_zeros([1] * parameters[0].ndim))
     tiny.grad = torch.zeros_like(tiny)
     optimizer = create_optimizer(spec, [tiny])

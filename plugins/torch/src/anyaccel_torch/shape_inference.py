@@ -22,6 +22,7 @@ from anyaccel_torch.error_translation import first_line, translate_errors
 from anyaccel_torch.forward_call import bind_call, force_eager, output_tensors
 from anyaccel_torch.module_state import parameters
 from anyaccel_torch.state_guard import evaluating, seed_generators
+from anyaccel_torch.tree_utils import dtype_name
 
 # torch's shape-only kernels accept wrong dtypes (such as a float64 batch for a float32 Linear), so a module is run on
 # values unless its parameters take more bytes than this.
@@ -46,11 +47,6 @@ def infer(model: nn.Module, inputs: Sequence[TensorSpec], seed: int) -> tuple[Te
 def tensor_spec(tensor: Tensor) -> TensorSpec:
     """The whole shape and the dtype of a tensor."""
     return TensorSpec(tuple(tensor.shape), dtype_name(tensor.dtype))
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """NumPy's name of a dtype."""
-    return str(dtype).removeprefix("torch.")
 
 
 def input_dtype(model: nn.Module) -> str | None:

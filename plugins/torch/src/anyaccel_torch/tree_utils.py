@@ -24,6 +24,11 @@ def tensors_in(obj: Any) -> Iterator[Any]:
             yield from tensors_in(item)
 
 
+def dtype_name(dtype: Any) -> str:
+    """NumPy's name of a torch dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
 def check_dtypes(obj: Any, device: object, unsupported: frozenset[str]) -> None:
     """Check that no tensor in `obj` has a dtype that `device` cannot hold.
 
@@ -32,5 +37,5 @@ def check_dtypes(obj: Any, device: object, unsupported: frozenset[str]) -> None:
     """
     if not unsupported:
         return
-    for name in {str(tensor.dtype).removeprefix("torch.") for tensor in tensors_in(obj)} & unsupported:
+    for name in {dtype_name(tensor.dtype) for tensor in tensors_in(obj)} & unsupported:
         raise MoveError(f"{device} cannot hold {name}, and a move keeps the dtype", hint="cast it first: .float()")

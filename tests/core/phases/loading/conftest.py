@@ -1,4 +1,4 @@
-"""What tests of the loop's feeding share: blocks of a chosen size, and an eye on threads."""
+"""Fixtures for loading: blocks of a chosen size, and a check that no prefetch thread is left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from anyaccel.phases.loading import loader_factory
 THREAD = "anyaccel-prefetch"
 
 
-def at_work() -> list[str]:
-    """Threads that make blocks."""
+def prefetch_threads() -> list[str]:
+    """Names of the threads that prefetch blocks."""
     return [thread.name for thread in threading.enumerate() if thread.name == THREAD]
 
 
@@ -25,7 +25,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture(autouse=True)
 def no_threads() -> Iterator[None]:
-    """Whatever a test does: no thread is left."""
-    assert at_work() == []
+    """No test leaves a thread."""
+    assert prefetch_threads() == []
     yield
-    assert at_work() == []
+    assert prefetch_threads() == []

@@ -1,4 +1,4 @@
-"""What is made ahead: in order, no more than asked for, and the thread that makes it always ends."""
+"""Prefetch: items in order, a bounded number ahead, and the thread always ends."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def thread() -> threading.Thread | None:
     return next((one for one in threading.enumerate() if one.name == "anyaccel-prefetch"), None)
 
 
-def test_what_is_made_comes_in_order() -> None:
+def test_items_come_in_order() -> None:
     assert list(prefetch.prefetch(lambda: (i for i in range(100)))) == list(range(100))  # type: ignore[arg-type]
 
 
-def test_nothing_comes_of_nothing() -> None:
+def test_an_empty_generator_yields_nothing() -> None:
     assert list(prefetch.prefetch(lambda: (i for i in ()))) == []  # type: ignore[arg-type]
 
 
-def test_nothing_is_made_before_the_first_is_asked_for() -> None:
+def test_no_thread_starts_before_the_first_item_is_requested() -> None:
     made = prefetch.prefetch(lambda: (i for i in range(3)))  # type: ignore[arg-type]
     assert thread() is None
     made.close()
 
 
-def test_nothing_is_made_further_ahead_than_asked() -> None:
+def test_at_most_depth_and_one_items_are_prefetched() -> None:
     seen: list[int] = []
     waits = threading.Event()
 
@@ -57,7 +57,7 @@ class Oops(Exception):
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_an_error_of_the_maker_comes_in_its_turn(after: int) -> None:
+def test_an_error_of_the_generator_is_raised_in_its_place(after: int) -> None:
     def make() -> Generator[int]:
         yield from range(after)
         raise Oops("no more")
@@ -69,7 +69,7 @@ def test_an_error_of_the_maker_comes_in_its_turn(after: int) -> None:
     assert found == list(range(after)) and thread() is None
 
 
-def test_an_error_of_the_maker_leaves_nothing_in_a_circle() -> None:
+def test_an_error_of_the_generator_leaves_no_reference_cycle() -> None:
     class Held:
         pass
 
@@ -95,7 +95,7 @@ def test_an_error_of_the_maker_leaves_nothing_in_a_circle() -> None:
 
 
 def test_an_error_that_comes_when_the_loop_has_ended_is_dropped() -> None:
-    """Together with what its frames hold, and though it is put beside others at the last moment."""
+    """Also what its frames hold, and also if it is queued at the last moment."""
 
     class Held:
         pass
@@ -124,7 +124,7 @@ def test_an_error_that_comes_when_the_loop_has_ended_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Oops, GeneratorExit])
-def test_the_thread_ends_and_the_maker_is_closed_when_the_loop_fails(error: type[BaseException]) -> None:
+def test_the_generator_is_closed_and_its_thread_ends_when_the_loop_fails(error: type[BaseException]) -> None:
     closed = []
 
     def make() -> Generator[int]:
@@ -140,7 +140,7 @@ def test_the_thread_ends_and_the_maker_is_closed_when_the_loop_fails(error: type
     assert closed == ["anyaccel-prefetch"] and thread() is None
 
 
-def test_a_loop_that_ends_early_makes_nothing_more() -> None:
+def test_nothing_is_prefetched_after_the_loop_ended_early() -> None:
     made: list[int] = []
 
     def make() -> Generator[int]:
@@ -155,7 +155,7 @@ def test_a_loop_that_ends_early_makes_nothing_more() -> None:
     assert len(made) == count <= 4
 
 
-def test_a_slow_maker_is_not_waited_for_beyond_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_generator_is_joined_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("anyaccel.phases.loading.prefetch"), "JOIN_SECONDS", 0.05)
     go, closed = threading.Event(), threading.Event()
 
@@ -186,7 +186,7 @@ def interrupted(after: float) -> Iterator[threading.Timer]:
     timer.join()
 
 
-def test_an_interrupt_while_waiting_for_a_slow_maker_is_answered_within_a_second() -> None:
+def test_an_interrupt_while_waiting_for_a_slow_generator_is_raised_within_a_second() -> None:
     go = threading.Event()
 
     def make() -> Generator[int]:
@@ -207,7 +207,7 @@ def test_an_interrupt_while_waiting_for_a_slow_maker_is_answered_within_a_second
     assert seconds < 10  # 0.2 until the interrupt, and 1 of patience; machines are slow, but nobody waited for 30
 
 
-def test_an_interrupt_before_the_thread_is_started_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_before_the_thread_starts_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: threading.Thread) -> None:
         raise KeyboardInterrupt
 
@@ -216,7 +216,7 @@ def test_an_interrupt_before_the_thread_is_started_leaves_none(monkeypatch: pyte
         next(prefetch.prefetch(lambda: (i for i in range(3))))  # type: ignore[arg-type]
 
 
-def test_what_was_given_is_not_held_while_the_next_is_waited_for() -> None:
+def test_an_item_is_not_kept_while_the_next_is_waited_for() -> None:
     class Block:
         pass
 

@@ -1,4 +1,4 @@
-"""Where rows are: decided from measured memory, said in an event, and nothing is left behind however a phase ends."""
+"""Residency: decided from measured memory, logged as an event; nothing is left behind however a phase ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(made: ModelGraph, of: Phase) -> Any:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, np.ndarray]:
-    """What training gives where there is room for all."""
+    """The state after training with room for everything."""
     made = graph()
     run(made, phase(accelerator=None))
     return made.state()
@@ -67,7 +67,7 @@ def expected() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("part", [1.0, 0.5, 0.25])
-def test_data_of_several_times_the_device_are_streamed(part: float, expected: dict[str, np.ndarray]) -> None:
+def test_data_larger_than_the_device_are_streamed(part: float, expected: dict[str, np.ndarray]) -> None:
     capacity = int(NBYTES * part)
     with simulate(1, capacity=capacity) as sims:
         made = graph()
@@ -82,7 +82,7 @@ def test_data_of_several_times_the_device_are_streamed(part: float, expected: di
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
 
 
-def test_data_that_fit_stay_there(expected: dict[str, np.ndarray]) -> None:
+def test_data_that_fit_are_resident(expected: dict[str, np.ndarray]) -> None:
     with simulate(1, capacity=NBYTES * 2) as sims:
         made = graph()
         result = run(made, phase())
@@ -99,7 +99,7 @@ def test_data_that_fit_stay_there(expected: dict[str, np.ndarray]) -> None:
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
 
 
-def test_a_device_that_does_not_say_how_full_it_is_is_tried() -> None:
+def test_residency_is_tried_if_free_memory_is_unknown() -> None:
     with simulate(1) as sims:
         (event,) = run(graph(), phase()).events
         assert sims[0].transfers.into.nbytes < NBYTES * 2
@@ -109,7 +109,7 @@ def test_a_device_that_does_not_say_how_full_it_is_is_tried() -> None:
     )
 
 
-def test_rows_in_several_places_are_told_together() -> None:
+def test_one_event_names_all_devices() -> None:
     rows = table().reference(["x"], ["y"])
     nodes = [
         ModelNode(name, SequentialMLP((1,), 2, 8), rows, accelerator=f"sim:{index}")
@@ -125,7 +125,7 @@ def test_rows_in_several_places_are_told_together() -> None:
     assert second.startswith("121.1 KiB and training adds ")
 
 
-def test_what_is_free_is_told_without_what_came_before() -> None:
+def test_the_event_names_memory_left_after_earlier_rows() -> None:
     """The rows of a validation share the memory with those of the phase."""
     with simulate(1, capacity=NBYTES * 10):
         result = run(graph(), phase(validation=EvalPhase("check", data="train", batch_size=50)))
@@ -138,7 +138,7 @@ def test_what_is_free_is_told_without_what_came_before() -> None:
     assert units == ["MiB", "MiB"] and free[0] - free[1] == pytest.approx(NBYTES / 2**20, abs=0.11)
 
 
-def test_rows_that_are_not_in_memory_have_no_place_to_tell_of() -> None:
+def test_a_source_has_no_residency_event() -> None:
     batch = {"x": np.zeros((4, WIDTH), "float32"), "y": np.zeros((4, 1), "float32")}
     source = IterableSource("data", lambda: iter([batch]), features="x", targets="y")
     with simulate(1, capacity=NBYTES * 10):
@@ -147,13 +147,13 @@ def test_rows_that_are_not_in_memory_have_no_place_to_tell_of() -> None:
     assert [event for event in result.events if event.kind == "residency"] == []
 
 
-def test_rows_that_were_asked_to_stay_are_not_told_of() -> None:
+def test_there_is_no_event_for_residency_resident() -> None:
     with simulate(1, capacity=NBYTES * 10):
         assert run(graph(), phase(residency="resident")).events == ()
 
 
-def test_what_training_adds_counts() -> None:
-    """Room for the data, and not for two moments of each parameter besides."""
+def test_gradients_and_optimizer_state_count() -> None:
+    """Room for the data, but not for two moments of each parameter as well."""
     for more, residency in ((1000, "streamed"), (8000, "resident")):
         with simulate(1, capacity=int(NBYTES / 0.8) + more):
             (event,) = run(graph(), phase()).events
@@ -162,8 +162,8 @@ def test_what_training_adds_counts() -> None:
         )
 
 
-def test_what_comes_first_is_resident_first() -> None:
-    """The training data fit; those of the validation do not, besides."""
+def test_training_data_are_resident_before_validation_data() -> None:
+    """The training data fit; those of the validation do not fit as well."""
     with simulate(1, capacity=int(NBYTES * 1.6)):
         result = run(graph(), phase(validation=EvalPhase("train", data="train", batch_size=50)))
     assert [event.message.partition(",")[0] for event in result.events] == [
@@ -172,7 +172,7 @@ def test_what_comes_first_is_resident_first() -> None:
     ]
 
 
-def test_data_that_are_to_be_resident_must_fit(owned: Callable[..., int]) -> None:
+def test_residency_resident_is_an_error_if_data_do_not_fit(owned: Callable[..., int]) -> None:
     made = graph()
     with simulate(1, capacity=NBYTES // 4) as sims:
         with pytest.raises(OutOfMemoryError) as caught:
@@ -185,7 +185,7 @@ def test_data_that_are_to_be_resident_must_fit(owned: Callable[..., int]) -> Non
         assert sims[0].used == owned(made, "sim:0")
 
 
-def test_data_that_are_to_be_streamed_are(expected: dict[str, np.ndarray]) -> None:
+def test_residency_streamed_streams(expected: dict[str, np.ndarray]) -> None:
     with simulate(1, capacity=NBYTES * 10) as sims:
         made = graph()
         result = run(made, phase(residency="streamed"))
@@ -224,8 +224,8 @@ def test_evaluations_and_fits_are_streamed_too(kind: str) -> None:
     assert [event.kind for event in result.events] == ["residency"]
 
 
-def test_blocks_take_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much one block may be."""
+def test_blocks_take_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of a block may be otherwise."""
     steps = []
     fill = StreamingLoader.fill
 
@@ -248,7 +248,7 @@ class Oops(Exception):
 
 
 def handles() -> int:
-    """Open files, where the system says so."""
+    """Number of open files, where the system tells."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.exists() else 0
 
@@ -261,7 +261,7 @@ def small() -> Iterator[Any]:
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException, after: int = 6) -> None:
-    """Let something raise when it is called for the `after`th time."""
+    """Make a function raise when it is called for the `after`th time."""
     left = [after]
 
     def broken(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -310,7 +310,7 @@ def test_nothing_is_left_of_a_streamed_phase_that_fails(
     assert len(ours.run_phase(phase()).epochs) == 2
 
 
-def test_a_buffer_that_cannot_be_had_ends_the_phase(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_staging_buffer_that_cannot_be_allocated_ends_the_phase(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fails(monkeypatch, "staging_buffer", Oops("no page-locked memory"), after=2)
     with pytest.raises(Oops, match="page-locked"):
         run(graph(), phase())
@@ -355,10 +355,10 @@ def test_nothing_is_left_of_a_streamed_phase_that_ends_well(
         gc.enable()
 
 
-def test_an_interrupt_while_a_block_is_waited_for_is_answered(
+def test_an_interrupt_while_waiting_for_a_block_ends_the_phase(
     small: Any, owned: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though who makes it does not come back for long: the thread ends when it does."""
+    """Even if the generator is blocked for long; its thread ends when it returns."""
     fill, go, calls = StreamingLoader.fill, threading.Event(), itertools.count()
 
     def slow(self: StreamingLoader, block: Any, buffers: Any) -> None:
@@ -384,7 +384,7 @@ def test_an_interrupt_while_a_block_is_waited_for_is_answered(
     assert len(ours.run_phase(phase()).epochs) == 2
 
 
-def test_a_thread_that_is_slow_to_end_writes_to_no_buffer_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_thread_does_not_write_to_reused_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("anyaccel.phases.loading.prefetch"), "JOIN_SECONDS", 0.01)
     columns = Experiment("e", graph(), progress="none").plan(phase(accelerator=None)).columns
     arrays = {one.name: np.arange(40, dtype="float32").reshape(40, 1) for one in columns}
@@ -454,7 +454,7 @@ KINDS = {
         ("residency", None, "use one of these"),
     ],
 )
-def test_words_that_do_not_exist_are_refused(kind: str, name: str, given: Any, remedy: str) -> None:
+def test_unknown_settings_values_are_refused(kind: str, name: str, given: Any, remedy: str) -> None:
     there = {"compile": "'auto', 'off', 'steps'", "residency": "'auto', 'resident', 'streamed'"}[name]
     with pytest.raises(PhaseError) as caught:
         KINDS[kind](**{name: given})
@@ -462,7 +462,7 @@ def test_words_that_do_not_exist_are_refused(kind: str, name: str, given: Any, r
     assert str(caught.value) == (text if text.endswith("?") else f"{text}.")
 
 
-def test_a_splitting_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_microbatching_is_refused() -> None:
     with pytest.raises(PhaseError) as caught:
         KINDS["train"](microbatching="maybe")
     assert str(caught.value) == (
@@ -474,7 +474,7 @@ def test_a_splitting_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_settings_go_into_a_configuration_and_back(kind: str) -> None:
+def test_settings_are_in_the_configuration(kind: str) -> None:
     given = {"compile": "steps", "residency": "streamed"}
     if kind == "train":
         given |= {"accumulate": 3, "microbatching": "approximate"}  # type: ignore[dict-item]
@@ -491,7 +491,7 @@ def test_settings_go_into_a_configuration_and_back(kind: str) -> None:
     assert Phase.from_config(older).get_config() == plain
 
 
-def test_a_configuration_with_a_wrong_word_is_refused() -> None:
+def test_a_configuration_with_an_unknown_value_is_refused() -> None:
     config = KINDS["eval"]().get_config()
     with pytest.raises(PhaseError, match=r"phase 'p': unknown residency='gpu'\. Available"):
         Phase.from_config({**config, "residency": "gpu"})

@@ -1,4 +1,4 @@
-"""Streamed rows give the numbers of resident ones, to the bit, whatever draws them and however small the blocks are."""
+"""Streamed rows give the numbers of resident ones, to the bit, for any sampler and any size of blocks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def one(model: Any = None, **settings: Any) -> ModelGraph:
 
 
 def differ(one: Any, other: Any) -> list[str]:
-    """Names of values that are not the same to the bit."""
+    """Names of values that are not equal to the bit."""
     assert sorted(one) == sorted(other)
     return [name for name in one if not np.array_equal(one[name], other[name], equal_nan=True)]
 
@@ -93,7 +93,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_one_sampler(sampler: str, size: int, blocks: Blocks, spied: list[int]) -> None:
+def test_one_sampler_streams_to_the_same_numbers(sampler: str, size: int, blocks: Blocks, spied: list[int]) -> None:
     blocks(size)
     results, states = both(
         one,
@@ -127,7 +127,7 @@ TOGETHER = {
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("sampler", TOGETHER)
-def test_streams_of_one_sampler(sampler: str, size: int, blocks: Blocks) -> None:
+def test_pairs_stream_to_the_same_numbers(sampler: str, size: int, blocks: Blocks) -> None:
     blocks(size)
     drawn, streams = TOGETHER[sampler]
     results, states = both(
@@ -140,8 +140,8 @@ def test_streams_of_one_sampler(sampler: str, size: int, blocks: Blocks) -> None
     assert epochs(results[0]) == epochs(results[1])
 
 
-def test_columns_that_differ_only_in_their_stream_are_sent_for_each(blocks: Blocks, sims: Simulation) -> None:
-    """Their rows are different ones; resident they are there once."""
+def test_columns_of_several_streams_are_copied_for_each(blocks: Blocks, sims: Simulation) -> None:
+    """Their rows differ; resident columns are there once."""
     blocks(1)
     into = []
     for residency in ("resident", "streamed"):
@@ -178,7 +178,7 @@ def apart() -> ModelGraph:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_several_samplers(name: str, size: int, blocks: Blocks) -> None:
+def test_several_samplers_stream_to_the_same_numbers(name: str, size: int, blocks: Blocks) -> None:
     blocks(size)
     samplers, schedule = SCHEDULES[name]
     results, states = both(
@@ -198,8 +198,8 @@ def test_several_samplers(name: str, size: int, blocks: Blocks) -> None:
     assert epochs(results[0]) == epochs(results[1])
 
 
-def test_what_a_schedule_leaves_out_of_a_block_may_hold_anything(blocks: Blocks) -> None:
-    """Class indices of no row would be out of range; they are in no step."""
+def test_rows_that_a_block_does_not_use_change_nothing(blocks: Blocks) -> None:
+    """Class indices in unused rows of a buffer are out of range; no step takes them."""
     blocks(1)
     draw = np.random.default_rng(0)
 
@@ -228,7 +228,7 @@ def test_what_a_schedule_leaves_out_of_a_block_may_hold_anything(blocks: Blocks)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_dropout_and_running_statistics(size: int, blocks: Blocks) -> None:
+def test_dropout_and_running_statistics_are_the_same_when_streamed(size: int, blocks: Blocks) -> None:
     blocks(size)
     results, states = both(
         lambda: one(Sequential(Dense(4), BatchNorm(), Dropout(0.4), Dense(1))),
@@ -238,7 +238,7 @@ def test_dropout_and_running_statistics(size: int, blocks: Blocks) -> None:
     assert epochs(results[0]) == epochs(results[1])
 
 
-def test_step_listeners_hear_the_same_steps(blocks: Blocks) -> None:
+def test_step_end_hooks_see_the_same_steps(blocks: Blocks) -> None:
     blocks(200)
     heard: list[list[Any]] = []
 
@@ -259,7 +259,7 @@ def test_step_listeners_hear_the_same_steps(blocks: Blocks) -> None:
 
 
 @pytest.mark.parametrize("moment", ["step_end", "epoch_end", "epoch_start"])
-def test_a_run_that_is_stopped_in_the_middle(moment: str, blocks: Blocks, at: Callable[..., Callback]) -> None:
+def test_a_stopped_run_is_the_same_when_streamed(moment: str, blocks: Blocks, at: Callable[..., Callback]) -> None:
     blocks(200)
 
     def stop(run: Any) -> None:
@@ -279,7 +279,7 @@ def test_a_run_that_is_stopped_in_the_middle(moment: str, blocks: Blocks, at: Ca
     ]
 
 
-def test_early_stopping_goes_back_to_the_best(blocks: Blocks) -> None:
+def test_early_stopping_restores_the_same_state_when_streamed(blocks: Blocks) -> None:
     blocks(200)
     results, states = both(
         one,
@@ -299,7 +299,7 @@ def test_early_stopping_goes_back_to_the_best(blocks: Blocks) -> None:
     assert results[1].stop_reason and len(results[1].epochs) < 30
 
 
-def test_more_epochs_later(blocks: Blocks) -> None:
+def test_later_epochs_are_the_same_when_streamed(blocks: Blocks) -> None:
     """Epochs are numbered over all phases of a label."""
     blocks(200)
     graph, halves = one(), one()
@@ -368,7 +368,7 @@ def test_estimators_learn_from_the_same_batches(alone: bool, size: int, blocks: 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("drawn", ["rows", "pairs", "triplets"])
-def test_evaluations(drawn: str, size: int, blocks: Blocks, spied: list[int]) -> None:
+def test_evaluations_are_the_same_when_streamed(drawn: str, size: int, blocks: Blocks, spied: list[int]) -> None:
     blocks(size)
     sampler, streams = TOGETHER.get(drawn, (None, (None,)))
     graph = siamese(*streams)
@@ -394,7 +394,7 @@ def test_evaluations(drawn: str, size: int, blocks: Blocks, spied: list[int]) ->
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_evaluations_of_sets_of_different_lengths(size: int, blocks: Blocks) -> None:
+def test_evaluations_of_unequal_sets_are_the_same_when_streamed(size: int, blocks: Blocks) -> None:
     blocks(size)
     graph = apart()
     found = [
@@ -418,7 +418,7 @@ def test_evaluations_of_sets_of_different_lengths(size: int, blocks: Blocks) -> 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_fitting(size: int, blocks: Blocks, spied: list[int]) -> None:
+def test_fits_are_the_same_when_streamed(size: int, blocks: Blocks, spied: list[int]) -> None:
     blocks(size)
     diaries = []
     for residency in ("resident", "streamed"):
@@ -435,7 +435,7 @@ def test_fitting(size: int, blocks: Blocks, spied: list[int]) -> None:
     assert diaries[0] == diaries[1] and spied
 
 
-def test_small_and_odd_columns_are_streamed_as_they_are(blocks: Blocks) -> None:
+def test_small_and_odd_columns_are_streamed_unchanged(blocks: Blocks) -> None:
     """Images, an integer column, and one that two nodes share."""
     blocks(500)
     draw = np.random.default_rng(0)

@@ -66,5 +66,5 @@ def _members(name: str, stages: Sequence[PipelineStage]) -> list[_Member]:
 
 def _norm_device(group: str, stage: PipelineStage) -> Device | None:
     """The device of a group's first node in a stage, on which its squared norm is."""
-    node = next((one.nodes[0] for one in stage.segment.groups if one.name == group), None)
+    node = next((other.nodes[0] for other in stage.segment.groups if other.name == group), None)
     return next((operation.device for operation in stage.segment.operations if operation.label == node), None)

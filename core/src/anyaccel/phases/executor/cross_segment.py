@@ -190,14 +190,14 @@ def _gather(
 ) -> tuple[Any, ...]:
     """The inputs of a stage: None for rows that this step does not have, and for values that would need them."""
     inputs: list[Any] = []
-    for one in needed:
-        if one.transfer is None:
-            feature_set, gather_rows = columns[one.name]
+    for value_input in needed:
+        if value_input.transfer is None:
+            feature_set, gather_rows = columns[value_input.name]
             span = span_of(feature_set)
             inputs.append(None if span is None else gather_rows(*span))
         else:
-            value = values[one.name]
-            inputs.append(None if value is None else one.transfer(value))
+            value = values[value_input.name]
+            inputs.append(None if value is None else value_input.transfer(value))
     return tuple(inputs)
 
 

@@ -40,7 +40,9 @@ def stream_of(column: Column) -> StreamKey:
 
 def with_orders(columns: Iterable[Column], rows: Mapping[str, Any], orders: Mapping[str, Any]) -> DeviceColumns:
     """Tensors and row orders on devices, both by value name, put together."""
-    return {one.name: DeviceColumn(rows[one.name], orders.get(one.name), one.feature_set) for one in columns}
+    return {
+        column.name: DeviceColumn(rows[column.name], orders.get(column.name), column.feature_set) for column in columns
+    }
 
 
 def load(
@@ -58,9 +60,9 @@ def load(
     """
     tensors: dict[str, Any] = {}
     for column in plan.columns:
-        twin = next((one for one in plan.columns if one.name in tensors and same_array(one, column)), None)
-        if twin is not None and arrays[twin.name] is arrays[column.name]:
-            tensors[column.name] = tensors[twin.name]
+        same = next((other for other in plan.columns if other.name in tensors and same_array(other, column)), None)
+        if same is not None and arrays[same.name] is arrays[column.name]:
+            tensors[column.name] = tensors[same.name]
             continue
         backend, array = column.backend, arrays[column.name]
         if array.flags.writeable and not column.pinned:  # a copy of ours; what a feature set owns is read-only

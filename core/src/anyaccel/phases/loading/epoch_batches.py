@@ -102,12 +102,12 @@ class SampledBatches:
             spans = self._cycled(label, schedule)
             self.steps = tuple(_alternating(spans) if schedule.startswith("alternate") else _zipped(spans))
             self.equal_batches = _equal_batches(self.steps, len(rows))
-        self._fixed = all(one.draws.fixed and not one.sampler.shuffle for one in self._samplers.values())
+        self._fixed = all(epochs.draws.fixed and not epochs.sampler.shuffle for epochs in self._samplers.values())
 
     @property
     def n_drawn(self) -> int:
         """Rows that are drawn anew for every epoch; 0 if all epochs take the same."""
-        return 0 if self._fixed else sum(one.draws.n * one.cycles for one in self._samplers.values())
+        return 0 if self._fixed else sum(epochs.draws.n * epochs.cycles for epochs in self._samplers.values())
 
     def _cycled(self, label: str, schedule: str) -> dict[str, list[RowSpan]]:
         """Equally many batches of every sampler: those that have fewer start over, or are refused."""

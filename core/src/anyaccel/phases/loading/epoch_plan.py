@@ -132,7 +132,7 @@ class EpochSteps:
 
 
 def _count(steps: Iterable[StepRange]) -> int:
-    return sum(one.n_steps for one in steps)
+    return sum(part.n_steps for part in steps)
 
 
 def _skip(ranges: Iterable[StepRange], n: int) -> Iterator[StepRange]:
@@ -152,7 +152,7 @@ def _limited(ranges: Iterable[StepRange], max_steps: int) -> Iterator[StepRange]
 def _is_last_batch(steps: StepRange, block: Sequence[StepRange]) -> bool:
     """Whether this is the last, smaller batch of an epoch: a block of its own would have a shape of its own."""
     equal = steps.uniform and steps.n_steps == 1
-    return equal and all(one.batch_size > steps.batch_size for one in block)
+    return equal and all(other.batch_size > steps.batch_size for other in block)
 
 
 class EpochPlan(ABC):
@@ -198,7 +198,7 @@ class TrainingEpochs(EpochPlan):
         self.batch_size = max(steps.batch_size for steps in self._steps)
 
     def epoch(self, number: int) -> EpochSteps:
-        """As of `EpochPlan`."""
+        """See `EpochPlan`."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending[1].join()
@@ -207,7 +207,7 @@ class TrainingEpochs(EpochPlan):
         return EpochSteps(self._steps, self._batches.orders(number))
 
     def prefetch(self, number: int | None) -> None:
-        """As of `EpochPlan`; nothing is begun if that is not worth a thread."""
+        """See `EpochPlan`; nothing is begun if that is not worth a thread."""
         if self._pending is not None:
             self._pending[1].join()
             self._pending = None
@@ -246,5 +246,5 @@ class EvaluationEpochs(EpochPlan):
         self.batch_size = max(steps.batch_size for steps in self._epoch.steps)
 
     def epoch(self, number: int) -> EpochSteps:
-        """As of `EpochPlan`."""
+        """See `EpochPlan`."""
         return self._epoch

@@ -39,13 +39,13 @@ def make_host_columns(
     """
     arrays: dict[str, np.ndarray] = {}
     for column in plan.columns:
-        twin = next((one for one in plan.columns if one.name in arrays and same_array(one, column)), None)
+        same = next((other for other in plan.columns if other.name in arrays and same_array(other, column)), None)
         n_classes = classes.get(column.name)
         _check_transformed(column, rows[column.feature_set], known.get(column.feature_set))
-        if twin is None or classes.get(twin.name) != n_classes:
+        if same is None or classes.get(same.name) != n_classes:
             arrays[column.name] = _host_column(column, rows[column.feature_set], n_classes)
         else:
-            arrays[column.name] = arrays[twin.name]
+            arrays[column.name] = arrays[same.name]
     return arrays
 
 
@@ -58,7 +58,7 @@ def _check_transformed(column: Column, rows: Rows, known: FeatureSet | None) -> 
     """Explain a column that is missing because a transform of the graph's data made it."""
     missing = [name for name in column.columns if name not in rows.columns]
     makers = relevant_transforms(known.transforms, missing[:1]) if known is not None else []
-    if makers and not any(missing[0] in one.columns for one in makers):
+    if makers and not any(missing[0] in transform.columns for transform in makers):
         raise ColumnError(
             f"{rows.label!r} has no column {missing[0]!r}, which the graph's data have from a transform",
             available=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",

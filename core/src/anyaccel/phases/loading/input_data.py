@@ -64,10 +64,11 @@ def input_data(
         given = dict(data) if isinstance(data, Mapping) else {_label_of(data, sets): data}
         _check_source_labels(label, given, sets)
         inferred = {name: as_source(name, value, sets[name]) for name, value in given.items() if name in sets}
-        sources = {name: one for name, one in inferred.items() if one is not None}
+        sources = {name: value for name, value in inferred.items() if value is not None}
         source = _streamed_source(label, sets, sources, may_stream)
-        for name, one in sources.items():
-            given[name] = _rows_for(label, one, given[name], sets[name], streamed=one is source, read=read, cache=cache)
+        for name, value in sources.items():
+            streamed = value is source
+            given[name] = _rows_for(label, value, given[name], sets[name], streamed=streamed, read=read, cache=cache)
         data = given if sources else data
     elif isinstance(data, Source):
         raise PhaseError(
@@ -117,23 +118,23 @@ class MapSourceRows(Rows):
         return read_source(self.source)
 
     def array(self, name: str) -> np.ndarray:
-        """As of `Rows`."""
+        """See `Rows`."""
         return self.in_memory.array(name)
 
     def column(self, name: str) -> Any:
-        """As of `Rows`."""
+        """See `Rows`."""
         return self.in_memory.column(name)
 
     def to_arrow(self) -> Any:
-        """As of `Rows`."""
+        """See `Rows`."""
         return self.in_memory.to_arrow()
 
     def view(self) -> FeatureSetView:
-        """As of `Rows`."""
+        """See `Rows`."""
         return self.in_memory.view()
 
     def select(self, features: Any = None, targets: Any = None, tags: Any = None) -> Any:
-        """As of `Rows`."""
+        """See `Rows`."""
         return self.in_memory.select(features, targets, tags)
 
 
@@ -159,9 +160,9 @@ def read_source(source: Source) -> FeatureSet:
 def _streamed_source(
     label: str, sets: Mapping[str, FeatureSet], given: Mapping[str, Source | FeatureSet], may_stream: bool
 ) -> Source | None:
-    sources = {name: one for name, one in given.items() if isinstance(one, Source)}
-    for name, one in sources.items():
-        _check_untransformed(label, one, sets[name])
+    sources = {name: value for name, value in given.items() if isinstance(value, Source)}
+    for name, source in sources.items():
+        _check_untransformed(label, source, sets[name])
     if not sources or not may_stream:
         return None
     if len(sets) > 1:
@@ -249,7 +250,7 @@ def _check_same_transforms(label: str, rows: Rows, known: FeatureSet) -> None:
     given = rows.feature_set if isinstance(rows, FeatureSetView) else rows
     if given is known or not isinstance(given, FeatureSet):
         return
-    expected, applied = (relevant_transforms(one.transforms, known.features)[::-1] for one in (known, given))
+    expected, applied = (relevant_transforms(data.transforms, known.features)[::-1] for data in (known, given))
     if len(expected) == len(applied) and all(one.is_like(other) for one, other in zip(expected, applied, strict=True)):
         return
     difference = "with other transforms than" if applied else "as it was before the transforms of"

@@ -96,9 +96,9 @@ class ResidentLoader(BatchLoader):
         yield Chunk(self._loaded, steps.skip(start_step).steps, steps.orders)
 
     def prefetch(self, epoch: int | None) -> None:
-        """As of `BatchLoader`."""
+        """See `BatchLoader`."""
         self._plan.prefetch(epoch)
 
     def close(self) -> None:
-        """As of `BatchLoader`."""
+        """See `BatchLoader`."""
         self._tensors, self._loaded, self._host_orders = {}, {}, None

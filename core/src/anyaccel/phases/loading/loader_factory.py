@@ -89,18 +89,20 @@ class RowsLoaderFactory(LoaderFactory):
             self._nbytes[place] = self._nbytes.get(place, 0) + self.arrays[column.name].nbytes
 
     def nbytes(self) -> dict[Place, int]:
-        """As of `LoaderFactory`."""
+        """See `LoaderFactory`."""
         return self._nbytes
 
     def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
-        """As of `LoaderFactory`."""
+        """See `LoaderFactory`."""
         arrays, self.arrays = self._host_arrays(), {}
         return ResidentLoader(self.plan.columns, load(self.plan, arrays, on_loaded), self._epochs)
 
     def streamed(self) -> BatchLoader:
-        """As of `LoaderFactory`."""
+        """See `LoaderFactory`."""
         arrays, epochs = self._host_arrays(), self._epochs
-        row_bytes = sum(arrays[one.name].nbytes / max(len(arrays[one.name]), 1) for one in self._distinct(arrays))
+        row_bytes = sum(
+            arrays[column.name].nbytes / max(len(arrays[column.name]), 1) for column in self._distinct(arrays)
+        )
         block_bytes = _block_bytes(self.plan.columns)
         block_steps = _block_steps(block_bytes, row_bytes * epochs.batch_size, epochs.n_steps)
         return StreamingLoader(self.plan.columns, arrays, epochs, block_steps)
@@ -112,7 +114,11 @@ class RowsLoaderFactory(LoaderFactory):
 
     def _distinct(self, arrays: Mapping[str, np.ndarray]) -> list[Column]:
         """Columns without those that are the same array in the same place."""
-        return list({(id(arrays[one.name]), one.framework, one.device): one for one in self.plan.columns}.values())
+        return list(
+            {
+                (id(arrays[column.name]), column.framework, column.device): column for column in self.plan.columns
+            }.values()
+        )
 
 
 class SourceLoaderFactory(LoaderFactory):
@@ -132,7 +138,7 @@ class SourceLoaderFactory(LoaderFactory):
         self._source, self._make_loader = source, make_loader
 
     def notes(self) -> tuple[str, ...]:
-        """As of `LoaderFactory`."""
+        """See `LoaderFactory`."""
         return self._source.notes()
 
     def nbytes(self) -> dict[Place, int]:
@@ -144,7 +150,7 @@ class SourceLoaderFactory(LoaderFactory):
         return self.streamed()
 
     def streamed(self) -> BatchLoader:
-        """As of `LoaderFactory`."""
+        """See `LoaderFactory`."""
         return self._make_loader(_block_bytes(self.plan.columns))
 
 

@@ -97,12 +97,12 @@ def training_growth(plan: Plan, segments: Sequence[Segment], states: Mapping[str
     """Bytes that training adds on each device: gradients, and optimizer state that is not there yet."""
     optimizers = {node: group.optimizer for segment in segments for group in segment.groups for node in group.nodes}
     added: dict[Place, int] = {}
-    for one in plan.assignments:
-        if one.node in optimizers:
-            has_state = one.node in states and states[one.node].slots
-            slots = 0 if has_state else state_slots(optimizers[one.node])
-            place = (one.framework, one.device)
-            added[place] = added.get(place, 0) + one.nbytes * (1 + slots)
+    for assignment in plan.assignments:
+        if assignment.node in optimizers:
+            has_state = assignment.node in states and states[assignment.node].slots
+            slots = 0 if has_state else state_slots(optimizers[assignment.node])
+            place = (assignment.framework, assignment.device)
+            added[place] = added.get(place, 0) + assignment.nbytes * (1 + slots)
     return added
 
 

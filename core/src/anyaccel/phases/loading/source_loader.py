@@ -110,7 +110,7 @@ class BatchSourceLoader(BatchLoader):
         return shrinks
 
     def close(self) -> None:
-        """As of `BatchLoader`."""
+        """See `BatchLoader`."""
         self._buffers, self._orders, self._ordered_rows = [], {}, -1
         self._source.close()
 
@@ -224,7 +224,7 @@ class MapSourceLoader(StreamingLoader):
         columns: of the plan, all of the source.
         source: gives the items.
         classes: the number of classes of each column of class indices, by value name.
-        plan, block_steps: as of `StreamingLoader`.
+        plan, block_steps: see `StreamingLoader`.
     """
 
     def __init__(

@@ -109,17 +109,17 @@ class StreamingLoader(BatchLoader):
         return True
 
     def limit_rows(self, max_rows: int) -> None:
-        """As of `BatchLoader`."""
+        """See `BatchLoader`."""
         if self._plan.splittable:
             self._max_rows = max_rows
             self.close()
 
     def prefetch(self, epoch: int | None) -> None:
-        """As of `BatchLoader`."""
+        """See `BatchLoader`."""
         self._plan.prefetch(epoch)
 
     def close(self) -> None:
-        """As of `BatchLoader`."""
+        """See `BatchLoader`."""
         self._orders, self._block_rows, self._buffers = {}, 0, []
 
     def _allocate(self, steps: EpochSteps) -> None:
@@ -134,7 +134,7 @@ class StreamingLoader(BatchLoader):
             self._buffers = [self._new_buffers() for _ in range(BUFFERS if self._ahead else 1)]
 
     def _new_buffers(self) -> _Buffers:
-        return _Buffers({one.names[0]: one.buffer(self._block_rows) for one in self._streamed})
+        return _Buffers({column.names[0]: column.buffer(self._block_rows) for column in self._streamed})
 
     def _blocks(self, steps: EpochSteps, buffers: list[_Buffers]) -> Generator[tuple[StepBlock, dict[str, AsyncCopy]]]:
         n_rows = self._block_rows

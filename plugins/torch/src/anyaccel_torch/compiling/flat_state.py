@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel_torch.compiling.dry_run import StepEffects
-from anyaccel_torch.compiling.functional_step import State, slot_names, step_scalars
+from anyaccel_torch.compiling.functional_step import State, step_scalars
 from anyaccel_torch.compiling.spec import Block, CompileRequest, StepSpec, UpdateRule
+from anyaccel_torch.optimizer_state import TORCH_SLOTS, named_slots
 
 RuleKey = tuple[int, int, int]
 """Group, steps that the node has done, and steps that the parameter has: parameters with equal keys share a rule."""
@@ -91,7 +92,7 @@ class FlatState:
     def _slots(self, block: Sequence[nn.Parameter]) -> list[tuple[Tensor, ...]]:
         """The slots of a block: for each slot, one tensor per parameter."""
         group = self._group_of[block[0]]
-        names = slot_names(group.spec.name, group.spec.settings)
+        names = [TORCH_SLOTS[slot] for slot in named_slots(group.spec.settings)]
         return list(zip(*[group.slot_tensors(parameter, names) for parameter in block], strict=True))
 
     @torch.no_grad()

@@ -22,13 +22,6 @@ Loop = Callable[[Any, Any, Any], Any]
 N_SCALARS = 3
 """Numbers per rule that change from step to step: the learning rate, and Adam's two bias corrections."""
 
-_SLOTS: Mapping[str, tuple[str, ...]] = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
-
-
-def slot_names(optimizer: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """torch's names of the tensors that a named optimizer keeps for each parameter."""
-    return _SLOTS.get(optimizer, ("momentum_buffer",) if settings.get("momentum", 0) > 0 else ())
-
 
 def step_scalars(settings: Mapping[str, Any], rates: Tensor, steps: Tensor) -> Tensor:
     """The numbers of a rule for many steps, float64 [steps, N_SCALARS].

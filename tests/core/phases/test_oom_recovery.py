@@ -1,4 +1,4 @@
-"""Out of memory is an event: a phase goes on with fewer rows at once, to the same numbers, or it says why not."""
+"""Out of memory: a phase goes on with fewer rows at once, to the same numbers, or ends with a report."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def run(graph: ModelGraph, phase: Phase) -> Any:
 
 
 def unusual(result: Any) -> list[Any]:
-    """The events that are not routine."""
+    """The events that are not verbose."""
     return [event for event in result.events if not event.verbose]
 
 
 def told(result: Any) -> list[tuple[int, int, str]]:
-    """Where each measure was taken, and what it was."""
+    """Epoch, step and measure of each memory event."""
     return [
         (event.epoch, event.step, event.message.rpartition("; ")[2])
         for event in result.events
@@ -132,7 +132,7 @@ def history(result: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("callbacks", [False, True], ids=["whole calls", "step by step"])
 @pytest.mark.parametrize("after", [0, 1, 3, 5, 6, 8, 12, 17])
-def test_once_short_of_memory_is_streamed_from_then_on(
+def test_rows_are_streamed_after_memory_ran_out_once(
     after: int, callbacks: bool, device: Callable[..., Device], at: Callable[..., Callback]
 ) -> None:
     """At the first step, in the middle, in the last partial batch, and at the first and middle of later epochs."""
@@ -153,7 +153,7 @@ def test_once_short_of_memory_is_streamed_from_then_on(
 
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize(("most", "after"), [(15, 0), (9, 0), (5, 0), (1, 0), (5, 9), (3, 50)])
-def test_steps_are_split_where_nothing_mixes_rows(
+def test_steps_are_computed_in_microbatches_if_rows_are_independent(
     most: int, after: int, clip: float | None, device: Callable[..., Device]
 ) -> None:
     """The same losses and parameters after 102 steps."""
@@ -171,7 +171,7 @@ def test_steps_are_split_where_nothing_mixes_rows(
 
 
 @pytest.mark.parametrize("after", [0, 4, 9])
-def test_steps_that_are_accumulated_are_split(after: int, device: Callable[..., Device]) -> None:
+def test_accumulated_steps_are_computed_in_smaller_microbatches(after: int, device: Callable[..., Device]) -> None:
     graph, plain = line(), line()
     expected = run(plain, train(accumulate=3))
     device(5, after=after)
@@ -181,7 +181,7 @@ def test_steps_that_are_accumulated_are_split(after: int, device: Callable[..., 
     assert [text for _, _, text in told(result)] == [STREAMED, "8 rows of 16 at once now", "4 rows of 8 at once now"]
 
 
-def test_buffers_and_random_numbers_go_back_too(device: Callable[..., Device]) -> None:
+def test_buffers_and_random_state_are_restored_too(device: Callable[..., Device]) -> None:
     def graph() -> ModelGraph:
         return line(
             Sequential(Dense(4, dtype="float64"), BatchNorm(dtype="float64"), Dropout(0.4), Dense(1, dtype="float64"))
@@ -200,7 +200,7 @@ def test_buffers_and_random_numbers_go_back_too(device: Callable[..., Device]) -
 def test_rows_that_are_streamed_are_streamed_in_smaller_blocks(
     after: int, size: int, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken up again at any step: blocks lie otherwise then, and the last partial batch goes with another."""
+    """Resumed at any step: blocks start elsewhere then, and the last partial batch is in another block."""
     monkeypatch.setattr(loader_factory, "BLOCK_BYTES", size)
     graph, plain = line(), line()
     expected = run(plain, train())
@@ -224,7 +224,7 @@ def test_single_rows_are_streamed_in_smaller_blocks(
 
 
 @pytest.mark.parametrize("after", [0, 3, 7])
-def test_a_block_that_cannot_be_sent(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_while_a_block_is_copied_is_recovered(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 2000)
     graph, plain = line(), line()
     run(plain, train())
@@ -241,10 +241,10 @@ def test_a_block_that_cannot_be_sent(after: int, monkeypatch: pytest.MonkeyPatch
     assert len(told(result)) == 1
 
 
-def test_pieces_of_a_last_partial_batch_do_not_rule_the_others(
+def test_microbatches_of_a_last_partial_batch_do_not_limit_the_others(
     device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fails between epochs is no step of ten rows."""
+    """A failure between epochs does not count as one of the last, partial batch."""
     graph = line()
     from_host, count = NumpyBackend.from_host, itertools.count()
 
@@ -283,7 +283,7 @@ def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch
 # -- what a phase can have ---------------------------------------------------------------------------------------------
 
 
-def test_streams_are_split(device: Callable[..., Device]) -> None:
+def test_steps_of_pairs_are_computed_in_microbatches(device: Callable[..., Device]) -> None:
     def graph() -> ModelGraph:
         model, source = SequentialMLP((1,), 2, 4, "tanh", dtype="float64"), numbers()
         nodes = [
@@ -301,7 +301,9 @@ def test_streams_are_split(device: Callable[..., Device]) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["zip_cycle", "alternate_cycle"])
-def test_turns_are_split_where_sets_give_equally_many(schedule: str, device: Callable[..., Device]) -> None:
+def test_mixed_steps_are_computed_in_microbatches_if_sets_give_equally_many_rows(
+    schedule: str, device: Callable[..., Device]
+) -> None:
     def graph() -> ModelGraph:
         nodes = [
             ModelNode(name, Dense(1, dtype="float64"), numbers(f"d{name}").reference(["x"], ["y"])) for name in "ab"
@@ -338,7 +340,7 @@ class Steps:
         return features @ self.coef_
 
 
-def test_estimators_go_back_too(device: Callable[..., Device]) -> None:
+def test_estimators_are_restored_too(device: Callable[..., Device]) -> None:
     def graph() -> ModelGraph:
         made = line()
         made.add_node(ModelNode("est", Steps(), made["net"].upstreams[0]))
@@ -353,7 +355,7 @@ def test_estimators_go_back_too(device: Callable[..., Device]) -> None:
     assert len(told(result)) == 1
 
 
-def test_estimators_that_cannot_be_copied_train_as_long_as_there_is_room(device: Callable[..., Device]) -> None:
+def test_estimators_that_cannot_be_copied_train_until_memory_runs_out(device: Callable[..., Device]) -> None:
     class Stuck(Steps):
         def __deepcopy__(self, memo: Any) -> Any:
             raise TypeError("a lock")
@@ -369,7 +371,7 @@ def test_estimators_that_cannot_be_copied_train_as_long_as_there_is_room(device:
         run(graph, train())
 
 
-def test_listeners_hear_steps_that_are_done_again(
+def test_step_end_hooks_see_repeated_steps(
     device: Callable[..., Device], at: Callable[..., Callback], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oom_recovery, "_SNAPSHOT_SHARE", 1e-12)  # one snapshot, at the start of the epoch
@@ -406,7 +408,7 @@ def test_progress_never_goes_beyond_the_end(after: int, device: Callable[..., De
 
 
 @pytest.mark.parametrize("most", [39, 16, 1])
-def test_a_validation_is_computed_in_smaller_parts(most: int, device: Callable[..., Device]) -> None:
+def test_a_validation_is_computed_in_smaller_batches(most: int, device: Callable[..., Device]) -> None:
     validation = EvalPhase("check", data="val", metrics=["mae", Metric("r2", on="net")])
     graph, plain = line(), line()
     expected = run(plain, train(validation=validation))
@@ -424,7 +426,7 @@ def test_a_validation_is_computed_in_smaller_parts(most: int, device: Callable[.
 
 
 @pytest.mark.parametrize("kind", ["eval", "fit"])
-def test_evaluations_and_fits_are_computed_in_smaller_parts(kind: str, device: Callable[..., Device]) -> None:
+def test_evaluations_and_fits_are_computed_in_smaller_batches(kind: str, device: Callable[..., Device]) -> None:
     class Kept:
         def fit(self, features: Any) -> None:
             self.seen_ = features
@@ -460,7 +462,7 @@ def test_a_validation_on_a_device_that_is_too_small_for_one_of_its_batches() -> 
     np.testing.assert_allclose(history(result), history(expected), rtol=1e-6)
 
 
-def test_an_evaluation_that_does_not_fit_says_what_would(device: Callable[..., Device]) -> None:
+def test_an_evaluation_that_does_not_fit_says_which_batch_would(device: Callable[..., Device]) -> None:
     def own(outputs: Any, targets: Any) -> Any:
         return np.zeros(()), len(outputs), (None, None)
 
@@ -486,7 +488,9 @@ def mixed() -> ModelGraph:
 
 @pytest.mark.parametrize("most", [15, 11, 2, 1, 0])
 @pytest.mark.parametrize("after", [0, 7])
-def test_batch_normalization_stops_with_the_figures(most: int, after: int, device: Callable[..., Device]) -> None:
+def test_batch_normalization_ends_the_phase_with_a_memory_report(
+    most: int, after: int, device: Callable[..., Device]
+) -> None:
     graph = mixed()
     device(most, after=after)
     with pytest.raises(OutOfMemoryError) as caught:
@@ -526,7 +530,7 @@ def test_the_largest_batch_is_measured_with_the_update() -> None:
                     run(graph, phase)
 
 
-def test_what_was_asked_to_be_split_approximately_is(device: Callable[..., Device]) -> None:
+def test_approximate_microbatching_computes_coupled_batches_in_parts(device: Callable[..., Device]) -> None:
     graph = mixed()
     device(5)
     result = run(graph, train(microbatching="approximate"))
@@ -534,7 +538,7 @@ def test_what_was_asked_to_be_split_approximately_is(device: Callable[..., Devic
     assert np.isfinite(result.loss).all() and len(result.epochs) == 3
 
 
-def test_own_losses_are_not_split_unless_asked(device: Callable[..., Device]) -> None:
+def test_custom_losses_need_approximate_microbatching(device: Callable[..., Device]) -> None:
     def own(outputs: Any, targets: Any) -> Any:
         error = outputs - targets
         return (error**2).sum(), len(error), (2 * error, None)
@@ -558,7 +562,7 @@ def test_rows_that_are_to_be_resident_stay_so(device: Callable[..., Device]) -> 
 
 
 @pytest.mark.parametrize("after", [0, 8])
-def test_nothing_is_tried_again_without_a_snapshot(
+def test_nothing_is_retried_without_a_snapshot(
     after: int, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: ArrayProgram) -> Any:
@@ -577,7 +581,7 @@ def test_nothing_is_tried_again_without_a_snapshot(
     assert len(ours.last_run.epochs) == after // 6
 
 
-def test_a_phase_for_which_there_is_no_room_at_all_ends(device: Callable[..., Device]) -> None:
+def test_a_phase_ends_if_not_even_one_row_fits(device: Callable[..., Device]) -> None:
     seen = device(0)
     with pytest.raises(OutOfMemoryError) as caught:
         run(line(), train())
@@ -589,7 +593,7 @@ def test_a_phase_for_which_there_is_no_room_at_all_ends(device: Callable[..., De
 
 
 @pytest.mark.parametrize("name", ["copy_async", "from_host", "from_host_owned"])
-def test_a_device_that_takes_nothing_ends_the_phase(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_any_room_ends_the_phase(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [0]
 
     def full(self: NumpyBackend, *args: Any, **settings: Any) -> Any:
@@ -605,7 +609,7 @@ def test_a_device_that_takes_nothing_ends_the_phase(name: str, monkeypatch: pyte
     assert asked[0] <= 40
 
 
-def test_a_phase_that_fails_for_good_keeps_its_epochs_and_goes_on_later(device: Callable[..., Device]) -> None:
+def test_a_phase_that_ends_by_memory_keeps_its_epochs_and_can_continue(device: Callable[..., Device]) -> None:
     graph = mixed()
     ours = Experiment("e", graph, progress="none")
     made = device(8, after=15)
@@ -654,8 +658,8 @@ def test_nothing_is_left_on_a_device_that_was_full(owned: Callable[..., int]) ->
         gc.enable()
 
 
-def test_snapshots_never_keep_a_phase_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They need room themselves: with none, a device that is large enough without them is large enough."""
+def test_snapshots_are_given_up_before_a_phase_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots need memory themselves; a device that is large enough without them suffices."""
 
     def made() -> ModelGraph:
         return line(Sequential(Dense(90, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64")))
@@ -679,7 +683,7 @@ def test_snapshots_never_keep_a_phase_from_training(monkeypatch: pytest.MonkeyPa
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -696,7 +700,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 @pytest.mark.parametrize(("cost", "step"), [(1.0, 0.1), (1.0, 1.0), (0.01, 1.0), (5.0, 7.0), (0.0, 1.0)])
-def test_snapshots_take_at_most_a_small_part_of_the_time(cost: float, step: float, clock: Clock) -> None:
+def test_snapshots_take_at_most_a_small_share_of_the_time(cost: float, step: float, clock: Clock) -> None:
     class Copied:
         taken = 0
 
@@ -719,7 +723,7 @@ def test_snapshots_take_at_most_a_small_part_of_the_time(cost: float, step: floa
         assert (pipeline.taken - 1) * cost >= 0.001 * clock.now - cost, "nor much less"
 
 
-def test_what_cannot_be_had_again_is_remembered_from_its_start_only(clock: Clock) -> None:
+def test_a_loader_that_cannot_repeat_has_a_snapshot_at_the_start_only(clock: Clock) -> None:
     taken = []
     pipeline = SimpleNamespace(snapshot=lambda: taken.append(clock.now), restore=lambda snapshot: None)
     snapshots = Snapshots(pipeline, within_epoch=False)  # type: ignore[arg-type]
@@ -738,7 +742,7 @@ def test_what_cannot_be_had_again_is_remembered_from_its_start_only(clock: Clock
 
 
 @pytest.mark.parametrize("batch", range(2, 130))
-def test_parts_become_smaller_and_are_equal_where_they_can_be(batch: int) -> None:
+def test_microbatches_shrink_and_divide_the_batch_if_possible(batch: int) -> None:
     piece, sizes = batch, []
     while piece > 1:
         now = smaller(batch, piece)

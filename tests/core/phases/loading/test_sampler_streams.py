@@ -1,4 +1,4 @@
-"""Streams: what pairs and triplets are trained and evaluated with, which columns go along, and what is refused."""
+"""Streams of samplers: training and evaluating with pairs and triplets, which columns are loaded, what is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def source() -> FeatureSet:
 
 
 class Seen:
-    """A loss for the reference that writes down what it is called with; its gradient is that of nothing."""
+    """A custom NumPy loss that records its inputs; its gradient is zero."""
 
     __name__ = "seen"
 
@@ -48,7 +48,7 @@ class Seen:
 
     @property
     def rows(self) -> list[Any]:
-        """Of each input, all that came."""
+        """All rows of each input."""
         return [[one for call in self.calls for one in call[i]] for i in range(len(self.calls[0]))]
 
 
@@ -63,7 +63,7 @@ def siamese(source: FeatureSet, *streams: str | None, model: Any = None, **setti
 
 
 def unit() -> Dense:
-    """Gives what it is given."""
+    """The identity."""
     made = Dense(1, dtype="float64")
     made.parameters.update(weight=np.ones((1, 1)), bias=np.zeros(1))
     return made
@@ -74,7 +74,7 @@ def run(graph: ModelGraph, phase: Phase) -> Any:
 
 
 def built(graph: ModelGraph) -> ModelGraph:
-    """With weights that give what is given."""
+    """Built, with weights of the identity."""
     graph.build()
     node = graph["n0"]
     assert isinstance(node, ModelNode)
@@ -143,7 +143,7 @@ def triplet(anchor: Any, positive: Any, negative: Any) -> Any:
     return np.sum(gap * on), len(anchor), gradients
 
 
-def test_a_loss_of_three_streams_learns() -> None:
+def test_a_loss_over_three_streams_trains() -> None:
     kinds = np.arange(60) % 2
     x = np.random.default_rng(0).normal(size=(60, 3)) + np.array([[6.0, 0, 0]]) * kinds[:, None]
     tags = FeatureSet.from_dict("data", {"x": x, "k": ["ab"[kind] for kind in kinds]}, ["x"], [], ["k"])
@@ -163,7 +163,7 @@ def distance(outputs: np.ndarray, targets: np.ndarray) -> float:
     return float(np.abs(outputs - targets).max())
 
 
-def test_pairs_are_evaluated_in_order_and_belong_to_their_rows(source: FeatureSet) -> None:
+def test_pairs_are_evaluated_in_order_with_their_rows(source: FeatureSet) -> None:
     graph = built(siamese(source, None, "pair"))
     sampler = PairSampler(5, Same("label"), per_anchor=2, seed=1)
     metrics = [Metric(distance, "n0", "data.x", "anchors"), Metric(distance, "n1", "data.x@pair", "pairs")]
@@ -191,7 +191,7 @@ def test_without_a_sampler_every_stream_reads_the_rows_as_they_are(source: Featu
 
 
 @pytest.mark.parametrize("as_phase", [False, True])
-def test_validation_is_by_the_pairs_of_its_data(as_phase: bool, source: FeatureSet) -> None:
+def test_a_validation_split_is_evaluated_by_its_own_pairs(as_phase: bool, source: FeatureSet) -> None:
     graph = built(siamese(source, None, "pair"))
     sampler = PairSampler(5, Same("label"), seed=7)
     own = EvalPhase("v", data="high", sampler=PairSampler(9, Same("label"), seed=7)) if as_phase else "high"
@@ -204,7 +204,7 @@ def test_validation_is_by_the_pairs_of_its_data(as_phase: bool, source: FeatureS
     np.testing.assert_allclose(results.figure("val_loss")[-1], np.mean(np.square(weight * (anchors - pairs))))
 
 
-def test_validation_may_leave_rows_as_they_are(source: FeatureSet) -> None:
+def test_a_validation_may_take_rows_as_they_are(source: FeatureSet) -> None:
     graph = built(siamese(source, None, "pair"))
     loss = AppliedLoss("mse", "n0", ["outputs", "n1"])
     sampler = PairSampler(5, Same("label"))
@@ -273,14 +273,13 @@ def planned(graph: ModelGraph, phase: Phase) -> Any:
     return Experiment("e", graph).plan(phase)
 
 
-def test_streams_that_a_sampler_lacks(source: FeatureSet) -> None:
+def test_unknown_streams_are_refused(source: FeatureSet) -> None:
     losses = [AppliedLoss("mse", "n0", ["outputs", "n1"])]
     graph = siamese(source, None, "pare")
     phase = TrainPhase("t", data=source, losses=losses, sampler=PairSampler(4, Same("label")))
     message = refused(SamplerError, lambda: planned(graph, phase))
     assert message == (
-        "the stream 'pare' of 'data' is read, and its sampler has no such stream. Available: anchor, pair. "
-        "Hint: did you mean 'pair'?"
+        "the sampler of 'data' has no stream 'pare', which is read. Available: anchor, pair. Hint: did you mean 'pair'?"
     )
     simple = TrainPhase("t", data=source, losses=losses, sampler=4)
     message = refused(SamplerError, lambda: planned(siamese(source, None, "pair"), simple))
@@ -290,35 +289,38 @@ def test_streams_that_a_sampler_lacks(source: FeatureSet) -> None:
     assert "Available: anchor, positive, negative" in message
 
 
-def test_streams_that_losses_and_metrics_name(source: FeatureSet) -> None:
+def test_losses_and_metrics_may_name_streams(source: FeatureSet) -> None:
     sampler = PairSampler(4, Same("label"))
     graph = siamese(source, None, "pair")
     loss = AppliedLoss("mse", "n0", ["outputs", "data.y@pear"])
     phase = TrainPhase("t", data=source, losses=[loss], sampler=sampler)
     assert "did you mean 'pair'?" in refused(SamplerError, lambda: planned(graph, phase))
     judged = EvalPhase("e", data=source, sampler=sampler, metrics=[Metric("mse", "n0", "data.y@negative")])
-    assert "'negative' of 'data' is read" in refused(SamplerError, lambda: planned(graph, judged))
+    assert "has no stream 'negative', which is read" in refused(SamplerError, lambda: planned(graph, judged))
     missing = AppliedLoss("mse", "n0", ["outputs", "data.z@pair"])
     phase = TrainPhase("t", data=source, losses=[missing], sampler=sampler)
     assert "'data' has no column 'z'" in refused(ColumnError, lambda: planned(graph, phase))
 
 
-def test_a_validation_whose_sampler_lacks_a_stream(source: FeatureSet) -> None:
+def test_a_validation_whose_sampler_lacks_a_stream_is_refused(source: FeatureSet) -> None:
     triplets = TripletSampler(4, Same("label"), Different("label"))
     losses = [AppliedLoss("mse", "n0", ["outputs", "n1"])]
     own = EvalPhase("v", data="high", sampler=triplets)
     phase = TrainPhase("t", data="low", losses=losses, sampler=PairSampler(4, Same("label")), validation=own)
     message = refused(SamplerError, lambda: planned(siamese(source, None, "pair"), phase))
-    assert "the stream 'pair' of 'data' is read" in message and "anchor, positive, negative" in message
+    assert (
+        "the sampler of 'data' has no stream 'pair', which is read" in message
+        and "anchor, positive, negative" in message
+    )
 
 
 @pytest.mark.parametrize("stream", ["", 3, "a@b"])
-def test_what_cannot_be_the_name_of_a_stream(stream: Any, source: FeatureSet) -> None:
+def test_invalid_names_of_streams_are_refused(stream: Any, source: FeatureSet) -> None:
     message = refused(SamplerError, lambda: source.reference(stream=stream))
     assert f"reads the stream {stream!r}, which is not a valid name" in message
 
 
-def test_targets_of_two_streams_are_ambiguous(source: FeatureSet) -> None:
+def test_targets_of_two_streams_are_refused_as_ambiguous(source: FeatureSet) -> None:
     left, right = (
         ModelNode(name, Dense(1, dtype="float64"), source.reference(["x"], ["y"], stream=stream))
         for name, stream in (("l", None), ("r", "pair"))
@@ -330,7 +332,7 @@ def test_targets_of_two_streams_are_ambiguous(source: FeatureSet) -> None:
     assert "Available: data.y, data.y@pair. Hint: name one of these in inputs=" in message
 
 
-def test_no_pairs_before_anything_moves(source: FeatureSet, sims: Simulation) -> None:
+def test_a_sampler_without_pairs_is_refused_before_anything_moves(source: FeatureSet, sims: Simulation) -> None:
     phase = TrainPhase(
         "t",
         data=source,
@@ -345,7 +347,7 @@ def test_no_pairs_before_anything_moves(source: FeatureSet, sims: Simulation) ->
 
 
 class Stubborn(Sampler):
-    """A sampler of somebody's own."""
+    """A custom sampler."""
 
     streams = ("first", "second")
     batch_size, shuffle, drop_last, seed = 2, False, False, 0
@@ -360,7 +362,7 @@ class Stubborn(Sampler):
         return {}
 
 
-def test_a_sampler_of_ones_own(source: FeatureSet) -> None:
+def test_a_custom_sampler_trains(source: FeatureSet) -> None:
     graph, seen = built(siamese(source, None, "second")), Seen()
     sampler = Stubborn(np.array([3, 3, 0, 1]), np.array([0, 1, 2, 3]))
     run(graph, TrainPhase("t", data=source, losses=[AppliedLoss(seen, "n0", ["outputs", "n1"])], sampler=sampler))
@@ -377,7 +379,7 @@ def test_a_sampler_of_ones_own(source: FeatureSet) -> None:
         (Stubborn(np.arange(4) - 1, np.arange(4)), "Stubborn drew row -1 for 'first'"),
     ],
 )
-def test_a_sampler_that_draws_nonsense(sampler: Sampler, message: str, source: FeatureSet) -> None:
+def test_invalid_orders_of_a_sampler_are_refused(sampler: Sampler, message: str, source: FeatureSet) -> None:
     losses = [AppliedLoss("mse", "n0", ["outputs", "n1"])]
     graph = siamese(source, None, "second")
     for phase in (
@@ -387,12 +389,12 @@ def test_a_sampler_that_draws_nonsense(sampler: Sampler, message: str, source: F
         assert message in refused(SamplerError, lambda p=phase: run(graph, p))
 
 
-def test_a_batch_size_beside_a_sampler(source: FeatureSet) -> None:
+def test_a_batch_size_beside_a_sampler_is_refused(source: FeatureSet) -> None:
     message = refused(PhaseError, lambda: EvalPhase("e", data=source, sampler=PairSampler(4, Same("x")), batch_size=8))
     assert "phase 'e' has both a sampler and a batch_size. Hint: leave batch_size out" in message
 
 
-def test_what_pairs_are_compared_with_goes_by_the_stream(source: FeatureSet) -> None:
+def test_results_compare_pairs_with_the_columns_of_their_stream(source: FeatureSet) -> None:
     graph = built(siamese(source, None, "pair"))
     sampler = PairSampler(5, Same("label"), seed=1)
     results = run(graph, EvalPhase("e", data="low", sampler=sampler))

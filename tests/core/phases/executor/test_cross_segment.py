@@ -1,4 +1,4 @@
-"""Several segments: a graph whose nodes two backends compute trains as if one did, and only what must go back does."""
+"""Several segments: a graph that two backends compute trains as if one did."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METHODS = ("forward", "forward_pullback", "optimizer_step", "grad_stats", "train
 
 
 class Watched(NumpyBackend):
-    """NumPy once more, under another name, on the CPU; writes down what its programs are asked, by segment."""
+    """NumPy under another name, on the CPU; records the calls of its programs, by segment."""
 
     kinds = ("cpu",)
     import_roots = ("elsewhere",)
@@ -50,7 +50,7 @@ class Watched(NumpyBackend):
         return program
 
     def told(self, segment, name, method):
-        """The method, which writes down that it was called, unless by another one of its program."""
+        """The method, recorded unless another method of its program calls it."""
 
         def telling(*args):
             if self.inside:
@@ -71,7 +71,7 @@ class Watched(NumpyBackend):
 
 @pytest.fixture
 def calls(numpy_only):
-    """Two more frameworks, `one` and `two`; gives the list of what their programs are asked."""
+    """Two more frameworks, `one` and `two`; the list of calls of their programs."""
     found = []
 
     class Plugin:
@@ -250,7 +250,7 @@ def count(calls, label):
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
-def test_every_segment_is_asked_once_a_step(calls, graph_of, experiment):
+def test_every_segment_is_called_once_per_step(calls, graph_of, experiment):
     graph = graph_of("chain", ["one", "two"])
     experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
     for label in ("one:0", "two:1", "one:2"):
@@ -295,7 +295,7 @@ def test_a_frozen_segment_between_trained_ones_passes_cotangents_on(calls, graph
     assert count(calls, "two:1")["pullback"] == 8
 
 
-def test_a_frozen_last_segment_is_only_passed_through(calls, graph_of, experiment, same):
+def test_a_frozen_last_segment_only_passes_cotangents(calls, graph_of, experiment, same):
     states = []
     for names in (["numpy"], ["one", "two"]):
         graph = graph_of("chain", names).freeze("net", "b")
@@ -305,7 +305,7 @@ def test_a_frozen_last_segment_is_only_passed_through(calls, graph_of, experimen
     assert list(graph.optimizer_states) == ["a"]
 
 
-def test_losses_are_judged_on_either_side_of_a_border(calls, graph_of, experiment):
+def test_losses_may_be_in_either_segment(calls, graph_of, experiment):
     graph = graph_of("branches", ["one", "two"])
     losses = [SORT, AppliedLoss("mse", on="a", inputs=["outputs", "outputs"], label="zero"), MSE]
     result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=losses, sampler=4, n_epochs=2))
@@ -340,7 +340,7 @@ def test_a_graph_of_one_segment_takes_whole_steps(calls, graph_of, experiment):
 # -- lifecycle of several segments -------------------------------------------------------------------------------------
 
 
-def test_every_segment_is_released_though_one_fails(calls, graph_of, experiment, monkeypatch):
+def test_every_segment_is_closed_even_if_one_fails(calls, graph_of, experiment, monkeypatch):
     graph = graph_of("chain", ["one", "two"])
     ours = experiment(graph)
     ours.run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4))
@@ -363,7 +363,7 @@ def test_every_segment_is_released_though_one_fails(calls, graph_of, experiment,
     assert {label: state.step for label, state in graph.optimizer_states.items()} == {"a": 8, "b": 4, "net": 8}
 
 
-def test_a_segment_that_cannot_be_built_lets_the_others_go(calls, graph_of, experiment, monkeypatch):
+def test_segments_are_closed_if_a_later_one_cannot_be_built(calls, graph_of, experiment, monkeypatch):
     build = Watched.build
 
     def fail(self, segment):
@@ -404,7 +404,7 @@ def test_an_interrupt_in_a_step_gives_state_back_to_all_segments(graph_of, exper
 
 
 @pytest.mark.usefixtures("calls")
-def test_early_stopping_goes_back_in_all_segments(graph_of, experiment, same):
+def test_early_stopping_restores_all_segments(graph_of, experiment, same):
     states = []
     for epochs, callbacks in ((1, []), (4, [EarlyStopping("loss", patience=2, min_delta=99, restore_best=True)])):
         graph = graph_of("skip", ["one", "two"])
@@ -416,7 +416,7 @@ def test_early_stopping_goes_back_in_all_segments(graph_of, experiment, same):
 
 
 @pytest.mark.usefixtures("calls")
-def test_listening_to_steps_changes_no_number(graph_of, experiment, at, same):
+def test_a_step_end_hook_changes_no_number(graph_of, experiment, at, same):
     states, heard = [], []
     for callbacks in ([], [at("step_end", lambda run: heard.append(run.step_losses()))]):
         graph = graph_of("branches", ["one", "two"])
@@ -428,8 +428,8 @@ def test_listening_to_steps_changes_no_number(graph_of, experiment, at, same):
 
 
 @pytest.mark.usefixtures("calls")
-def test_training_goes_on_where_it_was_when_the_cut_changes(graph_of, experiment, same):
-    """State belongs to nodes: who computes them may change from phase to phase."""
+def test_training_continues_with_the_same_state_in_other_segments(graph_of, experiment, same):
+    """State belongs to nodes; which segments compute them may change from phase to phase."""
     whole = graph_of("chain", ["numpy"])
     experiment(whole).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=4))
     moving = graph_of("chain", ["numpy"])
@@ -441,7 +441,7 @@ def test_training_goes_on_where_it_was_when_the_cut_changes(graph_of, experiment
     same(whole.state(), moving.state(), within=1e-6)
 
 
-def test_losses_of_an_epoch_come_from_each_backend_at_once(calls, graph_of, experiment, monkeypatch):
+def test_losses_of_an_epoch_are_copied_once_per_backend(calls, graph_of, experiment, monkeypatch):
     asked = []
     scalars = NumpyBackend.scalars
 

@@ -1,4 +1,4 @@
-"""FitPhase: estimators as nodes, fitted once to whole columns and frozen. No framework but NumPy is here."""
+"""FitPhase: estimators are fitted once to whole columns and frozen. NumPy is the only framework here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LeastSquares:
 
 
 class Centre:
-    """One without targets: the distance from the mean."""
+    """A transformer without targets: the distance from the mean."""
 
     def fit(self, features):
         self.mean_ = features.mean(axis=0)
@@ -48,7 +48,7 @@ def _with_one(features):
 
 
 def fit(graph, **settings):
-    """Run a FitPhase over the split `train`."""
+    """Run a FitPhase on the split `train`."""
     run = Run(FitPhase(settings.pop("label", "fit"), **{"data": "train", **settings}), graph)
     execute(run)
     return run
@@ -167,7 +167,7 @@ def coded(graph, data):
 
 
 def test_training_goes_on_beside_a_fitted_estimator(behind, experiment):
-    """A loss on the head trains the encoder; the estimator is not asked."""
+    """A loss on the head trains the encoder; the estimator is not called."""
     ours = experiment(behind)
     ours.run_phase(FitPhase("fit", data="train"))
     ours.run_phase(TrainPhase("t", data="train", losses=[MSE], n_epochs=2))
@@ -195,7 +195,7 @@ class Rotate:
         return features @ self.by_
 
 
-def test_an_estimator_may_be_joined_with_a_model(data, experiment):
+def test_a_concat_node_joins_an_estimator_with_a_model(data, experiment):
     graph = ModelGraph([ModelNode("est", Rotate(), data.reference(["x"], ["y"]))], "adam")
     fit(graph)
     graph.add_node(ModelNode("own", Dense(2), data.reference(["x"], ["y"])))
@@ -206,7 +206,7 @@ def test_an_estimator_may_be_joined_with_a_model(data, experiment):
     assert sorted(graph.optimizer_states) == ["net", "own"]
 
 
-def test_memory_that_an_estimator_uses_again_is_not_that_of_the_predictions(data, experiment):
+def test_predictions_do_not_share_memory_that_an_estimator_reuses(data, experiment):
     class Reuser(LeastSquares):
         buffer = np.zeros(4)
 
@@ -223,7 +223,7 @@ def test_memory_that_an_estimator_uses_again_is_not_that_of_the_predictions(data
 # -- fitting again, and what counts as fitted --------------------------------------------------------------------------
 
 
-def test_fitted_estimators_are_left_alone_unless_they_are_named(data, straight):
+def test_fitted_estimators_are_not_fitted_again_unless_named(data, straight):
     fit(straight)
     first = straight["est"].model.estimator.weights
     with pytest.raises(PhaseError, match="phase 'fit' has nothing to fit"):
@@ -250,7 +250,7 @@ def test_estimators_that_come_fitted_need_no_phase(data, experiment):
 
 
 @pytest.mark.parametrize("answer", [True, False])
-def test_estimators_may_say_themselves_whether_they_are_fitted(answer):
+def test_sklearn_is_fitted_decides_whether_an_estimator_is_fitted(answer):
     class Says(LeastSquares):
         steps_ = "an attribute that proves nothing"
 
@@ -260,7 +260,7 @@ def test_estimators_may_say_themselves_whether_they_are_fitted(answer):
     assert Estimator(Says()).is_fitted is answer
 
 
-def test_estimators_with_slots_are_taken():
+def test_estimators_with_slots_are_supported():
     class Slotted:
         __slots__ = ("value",)
 
@@ -276,7 +276,7 @@ def test_estimators_with_slots_are_taken():
     assert estimator.is_fitted
 
 
-def test_an_estimator_is_an_object_that_fits_and_predicts():
+def test_an_estimator_is_an_object_with_fit_and_predict():
     assert is_estimator(LeastSquares())
     assert not is_estimator(LeastSquares)
     assert not is_estimator(Dense(1))
@@ -285,7 +285,7 @@ def test_an_estimator_is_an_object_that_fits_and_predicts():
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_nodes_before_what_is_fitted_must_be_fitted(data, experiment):
+def test_estimators_before_a_fitted_node_must_be_fitted(data, experiment):
     nodes = [
         ModelNode("first", Rotate(), data.reference(["x"], ["y"])),
         ModelNode("second", LeastSquares(), "first"),
@@ -301,14 +301,14 @@ def test_nodes_before_what_is_fitted_must_be_fitted(data, experiment):
     )
     with pytest.raises(PhaseError, match=r"phase 'e' needs 'first', an estimator that is not fitted"):
         ours.run_phase(EvalPhase("e", data="val", outputs=["first"]))
-    with pytest.raises(PhaseError, match=r"needs 'net', which depends on 'first', an estimator that has not been fit"):
+    with pytest.raises(PhaseError, match=r"needs 'net', which depends on 'first', an estimator that is not fitted"):
         ours.run_phase(TrainPhase("t", data="train", losses=[MSE]))
     fit(ours.graph, nodes="first")
     ours.run_phase(TrainPhase("t", data="train", losses=[MSE]))
 
 
 class Double:
-    """Twice what it is given, and one column fewer with every fit."""
+    """Doubles its input; returns one column fewer after every fit."""
 
     keep = 3
 
@@ -355,7 +355,7 @@ def test_estimators_that_depend_on_each_other_are_fitted_in_their_order(where, s
     assert sims[0].used == 0
 
 
-def test_a_phase_in_several_rounds_tells_of_each_plan(chain):
+def test_hooks_get_the_plan_of_each_round_of_a_fit(chain):
     seen = []
 
     class Spy(Callback):
@@ -372,7 +372,7 @@ def test_a_phase_in_several_rounds_tells_of_each_plan(chain):
     assert seen == ["start", [], ["first"], ["first", "second", "enc"], "end"]
 
 
-def test_estimators_that_depend_on_each_other_are_fitted_anew_together(data, chain):
+def test_estimators_that_depend_on_each_other_are_refitted_together(data, chain):
     """What the second was fitted to before does not fit what the first gives now, and does not matter."""
     fit(chain)
     assert chain.shapes.specs["second"].shape == (3,)
@@ -397,7 +397,7 @@ def test_a_failing_fit_leaves_what_was_fitted_before_it(data, chain):
     assert not chain["last"].model.awaits_fit and chain.shapes.unfitted == ("last", "second")
 
 
-def test_an_estimator_between_a_loss_and_what_is_trained_is_refused(data, experiment):
+def test_an_estimator_between_a_loss_and_a_trained_node_is_refused(data, experiment):
     graph = ModelGraph(
         [ModelNode("enc", Dense(3), data.reference(["x"], ["y"])), ModelNode("est", Rotate(), "enc")], "adam"
     )
@@ -405,14 +405,14 @@ def test_an_estimator_between_a_loss_and_what_is_trained_is_refused(data, experi
     graph.add_node(ModelNode("net", Dense(1), "est"))
     ours = experiment(graph)
     with pytest.raises(
-        GraphError, match=r"node 'est' cannot pull back, and stands between a loss and enc.* freeze what"
+        GraphError, match=r"node 'est' is not differentiable and is between a loss and enc.* freeze what"
     ):
         ours.run_phase(TrainPhase("t", data="train", losses=[MSE]))
     graph.freeze("enc")
     ours.run_phase(TrainPhase("t", data="train", losses=[MSE]))
 
 
-def test_the_pullback_of_an_estimator_says_what_is_wrong():
+def test_the_pullback_of_an_estimator_raises_a_phase_error():
     estimator = Estimator(Rotate())
     estimator.fit([np.zeros((2, 3))], np.zeros(2))
     applied = estimator.apply({}, (np.zeros((2, 3), "float32"),), train=True, key=0)
@@ -425,7 +425,7 @@ def test_a_fit_takes_no_losses():
         FitPhase("fit", data="train", losses=[MSE])
 
 
-def test_targets_that_are_not_clear_are_an_error(data, table):
+def test_ambiguous_targets_are_refused(data, table):
     other = table(24, "other")
     other.add_split("train", np.arange(16))
     refs = [data.reference(["x"], ["y"]), other.reference(["x"], ["y"])]
@@ -457,7 +457,7 @@ def test_a_fit_needs_no_framework_and_no_accelerator(straight, numpy_only):
     fit(straight)
 
 
-def test_estimators_run_on_the_cpu_where_they_are_not_served(numpy_only, behind, experiment):
+def test_estimators_fall_back_to_the_cpu(numpy_only, behind, experiment):
     class Plugin:
         @hookimpl
         def backends(self):
@@ -473,14 +473,14 @@ def test_estimators_run_on_the_cpu_where_they_are_not_served(numpy_only, behind,
     assert {str(one.device) for one in result.plan.assignments} == {"cpu:0"}
 
 
-def test_a_fit_puts_what_is_before_it_where_the_phase_says(sims, behind):
+def test_a_fit_places_the_nodes_before_it_on_the_device_of_the_phase(sims, behind):
     run = fit(behind, accelerator="sim:1")
     assert str(run.plan.device("enc")) == "sim:1"
     assert sims[1].transfers.out.number > 0 and sims[0].transfers.into.number == 0
     assert [one.node for one in run.plan.assignments] == ["enc"]
 
 
-def test_a_fitted_estimator_is_where_its_phase_put_it() -> None:
+def test_a_fitted_estimator_stays_on_the_device_of_its_phase() -> None:
     source = FeatureSet.from_dict("d", {"x": np.ones((4, 2)), "y": np.ones(4)}, ["x"], ["y"])
 
     class Mean:

@@ -1,4 +1,4 @@
-"""Phases take sources: the same numbers as from rows in memory; what goes wrong in one is told and tidied up."""
+"""Phases over sources: the same numbers as from rows in memory; errors of a source leave nothing behind."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ours() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def tidy() -> Iterator[None]:
-    """Whatever a test does: no thread is left."""
+    """No test leaves a thread."""
     assert ours() == []
     yield
     assert ours() == []
@@ -160,7 +160,7 @@ def test_losses_are_those_of_a_feature_set(kind: str, accumulate: int, tmp_path:
     check_same(trained(KINDS[kind](tmp_path), accumulate=accumulate), wanted)
 
 
-def test_blocks_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_any_size_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = trained(table())
     for nbytes in (1, 500, 700, 10**6):
         monkeypatch.setattr(loader_factory, "BLOCK_BYTES", nbytes)
@@ -256,7 +256,7 @@ def test_two_nodes_and_two_roles_read_one_source() -> None:
     assert losses(batches()) == losses(table())
 
 
-def test_on_a_device_that_copies_late(small_blocks: None) -> None:
+def test_late_copies_of_a_device_change_no_number(small_blocks: None) -> None:
     """A simulated device shows garbage until a copy has arrived, and reads buffers late."""
     wanted = trained(table())
     with simulate(1):
@@ -265,7 +265,7 @@ def test_on_a_device_that_copies_late(small_blocks: None) -> None:
             check_same(on_device, wanted if not isinstance(data, list) or data[2]["id"].size == 8 else trained(data))
 
 
-def test_a_source_may_use_its_memory_again(small_blocks: None) -> None:
+def test_a_source_may_reuse_its_memory(small_blocks: None) -> None:
     def reused() -> Iterator[dict[str, np.ndarray]]:
         memory = {name: np.empty_like(column[:8]) for name, column in COLUMNS.items()}
         for batch in batches():
@@ -338,12 +338,13 @@ def test_a_source_beside_another_feature_set_is_refused() -> None:
     assert run(graph, EvalPhase("v", data=given, **settings)).loss == wanted.loss
 
 
-def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
+def test_sources_that_do_not_fit_the_phase_are_refused(tmp_path: Path) -> None:
     graph = graph_of(table())
     with pytest.raises(PhaseError, match="residency='resident', and its data are the source 'data'"):
         run(graph, phase(batches(), residency="resident"))
     with pytest.raises(PhaseError, match=r"given the source 'elsewhere'.*the graph takes data.*say so"):
         run(graph, phase(source(batches(), "elsewhere")))
+    assert len(run(graph, phase({"data": source(batches(), "elsewhere")}, n_epochs=1)).epochs) == 1, "as the hint says"
     with pytest.raises(PhaseError, match="has a PairSampler, and its data are the source 'data'"):
         run(graph, phase(batches(), sampler=PairSampler(8, Same("c"))))
     with pytest.raises(SourceError, match=r"never ends.*steps=1000"):
@@ -412,7 +413,7 @@ def test_a_phase_with_a_source_has_no_configuration() -> None:
 # -- plans and runs ----------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_reads_next_to_nothing() -> None:
+def test_a_plan_reads_no_batch_and_few_items() -> None:
     graph, opened = graph_of(table()), []
 
     def counted() -> Iterator[Any]:
@@ -430,7 +431,7 @@ def test_a_plan_reads_next_to_nothing() -> None:
     assert opened == list(range(7))
 
 
-def test_what_a_run_knows_of_a_source() -> None:
+def test_run_rows_are_an_example_of_a_source() -> None:
     seen: dict[str, Any] = {}
 
     class Look(Callback):
@@ -447,7 +448,7 @@ def test_what_a_run_knows_of_a_source() -> None:
     assert len(data.read) == read + ROWS
 
 
-def test_an_endless_source_has_steps() -> None:
+def test_an_endless_source_needs_a_number_of_steps() -> None:
     def forever() -> Iterator[Any]:
         return itertools.cycle(batches())
 
@@ -458,7 +459,7 @@ def test_an_endless_source_has_steps() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "off", "steps"])
-def test_an_unknown_number_of_steps(
+def test_a_source_may_not_know_its_number_of_steps(
     mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(LineProgress, "interval", 0.0)
@@ -533,7 +534,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_the_thread_is_told_and_tidied_up(fault: str, small_blocks: None) -> None:
+def test_an_error_in_the_thread_is_raised_and_leaves_nothing(fault: str, small_blocks: None) -> None:
     act, message = FAULTS[fault]
     given, graph = Watched(1, act=act), graph_of(table())
     experiment = Experiment("e", graph, progress="none")
@@ -568,7 +569,7 @@ def test_a_source_shorter_or_longer_than_it_says() -> None:
 
 @pytest.mark.parametrize("moment", ["epoch_start", "step_end", "epoch_end"])
 @pytest.mark.parametrize("how", ["stop", "error", "interrupt"])
-def test_whoever_leaves_leaves_nothing(moment: str, how: str, at: Any, small_blocks: None) -> None:
+def test_a_phase_that_stops_early_closes_the_source(moment: str, how: str, at: Any, small_blocks: None) -> None:
     def leave(run: Any) -> None:
         if run.epoch == 1:
             if how == "stop":
@@ -658,7 +659,7 @@ def test_memory_that_runs_out_is_an_event(
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("kind", ["items", "parquet"])
-def test_what_repeats_goes_on_where_it_was(
+def test_a_repeatable_source_resumes_within_the_epoch(
     kind: str, accumulate: int, failing: Any, tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = trained(table(), n_epochs=1, accumulate=accumulate)
@@ -669,7 +670,7 @@ def test_what_repeats_goes_on_where_it_was(
     assert asked[:6] == [8] * 6 and sum(asked[6:]) <= ROWS - 4 * 8, "what was done is not done again"
 
 
-def test_memory_runs_out_and_the_source_cannot_begin_again(failing: Any, small_blocks: None) -> None:
+def test_memory_that_runs_out_ends_a_source_that_cannot_restart(failing: Any, small_blocks: None) -> None:
     failing(3, 4)
     experiment = Experiment("e", graph_of(table()), progress="none")
     with pytest.raises(
@@ -679,13 +680,13 @@ def test_memory_runs_out_and_the_source_cannot_begin_again(failing: Any, small_b
     assert "memory" in [event.kind for event in experiment.last_run.events]
 
 
-def test_not_even_one_row_fits(failing: Any) -> None:
+def test_an_error_says_that_not_even_one_row_fits(failing: Any) -> None:
     failing(0)
     with pytest.raises(OutOfMemoryError, match=r"no room to train 1 row.*data|not even one row fits"):
         run(graph_of(table()), phase(batches()))
 
 
-def test_memory_runs_out_while_a_block_is_sent() -> None:
+def test_memory_that_runs_out_while_a_block_is_copied_is_recovered() -> None:
     with simulate(1, capacity=3000):
         wide = [{**one, "a": np.zeros((len(one["id"]), 200), "float32")} for one in batches()]
         data = FeatureSet.from_dict("data", {**COLUMNS, "a": np.zeros((ROWS, 200), "float32")}, ["a"], ["y"])
@@ -763,7 +764,7 @@ except KeyboardInterrupt:
 
 
 def interrupted(child: subprocess.Popen[str]) -> str:
-    """What a process writes after Ctrl-C, pressed again after 10 s: Python drops one that falls in a finalizer."""
+    """Output of a process after Ctrl-C, sent again after 10 s: Python drops one that falls in a finalizer."""
     child.send_signal(signal.SIGINT)
     try:
         return child.communicate(timeout=10)[0]
@@ -774,8 +775,8 @@ def interrupted(child: subprocess.Popen[str]) -> str:
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of this kind are of POSIX")
 @pytest.mark.parametrize("wait", ["time.sleep(60)", "time.sleep(0.01)", "pass"])
-def test_ctrl_c_is_answered(wait: str) -> None:
-    """A source that hangs for a minute does not hold up an interrupt, nor the end of the process."""
+def test_ctrl_c_ends_a_phase_over_a_slow_source(wait: str) -> None:
+    """A source that hangs for a minute delays neither an interrupt nor the end of the process."""
     child = subprocess.Popen(
         [sys.executable, "-c", _SLOW.format(wait=wait)], stdout=subprocess.PIPE, text=True, env={**os.environ}
     )

@@ -1,4 +1,4 @@
-"""Any sequence of phases, interrupts, moves and changes of a graph, against the same sequence on the plain CPU."""
+"""Any sequence of phases, interrupts, moves and changes of a graph equals the same sequence on the plain CPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Stop(Callback):
 
 
 class LifecycleMachine(RuleBasedStateMachine):
-    """`real` runs on whatever device a rule says, `shadow` on the CPU; all else is the same."""
+    """`real` runs on the device that a rule says, `shadow` on the CPU; all else is equal."""
 
     @initialize()
     def begin(self) -> None:
@@ -195,7 +195,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.runs)
     @rule()
     def resume_elsewhere(self) -> None:
-        """A graph made anew, with the state of the one that was."""
+        """A new graph with the state of the old one."""
         state, frozen = self.real.state(), self.real.frozen
         pins = {label: self.real[label].accelerator for label in MODELS}
         self.real = graph_on(self.data).load_state(state)

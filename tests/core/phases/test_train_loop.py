@@ -1,4 +1,4 @@
-"""TrainPhase: what it computes, by loops written out here; in which order; what it moves and waits for."""
+"""TrainPhase: the numbers of loops that are written out here; the order of rows; what is copied and waited for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MSE = AppliedLoss("mse", on="net")
 
 
 class Recorder(Module):
-    """A line through the origin that writes down which rows it is trained with."""
+    """A line through the origin that records which rows it is trained with."""
 
     def __init__(self):
         super().__init__()
@@ -284,7 +284,7 @@ def test_a_graph_on_several_devices_trains_as_on_one(clip, sims, data, experimen
         np.testing.assert_allclose(loss, losses[0], rtol=1e-6)
 
 
-def test_optimizer_state_stands_with_its_node_whatever_the_phase_says(sims, data, experiment, train):
+def test_optimizer_state_is_on_the_device_of_its_node(sims, data, experiment, train):
     graph = wide(data, ("cpu", "sim:1", None))
     ours = experiment(graph)
     for accelerator, head in (("sim:0", "sim:0"), ("sim:2", "sim:2"), (None, "cpu:0")):
@@ -297,13 +297,13 @@ def test_optimizer_state_stands_with_its_node_whatever_the_phase_says(sims, data
             assert {str(backend.device_of(a)) for a in arrays} == {device}
 
 
-def test_steps_of_optimizers_are_plain_numbers(sims, line, experiment, train):
+def test_step_counts_of_optimizers_are_plain_numbers(sims, line, experiment, train):
     graph = line()
     experiment(graph).run_phase(train(accelerator="sim:0"))
     assert type(graph.optimizer_states["net"].step) is int
 
 
-def test_a_node_of_dropout_alone_is_random_while_it_trains(data, experiment, train):
+def test_a_node_with_only_dropout_is_random_in_training(data, experiment, train):
     nodes = [
         ModelNode("a", Dense(4), data.reference(["x"], ["y"])),
         ModelNode("drop", Dropout(0.9), "a"),
@@ -314,7 +314,7 @@ def test_a_node_of_dropout_alone_is_random_while_it_trains(data, experiment, tra
     assert np.ptp(losses) > 1e-3
 
 
-def test_a_node_that_only_a_validation_asks_for_is_not_trained(data, experiment, train):
+def test_a_node_that_only_the_validation_needs_is_not_trained(data, experiment, train):
     nodes = [
         ModelNode("net", Dense(1), data.reference(["x"], ["y"]), optimizer="adam"),
         ModelNode("other", Sequential(Dense(1), BatchNorm()), data.reference(["x"], ["y"])),
@@ -335,7 +335,7 @@ def test_a_node_that_only_a_validation_asks_for_is_not_trained(data, experiment,
     [lambda: SequentialMLP((1,), 3, 5, "tanh", 0.3), lambda: Sequential(Dense(4), BatchNorm(), Dropout(0.2), Dense(1))],
     ids=["mlp", "norm"],
 )
-def test_listening_to_steps_changes_no_number(model, line, experiment, train, at, values, same):
+def test_a_step_end_hook_changes_no_number(model, line, experiment, train, at, values, same):
     graphs, losses = [line(model()), line(model())], []
     for graph, callbacks in zip(graphs, ([], [at("step_end", lambda run: run.step_losses())]), strict=True):
         losses.append(experiment(graph).run_phase(train(sampler=3, n_epochs=4, callbacks=callbacks)).loss)
@@ -417,7 +417,7 @@ def test_a_last_partial_batch_is_left_out_where_a_step_stopped_the_run(line, exp
 # -- validation --------------------------------------------------------------------------------------------------------
 
 
-def test_validation_gives_what_an_evaluation_gives(line, experiment, train, evaluate):
+def test_a_validation_equals_an_evaluation(line, experiment, train, evaluate):
     graph = line()
     ours = experiment(graph)
     validation = evaluate("check", metrics=["mse", "mae"], losses=[])
@@ -554,7 +554,7 @@ def watch(sims, monkeypatch):
 
 
 def between(marks, first, second):
-    """Each stretch from one mark to the next of the other name."""
+    """The difference from each mark of one name to the next of the other."""
     found = []
     for name, counts in marks:
         if name == first:

@@ -1,4 +1,4 @@
-"""Compiling is chosen by what it costs and brings: never much worse than the better choice, whatever the speeds are."""
+"""CompilePolicy: steps are compiled if that pays off, and never cost much more than the better choice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MSE = AppliedLoss("mse", on="net")
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -50,7 +50,7 @@ class Clock:
 
 
 class Fake(ArrayProgram):
-    """A program whose speeds are set; it writes down what it is asked, and computes only where it is told to."""
+    """A program with given speeds; records its calls, and computes only if told to."""
 
     speeds: SimpleNamespace
 
@@ -139,12 +139,12 @@ def train(steps: int, epochs: int = 1, *, rest: int = 0, batch: int = 4, **setti
 
 
 def told(result: Any) -> list[str]:
-    """What was said of compiling, but for what is routine."""
+    """Messages of compile events that are not verbose."""
     return [event.message for event in result.events if event.kind == "compile" and not event.verbose]
 
 
 def why_not(result: Any) -> list[str]:
-    """What was said where steps are not compiled."""
+    """Messages of verbose compile events: why steps were not compiled."""
     return [event.message for event in result.events if event.kind == "compile" and event.verbose]
 
 
@@ -155,7 +155,7 @@ FACTORS = [0.01, 0.1, 1 / 3, 0.5, 0.9, 1.1, 1.5, 2, 3, 10, 100]
 
 
 def compared(found: SimpleNamespace, steps: int) -> float:
-    """The time it took as a part of that of the better choice."""
+    """The time it took, relative to that of the better choice."""
     plain = steps * found.each
     return found.clock.now / min(plain, found.seconds + plain * found.ratio)
 
@@ -167,7 +167,7 @@ def break_even(found: SimpleNamespace) -> float:
 @pytest.mark.parametrize("seconds", [0.3, 4.0, 20.0])
 @pytest.mark.parametrize("ratio", [0.03, 0.5, 0.9])
 @pytest.mark.parametrize("each", [3e-5, 3e-4, 5e-2])
-def test_compiled_exactly_when_the_steps_to_come_pay(
+def test_auto_compiles_exactly_if_the_steps_left_pay_for_it(
     each: float, ratio: float, seconds: float, speeds: Callable[..., SimpleNamespace]
 ) -> None:
     for factor in FACTORS:
@@ -196,7 +196,7 @@ def test_compiled_exactly_when_the_steps_to_come_pay(
     st.booleans(),
     st.floats(0.0, 2e-3),
 )
-def test_never_more_than_twice_the_better_choice(
+def test_auto_takes_at_most_twice_the_time_of_the_better_choice(
     each: float, ratio: float, seconds: float, factor: float, epochs: int, early: bool, call: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -208,10 +208,10 @@ def test_never_more_than_twice_the_better_choice(
 
 @pytest.mark.parametrize("stopped", [1, 2, 3, 5, 8, 13, 40, 99, 100])
 @pytest.mark.parametrize("seconds", [0.5, 3.0, 10.0])
-def test_where_a_phase_may_end_early_it_waits_as_long_as_compiling_takes(
+def test_auto_waits_as_long_as_compiling_takes_if_the_phase_may_stop_early(
     seconds: float, stopped: int, speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
 ) -> None:
-    """Of a hundred epochs of a second each, so many come to pass."""
+    """A hundred epochs of a second each are planned, of which so many run."""
     found = speeds(seconds=seconds)
     stop = at("epoch_end", lambda run: run.stop("enough") if run.epoch + 1 == stopped else None)
     train(1000, 100, batch=1, callbacks=[stop])
@@ -222,14 +222,14 @@ def test_where_a_phase_may_end_early_it_waits_as_long_as_compiling_takes(
     assert compared(found, 1000 * stopped) <= 2.01
 
 
-def test_callbacks_of_the_experiment_may_end_a_phase_too(speeds: Callable[..., SimpleNamespace]) -> None:
+def test_callbacks_of_the_experiment_count_as_stopping_early_too(speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds(seconds=3.0)
     ours = Experiment("e", line(1000), progress="none", callbacks=[EARLY])
     ours.run_phase(TrainPhase("t", data="all", losses=MSE, sampler=1, n_epochs=100))
     assert sum(count for kind, count, _, _ in found.calls if kind == "plain") == pytest.approx(3000, rel=0.02)
 
 
-def test_near_the_end_nothing_is_compiled_though_it_was_waited_for(speeds: Callable[..., SimpleNamespace]) -> None:
+def test_nothing_is_compiled_near_the_end_of_a_phase(speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds(seconds=9.5)
     result = train(1000, 10, batch=1, callbacks=[EARLY])
     assert found.asked == [] and told(result) == [] and compared(found, 10_000) == pytest.approx(1.0)
@@ -249,13 +249,13 @@ def test_epochs_of_one_step_are_compiled(epochs: int, speeds: Callable[..., Simp
     assert found.asked == [(64, 1, 64)]
 
 
-def test_epochs_that_one_call_takes_are_timed(speeds: Callable[..., SimpleNamespace]) -> None:
+def test_epochs_of_a_single_call_are_timed(speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds(each=1e-2, seconds=1.0)
     train(1, 1000, batch=8)
     assert found.asked and compared(found, 1000) < 1.05
 
 
-def test_what_costs_nothing_is_compiled_at_once(speeds: Callable[..., SimpleNamespace]) -> None:
+def test_steps_are_compiled_at_once_if_that_costs_nothing(speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds(offered=CompileEstimate(0.0, 0.5), seconds=0.0)
     result = train(10)
     assert [kind for kind, *_ in found.calls] == ["compiled"] * len(found.calls)
@@ -265,7 +265,7 @@ def test_what_costs_nothing_is_compiled_at_once(speeds: Callable[..., SimpleName
 @pytest.mark.parametrize(
     "offered", [None, CompileEstimate(0.0, 2.0), CompileEstimate(3.0, 1.0), CompileEstimate(0.5, 1.5)]
 )
-def test_what_brings_nothing_is_not_compiled(
+def test_steps_are_not_compiled_if_that_gains_nothing(
     offered: CompileEstimate | None, speeds: Callable[..., SimpleNamespace]
 ) -> None:
     found = speeds(offered=offered)
@@ -277,7 +277,7 @@ def test_what_brings_nothing_is_not_compiled(
         assert why_not(result) == [f"steps are not compiled: {given if offered is None else slower}"]
 
 
-def test_an_offer_may_come_later(speeds: Callable[..., SimpleNamespace]) -> None:
+def test_an_estimate_may_become_available_later(speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds(offered=None)
 
     class Later(Callback):
@@ -288,7 +288,7 @@ def test_an_offer_may_come_later(speeds: Callable[..., SimpleNamespace]) -> None
     assert found.asked and 2900 < sum(count for kind, count, _, _ in found.calls if kind == "plain") < 3100
 
 
-def test_the_choice_says_why(speeds: Callable[..., SimpleNamespace]) -> None:
+def test_the_event_says_why_steps_were_compiled(speeds: Callable[..., SimpleNamespace]) -> None:
     speeds(each=1e-3, ratio=0.1, seconds=2.0)
     (text,) = told(train(5000, 2, batch=1))
     assert text.startswith("steps compiled in 2.0 s: 9,9") and text.endswith(
@@ -301,7 +301,7 @@ def test_the_choice_says_why(speeds: Callable[..., SimpleNamespace]) -> None:
     assert told(train(5, compile="steps")) == ["steps compiled in 2.0 s: as the phase asks"]
 
 
-def test_why_nothing_is_compiled_is_said_once_and_with_what_plain_steps_took(
+def test_one_event_says_why_nothing_was_compiled_with_the_measured_times(
     speeds: Callable[..., SimpleNamespace],
 ) -> None:
     speeds(each=2e-4, ratio=0.5, seconds=14.0)
@@ -317,8 +317,8 @@ def test_why_nothing_is_compiled_is_said_once_and_with_what_plain_steps_took(
     ]
 
 
-def test_a_choice_that_turns_out_otherwise_is_said_once(speeds: Callable[..., SimpleNamespace]) -> None:
-    """At first nothing seems to pay; then steps become slower, and it does."""
+def test_one_event_says_that_compiling_would_have_paid_off(speeds: Callable[..., SimpleNamespace]) -> None:
+    """At first compiling does not seem to pay off; then steps become slower."""
     found = speeds(each=1e-4, seconds=5.0)
 
     class Slower(Callback):
@@ -329,7 +329,7 @@ def test_a_choice_that_turns_out_otherwise_is_said_once(speeds: Callable[..., Si
     assert found.asked and len(told(result)) == 1 and why_not(result) == []
 
 
-def test_a_phase_that_is_over_too_soon_says_so(
+def test_the_event_says_that_a_phase_ended_before_steps_were_timed(
     speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
 ) -> None:
     """No plain step was timed, somebody stopped it, or it might have been stopped until too few steps were left."""
@@ -347,7 +347,7 @@ def test_a_phase_that_is_over_too_soon_says_so(
     assert why_not(result) == [f"{takes} 8.0 s and save 9.0 s in 9,999 steps of 1.0 ms, as was known too late"]
 
 
-def test_steps_that_are_listened_to_say_that_none_are_offered(
+def test_the_event_says_that_steps_with_a_step_end_hook_are_not_compiled(
     speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
 ) -> None:
     speeds(offered=None, computes=True)
@@ -357,21 +357,19 @@ def test_steps_that_are_listened_to_say_that_none_are_offered(
     ]
 
 
-def test_nothing_is_said_where_there_is_no_compiler() -> None:
-    """NumPy has none, whatever is asked of it."""
+def test_there_is_no_event_without_a_compiler() -> None:
+    """NumPy has no compiler, whatever the mode."""
     for mode in ("auto", "off"):
         assert [event.kind for event in train(20, 2, compile=mode).events] == ["residency"]
 
 
-def test_nothing_is_said_where_no_step_was_taken(
-    speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
-) -> None:
+def test_there_is_no_event_without_steps(speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]) -> None:
     speeds()
     result = train(20, 2, callbacks=[at("epoch_start", lambda run: run.stop("no"))])
     assert result.epochs == () and why_not(result) == told(result) == []
 
 
-def test_nothing_is_said_of_steps_after_others_were_compiled(
+def test_there_is_no_second_event_once_steps_were_compiled(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that are streamed from the middle of a phase on come in other columns, for which it does not pay again."""
@@ -399,7 +397,7 @@ def test_nothing_is_said_of_steps_after_others_were_compiled(
         ("off", [], []),
     ],
 )
-def test_batches_that_differ_from_each_other_say_so(
+def test_the_event_says_that_batches_differ_in_size(
     mode: str, asked: list[str], routine: list[str], speeds: Callable[..., SimpleNamespace]
 ) -> None:
     found = speeds()
@@ -414,7 +412,7 @@ def test_batches_that_differ_from_each_other_say_so(
 # -- modes -------------------------------------------------------------------------------------------------------------
 
 
-def test_off_asks_for_nothing(speeds: Callable[..., SimpleNamespace]) -> None:
+def test_off_asks_for_no_estimate(speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds(each=1.0)
     result = train(100, 20, compile="off")
     assert found.offers == found.asked == told(result) == [] and found.calls
@@ -435,7 +433,7 @@ def test_a_segment_knows_the_mode(mode: str, monkeypatch: pytest.MonkeyPatch) ->
     assert seen == [mode, mode]
 
 
-def test_steps_compiles_before_the_first_and_asks_for_no_offer(speeds: Callable[..., SimpleNamespace]) -> None:
+def test_steps_compiles_before_the_first_step_without_an_estimate(speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds()
     train(20, 3, compile="steps")
     assert found.offers == [] and found.asked == [(4, 1, 80)]
@@ -443,7 +441,7 @@ def test_steps_compiles_before_the_first_and_asks_for_no_offer(speeds: Callable[
 
 
 @pytest.mark.parametrize("mode", ["auto", "steps"])
-def test_a_last_partial_batch_goes_the_plain_way(mode: str, speeds: Callable[..., SimpleNamespace]) -> None:
+def test_a_last_partial_batch_is_not_compiled(mode: str, speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds(each=0.5)
     train(20, 30, rest=3, compile=mode)
     assert found.asked == [(4, 1, 83)]
@@ -458,14 +456,14 @@ def test_a_program_may_take_the_last_partial_batch_compiled_too(speeds: Callable
     assert {kind for kind, *_ in found.calls} == {"compiled"}
 
 
-def test_accumulated_steps_are_compiled_in_parts(speeds: Callable[..., SimpleNamespace]) -> None:
+def test_accumulated_steps_are_compiled_in_microbatches(speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds()
     result = train(20, 2, compile="steps", accumulate=5)
     assert found.asked == [(20, 5, 80)] and {call[2:] for call in found.calls} == {(20, 5)}
     assert [epoch.steps for epoch in result.epochs] == [4, 4]
 
 
-def test_parts_that_a_program_does_not_take_run_one_by_one(
+def test_steps_run_one_by_one_if_the_program_takes_no_microbatches(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Fake, "supports_microbatching", False)
@@ -485,7 +483,7 @@ def test_streamed_blocks_are_compiled_once(
     assert {call[0] for call in found.calls if call[2] == 4} == {"compiled"}
 
 
-def test_a_listener_sees_every_step(speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]) -> None:
+def test_a_step_end_hook_sees_every_step(speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]) -> None:
     found = speeds(computes=True, each=1e-2)
     train(50, 2, callbacks=[at("step_end", lambda run: None)])
     assert {count for _, count, *_ in found.calls} == {1} and set(found.offers) == {1}
@@ -561,7 +559,7 @@ NO = CompileError("steps of segment 'x' cannot be compiled", available="no C++ c
 SAID = "steps run uncompiled: steps of segment 'x' cannot be compiled. Available: no C++ compiler. Hint: install one."
 
 
-def test_what_cannot_be_compiled_runs_plain_with_a_warning_where_it_was_asked_for(
+def test_a_compile_error_is_a_warning_with_compile_steps(
     speeds: Callable[..., SimpleNamespace],
 ) -> None:
     found = speeds(fails=NO)
@@ -572,7 +570,7 @@ def test_what_cannot_be_compiled_runs_plain_with_a_warning_where_it_was_asked_fo
     assert sum(count for kind, count, *_ in found.calls if kind == "plain") == 60
 
 
-def test_what_cannot_be_compiled_runs_plain_without_a_warning_where_nobody_asked(
+def test_a_compile_error_is_only_an_event_with_compile_auto(
     speeds: Callable[..., SimpleNamespace],
 ) -> None:
     found = speeds(fails=NO, each=0.1)
@@ -582,7 +580,7 @@ def test_what_cannot_be_compiled_runs_plain_without_a_warning_where_nobody_asked
     assert told(result) == [SAID] and len(found.asked) == 1 and result.events[-1].epoch == 0 and not why_not(result)
 
 
-def test_compiling_for_which_there_is_no_room_leaves_steps_plain(speeds: Callable[..., SimpleNamespace]) -> None:
+def test_steps_stay_uncompiled_if_memory_runs_out_while_compiling(speeds: Callable[..., SimpleNamespace]) -> None:
     found = speeds(fails=OutOfMemoryError("no room for a graph"))
     with pytest.warns(CompileWarning, match="steps run uncompiled: no room for a graph"):
         result = train(20, 3, compile="steps")
@@ -604,10 +602,10 @@ def test_an_interrupt_while_compiling_ends_the_phase(
     assert len(ours.run_phase(phase).epochs) == 1
 
 
-def test_steps_that_are_done_again_are_not_counted_twice(
+def test_repeated_steps_are_not_counted_twice(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steps that are to come are known after memory ran out, too."""
+    """The number of steps left is right after memory ran out, too."""
     seen: list[int | None] = []
     took = compile_policy.CompilePolicy.record
 
@@ -630,7 +628,7 @@ def test_steps_that_are_done_again_are_not_counted_twice(
     assert seen[-1] == 0 and found.calls
 
 
-def test_other_blocks_are_compiled_anew(
+def test_steps_are_compiled_again_for_blocks_of_another_size(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that are streamed because memory ran out come in columns of another length."""

@@ -1,4 +1,4 @@
-"""Whatever can be known before anything has moved is an error before anything has moved, and says what to do."""
+"""Invalid input is refused before anything has moved, with a hint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BY_CLASS = AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"])
 
 
 def offer_tpu(registry):
-    """From now on there is a device that another framework computes on."""
+    """Register a device on which another framework computes."""
 
     class Plugin:
         @hookimpl
@@ -99,17 +99,17 @@ def evaluation(**settings):
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_split_that_is_not_there(house):
+def test_an_unknown_split_is_refused(house):
     house(training(data="nope"), SplitError, "'data' has no split 'nope'", "train, val, all")
     house(evaluation(data="trian"), SplitError, "did you mean 'train'?")
 
 
-def test_a_split_that_only_some_feature_sets_have(house):
+def test_a_split_that_only_some_feature_sets_have_is_refused(house):
     losses = [MSE, AppliedLoss("mse", on="far")]
     house(training(losses=losses), SplitError, "'other' has no split 'train'", "all")
 
 
-def test_a_feature_set_without_data(house, data):
+def test_a_feature_set_without_data_is_refused(house, data):
     house(
         training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train"}),
         PhaseError,
@@ -119,11 +119,11 @@ def test_a_feature_set_without_data(house, data):
     )
 
 
-def test_data_of_another_feature_set(house, table):
+def test_data_of_another_feature_set_are_refused(house, table):
     house(training(data=table(16, "elsewhere")), PhaseError, "has data for elsewhere. Available: the graph takes data")
 
 
-def test_data_for_a_feature_set_that_takes_no_part(house, table):
+def test_data_for_an_unused_feature_set_are_refused(house, table):
     house(
         training(data={"data": "train", "other": "all"}),
         PhaseError,
@@ -131,7 +131,7 @@ def test_data_for_a_feature_set_that_takes_no_part(house, table):
     )
 
 
-def test_no_data_at_all(house):
+def test_an_empty_mapping_of_data_is_refused(house):
     house(training(data={}), PhaseError, "phase 'bad' has data for nothing")
 
 
@@ -143,19 +143,19 @@ def test_no_data_at_all(house):
     ],
     ids=["list", "array"],
 )
-def test_data_that_are_no_source(house, given, message):
+def test_data_of_an_unsupported_type_are_refused(house, given, message):
     house(training(data=given), SourceError, message)
     house(training(data={"data": given}), SourceError, message)
 
 
 @pytest.mark.parametrize("given", [3, None], ids=["int", "None"])
-def test_data_that_are_none(house, given):
+def test_data_none_is_refused(house, given):
     words = f"cannot take its data from {type(given).__name__}", "give the name of a split, a FeatureSet or a view"
     house(training(data=given), PhaseError, *words)
     house(training(data={"data": given}), PhaseError, *words)
 
 
-def test_unequal_rows_in_two_feature_sets(house):
+def test_unequal_numbers_of_rows_are_refused(house):
     house(
         training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train", "other": "all"}),
         PhaseError,
@@ -169,12 +169,12 @@ def test_an_empty_split_cannot_even_be_made(data):
         data.add_split("none", np.array([], dtype=int))
 
 
-def test_features_of_another_dtype(house, data):
+def test_features_of_another_dtype_are_refused(house, data):
     cast = fit_to(data, x=data.array("x").astype("float64"))
     house(training(data=cast), ColumnError, "data.x is float64[3] in these data", "the graph was built for float32[3]")
 
 
-def test_features_of_another_shape(house, data):
+def test_features_of_another_shape_are_refused(house, data):
     house(
         training(data=fit_to(data, x=data.array("x")[:, :2])),
         ColumnError,
@@ -183,13 +183,13 @@ def test_features_of_another_shape(house, data):
     )
 
 
-def test_data_without_a_column(house, data):
+def test_data_without_a_column_are_refused(house, data):
     less = FeatureSet.from_dict("data", {"x": data.array("x"), "c": data.array("c")}, ["x"], ["c"])
     house(training(data=less), ColumnError, "'data' has no column 'y'")
 
 
 @pytest.mark.parametrize(("wrong", "shown"), [(3, "3"), (-1, "-1")])
-def test_a_class_index_out_of_range(house, data, wrong, shown):
+def test_a_class_index_out_of_range_is_refused(house, data, wrong, shown):
     classes = np.array(data.array("c"))
     classes[5] = wrong
     house(
@@ -200,18 +200,18 @@ def test_a_class_index_out_of_range(house, data, wrong, shown):
     )
 
 
-def test_a_class_index_out_of_range_in_the_validation(house, data):
+def test_a_class_index_out_of_range_in_the_validation_is_refused(house, data):
     classes = np.array(data.array("c"))
     classes[5] = 9
     validation = EvalPhase("check", data=fit_to(data, c=classes))
     house(training(losses=[BY_CLASS], validation=validation), ColumnError, "data.c has the class index 9")
 
 
-def test_a_validation_over_a_split_that_is_not_there(house):
+def test_a_validation_over_an_unknown_split_is_refused(house):
     house(training(validation="nope"), SplitError, "'data' has no split 'nope'")
 
 
-def test_drop_last_that_leaves_no_batch(house):
+def test_drop_last_that_leaves_no_batch_is_refused(house):
     house(
         training(sampler=SimpleSampler(17, drop_last=True)),
         SamplerError,
@@ -223,7 +223,7 @@ def test_drop_last_that_leaves_no_batch(house):
 # -- losses and metrics ------------------------------------------------------------------------------------------------
 
 
-def test_losses_that_would_broadcast(house):
+def test_losses_that_would_broadcast_are_refused(house):
     house(
         training(losses=[AppliedLoss("mse", on="sort", inputs=["outputs", "data.y"])]),
         ShapeError,
@@ -231,7 +231,7 @@ def test_losses_that_would_broadcast(house):
     )
 
 
-def test_integers_as_targets_of_a_regression(house):
+def test_integers_as_targets_of_a_regression_are_refused(house):
     house(
         training(losses=[AppliedLoss("mse", on="net", inputs=["outputs", "data.c"])]),
         SpecError,
@@ -240,7 +240,7 @@ def test_integers_as_targets_of_a_regression(house):
     )
 
 
-def test_a_loss_on_a_node_that_is_not_there(house):
+def test_a_loss_on_an_unknown_node_is_refused(house):
     house(
         training(losses=[AppliedLoss("mse", on="nett")]),
         GraphError,
@@ -249,16 +249,16 @@ def test_a_loss_on_a_node_that_is_not_there(house):
     )
 
 
-def test_a_loss_on_a_column_that_is_not_there(house):
+def test_a_loss_on_an_unknown_column_is_refused(house):
     house(training(losses=[AppliedLoss("mse", on="net", inputs=["outputs", "data.z"])]), ColumnError, "no column 'z'")
 
 
-def test_outputs_and_metrics_of_nodes_that_are_not_there(house):
+def test_outputs_and_metrics_of_unknown_nodes_are_refused(house):
     house(evaluation(outputs=["sorted"]), GraphError, "phase 'bad' names the node 'sorted'", "did you mean 'sort'")
     house(evaluation(metrics=[Metric("mse", on="nit")]), GraphError, "metric 'mse' is on the node 'nit'")
 
 
-def test_metrics_without_a_column_to_compare_with(house):
+def test_metrics_without_a_column_to_compare_with_are_refused(house):
     house(
         evaluation(metrics=[Metric("mse", targets="nothing")]),
         ColumnError,
@@ -267,7 +267,7 @@ def test_metrics_without_a_column_to_compare_with(house):
     )
 
 
-def test_two_metrics_of_one_label(house):
+def test_two_metrics_with_one_label_are_refused(house):
     metrics = [Metric(lambda outputs, targets: 0.0), Metric(lambda outputs, targets: 1.0)]
     house(evaluation(metrics=metrics), SpecError, "phase 'bad' has two metrics called <lambda>", "give each a label=")
 
@@ -276,12 +276,12 @@ def test_two_metrics_of_one_label(house):
 
 
 @pytest.mark.parametrize("make", [training, evaluation])
-def test_a_device_that_is_not_here(house, make):
+def test_a_missing_device_is_refused(house, make):
     house(make(accelerator="sim:7"), DeviceUnavailableError, "'sim:7' is not on this machine", "cpu:0, sim:0, sim:1")
     house(make(accelerator="gpu"), DeviceUnavailableError, "'gpu' is not on this machine", "cpu:0, sim:0, sim:1")
 
 
-def test_a_device_for_afterwards_that_is_not_here(house):
+def test_a_missing_final_device_is_refused(house):
     house(
         training(final_device="sim:9"), DeviceUnavailableError, "sim:9 is not on this machine for numpy", "sim:0, sim:1"
     )
@@ -290,11 +290,11 @@ def test_a_device_for_afterwards_that_is_not_here(house):
     )
 
 
-def test_a_policy_that_nobody_offers(house):
+def test_an_unknown_policy_is_refused(house):
     house(training(policy="clever"), PluginError, "no plugin offers the placement policy 'clever'")
 
 
-def test_a_fallback_where_warnings_are_errors(numpy_only, line, experiment, train, at):
+def test_a_fallback_moves_nothing_if_warnings_are_errors(numpy_only, line, experiment, train, at):
     moved = []
     graph = line()
     offer_tpu(numpy_only)
@@ -311,25 +311,25 @@ def test_a_fallback_is_forbidden_by_strict(numpy_only, line, experiment, train):
         experiment(line()).run_phase(train(accelerator="tpu", strict=True))
 
 
-def test_nodes_that_are_not_served_afterwards_stay_unless_it_is_strict(numpy_only, line, experiment, train):
+def test_nodes_that_cannot_run_on_the_final_device_stay_unless_strict(numpy_only, line, experiment, train):
     offer_tpu(numpy_only)
     with pytest.raises(FrameworkError, match="no installed plugin runs numpy on 'tpu'"):
         experiment(line()).run_phase(train(final_device="tpu"))
 
 
-def test_training_with_everything_frozen(data, line, experiment, train):
+def test_training_with_everything_frozen_is_refused(data, line, experiment, train):
     graph = line().freeze()
     with pytest.raises(PhaseError, match=r"nothing to train: net \(frozen\). Hint: unfreeze a node"):
         experiment(graph).run_phase(train())
 
 
-def test_training_without_an_optimizer(data, experiment, train):
+def test_training_without_an_optimizer_is_refused(data, experiment, train):
     graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))])
     with pytest.raises(PhaseError, match="node 'net' is trained and has no optimizer"):
         experiment(graph).run_phase(train())
 
 
-def test_fitting_what_is_no_estimator(house):
+def test_fitting_a_model_that_is_not_an_estimator_is_refused(house):
     house(
         FitPhase("bad", data="train", nodes="net"),
         PhaseError,
@@ -344,7 +344,7 @@ def test_fitting_what_is_no_estimator(house):
 
 
 class Hundredth:
-    """A transform that can be seen in every number."""
+    """A transform that changes every number."""
 
     def fit(self, values):
         return self
@@ -381,7 +381,7 @@ def scaled_data(label="d"):
 
 
 class Scaler(Hundredth):
-    """The same with a state that is fitted."""
+    """A transform with fitted state."""
 
     def fit(self, values):
         self.scale = values.max(axis=0)
@@ -460,7 +460,7 @@ def test_integers_that_the_model_would_round_are_refused():
         experiment.run_phase(EvalPhase("e", data="all"))
 
 
-def test_a_transform_of_targets_alone_changes_nothing_that_goes_in():
+def test_a_transform_of_targets_only_is_not_checked():
     arrays = {"x": np.arange(12.0).reshape(6, 2), "y": np.arange(6.0)}
     raw = FeatureSet.from_dict("d", arrays, ["x"], ["y"])
     scaled = raw.fit_transform(Hundredth(), "y", fit_on="all")
@@ -468,7 +468,7 @@ def test_a_transform_of_targets_alone_changes_nothing_that_goes_in():
     assert experiment.run_phase(EvalPhase("e", data=raw)).prediction("net").shape == (6, 1)
 
 
-def test_a_phase_that_asks_for_nothing_says_so():
+def test_a_phase_with_nothing_to_compute_is_refused():
     raw = FeatureSet.from_dict("d", {"x": np.ones((4, 2)), "y": np.ones(4)}, ["x"], ["y"])
     experiment = Experiment("e", ModelGraph([ModelNode("net", SequentialMLP(), raw.reference())]), progress="none")
     with pytest.raises(PhaseError, match=r"nothing to compute.*no losses, metrics or outputs.*leave outputs out"):
@@ -476,6 +476,6 @@ def test_a_phase_that_asks_for_nothing_says_so():
 
 
 @pytest.mark.parametrize("outputs", [3, [3], {"net": 1, 2: 3}])
-def test_labels_of_nodes_are_text(outputs):
+def test_labels_of_nodes_must_be_text(outputs):
     with pytest.raises(PhaseError, match=r"labels of nodes must be strings.*write"):
         EvalPhase("e", data="all", outputs=outputs)

@@ -1,4 +1,4 @@
-"""Estimators that learn batch by batch in a TrainPhase: what they are given, what may be asked, what is refused."""
+"""Estimators that learn batch by batch in a TrainPhase: what they get, and what is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Steps:
 
 
 class Counts:
-    """A classifier that wants to know all classes, and predicts the most frequent."""
+    """A classifier that needs all classes beforehand, and predicts the most frequent one."""
 
     def partial_fit(self, features, targets, classes=None):
         if classes is not None:
@@ -85,21 +85,19 @@ def test_an_estimator_learns_from_every_batch_in_the_order_of_the_sampler(where,
     assert result.plan.notes == ("est learns by partial_fit on the host, step by step",)
 
 
-def test_what_learnt_is_fitted_and_goes_on_learning(data, experiment):
+def test_an_estimator_that_learned_is_fitted_and_goes_on_learning(data, experiment):
     graph, phase = alone(data), TrainPhase("t", data="train", sampler=4)
     ours = experiment(graph)
     assert graph.shapes.unfitted == ("est",)
     ours.run_phase(phase)
     model = graph["est"].model
-    assert model.is_fitted and model.in_parts and graph.frozen == ()
+    assert model.is_fitted and model.partially_fitted and graph.frozen == ()
     assert graph.shapes.unfitted == () and graph.shapes.specs["est"].shape == ()
     first = learnt(graph).coef_.copy()
     ours.run_phase(phase)
     assert not np.array_equal(learnt(graph).coef_, first) and len(learnt(graph).diary) == 8
     graph.freeze("est")
-    with pytest.raises(
-        PhaseError, match=r"phase 't' trains and has no loss\. Available: no estimator with partial_fit"
-    ):
+    with pytest.raises(PhaseError, match=r"phase 't' trains, but has no loss and no estimator with partial_fit"):
         ours.run_phase(phase)
     assert len(learnt(graph).diary) == 8
     assert ours.run_phase(EvalPhase("e", data="val")).prediction("est").shape == (8,)
@@ -139,7 +137,7 @@ def test_an_estimator_learns_behind_a_model_that_is_trained(data, experiment):
     np.testing.assert_allclose(diary[0][0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_encoder_without_a_loss_is_computed_and_not_trained(data, experiment):
+def test_an_encoder_without_a_loss_is_computed_but_not_trained(data, experiment):
     nodes = [ModelNode("enc", Dense(4), data.reference(["x"], ["y"])), ModelNode("est", Steps(), "enc")]
     graph = ModelGraph(nodes)
     before = graph.state()
@@ -151,8 +149,8 @@ def test_an_encoder_without_a_loss_is_computed_and_not_trained(data, experiment)
     )
 
 
-def test_steps_of_one_call_stay_what_they_are_where_nobody_learns(data, line, experiment, monkeypatch):
-    """One call for many steps is for graphs without learners, and only for these."""
+def test_several_steps_stay_one_call_without_learning_estimators(data, line, experiment, monkeypatch):
+    """Only graphs without learning estimators take several steps in one call."""
     from anyaccel.adapter import ArrayProgram
 
     calls = []
@@ -169,7 +167,7 @@ def test_steps_of_one_call_stay_what_they_are_where_nobody_learns(data, line, ex
     assert len(calls) == before and len(learnt(graph).diary) == 4
 
 
-def test_pairs_are_learnt_from_in_their_stream(experiment):
+def test_an_estimator_learns_from_the_stream_that_it_names(experiment):
     x = np.arange(12, dtype="float32").reshape(12, 1)
     data = FeatureSet.from_dict("fs", {"x": x, "y": x * 10, "k": np.arange(12) % 3}, "x", "y", "k")
     nodes = [
@@ -185,7 +183,7 @@ def test_pairs_are_learnt_from_in_their_stream(experiment):
     np.testing.assert_array_equal(targets, second * 10)
 
 
-def test_alternating_sets_teach_their_own_estimators(table, experiment):
+def test_alternating_feature_sets_feed_their_own_estimators(table, experiment):
     one, other = table(8, "one"), table(12, "other", seed=1)
     nodes = [
         ModelNode("a", Steps(), one.reference(["x"], ["y"])),
@@ -200,7 +198,7 @@ def test_alternating_sets_teach_their_own_estimators(table, experiment):
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_classifier_is_told_all_classes_and_judged_in_the_validation(data, experiment):
+def test_a_classifier_gets_all_classes_and_has_metrics_in_the_validation(data, experiment):
     graph = alone(data, Counts(), "c")
     validation = EvalPhase("val", data="val", metrics=["accuracy", Metric(lambda o, t: len(o), "est", label="n")])
     result = experiment(graph).run_phase(TrainPhase("t", data="train", sampler=2, n_epochs=2, validation=validation))
@@ -212,7 +210,7 @@ def test_a_classifier_is_told_all_classes_and_judged_in_the_validation(data, exp
     assert result.figure("val_accuracy")[-1] == np.mean(data["val"].array("c") == most)
 
 
-def test_nodes_that_share_an_estimator_teach_it_once(data, experiment):
+def test_nodes_that_share_an_estimator_feed_it_each_batch_once(data, experiment):
     counts, ref = Counts(), data.reference(["x"], ["c"])
     nodes = [ModelNode("class", counts, ref), ModelNode("chance", Estimator(counts, "predict_proba"), ref)]
     graph = ModelGraph(nodes)
@@ -221,7 +219,7 @@ def test_nodes_that_share_an_estimator_teach_it_once(data, experiment):
     assert graph.shapes.specs["chance"].shape == (len(counts.classes_),)
 
 
-def test_classes_that_it_does_not_know_are_told(data, table, experiment):
+def test_unknown_classes_are_refused(data, table, experiment):
     counts = Counts()
     counts.partial_fit(None, np.array([0, 1]), classes=np.array([0, 1]))
     graph = alone(data, counts, "c")
@@ -233,7 +231,7 @@ def test_classes_that_it_does_not_know_are_told(data, table, experiment):
     )
 
 
-def test_sklearn_learns_batch_by_batch(experiment):
+def test_sklearn_estimators_learn_batch_by_batch(experiment):
     pytest.importorskip("sklearn")
     from sklearn.cluster import MiniBatchKMeans
     from sklearn.linear_model import SGDClassifier, SGDRegressor
@@ -269,7 +267,7 @@ def test_sklearn_learns_batch_by_batch(experiment):
 
 
 class Worse(Steps):
-    """Learns for two epochs, and forgets in the third."""
+    """Learns for two epochs, and gets worse in the third."""
 
     def partial_fit(self, features, targets):
         super().partial_fit(features, targets)
@@ -277,7 +275,7 @@ class Worse(Steps):
             self.coef_ = self.coef_ + 100
 
 
-def test_the_best_estimator_comes_back_into_the_users_object(data, experiment):
+def test_early_stopping_restores_the_best_estimator_in_the_users_object(data, experiment):
     own = Worse()
     graph = alone(data, own)
     stop = EarlyStopping("val_mse", patience=1, restore_best=True)
@@ -290,7 +288,7 @@ def test_the_best_estimator_comes_back_into_the_users_object(data, experiment):
     assert tested.metrics["mse"] == pytest.approx(stop.best, rel=1e-5)
 
 
-def test_estimators_with_slots_come_back_as_a_copy(data, experiment):
+def test_estimators_with_slots_are_restored_as_a_copy(data, experiment):
     class Slotted:
         __slots__ = ("count",)
 
@@ -317,7 +315,7 @@ def test_estimators_with_slots_come_back_as_a_copy(data, experiment):
     assert learnt(graph).count == 1
 
 
-def test_an_estimator_that_cannot_be_copied_cannot_be_brought_back(data, experiment):
+def test_restoring_an_estimator_that_cannot_be_copied_is_refused(data, experiment):
     class Stuck(Steps):
         def __deepcopy__(self, memo):
             raise TypeError("a lock")
@@ -336,7 +334,7 @@ def test_an_estimator_that_cannot_be_copied_cannot_be_brought_back(data, experim
 # -- fitting after it --------------------------------------------------------------------------------------------------
 
 
-def test_a_fit_that_names_no_nodes_asks_about_what_learnt_before(data, experiment):
+def test_a_fit_without_nodes_is_refused_if_an_estimator_learned_before(data, experiment):
     graph = alone(data)
     graph.add_node(ModelNode("two", Steps(), data.reference(["x"], ["y"])))
     graph.freeze("two")
@@ -351,10 +349,10 @@ def test_a_fit_that_names_no_nodes_asks_about_what_learnt_before(data, experimen
     graph.freeze(["est"])
     assert ours.run_phase(FitPhase("fit", data="train")).nodes == ("two",)
     assert ours.run_phase(FitPhase("again", data="train", nodes="est")).nodes == ("est",)
-    assert not graph["est"].model.in_parts
+    assert not graph["est"].model.partially_fitted
 
 
-def test_what_only_learns_batch_by_batch_is_not_fitted(data, experiment):
+def test_an_estimator_with_partial_fit_only_is_not_fitted(data, experiment):
     ours = experiment(ModelGraph([ModelNode("est", Estimator(Counts()), data.reference(["x"], ["c"]))]))
     with pytest.raises(PhaseError, match=r"phase 'fit' has nothing to fit"):
         ours.run_phase(FitPhase("fit", data="train"))
@@ -368,7 +366,7 @@ def test_what_only_learns_batch_by_batch_is_not_fitted(data, experiment):
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_on_what_learns_without_is_refused(data, experiment):
+def test_a_loss_on_an_estimator_that_learns_is_refused(data, experiment):
     phase = TrainPhase("t", data="train", losses=[AppliedLoss("mse", on="est")])
     ours = experiment(alone(data))
     for attempt in (ours.run_phase, ours.plan):
@@ -381,7 +379,7 @@ def test_a_loss_on_what_learns_without_is_refused(data, experiment):
     assert not learnt(ours.graph).diary
 
 
-def test_what_learns_from_what_has_learnt_nothing_is_refused(data, experiment):
+def test_learning_from_an_estimator_that_learned_nothing_is_refused(data, experiment):
     nodes = [ModelNode("one", Steps(), data.reference(["x"], ["y"])), ModelNode("two", Steps(), "one")]
     ours = experiment(ModelGraph(nodes))
     with pytest.raises(
@@ -390,7 +388,7 @@ def test_what_learns_from_what_has_learnt_nothing_is_refused(data, experiment):
         ours.run_phase(TrainPhase("t", data="train"))
 
 
-def test_an_estimator_that_is_not_fitted_may_not_stand_before_what_learns(data, experiment):
+def test_an_unfitted_estimator_before_one_that_learns_is_refused(data, experiment):
     class Only:
         def fit(self, features, targets):
             self.fitted_ = True
@@ -400,16 +398,14 @@ def test_an_estimator_that_is_not_fitted_may_not_stand_before_what_learns(data, 
 
     nodes = [ModelNode("first", Only(), data.reference(["x"], ["y"])), ModelNode("est", Steps(), "first")]
     ours = experiment(ModelGraph(nodes))
-    with pytest.raises(
-        PhaseError, match=r"phase 't' needs 'first', an estimator that is not fitted\. Hint: run a"
-    ):
+    with pytest.raises(PhaseError, match=r"phase 't' needs 'first', an estimator that is not fitted\. Hint: run a"):
         ours.run_phase(TrainPhase("t", data="train"))
     ours.run_phase(FitPhase("fit", data="train", nodes="first"))
     ours.run_phase(TrainPhase("t", data="train"))
     assert len(learnt(ours.graph).diary) == 1
 
 
-def test_one_estimator_in_two_nodes_that_differ_is_refused(data, experiment):
+def test_one_estimator_in_two_different_nodes_is_refused(data, experiment):
     counts = Counts()
     nodes = [
         ModelNode("a", counts, data.reference(["x"], ["c"])),
@@ -426,7 +422,7 @@ def test_one_estimator_in_two_nodes_that_differ_is_refused(data, experiment):
         experiment(graph).run_phase(TrainPhase("t", data="train"))
 
 
-def test_targets_that_are_not_clear_are_an_error(data, table, experiment):
+def test_ambiguous_targets_are_refused(data, table, experiment):
     other = table(24, "other")
     other.add_split("train", np.arange(16))
     refs = [data.reference(["x"], ["y"]), other.reference(["x"], ["y"])]
@@ -434,7 +430,7 @@ def test_targets_that_are_not_clear_are_an_error(data, table, experiment):
         experiment(ModelGraph([ModelNode("est", Steps(), refs)])).run_phase(TrainPhase("t", data="train"))
 
 
-def test_estimators_without_partial_fit_are_left_alone(data, line, experiment):
+def test_estimators_without_partial_fit_do_not_learn(data, line, experiment):
     class Only:
         def fit(self, features, targets):
             raise AssertionError("nobody asked")
@@ -447,7 +443,7 @@ def test_estimators_without_partial_fit_are_left_alone(data, line, experiment):
     assert result.plan.notes == ("est takes no part: no loss depends on it",)
 
 
-def test_what_fails_says_which_node_and_keeps_the_epochs(data):
+def test_a_failing_partial_fit_names_the_node_and_keeps_the_epochs(data):
     class Fails(Steps):
         def partial_fit(self, features, targets):
             if len(self.diary) == 2:
@@ -465,16 +461,16 @@ def test_a_phase_without_losses_and_without_learners_is_refused(data, line, expe
     with pytest.raises(PhaseError) as caught:
         experiment(line(Dense(1), "adam")).run_phase(TrainPhase("t", data="train", losses=[]))
     assert str(caught.value) == (
-        "phase 't' trains and has no loss. Available: no estimator with partial_fit that is not frozen, which would "
-        "learn without. Hint: give losses=[AppliedLoss('mse', on='NODE')]."
+        "phase 't' trains, but has no loss and no estimator with partial_fit to train. "
+        "Hint: give losses=[AppliedLoss('mse', on='NODE')]."
     )
 
 
 # -- what is left ------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_left_on_a_device_when_an_estimator_has_learnt(data, sims, experiment):
-    """Not even until the garbage collector comes."""
+def test_nothing_is_left_on_a_device_after_an_estimator_learned(data, sims, experiment):
+    """Even before the garbage collector runs."""
     nodes = [
         ModelNode("enc", Dense(4), data.reference(["x"], ["y"])),
         ModelNode("net", Dense(1), "enc"),

@@ -1,4 +1,4 @@
-"""NaN in the data of a TrainPhase: who is told, of what, and who is not."""
+"""NaN in the data of a TrainPhase: when there is a warning, and what it says."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Impute:
         return np.where(np.isnan(x), self.mean_, x).astype(x.dtype)
 
 
-def test_features_with_nan_are_told_once_with_their_rows_and_are_in_the_plan(experiment):
+def test_nan_in_features_is_one_warning_and_a_note_in_the_plan(experiment):
     data = houses(area=30)
     with pytest.warns(NaNWarning) as told:
         result = experiment(graph(data)).run_phase(TrainPhase("t", data="all", losses=[MSE], n_epochs=2))
     note = (
         "features 'area' hold NaN in 30 of 120 rows; losses will be NaN. "
-        "Hint: houses.fit_transform(SimpleImputer(), ['area'], fit_on='train')"
+        "Hint: build the graph on houses.fit_transform(SimpleImputer(), ['area'], fit_on='all')"
     )
     assert [str(one.message) for one in told] == [f"phase 't': {note}."]
     assert told[0].filename == __file__
@@ -56,14 +56,32 @@ def test_features_with_nan_are_told_once_with_their_rows_and_are_in_the_plan(exp
     assert np.isnan(result.loss).all() and "loss nan" in repr(result)
 
 
-def test_targets_with_nan_are_told_where_a_named_loss_takes_them(experiment):
+def test_nan_in_targets_is_a_warning_if_a_named_loss_takes_them(experiment):
     data = houses(price=5)
     phase = TrainPhase("t", data="all", losses=[MSE])
     with pytest.warns(NaNWarning, match=r"targets 'price' hold NaN in 5 of 120 rows.*filter\(\{'price': np.isfinite\}"):
         experiment(graph(data)).run_phase(phase)
 
 
-def test_rows_that_are_left_out_and_columns_that_nobody_takes_are_not_told_of(experiment):
+def test_the_hint_on_nan_in_targets_works(experiment):
+    data = houses(price=5)
+    rows = data.split("all").filter({"price": np.isfinite})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NaNWarning)
+        result = experiment(graph(data)).run_phase(TrainPhase("t", data=rows, losses=[MSE]))
+    assert np.isfinite(result.loss).all() and len(rows) == 115
+
+
+def test_the_hint_on_nan_in_features_works(experiment):
+    impute = pytest.importorskip("sklearn.impute")
+    data = houses(area=30).fit_transform(impute.SimpleImputer(), ["area"], fit_on="all")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NaNWarning)
+        result = experiment(graph(data)).run_phase(TrainPhase("t", data="all", losses=[MSE]))
+    assert np.isfinite(result.loss).all()
+
+
+def test_unused_rows_and_columns_with_nan_are_no_warning(experiment):
     data = houses(area=20)
     data.add_split("train", np.arange(20, 120))
     with warnings.catch_warnings():
@@ -73,7 +91,7 @@ def test_rows_that_are_left_out_and_columns_that_nobody_takes_are_not_told_of(ex
     assert np.isfinite([whole.loss, other.loss]).all() and not whole.plan.notes + other.plan.notes
 
 
-def test_evaluations_and_what_an_estimator_takes_are_not_told_of(experiment):
+def test_nan_in_evaluations_and_for_estimators_is_no_warning(experiment):
     data = houses(area=20)
     nodes = [ModelNode("fill", Impute(), data.reference()), ModelNode("net", Dense(1), "fill")]
     filled = experiment(ModelGraph(nodes, "adam"))
@@ -85,7 +103,7 @@ def test_evaluations_and_what_an_estimator_takes_are_not_told_of(experiment):
     assert np.isfinite(result.loss).all()
 
 
-def test_nan_goes_through_joins_and_frozen_models(experiment):
+def test_nan_is_followed_through_concat_nodes_and_frozen_models(experiment):
     data = houses(area=7)
     nodes = [
         ModelNode("enc", Dense(2), data.reference(["area"])),

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: wherever a phase is, its graph is whole afterwards, and goes on."""
+"""Ctrl-C at any point of a phase: the graph is complete afterwards, and can be trained further."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _stack(frame):
 
 @pytest.fixture
 def house(sims, data, experiment, at):
-    """Two branches on two devices, trained once; and a phase over them with all that a phase can have."""
+    """Two branches on two devices, trained once; and a phase over them with validation, callbacks and clipping."""
     nodes = [
         ModelNode("left", Dense(2), data.reference(["x"], ["y"]), "sim:0"),
         ModelNode("right", Dense(2), data.reference(["x"], ["y"]), "sim:1"),
@@ -116,8 +116,8 @@ def test_a_phase_can_be_interrupted_anywhere(house):
     assert len(result.epochs) == 1 and moments[-1] is None
 
 
-def test_an_interrupt_in_a_release_is_made_up_for(line, experiment, train, same):
-    """What was written halfway is written again: parameters of one model are of one step."""
+def test_an_interrupted_release_is_completed(line, experiment, train, same):
+    """What was written halfway is written again: all parameters of a model are of one step."""
     left = [1]
 
     class Halfway(dict):

@@ -40,7 +40,7 @@ def unit() -> Dense:
 
 
 class Seen:
-    """A loss for the reference that writes down what it is called with; it changes nothing."""
+    """A custom NumPy loss that records its inputs; its gradient is zero."""
 
     __name__ = "seen"
 
@@ -71,7 +71,7 @@ def run(graph: ModelGraph, phase: Phase) -> Any:
 
 
 class Watch:
-    """Losses that write down the rows of each step."""
+    """Losses that record the rows of each step."""
 
     def __init__(self, *nodes: str) -> None:
         self.seen = {node: Seen() for node in nodes}
@@ -120,7 +120,7 @@ def test_zip_takes_a_batch_of_each(schedule: str | None) -> None:
     assert steps == ["ab", "ab", "ab"] and results.epochs[0].steps == 3
 
 
-def test_zip_cycle_begins_the_shorter_again_in_a_new_order() -> None:
+def test_zip_cycle_repeats_the_shorter_set_in_a_new_order() -> None:
     shuffled = SimpleSampler(4, shuffle=True, seed=5)
     results, a, b, _ = trained("zip_cycle", {"a": TWO, "b": shuffled}, epochs=2)
     assert a == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]] * 2 and results.epochs[0].steps == 5
@@ -131,31 +131,31 @@ def test_zip_cycle_begins_the_shorter_again_in_a_new_order() -> None:
         assert mine == [*orders[3 * epoch], *orders[3 * epoch + 1], *orders[3 * epoch + 2][:4]]
 
 
-def test_cycles_leave_out_what_drop_last_leaves_out() -> None:
+def test_cycles_leave_out_dropped_rows() -> None:
     sampler = SimpleSampler(4, shuffle=True, drop_last=True)
     _, _, b, _ = trained("zip_cycle", {"a": TWO, "b": sampler})
     assert b == [sampler.order(6, epoch)[:4].tolist() for epoch in range(5)]
 
 
-def test_alternate_takes_turns() -> None:
+def test_alternate_takes_batches_in_turn() -> None:
     results, a, b, steps = trained("alternate_strict", {"a": FOUR, "b": TWO})
     assert a == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] and b == [[0, 1], [2, 3], [4, 5]]
     assert steps == ["a", "b"] * 3 and results.epochs[0].steps == 6
 
 
-def test_alternate_cycle_goes_on_until_the_longest_ends() -> None:
+def test_alternate_cycle_continues_until_the_longest_set_ends() -> None:
     _, a, b, steps = trained("alternate_cycle", {"b": FOUR, "a": TWO})
     assert steps == ["a", "b"] * 5 or steps == ["b", "a"] * 5
     assert a == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert b == [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3], [4, 5], [0, 1, 2, 3]]
 
 
-def test_turns_are_in_the_order_of_the_samplers() -> None:
+def test_alternating_steps_follow_the_order_of_the_samplers() -> None:
     assert trained("alternate_strict", {"b": TWO, "a": FOUR})[3] == ["b", "a"] * 3
     assert trained("alternate_strict", {"a": FOUR, "b": TWO})[3] == ["a", "b"] * 3
 
 
-def test_means_are_by_the_rows_of_each_set() -> None:
+def test_mean_losses_are_weighted_by_the_rows_of_each_set() -> None:
     graph = apart()
     weights = {name: graph[f"n{name}"].model.parameters for name in "ab"}  # type: ignore[union-attr]
     expected = {}
@@ -238,7 +238,7 @@ def test_pairs_in_turn_with_single_rows() -> None:
 
 
 class Elsewhere(NumpyBackend):
-    """NumPy once more, under another name: a border between it and NumPy."""
+    """NumPy under another name, so that a segment of its own computes it."""
 
     framework = "elsewhere"
     kinds = ("cpu",)
@@ -249,7 +249,7 @@ class Elsewhere(NumpyBackend):
 
 
 @pytest.mark.parametrize("schedule", ["zip_strict", "alternate_strict"])
-def test_what_is_missing_crosses_borders_as_nothing(schedule: str, numpy_only: Registry) -> None:
+def test_missing_rows_are_none_in_other_segments(schedule: str, numpy_only: Registry) -> None:
     plugin = ModuleType("elsewhere")
     plugin.backends = hookimpl(lambda: [Elsewhere()])  # type: ignore[attr-defined]
     numpy_only.register(plugin, "elsewhere")
@@ -310,7 +310,7 @@ def test_an_evaluation_with_a_sampler_for_one_set() -> None:
 # -- configuration ---------------------------------------------------------------------------------------------------
 
 
-def test_samplers_and_schedule_go_there_and_back() -> None:
+def test_samplers_and_schedule_are_in_the_configuration() -> None:
     losses = [AppliedLoss("mse", "na")]
     sampler = {"a": SimpleSampler(4, shuffle=True), "b": PairSampler(2, Same("k"))}
     phase = TrainPhase("t", data="all", losses=losses, sampler=sampler, schedule="zip_cycle", validation="last")
@@ -320,7 +320,7 @@ def test_samplers_and_schedule_go_there_and_back() -> None:
     assert back.get_config() == phase.get_config()
 
 
-def test_batch_sizes_for_each_set() -> None:
+def test_batch_sizes_may_be_given_for_each_set() -> None:
     phase = TrainPhase("t", data="all", losses=[AppliedLoss("mse", "na")], sampler={"a": 4, "b": np.int64(2)})
     assert phase.sampler == {"a": SimpleSampler(4, shuffle=True), "b": SimpleSampler(2, shuffle=True)}
 
@@ -334,7 +334,7 @@ def train(**settings: Any) -> TrainPhase:
 
 
 @pytest.mark.parametrize("schedule", ["zip_strict", "alternate_strict"])
-def test_strict_means_equal_numbers_of_batches(schedule: str) -> None:
+def test_strict_schedules_need_equal_numbers_of_batches(schedule: str) -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 2, "b": 2}, schedule=schedule)))
     assert message == (
         f"phase 't' has schedule={schedule!r}, and its samplers give different numbers of batches. Available: a: 5, "
@@ -342,7 +342,7 @@ def test_strict_means_equal_numbers_of_batches(schedule: str) -> None:
     )
 
 
-def test_schedules_that_cannot_be() -> None:
+def test_invalid_schedules_are_refused() -> None:
     message = refused(PhaseError, lambda: train(schedule="zip_cycles"))
     assert "schedule='zip_cycles'. Available: zip_strict, zip_cycle, alternate_strict, alternate_cycle" in message
     assert "did you mean 'zip_cycle'?" in message
@@ -358,7 +358,7 @@ def test_schedules_that_cannot_be() -> None:
     assert "sampler must be a Sampler or a batch size, got {}" in refused(PhaseError, lambda: train(sampler={}))
 
 
-def test_samplers_of_other_sets() -> None:
+def test_samplers_for_unknown_sets_are_refused() -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 4, "bb": 2})))
     assert message == (
         "phase 't' has a sampler for 'bb', which is not a feature set that it takes. Available: a, b. Hint: did you "
@@ -385,7 +385,7 @@ def joined(a: int = 8, b: int = 8) -> ModelGraph:
 TOP = [AppliedLoss("mse", "top", ["outputs", "a.y"])]
 
 
-def test_nodes_that_join_sets_get_equal_batches() -> None:
+def test_nodes_that_combine_sets_need_equal_batches() -> None:
     message = refused(PhaseError, lambda: run(joined(8, 4), train(losses=TOP, sampler={"a": 4, "b": 2})))
     assert message == (
         "phase 't': node 'j' combines a and b, and a step takes unequal numbers of rows. Available: a: 4, b: 2. "
@@ -402,7 +402,7 @@ def test_nodes_that_join_sets_get_equal_batches() -> None:
     })).epochs[0].steps == 2  # fmt: skip
 
 
-def test_losses_and_metrics_that_join_sets() -> None:
+def test_losses_and_metrics_that_combine_sets_need_equal_batches() -> None:
     losses = [AppliedLoss("mse", "na", ["outputs", "b.y"], label="across"), AppliedLoss("mse", "nb")]
     message = refused(PhaseError, lambda: run(apart(), train(losses=losses)))
     assert "the loss 'across' combines a and b" in message

@@ -1,4 +1,4 @@
-"""After an error or an interrupt: state is back with its owners, what is complete is kept, and training can go on."""
+"""After an error or an interrupt: models have their state back, complete epochs are kept, training can continue."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def way(request, at):
 # -- in a step ---------------------------------------------------------------------------------------------------------
 
 
-def test_after_an_error_in_a_step_everything_is_where_it_belongs(error, way, sims, line, experiment, train, owned):
+def test_after_an_error_in_a_step_models_have_their_state_back(error, way, sims, line, experiment, train, owned):
     wire = Tripwire(7, error)
     graph = line(Sequential(Dense(4), wire, Dense(1)))
     graph.build()
@@ -90,7 +90,7 @@ def test_after_an_error_in_a_step_everything_is_where_it_belongs(error, way, sim
 
 
 def test_an_interrupted_epoch_is_repeated_with_its_order(line, experiment, train, at):
-    """What an interrupt left undone is the epoch that comes next, not the one after it."""
+    """The next run starts with the epoch that the interrupt left incomplete."""
 
     def stop(run):
         if (run.epoch, run.step) == (1, 1):
@@ -169,7 +169,7 @@ def test_an_error_in_a_validation_keeps_what_was_trained(line, experiment, train
 
 
 class Custody:
-    """Lets the build of a segment, or the release of its program, raise."""
+    """Makes the build of a segment, or the close of its program, raise."""
 
     def __init__(self, monkeypatch):
         self.fail_build, self.fail_release, self.released = None, None, []
@@ -205,7 +205,7 @@ def test_a_failing_release_is_the_error_of_the_phase(failure, line, experiment, 
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("stuck"), KeyboardInterrupt("again")], ids=lambda e: type(e).__name__)
-def test_a_failing_release_is_a_note_on_what_ended_the_phase(failure, line, experiment, train, at, monkeypatch):
+def test_a_failing_release_is_a_note_on_the_error_of_the_phase(failure, line, experiment, train, at, monkeypatch):
     custody = Custody(monkeypatch)
     custody.fail_release = failure
 
@@ -217,7 +217,7 @@ def test_a_failing_release_is_a_note_on_what_ended_the_phase(failure, line, expe
     assert caught.value.__notes__ == [f"release also failed: {type(failure).__name__}: {failure}"]
 
 
-def test_programs_are_released_once(line, experiment, train, evaluate, monkeypatch):
+def test_programs_are_closed_once(line, experiment, train, evaluate, monkeypatch):
     custody = Custody(monkeypatch)
     ours = experiment(line())
     ours.run_phase(train())
@@ -239,7 +239,7 @@ def test_a_program_that_cannot_be_built_is_the_error_of_the_phase(line, experime
 # -- afterwards --------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_go_where_after_says_also_after_an_error(sims, line, experiment, train, at):
+def test_nodes_go_to_the_final_device_also_after_an_error(sims, line, experiment, train, at):
     def fail(run):
         raise RuntimeError
 
@@ -267,7 +267,7 @@ def test_nodes_stay_if_nothing_was_placed(sims, line, experiment, train, at):
         assert str(NumpyBackend().device_of(graph["net"].model)) == "sim:0"
 
 
-def test_after_a_phase_the_optimizer_goes_with_its_nodes(sims, line, experiment, train):
+def test_optimizer_state_goes_to_the_final_device_too(sims, line, experiment, train):
     graph = line()
     experiment(graph).run_phase(train(accelerator="sim:0", final_device="sim:1"))
     assert sims[0].used == 0
@@ -326,7 +326,7 @@ def test_an_error_in_the_history_keeps_nothing_on_a_device(sims, line, experimen
 @pytest.mark.parametrize("where", ["step", "validation"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_an_error_in_a_step_does_not_keep_the_columns(where, nodes, sims, table, line, experiment, train, monkeypatch):
-    """Frames of closures cannot be let go; what they see of a step is little, the columns are not."""
+    """Frames of closures cannot be cleared; they must not hold the columns."""
     many = table(5000)
     apply, left = Dense.apply, [7]
 
@@ -349,7 +349,7 @@ def test_an_error_in_a_step_does_not_keep_the_columns(where, nodes, sims, table,
     assert sims[0].used < 5000 * 4
 
 
-def test_frames_of_the_users_own_code_can_still_be_looked_into(line, experiment, train):
+def test_frames_of_the_users_code_keep_their_values(line, experiment, train):
     with pytest.raises(ValueError, match="still here") as caught:
         experiment(line(Keeper())).run_phase(train())
     trace = caught.value.__traceback__
@@ -358,7 +358,7 @@ def test_frames_of_the_users_own_code_can_still_be_looked_into(line, experiment,
     assert trace.tb_frame.f_locals["wanted"] == "still here"
 
 
-def test_when_memory_has_run_out_the_users_frames_are_let_go_too(experiment, train, line):
+def test_frames_of_an_out_of_memory_error_are_all_cleared(experiment, train, line):
     class Greedy(Keeper):
         def check(self):
             raise OutOfMemoryError("full")
@@ -372,7 +372,7 @@ def test_when_memory_has_run_out_the_users_frames_are_let_go_too(experiment, tra
         assert ours.history[-1].error is not None
 
 
-def test_an_error_that_caused_another_is_let_go_too(line, experiment, train):
+def test_frames_of_the_cause_of_an_error_are_cleared_too(line, experiment, train):
     class Chained(Keeper):
         def check(self):
             try:
@@ -386,7 +386,7 @@ def test_an_error_that_caused_another_is_let_go_too(line, experiment, train):
         assert sim.used < 24 * 4 * 4
 
 
-def test_a_run_that_somebody_keeps_holds_nothing_on_a_device(sims, line, experiment, train, owned):
+def test_a_run_that_is_kept_holds_nothing_on_a_device(sims, line, experiment, train, owned):
     class Holder(Callback):
         def step_end(self, run):
             self.run = run
@@ -428,8 +428,8 @@ def test_the_model_of_a_replaced_node_is_freed_at_once(sims, line, experiment, t
 # -- one phase at a time -----------------------------------------------------------------------------------------------
 
 
-def test_a_graph_at_work_cannot_begin_another_phase(line, experiment, train, evaluate, at, values, same):
-    """Inside a phase the programs hold the parameters: another one would see those of before, and be overwritten."""
+def test_a_second_phase_on_a_running_graph_is_refused(line, experiment, train, evaluate, at, values, same):
+    """While a phase runs its programs hold the parameters; another phase would read old ones, and be overwritten."""
     told = []
 
     def nested(run):
@@ -483,7 +483,7 @@ def test_a_phase_that_failed_leaves_the_graph_free(line, experiment, train):
 def test_the_state_of_a_graph_at_the_end_of_an_epoch_is_that_of_the_epoch(
     sims, line, experiment, train, at, same, owned
 ):
-    """How people write checkpoints. Taking one changes nothing, and going on from it gives what going on gave."""
+    """As for checkpoints: taking one changes nothing, and training continues from it to the same numbers."""
 
     def take(run):
         taken.append(graph.state())
@@ -505,14 +505,14 @@ def noisy():
     return Sequential(Dense(4), BatchNorm(), Dropout(0.3), Dense(1))
 
 
-def test_a_state_cannot_be_loaded_into_a_graph_at_work(line, experiment, train, at):
+def test_loading_a_state_into_a_running_graph_is_refused(line, experiment, train, at):
     def load(run):
         graph.load_state(before)
 
     graph = line().build()
     before = graph.state()
     with pytest.raises(
-        StateError, match=r"graph 'graph' is at work\. Hint: load a state before the phase, or after it"
+        StateError, match=r"a phase of graph 'graph' is running\. Hint: load a state before or after it"
     ):
         experiment(graph).run_phase(train(callbacks=[at("epoch_end", load)]))
     graph.load_state(before)

@@ -1,4 +1,4 @@
-"""EvalPhase: losses, metrics and predictions of whole data; nothing is changed by looking."""
+"""EvalPhase: losses, metrics and predictions over whole data; it changes no state."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def test_metrics_by_name_by_function_and_bound(data, several, experiment):
     assert all(type(value) is float for value in found.values())
 
 
-def test_a_metric_without_a_node_judges_what_losses_judge(several, experiment, data):
+def test_a_metric_without_a_node_is_bound_to_the_nodes_with_losses(several, experiment, data):
     losses = [MSE, AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"])]
     found = experiment(several).run_phase(EvalPhase("e", data="val", losses=losses, metrics=_shape)).metrics
     assert found == {"net.shape": 101, "sort.shape": 300}
 
 
-def test_a_metric_without_losses_judges_the_tails(several, experiment):
+def test_a_metric_without_losses_is_bound_to_the_output_nodes(several, experiment):
     found = experiment(several).run_phase(EvalPhase("e", data="val", metrics=[_shape])).metrics
     assert found == {"net.shape": 101, "sort.shape": 301}
 
@@ -128,6 +128,14 @@ def test_a_metric_that_cannot_compare_is_an_error_with_the_shapes(several, exper
     assert math.isnan(ours.last_run.loss) and isinstance(ours.last_run.error, SpecError)
 
 
+def test_the_hint_of_a_metric_that_fits_only_one_node_works(several, experiment):
+    losses = [MSE, AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"])]
+    with pytest.raises(SpecError, match=r"name the node to judge: Metric\('accuracy', on='sort'\)"):
+        experiment(several).run_phase(EvalPhase("e", data="val", losses=losses, metrics=["accuracy"]))
+    phase = EvalPhase("e", data="val", losses=losses, metrics=[Metric("accuracy", on="sort")])
+    assert 0.0 <= experiment(several).run_phase(phase).metrics["accuracy"] <= 1.0
+
+
 # -- predictions -------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +151,7 @@ def test_predictions_come_in_the_order_of_the_data(batch, seed, where, sims, tab
     np.testing.assert_allclose(result.prediction("net"), model(rows.array("x"))[order], rtol=1e-6, atol=1e-6)
 
 
-def test_the_tails_are_kept_unless_nodes_are_named(several, experiment):
+def test_outputs_of_the_output_nodes_are_kept_unless_nodes_are_named(several, experiment):
     ours = experiment(several)
     assert list(ours.run_phase(EvalPhase("e", data="val")).predictions) == ["net", "sort"]
     assert list(ours.run_phase(EvalPhase("e", data="val", outputs=["body", "sort"])).predictions) == ["body", "sort"]
@@ -154,7 +162,7 @@ def test_the_tails_are_kept_unless_nodes_are_named(several, experiment):
         result.prediction("net")
 
 
-def test_nodes_that_nobody_asks_for_are_not_computed(several, experiment, monkeypatch):
+def test_nodes_that_are_not_needed_are_not_computed(several, experiment, monkeypatch):
     monkeypatch.setattr(several["sort"].model, "apply", None)
     assert experiment(several).run_phase(EvalPhase("e", data="val", outputs=["net"])).prediction("net").shape == (8, 1)
 
@@ -171,7 +179,7 @@ def test_a_node_may_have_several_outputs(data, experiment):
     np.testing.assert_array_equal(result.prediction("pair.one"), data["val"].array("x")[:, :1] * 2)
 
 
-def test_predictions_belong_to_whoever_takes_them(several, experiment):
+def test_predictions_are_writable_copies(several, experiment):
     ours = experiment(several)
     phase = EvalPhase("e", data="val")
     first = ours.run_phase(phase).prediction("net")
@@ -193,7 +201,7 @@ def test_predictions_do_not_change_when_training_goes_on(line, experiment, train
 
 @pytest.mark.parametrize("where", [None, "sim:0"])
 @pytest.mark.usefixtures("sims")
-def test_looking_changes_nothing(where, line, experiment, train, evaluate, values, same):
+def test_an_evaluation_changes_no_state(where, line, experiment, train, evaluate, values, same):
     graph = line(Sequential(Dense(4), BatchNorm(), Dropout(0.5), Dense(1)))
     ours = experiment(graph)
     ours.run_phase(train(accelerator=where, n_epochs=2))
@@ -206,8 +214,8 @@ def test_looking_changes_nothing(where, line, experiment, train, evaluate, value
     assert ours.run_phase(train(accelerator=where)).epochs[0].number == 2
 
 
-def test_an_evaluation_brings_models_where_it_says(sims, line, experiment, evaluate, owned):
-    """As any phase does: a phase without an accelerator computes on the CPU."""
+def test_an_evaluation_places_models_on_its_device(sims, line, experiment, evaluate, owned):
+    """A phase without an accelerator computes on the CPU."""
     graph = line()
     ours = experiment(graph)
     for accelerator, used in (("sim:0", [16, 0]), ("sim:1", [0, 16]), (None, [0, 0])):
@@ -233,7 +241,7 @@ def test_several_feature_sets_are_read_side_by_side(data, table, experiment):
     x, z = data["val"].array("x"), other["val"].array("x")
     joined = np.concatenate([graph["one"].model(x), graph["two"].model(z)], axis=1)
     result = experiment(graph).run_phase(EvalPhase("e", data="val", losses=[MSE], batch_size=3))
-    np.testing.assert_allclose(result.prediction("net"), graph["net"].model(joined), rtol=1e-6)
+    np.testing.assert_allclose(result.prediction("net"), graph["net"].model(joined), rtol=1e-6, atol=1e-6)
     mapped = EvalPhase("e", data={"data": data["val"], "other": "val"}, losses=[MSE])
     assert experiment(graph).run_phase(mapped).loss == pytest.approx(result.loss)
 
@@ -253,7 +261,7 @@ def test_one_row_is_enough(table, line, experiment):
     assert result.prediction("net").shape == (1, 1) and result.metrics["mse"] == pytest.approx(result.loss, rel=1e-5)
 
 
-def test_tags_are_told_beside_the_predictions(data, several, experiment):
+def test_tags_are_in_the_results_beside_the_predictions(data, several, experiment):
     result = experiment(several).run_phase(EvalPhase("e", data="val"))
     arrow = result.to_arrow()
     assert arrow.column_names == ["prediction.net", "prediction.sort", "y", "c", "id"]
@@ -261,7 +269,7 @@ def test_tags_are_told_beside_the_predictions(data, several, experiment):
     assert arrow.column("c").to_pylist() == data["val"].array("c").tolist()
 
 
-def test_an_evaluation_over_some_feature_sets_leaves_the_others_alone(data, table, experiment):
+def test_an_evaluation_needs_only_the_feature_sets_of_its_nodes(data, table, experiment):
     other = table(5, "other")
     nodes = [
         ModelNode("net", Dense(1), data.reference(["x"], ["y"])),
@@ -285,13 +293,13 @@ def test_integer_features_stay_integers(experiment):
     assert result.prediction("net").ravel().tolist() == [30, 10, 20] and result.loss == 0
 
 
-def test_data_without_targets_give_predictions_and_no_figures(experiment):
+def test_data_without_targets_give_predictions_without_metrics(experiment):
     rows = FeatureSet.from_dict("rows", {"x": np.zeros((4, 3), "float32")}, ["x"])
     ours = experiment(ModelGraph([ModelNode("net", Dense(1), rows.reference())]))
     assert ours.run_phase(EvalPhase("e", data=rows)).prediction("net").shape == (4, 1)
-    with pytest.raises(ColumnError, match="takes 'targets', and the data that feed this node have none"):
+    with pytest.raises(ColumnError, match="has the input 'targets', but the data that feed this node have no targets"):
         ours.run_phase(EvalPhase("e", data=rows, losses=[MSE]))
-    with pytest.raises(ColumnError, match="the data that feed this node have none"):
+    with pytest.raises(ColumnError, match="the data that feed this node have no targets"):
         ours.run_phase(EvalPhase("e", data=rows, metrics=["mse"]))
 
 
@@ -304,7 +312,5 @@ def test_an_estimator_that_was_not_fitted_cannot_be_evaluated(data, experiment):
             return np.full(len(features), self.mean_)
 
     graph = ModelGraph([ModelNode("est", Mean(), data.reference(["x"], ["y"]))])
-    with pytest.raises(
-        PhaseError, match=r"phase 'e' needs 'est', an estimator that is not fitted.* run a FitPhase"
-    ):
+    with pytest.raises(PhaseError, match=r"phase 'e' needs 'est', an estimator that is not fitted.* run a FitPhase"):
         experiment(graph).run_phase(EvalPhase("e", data="val"))

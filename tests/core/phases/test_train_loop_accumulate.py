@@ -1,4 +1,4 @@
-"""Gradient accumulation: an update of several batches is that of one batch of all their rows."""
+"""Gradient accumulation: an update of several batches equals that of one batch of all their rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def drawn(size: int, **settings: Any) -> SimpleSampler:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that cannot take steps in parts."""
+    """Programs without microbatching."""
     monkeypatch.setattr(ArrayProgram, "supports_microbatching", False)
 
 
@@ -82,7 +82,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("whole", [True, False], ids=["in the program", "one by one"])
 @pytest.mark.parametrize(("size", "n"), [(5, 4), (6, 3), (6, 9), (1, 7), (20, 2), (53, 2), (100, 3), (5, 100)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_several_batches_are_one(
+def test_an_update_of_several_batches_equals_that_of_one_large_batch(
     optimizer: str, size: int, n: int, whole: bool, request: pytest.FixtureRequest
 ) -> None:
     if not whole:
@@ -92,7 +92,7 @@ def test_several_batches_are_one(
     assert [epoch.steps for epoch in several[0].epochs] == [math.ceil(math.ceil(53 / size) / n)] * 3
 
 
-def test_batches_that_are_dropped_are_in_no_group() -> None:
+def test_dropped_batches_are_not_accumulated() -> None:
     result, _ = trained(line(), sampler=drawn(5, drop_last=True), accumulate=4)
     assert [epoch.steps for epoch in result.epochs] == [3, 3, 3]
     ten = SimpleSampler(5, drop_last=True)
@@ -101,7 +101,7 @@ def test_batches_that_are_dropped_are_in_no_group() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1, 2000, 2**20])
-def test_streamed_batches_are_one(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_batches_are_accumulated_to_the_same_numbers(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_factory, "BLOCK_BYTES", nbytes)
     several = trained(line(), sampler=drawn(5), accumulate=4, residency="streamed")
     close(trained(line(), sampler=drawn(20)), several)
@@ -109,7 +109,7 @@ def test_streamed_batches_are_one(nbytes: int, monkeypatch: pytest.MonkeyPatch) 
     assert all(np.array_equal(resident[1][name], array) for name, array in several[1].items())
 
 
-def test_one_batch_is_itself() -> None:
+def test_accumulating_one_batch_changes_nothing() -> None:
     one, other = trained(line(), sampler=drawn(5)), trained(line(), sampler=drawn(5), accumulate=1)
     assert all(np.array_equal(one[1][name], array) for name, array in other[1].items())
     assert [epoch.steps for epoch in other[0].epochs] == [11] * 3
@@ -162,7 +162,7 @@ LOSSES = [
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("frozen", [(), ("a",), ("b",), ("net", "b")])
 @pytest.mark.parametrize("optimizer", ["adam", "clipped", "scheduled"])
-def test_several_frameworks_and_losses(optimizer: str, frozen: tuple[str, ...]) -> None:
+def test_several_segments_and_losses_are_accumulated(optimizer: str, frozen: tuple[str, ...]) -> None:
     several = trained(forked(OPTIMIZERS[optimizer], *frozen), losses=LOSSES, sampler=drawn(5), accumulate=4)
     close(trained(forked(OPTIMIZERS[optimizer], *frozen), losses=LOSSES, sampler=drawn(20)), several)
     streamed = trained(
@@ -171,7 +171,7 @@ def test_several_frameworks_and_losses(optimizer: str, frozen: tuple[str, ...]) 
     close(several, streamed, within=0.0)
 
 
-def test_pairs() -> None:
+def test_pairs_are_accumulated() -> None:
     def graph() -> ModelGraph:
         model, source = mlp(), numbers()
         nodes = [
@@ -188,7 +188,7 @@ def test_pairs() -> None:
     close(*found)
 
 
-def test_samplers_of_one_size() -> None:
+def test_samplers_with_one_batch_size_are_accumulated() -> None:
     def graph() -> ModelGraph:
         nodes = [
             ModelNode(name, mlp(), numbers(f"d{name}", seed=i).reference(["x"], ["y"])) for i, name in enumerate("ab")
@@ -223,7 +223,7 @@ def test_a_step_is_an_update() -> None:
 
 
 def test_batch_normalization_sees_each_batch() -> None:
-    """What mixes the rows of a batch does so batch by batch, and its statistics move with each."""
+    """Batch normalization works batch by batch, and updates its statistics with each."""
     model = Sequential(Dense(3, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64"))
     several = trained(line(model=model), sampler=SimpleSampler(5), accumulate=4, n_epochs=1)
     other = Sequential(Dense(3, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64"))
@@ -242,14 +242,14 @@ def test_stopping_ends_after_an_update(at: Callable[..., Callback]) -> None:
 
 
 @pytest.mark.parametrize("given", [0, -1, 1.5, True, "4", None])
-def test_numbers_of_batches_that_make_no_update_are_refused(given: Any) -> None:
+def test_accumulate_below_one_is_refused(given: Any) -> None:
     with pytest.raises(PhaseError) as caught:
         TrainPhase("t", data="train", losses=MSE, accumulate=given)
     assert str(caught.value) == f"phase 't': accumulate must be an int of at least 1, got {given!r}."
 
 
 @pytest.mark.parametrize("schedule", ["alternate_strict", "alternate_cycle", "zip_cycle"])
-def test_batches_that_differ_cannot_be_put_together(schedule: str) -> None:
+def test_accumulating_batches_of_different_sizes_is_refused(schedule: str) -> None:
     nodes = [ModelNode(name, mlp(), numbers(f"d{name}").reference(["x"], ["y"])) for name in "ab"]
     graph = ModelGraph(nodes, "adam")
     samplers = {"da": drawn(5), "db": drawn(7) if schedule == "zip_cycle" else drawn(5)}
