@@ -230,12 +230,12 @@ class Moves(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[str] = []
+        self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         if any(part in name for part in ("_local_scalar_dense", "_to_copy", "aten.item", "nonzero")):
-            self.found.append(name)
+            self.names.append(name)
         return func(*args, **(kwargs or {}))
 
 
@@ -261,7 +261,7 @@ def test_b18_resident_steps_neither_wait_nor_transfer(
         monkeypatch.setattr(Tensor, name, counting(name, getattr(Tensor, name)))
     with Moves() if which == "plain" else nullcontext() as moves:  # under a mode like this nothing compiled is used
         assert program.train_steps(programs.columns, programs.orders, 0, 30, BATCH).shape == (30, 2)
-    assert counted == [] and (moves is None or moves.found == [])
+    assert counted == [] and (moves is None or moves.names == [])
 
 
 def test_equal_program_reuses_the_compilation(

@@ -249,22 +249,22 @@ class Cuda:
     """Records the calls of torch.cuda in order; copies are made on the CPU."""
 
     def __init__(self, calls: list[str]) -> None:
-        self.told = calls
+        self.calls = calls
         self.Stream = self.new_stream
 
     def new_stream(self, device: torch.device) -> Any:
-        self.told.append(f"stream on {device}")
-        event = SimpleNamespace(synchronize=lambda: self.told.append("host waits for the copy"))
-        return SimpleNamespace(record_event=lambda: self.told.append("event") or event)
+        self.calls.append(f"stream on {device}")
+        event = SimpleNamespace(synchronize=lambda: self.calls.append("host waits for the copy"))
+        return SimpleNamespace(record_event=lambda: self.calls.append("event") or event)
 
     @contextmanager
     def stream(self, stream: Any) -> Iterator[None]:
-        self.told.append("aside")
+        self.calls.append("aside")
         yield
-        self.told.append("back")
+        self.calls.append("back")
 
     def current_stream(self, device: torch.device) -> Any:
-        return SimpleNamespace(wait_event=lambda event: self.told.append("device waits for the copy"))
+        return SimpleNamespace(wait_event=lambda event: self.calls.append("device waits for the copy"))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -34,13 +34,15 @@ class SpecModel(tf.Module):  # type: ignore[misc]
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
 
+    _list_name: ClassVar[str]  # of the attribute with a list of layers
+
     def __init__(self, spec: MLPSpec | CNNSpec) -> None:
         super().__init__()
         self.spec = spec
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
         self.initial_seed = 0
         self._n_calls = 0
-        self._hold_no_layers()
+        setattr(self, self._list_name, [])
 
     @property
     def is_built(self) -> bool:
@@ -60,16 +62,12 @@ class SpecModel(tf.Module):  # type: ignore[misc]
             return
         weights = self.spec.weights(shapes, seed)
         for name in self.spec.weight_shapes(shapes):
-            self._hold(name, Layer(weights[f"{name}.weight"], weights[f"{name}.bias"]))
+            layer = Layer(weights[f"{name}.weight"], weights[f"{name}.bias"])
+            if name.startswith(f"{self._list_name}."):
+                getattr(self, self._list_name).append(layer)
+            else:
+                setattr(self, name, layer)
         self.input_shapes = shapes
-
-    @abstractmethod
-    def _hold_no_layers(self) -> None:
-        """Make room for layers."""
-
-    @abstractmethod
-    def _hold(self, name: str, layer: Layer) -> None:
-        """Hold a layer under its name."""
 
     def __call__(self, *inputs: Any, training: bool = False) -> Any:
         """[batch, *output_shape] for inputs [batch, ...] of the spec's dtype; dropout in training only."""
@@ -109,11 +107,8 @@ class SequentialMLP(SequentialMLPConstructor, SpecModel):
         SpecError: a setting out of range.
     """
 
-    def _hold_no_layers(self) -> None:
-        self.layers: list[Layer] = []
-
-    def _hold(self, name: str, layer: Layer) -> None:
-        self.layers.append(layer)
+    layers: list[Layer]
+    _list_name = "layers"
 
     def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout) -> Any:
         x = tf.concat([_flat(x) for x in inputs], 1) if len(inputs) > 1 else _flat(inputs[0])
@@ -135,16 +130,9 @@ class SequentialCNN(SequentialCNNConstructor, SpecModel):
     """
 
     spec: CNNSpec
+    convs: list[Layer]
     head: Layer
-
-    def _hold_no_layers(self) -> None:
-        self.convs: list[Layer] = []
-
-    def _hold(self, name: str, layer: Layer) -> None:
-        if name == "head":
-            self.head = layer
-        else:
-            self.convs.append(layer)
+    _list_name = "convs"
 
     def _features(self, values: Mapping[str, Any], inputs: Sequence[Any], drop: Dropout) -> Any:
         pool, x = self.spec.pool, tf.transpose(inputs[0], [0, 2, 3, 1])

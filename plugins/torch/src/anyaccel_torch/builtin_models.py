@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape, check_input_shapes
+from anyaccel.adapter.model_constructors import SequentialCNNConstructor, SequentialMLPConstructor
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, check_input_shapes
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
 
@@ -21,10 +22,13 @@ class BuiltinModel(nn.Module, ABC):
     It is built when the shapes are known: by `build`, by the graph it is in, or else by its first batch with seed 0.
     """
 
+    _list_name: ClassVar[str]  # of the attribute with a list of layers
+
     def __init__(self, spec: MLPSpec | CNNSpec) -> None:
         super().__init__()
         self.spec = spec
         self.input_shapes: tuple[tuple[int, ...], ...] | None = None
+        self.add_module(self._list_name, nn.ModuleList())
 
     @property
     def is_built(self) -> bool:
@@ -74,7 +78,7 @@ class BuiltinModel(nn.Module, ABC):
         return self.spec.get_config()
 
 
-class SequentialMLP(BuiltinModel):
+class SequentialMLP(SequentialMLPConstructor, BuiltinModel):
     """A multi-layer perceptron with the same initial weights as in every other framework; see `MLPSpec`.
 
     Takes one or more tensors [batch, ...] of `dtype`, flattens and concatenates them, and gives [batch, *output_shape].
@@ -84,17 +88,8 @@ class SequentialMLP(BuiltinModel):
         SpecError: a setting out of range.
     """
 
-    def __init__(
-        self,
-        output_shape: Sequence[int] | int = (1,),
-        n_layers: int = 2,
-        hidden_dim: int = 16,
-        activation: str = "relu",
-        dropout: float = 0.0,
-        dtype: str = "float32",
-    ) -> None:
-        super().__init__(MLPSpec(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype))
-        self.layers = nn.ModuleList()
+    layers: nn.ModuleList
+    _list_name = "layers"
 
     def _layer(self, shape: tuple[int, ...]) -> nn.Module:
         return nn.Linear(shape[1], shape[0], device="meta")
@@ -110,7 +105,7 @@ class SequentialMLP(BuiltinModel):
         return y
 
 
-class SequentialCNN(BuiltinModel):
+class SequentialCNN(SequentialCNNConstructor, BuiltinModel):
     """A convolutional network with the same initial weights as in every other framework; see `CNNSpec`.
 
     Takes one tensor [batch, channels, height, width] of `dtype`, and gives [batch, *output_shape]. Built as
@@ -121,21 +116,9 @@ class SequentialCNN(BuiltinModel):
     """
 
     spec: CNNSpec
+    convs: nn.ModuleList
     head: nn.Linear
-
-    def __init__(
-        self,
-        output_shape: Sequence[int] | int = (1,),
-        channels: Sequence[int] | int = (8, 16),
-        kernel_size: int = 3,
-        pool: int = 2,
-        activation: str = "relu",
-        dropout: float = 0.0,
-        dtype: str = "float32",
-    ) -> None:
-        shapes = as_shape(output_shape), as_shape(channels)
-        super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))
-        self.convs = nn.ModuleList()
+    _list_name = "convs"
 
     def _layer(self, shape: tuple[int, ...]) -> nn.Module:
         if len(shape) == 2:
