@@ -91,7 +91,7 @@ def test_an_estimator_that_learned_is_fitted_and_goes_on_learning(data, experime
     assert graph.shapes.unfitted == ("est",)
     ours.run_phase(phase)
     model = graph["est"].model
-    assert model.is_fitted and model.in_parts and graph.frozen == ()
+    assert model.is_fitted and model.partially_fitted and graph.frozen == ()
     assert graph.shapes.unfitted == () and graph.shapes.specs["est"].shape == ()
     first = learnt(graph).coef_.copy()
     ours.run_phase(phase)
@@ -349,7 +349,7 @@ def test_a_fit_without_nodes_is_refused_if_an_estimator_learned_before(data, exp
     graph.freeze(["est"])
     assert ours.run_phase(FitPhase("fit", data="train")).nodes == ("two",)
     assert ours.run_phase(FitPhase("again", data="train", nodes="est")).nodes == ("est",)
-    assert not graph["est"].model.in_parts
+    assert not graph["est"].model.partially_fitted
 
 
 def test_an_estimator_with_partial_fit_only_is_not_fitted(data, experiment):

@@ -277,7 +277,7 @@ def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch
         (-1, -1, "the data of t: streamed, as there was no room for them: the device has no room")
     ]
     (other,) = [event.message for event in result.events if event.verbose]
-    assert other.startswith("the data of val: resident, as its rows take ")
+    assert other.startswith("the data of val: resident, as they take ")
 
 
 # -- what a phase can have ---------------------------------------------------------------------------------------------

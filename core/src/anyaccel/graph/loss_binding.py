@@ -58,7 +58,14 @@ class LossBinder:
             for text in loss.inputs
             for name in outputs[text] or (self._target(loss, text, self.shapes.specs[first]),)
         )
-        return LossTerm(loss.label, loss.on, loss.loss, inputs, assignment.device, loss.weight)
+        return LossTerm(
+            label=loss.label,
+            on=loss.on,
+            loss=loss.loss,
+            inputs=inputs,
+            device=assignment.device,
+            weight=loss.weight,
+        )
 
     def _outputs(self, loss: AppliedLoss, text: str) -> tuple[str, ...]:
         """The outputs that an input names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none for a column."""

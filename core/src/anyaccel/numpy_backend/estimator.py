@@ -48,7 +48,7 @@ class Estimator(Module):
         self.output_dtype = output_dtype
         self.awaits_fit = False
         """Set by a running phase that has not refitted it yet: its present outputs do not count."""
-        self.in_parts = False
+        self.partially_fitted = False
         """Whether `partial_fit` was called since the last `fit`."""
         self._fitted = False
         self._failed = False
@@ -101,7 +101,7 @@ class Estimator(Module):
             EstimatorError: it requires targets, and there are none.
         """
         self._learn("fit", inputs, targets)
-        self.in_parts = False
+        self.partially_fitted = False
 
     def partial_fit(self, inputs: Sequence[np.ndarray], targets: np.ndarray | None, classes: Any = None) -> None:
         """Update the estimator with a batch in host memory; raises as `fit`.
@@ -113,7 +113,7 @@ class Estimator(Module):
         """
         more = {} if classes is None else {"classes": classes}
         self._learn("partial_fit", inputs, targets, **more)
-        self.in_parts = True
+        self.partially_fitted = True
 
     def _learn(self, method: str, inputs: Sequence[np.ndarray], targets: np.ndarray | None, **more: Any) -> None:
         function, features = getattr(self.estimator, method), _features(inputs)
@@ -144,7 +144,7 @@ class Estimator(Module):
             EstimatorError: it cannot be copied.
         """
         try:
-            return copy.deepcopy(self.estimator), self._fitted, self._failed, self.in_parts
+            return copy.deepcopy(self.estimator), self._fitted, self._failed, self.partially_fitted
         except Exception as error:  # whatever the user's object raises
             raise EstimatorError(
                 f"{self.name} cannot be copied for a snapshot: {type(error).__name__}: {error}",
@@ -153,7 +153,7 @@ class Estimator(Module):
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot; the user's object is replaced if not all of its state is in `__dict__`."""
-        kept, self._fitted, self._failed, self.in_parts = snapshot
+        kept, self._fitted, self._failed, self.partially_fitted = snapshot
         fresh = copy.deepcopy(kept)
         if is_plain(self.estimator):
             vars(self.estimator).clear()

@@ -96,7 +96,7 @@ def _check_ancestors_fitted(
 
 def _check_unambiguous(phase: FitPhase, graph: ModelGraph, models: Mapping[str, Estimator]) -> None:
     """Estimators that learned in a TrainPhase might be kept or be fitted anew: the user has to say which."""
-    learned = [label for label, model in models.items() if model.in_parts and label not in graph.frozen]
+    learned = [label for label, model in models.items() if model.partially_fitted and label not in graph.frozen]
     if learned:
         unfitted = [label for label, model in models.items() if not model.is_fitted]
         raise PhaseError(

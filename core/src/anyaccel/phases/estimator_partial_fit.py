@@ -138,7 +138,7 @@ class _Learner:
             error.add_note(f"while node {self.label!r} learned by partial_fit from a batch of {len(inputs[0])}")
             raise
         for model in self.models[1:]:
-            model.in_parts = True
+            model.partially_fitted = True
             model.mark_fitted()
 
 

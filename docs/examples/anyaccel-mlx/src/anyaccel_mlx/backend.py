@@ -72,10 +72,10 @@ class MlxBackend(MlxPlacement, Exchange, Compute):
         return tuple(TensorSpec(tuple(output.shape[1:]), name_of(output)) for output in outputs)
 
     def dtype_of(self, model: Any) -> str | None:
-        """That of the recipe of a SequentialMLP, or of the first floating array."""
+        """That of the spec of a SequentialMLP, or of the first floating array."""
         from anyaccel_mlx.models import SequentialMLP
 
-        dtypes = [model.recipe.dtype] if isinstance(model, SequentialMLP) else map(name_of, arrays_in(model))
+        dtypes = [model.spec.dtype] if isinstance(model, SequentialMLP) else map(name_of, arrays_in(model))
         return next((name for name in dtypes if "float" in name), None)
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:

@@ -25,31 +25,31 @@ class SequentialMLP(nn.Module):
 
     def __init__(self, output_shape: Sequence[int] | int = (1,), **settings: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recipe = MLPSpec(as_shape(output_shape), **settings)
-        self.drop = nn.Dropout(self.recipe.dropout)
+        self.spec = MLPSpec(as_shape(output_shape), **settings)
+        self.drop = nn.Dropout(self.spec.dropout)
         self.layers: list[nn.Module] = []
 
     def build(self, shapes: Sequence[tuple[int, ...]], seed: int) -> None:
         """Make the layers for inputs of these shapes per sample; what is built stays as it is."""
-        drawn = {} if self.layers else self.recipe.weights(shapes, seed)
+        drawn = {} if self.layers else self.spec.weights(shapes, seed)
         for i in range(len(drawn) // 2):
             layer = nn.Module()
             for name in ("weight", "bias"):
-                setattr(layer, name, mx.array(drawn[f"layers.{i}.{name}"], getattr(mx, self.recipe.dtype)))
+                setattr(layer, name, mx.array(drawn[f"layers.{i}.{name}"], getattr(mx, self.spec.dtype)))
             self.layers.append(layer)
 
     def __call__(self, *inputs: mx.array) -> mx.array:
-        """[batch, *output_shape] for inputs [batch, ...] of the recipe's dtype."""
+        """[batch, *output_shape] for inputs [batch, ...] of the spec's dtype."""
         self.build([x.shape[1:] for x in inputs], seed=0)
         x = mx.concatenate([x.reshape(x.shape[0], math.prod(x.shape[1:])) for x in inputs], axis=1)
         for layer in self.layers[:-1]:
-            x = self.drop(ACTIVATIONS[self.recipe.activation](x @ layer.weight.T + layer.bias))
+            x = self.drop(ACTIVATIONS[self.spec.activation](x @ layer.weight.T + layer.bias))
         last = self.layers[-1]
-        return mx.reshape(x @ last.weight.T + last.bias, (x.shape[0], *self.recipe.output_shape))
+        return mx.reshape(x @ last.weight.T + last.bias, (x.shape[0], *self.spec.output_shape))
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict; its entries are the keywords that make an equal model."""
-        return self.recipe.get_config()
+        return self.spec.get_config()
 
 
 def values(model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
