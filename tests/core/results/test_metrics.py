@@ -110,7 +110,7 @@ def test_a_function_is_a_metric_under_its_own_name():
         return float(outputs.max() - targets.min())
 
     assert Metric(spread).label == "spread"
-    with pytest.raises(ConfigError, match=r"metric 'spread' which cannot be saved as configuration. Hint: use a named"):
+    with pytest.raises(ConfigError, match=r"which cannot be saved as configuration. Hint: use a named"):
         Metric(spread).get_config()
 
 
