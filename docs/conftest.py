@@ -4,11 +4,12 @@ The Python blocks of a Markdown file run in order, in one namespace and in a tem
 before a block leaves it out. A `text` block right after a Python block is what the Python block prints: it is compared,
 `...` stands for any text, and numbers with a decimal point may differ by 2 %. A block that prints must have one.
 `ANYACCEL_TEST_REWRITE=1` writes the outputs into the files instead. Each script of docs/examples/ runs in an
-interpreter of its own.
+interpreter of its own; what follows `It prints:` in its docstring is compared with its output.
 """
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import re
@@ -116,6 +117,10 @@ class ScriptRun(pytest.Item):
             pytest.fail(
                 f"{self.path.name} ended with {answer.returncode}\n{answer.stdout}{answer.stderr}", pytrace=False
             )
+        text = ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
+        _, announced, shown = text.partition("It prints:\n")
+        if announced and not fits(shown, answer.stdout):
+            pytest.fail(f"{self.path.name} says that it prints:\n{shown}\n\nIt prints:\n{answer.stdout}", pytrace=False)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, 0, self.path.name

@@ -1,9 +1,9 @@
-"""Settings of every test below this folder."""
+"""Settings of all tests."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-# Slow and shared machines must not fail a property for its time, and a run must find what the last one found.
+# No deadline, as machines may be slow or shared; the same examples in every run.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")

@@ -1,4 +1,14 @@
-"""Watching a run: validation after every epoch, early stopping, checkpoints, callbacks, figures as a table."""
+"""Watching a run: validation after every epoch, early stopping, checkpoints, callbacks, figures as a table.
+
+It prints:
+
+    train on cpu:0
+    epoch 0: loss 0.4852, val_loss 0.2700
+    epoch 1: loss 0.2062, val_loss 0.2891
+    ...
+    epoch 11: loss 0.0734, val_loss 0.1239
+    finished
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,11 @@
 """The accelerator, step by step: devices per phase and per node, several devices, pinned memory, a continued run.
 
 Runs with NumPy on simulated devices, and again with torch if `anyaccel_torch` is installed.
+
+It prints:
+
+    numpy on cpu:0, sim:0, sim:1: 35.073 to 3.133 in 3 epochs
+    torch on ...: 35.073 to 3.133 in 3 epochs
 """
 
 from __future__ import annotations

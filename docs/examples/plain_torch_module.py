@@ -1,4 +1,9 @@
-"""A plain torch module, with torch's own loss and optimizer."""
+"""A plain torch module, with torch's own loss and optimizer.
+
+It prints:
+
+    accuracy 0.958 on ...
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Two frameworks in one graph, trained end to end by one optimizer: a torch encoder and a NumPy head."""
+"""Two frameworks in one graph, trained end to end by one optimizer: a torch encoder and a NumPy head.
+
+It prints:
+
+    loss 0.7078 to 0.0864
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def loading(framework: str, rows: Rows, names: list[str]) -> Block:
 
     def block() -> Any:
         array = loadable_array(rows, names, "float32")
-        tensor = backend.take(array, CPU) if array.flags.writeable else backend.from_host(array, CPU)
+        tensor = backend.from_host_owned(array, CPU) if array.flags.writeable else backend.from_host(array, CPU)
         backend.synchronize(CPU)
         return tensor
 

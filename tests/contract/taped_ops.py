@@ -1,8 +1,7 @@
-"""TapedOps: the reference backend's modules for `TracedProgram`, with a small tape in NumPy for what differentiates.
+"""TapedOps: modules of the NumPy backend for `TracedProgram`, differentiated by a small tape.
 
-A module is one act on the tape, and its own pullback is the way back through it. Besides, there are rules for
-arithmetic, `concatenate` and moves. A compiled function that keeps arrays, or takes numbers that would stay those of
-its first call, shows.
+A module is one entry of the tape, with its own pullback. There are further rules for arithmetic, `concatenate` and
+moves. A compiled function that keeps arrays, or takes numbers that would stay those of its first call, fails.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ class Box:
     shape = property(lambda self: self.value.shape)
     ndim = property(lambda self: self.value.ndim)
     dtype = property(lambda self: self.value.dtype)
-    __array_ufunc__ = None  # an array to the left of an operator leaves it to the box
+    __array_ufunc__ = None  # an array left of an operator leaves the operation to the box
 
     def __eq__(self, other):
         return self.value == bare(other)
 
     def __getitem__(self, key):
-        return recorded(self.value[key], [self], lambda c: [_put(np.zeros_like(self.value), key, c)])
+        return record(self.value[key], [self], lambda c: [_put(np.zeros_like(self.value), key, c)])
 
     def __neg__(self):
-        return recorded(-self.value, [self], lambda c: [-c])
+        return record(-self.value, [self], lambda c: [-c])
 
     def mean(self):
-        return recorded(np.mean(self.value), [self], lambda c: [np.full_like(self.value, 1 / self.value.size) * c])
+        return record(np.mean(self.value), [self], lambda c: [np.full_like(self.value, 1 / self.value.size) * c])
 
 
 def _put(array, key, value):
@@ -59,12 +58,12 @@ RULES = {
 
 
 def _operator(name, swapped):
-    act, rule = getattr(operator, name), RULES[name]
+    function, rule = getattr(operator, name), RULES[name]
 
     def method(self, other):
         given = [other, self] if swapped else [self, other]
         a, b = map(bare, given)
-        return recorded(act(a, b), given, lambda c: [_summed(one, x) for one, x in zip(rule(a, b, c), (a, b))])  # noqa: B905
+        return record(function(a, b), given, lambda c: [_summed(part, x) for part, x in zip(rule(a, b, c), (a, b))])  # noqa: B905
 
     return method
 
@@ -82,57 +81,57 @@ def _summed(cotangent, like):
     return np.reshape(np.sum(cotangent, axis=axes), shape)
 
 
-def recorded(value, inputs, pullback):
-    """A value, or a tuple of them, as boxes if any input is one; `pullback` gives a cotangent (or None) for each."""
-    tape = next((one.tape for one in inputs if isinstance(one, Box)), None)
+def record(value, inputs, pullback):
+    """A value or a tuple of values, boxed if an input is boxed; `pullback` gives a cotangent or None for each input."""
+    tape = next((value.tape for value in inputs if isinstance(value, Box)), None)
     if tape is None:
         return value
     single = not isinstance(value, tuple)
-    boxes = tuple(Box(one, tape) for one in ((value,) if single else value))
+    boxes = tuple(Box(each, tape) for each in ((value,) if single else value))
     tape.append((boxes, inputs, (lambda cs: pullback(cs[0])) if single else pullback))
     return boxes[0] if single else boxes
 
 
-def walked(function, tree):
-    """The tree with every array (or box) replaced."""
+def tree_map(function, tree):
+    """The tree with a function applied to every array or box."""
     if isinstance(tree, Mapping):
-        return {key: walked(function, tree[key]) for key in sorted(tree)}  # in an order of its own, as compilers do
+        return {key: tree_map(function, tree[key]) for key in sorted(tree)}  # sorted, as compilers do
     if isinstance(tree, (tuple, list)):
-        return type(tree)(walked(function, part) for part in tree)
+        return type(tree)(tree_map(function, part) for part in tree)
     return None if tree is None else function(tree)
 
 
 def leaves(tree):
     """The arrays of a tree."""
-    found = []
-    walked(found.append, tree)
-    return found
+    arrays = []
+    tree_map(arrays.append, tree)
+    return arrays
 
 
-def bare(one):
-    """What is in a box, or the thing itself."""
-    return one.value if isinstance(one, Box) else one
+def bare(value):
+    """The array in a box, or the value itself."""
+    return value.value if isinstance(value, Box) else value
 
 
-def destroyed(array):
-    """Spoil the memory of a floating array."""
+def destroy(array):
+    """Overwrite the memory of a floating-point array with NaN."""
     if array.dtype.kind == "f" and isinstance(array, np.ndarray):
         np.asarray(array)[...] = np.nan
 
 
 class Namespace:
-    """NumPy for boxes; only what has a rule above is differentiated."""
+    """NumPy for boxes; only operations with a rule above are differentiated."""
 
     def __getattr__(self, name):
-        found = getattr(np, name)
-        if isinstance(found, type):
-            return found
-        return lambda *given, **settings: found(*walked(bare, given), **walked(bare, settings))
+        member = getattr(np, name)
+        if isinstance(member, type):
+            return member
+        return lambda *inputs, **settings: member(*tree_map(bare, inputs), **tree_map(bare, settings))
 
     def concatenate(self, parts, axis=0):
         cuts = np.cumsum([part.shape[axis] for part in parts])[:-1]
         whole = np.concatenate([bare(part) for part in parts], axis=axis)
-        return recorded(whole, list(parts), lambda c: np.split(c, cuts.tolist(), axis=axis))
+        return record(whole, list(parts), lambda c: np.split(c, cuts.tolist(), axis=axis))
 
 
 class TapedOps(TracedOps):
@@ -152,38 +151,38 @@ class TapedOps(TracedOps):
 
     def apply(self, model, parameters, buffers, inputs, train, key):
         names, given = list(parameters), [*parameters.values(), *inputs]
-        values = {**dict(zip(names, map(bare, given), strict=False)), **walked(bare, dict(buffers))}
+        values = {**dict(zip(names, map(bare, given), strict=False)), **tree_map(bare, dict(buffers))}
         applied = model.apply(values, tuple(map(bare, inputs)), train=train, key=int(key))
 
         def pullback(cotangents):
             gradients, back = applied.pullback(cotangents)
             return [*(gradients.get(name) for name in names), *back]
 
-        changed = {**walked(bare, dict(buffers)), **applied.buffers} if applied.buffers else None
-        return recorded(tuple(applied.outputs), given, pullback), changed
+        changed = {**tree_map(bare, dict(buffers)), **applied.buffers} if applied.buffers else None
+        return record(tuple(applied.outputs), given, pullback), changed
 
     def value_and_pullback(self, function, primals, rest):
         tape = []
-        boxes = walked(lambda array: Box(bare(array), tape), primals)
-        values, others = function(boxes, walked(bare, rest))
+        boxes = tree_map(lambda array: Box(bare(array), tape), primals)
+        values, others = function(boxes, tree_map(bare, rest))
 
         def pullback(cotangents):
             flow = {}
             pairs = [*zip(leaves(values), leaves(cotangents), strict=True)]
             _add(flow, pairs)
             for outputs, inputs, back in reversed(tape):
-                found = [flow.pop(id(one), None) for one in outputs]
-                if any(one is not None for one in found):
-                    whole = [np.zeros_like(o.value) if c is None else c for o, c in zip(outputs, found, strict=True)]
-                    _add(flow, zip(inputs, back(tuple(whole)), strict=True))
-            return walked(lambda box: flow.get(id(box), np.zeros_like(box.value)), boxes)
+                given = [flow.pop(id(box), None) for box in outputs]
+                if any(cotangent is not None for cotangent in given):
+                    complete = [np.zeros_like(o.value) if c is None else c for o, c in zip(outputs, given, strict=True)]
+                    _add(flow, zip(inputs, back(tuple(complete)), strict=True))
+            return tree_map(lambda box: flow.get(id(box), np.zeros_like(box.value)), boxes)
 
-        return walked(bare, values), walked(bare, others), pullback
+        return tree_map(bare, values), tree_map(bare, others), pullback
 
     def move(self, array, device):
         home = getattr(place_of(bare(array)), "device", place_of(bare(array)))
-        there = moved(bare(array), device)
-        return array if there is bare(array) else recorded(there, [array], lambda c: [moved(c, home)])
+        result = moved(bare(array), device)
+        return array if result is bare(array) else record(result, [array], lambda c: [moved(c, home)])
 
     def gather_rows(self, column, start, stop, order):
         return gather_rows(column, start, stop, order)
@@ -207,15 +206,17 @@ class TapedOps(TracedOps):
         return np.array(rng.key(int(key), int(number)), np.uint64)
 
     def compile(self, function):
-        """Called once for nothing, as if it were traced, with arrays that are then destroyed."""
+        """A function that is first called on copies that are then destroyed, as if it were traced."""
 
         def run(*given):
-            assert all(isinstance(one, (np.ndarray, np.generic, Box)) for one in leaves(given)), "a number in the code"
-            places = {str(place_of(bare(one))) for one in leaves(given) if one.ndim}
+            assert all(isinstance(leaf, (np.ndarray, np.generic, Box)) for leaf in leaves(given)), (
+                "a number in the code"
+            )
+            places = {str(place_of(bare(leaf))) for leaf in leaves(given) if leaf.ndim}
             assert self.multi_device or len(places) < 2, f"compiled for {places}"
-            trial = walked(lambda one: bare(one).copy(), given)
+            trial = tree_map(lambda leaf: bare(leaf).copy(), given)
             function(*trial)
-            walked(destroyed, trial)
+            tree_map(destroy, trial)
             return function(*given)
 
         return run
@@ -228,15 +229,15 @@ def _add(flow, pairs):
 
 
 class DonatingOps(TapedOps):
-    """Destroys the state that it is given, compiles for one device only, and packs small models."""
+    """Destroys the state that steps are given, compiles for one device only, and flattens small models."""
 
     donates, multi_device = True, False
 
     def compile_steps(self, body, *, quick=False):
         def inside(state, rest, row):
-            state, step, unpacked = body.flatten(state)
+            state, step, unflatten = body.flatten(state)
             state, result = step(state, rest, row)
-            return unpacked(state), result
+            return unflatten(state), result
 
         compiled = self.compile(inside)
 
@@ -244,10 +245,10 @@ class DonatingOps(TapedOps):
             results = []
             for _ in range(count):
                 before = state
-                state, result = compiled(before, rest, walked(np.array, cursor.scalars()))
+                state, result = compiled(before, rest, tree_map(np.array, cursor.scalars()))
                 cursor.advance(1)
-                state = walked(self.copy, state)
-                walked(destroyed, before)
+                state = tree_map(self.copy, state)
+                tree_map(destroy, before)
                 results.append(result)
             return state, np.stack(results) if results else None
 
@@ -264,6 +265,6 @@ class TapedBackend(NumpyBackend):
 
 
 class DonatingBackend(TapedBackend):
-    """The same where a step destroys the state before."""
+    """The same, where a step destroys the previous state."""
 
     ops = DonatingOps

@@ -1,4 +1,4 @@
-"""The kit over the reference backend: on the CPU, and on two simulated devices, with and without 64 bits."""
+"""The kit over the NumPy backend: on the CPU, and on two simulated devices, with and without 64 bits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .broken.in_place_models import CopyingBackend, mutating_model
 from .subjects import CpuSubject, SimulatedSubject
 
 
-class Writing(CpuSubject):
-    """The same with copies of inputs for models that write to them."""
+class MutatingSubject(CpuSubject):
+    """On the CPU, with a model that writes to its input."""
 
     cls = CopyingBackend
 
@@ -25,64 +25,64 @@ class Writing(CpuSubject):
         return mutating_model
 
 
-class Narrow(SimulatedSubject):
-    """The same on simulated devices that lack float64, as some real ones do."""
+class NoFloat64Subject(SimulatedSubject):
+    """On simulated devices without float64."""
 
     float64 = False
 
 
-def narrow(array):
-    """The array, if it has no dtype of 64 bits for each number; None is no array."""
+def refuse_64_bits(array):
+    """The array or None; a 64-bit dtype raises MoveError."""
     if array is not None and np.dtype(array.dtype).name in ("float64", "int64", "uint64", "complex128"):
         raise MoveError(f"{array.dtype} is switched off", hint="cast it first")
     return array
 
 
-class NarrowProgram(ArrayProgram):
-    """Refuses whatever has 64 bits."""
+class Program32(ArrayProgram):
+    """Refuses 64-bit values."""
 
     def forward(self, inputs):
-        return super().forward([narrow(value) for value in inputs])
+        return super().forward([refuse_64_bits(value) for value in inputs])
 
     def forward_pullback(self, inputs, scale=None):
-        outputs, losses, pullback = super().forward_pullback([narrow(value) for value in inputs], scale)
-        return outputs, losses, lambda given: pullback([c if c is None else narrow(c) for c in given])
+        outputs, losses, pullback = super().forward_pullback([refuse_64_bits(value) for value in inputs], scale)
+        return outputs, losses, lambda given: pullback([c if c is None else refuse_64_bits(c) for c in given])
 
     def train_steps(self, columns, orders, start, n_steps, batch_size, *more):
         return super().train_steps(
-            list(map(narrow, columns)), list(map(narrow, orders)), start, n_steps, batch_size, *more
+            list(map(refuse_64_bits, columns)), list(map(refuse_64_bits, orders)), start, n_steps, batch_size, *more
         )
 
 
-class ThirtyTwo(NumpyBackend):
-    """As a framework that computes in 32 bits only, wherever it is."""
+class Backend32(NumpyBackend):
+    """Like a framework without 64-bit dtypes on any device."""
 
     index_dtype = "int32"
 
     def from_host(self, array, device, *, pinned=False):
-        return super().from_host(narrow(np.asarray(array)), device)
+        return super().from_host(refuse_64_bits(np.asarray(array)), device)
 
     def from_dlpack(self, foreign, device):
-        return narrow(super().from_dlpack(foreign, device))
+        return refuse_64_bits(super().from_dlpack(foreign, device))
 
     def move(self, tensor, device, *, pinned=False):
-        return super().move(narrow(tensor), device)
+        return super().move(refuse_64_bits(tensor), device)
 
     def build(self, segment):
         assert not any(spec.dtype.endswith("64") and spec.dtype != "complex64" for spec, _ in segment.inputs.values())
-        return NarrowProgram(segment, NumpyOps())
+        return Program32(segment, NumpyOps())
 
 
-class WithoutWide(Narrow):
-    """The same in a framework without 64 bits for a number."""
+class No64BitSubject(NoFloat64Subject):
+    """In a framework without 64-bit dtypes."""
 
-    cls = ThirtyTwo
+    cls = Backend32
 
 
 globals().update(
     suite(CpuSubject, "OnCpu")
-    | suite(Writing, "Writing")
+    | suite(MutatingSubject, "Mutating")
     | suite(SimulatedSubject, "Simulated")
-    | suite(Narrow, "Narrow")
-    | suite(WithoutWide, "WithoutWide")
+    | suite(NoFloat64Subject, "NoFloat64")
+    | suite(No64BitSubject, "No64Bit")
 )

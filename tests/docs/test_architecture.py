@@ -37,7 +37,7 @@ def test_a_named_file_exists(name: str) -> None:
         ("specs.py", "LOSSES"),
         ("specs.py", "OPTIMIZERS"),
         ("phases/phase.py", "RESIDENCIES"),
-        ("phases/loading/residency.py", "load_all"),
+        ("phases/loading/residency.py", "make_loaders"),
         ("phases/loading/loader_factory.py", "free_memory"),
         ("graph/device_assignment.py", "precedence"),
     ],

@@ -77,3 +77,8 @@ def test_a_script_is_shown_whole(site: Path) -> None:
     text = re.sub(r"<[^>]+>", "", page)
     assert "def trained(encoder_mlp, head_mlp)" in text
     assert "Two frameworks in one graph" in text
+
+
+def test_code_has_copy_buttons(site: Path) -> None:
+    page = (site / "how-to/custom-loss.html").read_text(encoding="utf-8")
+    assert "copybutton.js" in page

@@ -1,4 +1,4 @@
-"""Where the sources are, for tests that read them."""
+"""The sources, for tests that read them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The repository. Absent only where wheels are tested, and only that run may skip what needs it."""
+    """The repository. Only the run that tests wheels has no sources, and skips tests that need them."""
     if not (ROOT / "core/src").is_dir():
         if "ANYACCEL_TEST_WHEELS" in os.environ:
             pytest.skip("wheels are tested without the sources")
@@ -22,7 +22,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def core_sources(root: Path) -> dict[str, str]:
-    """Every module of core by its path inside the package: `data/table.py` and its text."""
+    """The text of every module of core by its path in the package, such as `data/table.py`."""
     package = root / "core/src/anyaccel"
     return {
         path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py"))
@@ -31,6 +31,6 @@ def core_sources(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def plugin_sources(root: Path) -> dict[str, str]:
-    """Every module of every plugin by its path in the repository, the example plugins of the docs among them."""
-    found = [*root.glob("plugins/*/src/**/*.py"), *root.glob("docs/examples/*/src/**/*.py")]
-    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(found)}
+    """The text of every module of plugins and example plugins by its path in the repository."""
+    paths = [*root.glob("plugins/*/src/**/*.py"), *root.glob("docs/examples/*/src/**/*.py")]
+    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}

@@ -25,7 +25,7 @@ def loaded_by(statement: str) -> set[str]:
         f"{statement}\n"
         "print(*sorted(set(sys.modules) - before), sep='\\n')"
     )
-    # -S: what start-up files of the environment load would hide what anyaccel loads.
+    # -S: modules loaded by start-up files of the environment would hide those that anyaccel loads.
     answer = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
     return set(answer.stdout.split())
 
@@ -36,5 +36,5 @@ def test_import_loads_nothing_heavy() -> None:
     assert not loaded & HEAVY
 
 
-def test_the_check_sees_what_is_loaded() -> None:
+def test_the_check_finds_loaded_modules() -> None:
     assert "importlib.metadata" in loaded_by("import importlib.metadata")

@@ -1,4 +1,4 @@
-"""What core and plugins may write: core names no framework, plugins use only what core makes public."""
+"""Rules for sources: core names no framework, and plugins use only public names of core."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 FRAMEWORKS = {
     *("torch", "pytorch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "equinox", "mlx", "cupy"),
-    *("tensorboard", "wandb"),  # no frameworks, but core knows as little of them
+    *("tensorboard", "wandb"),  # no frameworks, but not known to core either
 }
 
 # Where names of frameworks are data: whole files (None), or the values of these names.
@@ -44,13 +44,12 @@ def texts(node: ast.AST, tables: set[str]) -> Iterator[tuple[int, str]]:
 
 def frameworks_named(source: str, tables: set[str]) -> list[str]:
     """Each place of a source that names a framework."""
-    found = texts(ast.parse(source), tables)
-    return [f"line {line}: {text!r}" for line, text in found if FRAMEWORKS & words(text)]
+    return [f"line {line}: {text!r}" for line, text in texts(ast.parse(source), tables) if FRAMEWORKS & words(text)]
 
 
 def private_imports(source: str) -> list[str]:
     """Each import of a private name, or from a private module, of core."""
-    found = []
+    private = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -59,8 +58,8 @@ def private_imports(source: str) -> list[str]:
         else:
             continue
         parts = [name.split(".") for name in names]
-        found += [".".join(part) for part in parts if part[0] == "anyaccel" and any(map(is_private, part))]
-    return found
+        private += [".".join(part) for part in parts if part[0] == "anyaccel" and any(map(is_private, part))]
+    return private
 
 
 def is_private(name: str) -> bool:
@@ -97,7 +96,7 @@ def test_plugins_import_no_private_name_of_core(plugin_sources: dict[str, str]) 
         "def f(optax): ...",
     ],
 )
-def test_the_check_sees_frameworks(source: str) -> None:
+def test_the_check_finds_frameworks(source: str) -> None:
     assert frameworks_named(source, set())
 
 
@@ -105,11 +104,11 @@ def test_the_check_sees_frameworks(source: str) -> None:
     "source",
     ["'''Such as torch.'''", "x = 1\n'''Of jax.'''", "torchlight = 1", "T = {'jax': 1}", "T: dict = {'mlx': 1}"],
 )
-def test_the_check_leaves_the_rest(source: str) -> None:
+def test_the_check_allows_everything_else(source: str) -> None:
     assert not frameworks_named(source, {"T"})
 
 
-def test_the_check_sees_private_imports() -> None:
+def test_the_check_finds_private_imports() -> None:
     assert private_imports("from anyaccel.data import _x")
     assert private_imports("import anyaccel._y")
     assert not private_imports("from anyaccel import __version__\nfrom anyaccel_torch._z import a\nfrom . import _w")

@@ -1,4 +1,4 @@
-"""What is in the wheels. `nox -s wheel` builds and installs them, and says where they are."""
+"""The contents of the wheels that `nox -s wheel` builds and installs."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ def test_the_installed_package_is_tested() -> None:
 
 
 @pytest.mark.parametrize("wheel", wheels(), ids=lambda wheel: wheel.name.partition("-")[0])
-def test_types_and_license_come_along(wheel: Path) -> None:
+def test_a_wheel_contains_type_information_and_license(wheel: Path) -> None:
     package = wheel.name.partition("-")[0]
     names = names_in(wheel)
     assert f"{package}/py.typed" in names
     assert [each for each in names if each.endswith(".dist-info/licenses/LICENSE")]
     assert metadata_of(wheel)["License-Expression"] == "Apache-2.0"
-    assert {each.partition("/")[0].partition("-")[0] for each in names} == {package}, "nothing else may come along"
+    assert {each.partition("/")[0].partition("-")[0] for each in names} == {package}, "a wheel has a single package"
 
 
 @pytest.mark.parametrize("wheel", wheels(), ids=lambda wheel: wheel.name.partition("-")[0])
-def test_no_tests_and_no_caches_come_along(wheel: Path) -> None:
+def test_a_wheel_contains_no_tests_and_caches(wheel: Path) -> None:
     assert not [each for each in names_in(wheel) if "__pycache__" in each or Path(each).name.startswith("test_")]
 
 
-def test_core_brings_the_kit_and_its_data() -> None:
+def test_the_wheel_of_core_contains_the_kit_and_its_data() -> None:
     names = names_in(core_wheel())
     assert "anyaccel/testing/pytest_plugin.py" in names
     assert [each for each in names if each.startswith("anyaccel/data/") and not each.endswith(".py")]
 
 
-def test_every_plugin_offers_itself() -> None:
+def test_every_plugin_has_an_entry_point() -> None:
     for wheel in wheels():
         if wheel != core_wheel():
             with ZipFile(wheel) as archive:

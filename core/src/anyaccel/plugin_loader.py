@@ -53,7 +53,7 @@ class Plugin:
         return message if isinstance(self.error, AnyaccelError) else f"{type(self.error).__name__}: {message}"
 
     @property
-    def remedy(self) -> str:
+    def hint(self) -> str:
         """What to do about it; `""` if it works."""
         if self.error is None:
             return ""

@@ -89,7 +89,7 @@ class Registry:
             if isinstance(plugin.error, PluginError):
                 raise plugin.error
             if plugin.error is not None:
-                raise PluginError(f"plugin {name} is broken: {plugin.cause}", hint=plugin.remedy) from plugin.error
+                raise PluginError(f"plugin {name} is broken: {plugin.cause}", hint=plugin.hint) from plugin.error
             self._plugins[name] = plugin
 
     def _load_entry(self, entry: EntryPoint) -> None:
@@ -299,7 +299,7 @@ class Registry:
                 return FrameworkError(
                     f"the plugin for {framework}, {plugin}, is installed but broken ({plugin.cause})",
                     available=available,
-                    hint=plugin.remedy,
+                    hint=plugin.hint,
                 )
         hint = install_line(distribution) if distribution else "check the spelling, or install its plugin"
         problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()

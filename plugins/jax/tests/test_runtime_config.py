@@ -54,6 +54,16 @@ def test_the_count_of_cpus_is_that_of_jax_itself(environment: dict[str, str]) ->
     assert before == after == "cpu:0 cpu:1 cpu:2"
 
 
+def test_the_hints_for_more_devices_and_wider_dtypes_work() -> None:
+    reason = run("print(b.unavailable_reason(Device('cpu', 2)))")
+    code = reason.partition("call ")[2].partition(" before")[0]
+    assert run(f"import jax; {code}; print(*b.devices())") == "cpu:0 cpu:1 cpu:2"
+    put = "print(b.from_host(np.ones(3), Device('cpu')).dtype)"
+    message = run(f"import numpy as np\ntry:\n    {put}\nexcept Exception as error:\n    print(error)")
+    code = message.partition("call ")[2].partition(" (or")[0]
+    assert run(f"import jax, numpy as np; {code}; {put}") == "float64"
+
+
 def test_platforms_that_are_switched_off_have_no_devices() -> None:
     message = run("print([b.devices(), b.unavailable_reason(Device('cpu'))])", JAX_PLATFORMS="cuda")
     assert message == "[[], \"JAX is restricted to the platforms 'cuda'\"]"

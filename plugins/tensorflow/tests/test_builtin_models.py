@@ -62,11 +62,11 @@ def test_training_is_that_of_the_reference(backend: TensorFlowBackend, name: str
     import anyaccel_tensorflow
 
     make, spec = MODELS[name]
-    recipe = aa.Optimizer(optimizer, lr=0.02, clip_norm=0.5)
+    own_optimizer = aa.Optimizer(optimizer, lr=0.02, clip_norm=0.5)
     numpy: Any = registry().computing("numpy", "cpu")
     mine, theirs = make(anyaccel_tensorflow), make(numpy_backend)
-    result = losses(backend, mine, spec, 3, recipe)
-    np.testing.assert_allclose(result, losses(numpy, theirs, spec, 3, recipe), rtol=1e-9)
+    result = losses(backend, mine, spec, 3, own_optimizer)
+    np.testing.assert_allclose(result, losses(numpy, theirs, spec, 3, own_optimizer), rtol=1e-9)
     expected = numpy.state(theirs)
     assert list(backend.state(mine)) == list(expected)
     for key, value in backend.state(mine).items():
@@ -74,14 +74,14 @@ def test_training_is_that_of_the_reference(backend: TensorFlowBackend, name: str
 
 
 def test_float32_agrees_with_the_reference_to_its_digits(backend: TensorFlowBackend) -> None:
-    spec, recipe = TensorSpec((50,), "float32"), aa.Optimizer("adam", lr=1e-3)
+    spec, adam = TensorSpec((50,), "float32"), aa.Optimizer("adam", lr=1e-3)
     numpy: Any = registry().computing("numpy", "cpu")
-    result = losses(backend, SequentialMLP((1,), 3, 16, "tanh"), spec, 1, recipe)
-    expected = losses(numpy, numpy_backend.SequentialMLP((1,), 3, 16, "tanh"), spec, 1, recipe)
+    result = losses(backend, SequentialMLP((1,), 3, 16, "tanh"), spec, 1, adam)
+    expected = losses(numpy, numpy_backend.SequentialMLP((1,), 3, 16, "tanh"), spec, 1, adam)
     np.testing.assert_allclose(result, expected, rtol=2e-6)
 
 
-def test_variables_are_reached_by_the_names_of_the_recipe(backend: TensorFlowBackend) -> None:
+def test_variables_are_reached_by_the_names_of_the_spec(backend: TensorFlowBackend) -> None:
     mlp, cnn = SequentialMLP((2,), 2, 4), SequentialCNN((2,), (3, 4))
     backend.infer(mlp, [TensorSpec((5,), "float32")], 0)
     backend.infer(cnn, [TensorSpec((1, 8, 8), "float32")], 0)
@@ -125,7 +125,7 @@ def test_other_shapes_are_refused() -> None:
         SequentialMLP(activation="swish")
 
 
-def test_a_recipe_inside_a_module_is_built_from_the_seed(backend: TensorFlowBackend) -> None:
+def test_a_builtin_model_inside_a_module_is_built_from_the_seed(backend: TensorFlowBackend) -> None:
     class Two(tf.Module):
         def __init__(self) -> None:
             super().__init__()

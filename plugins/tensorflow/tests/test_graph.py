@@ -115,7 +115,7 @@ def test_inputs_that_a_node_does_not_accept_name_the_node() -> None:
         graph(data(), wrong).build()
 
 
-def test_a_chain_of_keras_module_and_recipe_trains_as_one() -> None:
+def test_a_chain_of_keras_and_builtin_models_trains_as_one() -> None:
     class Scale(tf.Module):
         def __init__(self) -> None:
             super().__init__()

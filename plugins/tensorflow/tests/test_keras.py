@@ -534,6 +534,7 @@ def test_the_error_for_a_wrong_dtype_has_a_hint(backend: TensorFlowBackend, dtyp
 
     with pytest.raises(ShapeError, match=message):
         backend.infer(Strict(), [TensorSpec((6,), dtype)], 0)
+    assert backend.infer(Strict(), [X], 0) == (TensorSpec((1,), "float32"),)
 
 
 def test_attributes_that_differ_by_an_underscore_have_names_of_their_own(backend: TensorFlowBackend) -> None:

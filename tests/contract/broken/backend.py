@@ -28,22 +28,22 @@ class ImportsAtOnce(NumpyBackend):
 
 
 @fault("backend", "test_facts_are_well_formed")
-class NamesItsVariablesInOneText(NumpyBackend):
+class EnvironmentIsNotATuple(NumpyBackend):
     environment = "CUDA_VISIBLE_DEVICES"
 
 
 @fault("backend", "test_facts_are_well_formed")
-class ShoutsItsName(NumpyBackend):
+class FrameworkInCapitals(NumpyBackend):
     framework = "NumPy"
 
 
 @fault("backend", "test_facts_are_well_formed")
-class SaysCuda(NumpyBackend):
+class KindIsAnAlias(NumpyBackend):
     kinds = ("cpu", "sim", "cuda")
 
 
 @fault("backend", "test_devices_are_of_its_kinds")
-class HidesAKind(NumpyBackend):
+class DeviceOfAnotherKind(NumpyBackend):
     kinds = ("sim",)
 
 
@@ -81,13 +81,13 @@ class OneIdentityForAll(NumpyBackend):
 
 
 @fault("backend", "test_unavailable_reason_is_text_for_an_absent_device")
-class WhyNotRaises(NumpyBackend):
+class UnavailableReasonRaises(NumpyBackend):
     def unavailable_reason(self, device):
         raise DeviceUnavailableError(f"{device} is not here")
 
 
 @fault("backend", "test_it_is_hashable_and_equal_to_itself")
-class CannotBeLookedUp(NumpyBackend):
+class IsNotHashable(NumpyBackend):
     def __eq__(self, other):
         return isinstance(other, NumpyBackend)
 
@@ -151,13 +151,13 @@ class PlaceReturnsNothing(NumpyBackend):
 
 
 @fault("backend", "test_place_places_nested_containers")
-class PlaceLeavesTrees(NumpyBackend):
+class PlaceIgnoresContainers(NumpyBackend):
     def place(self, obj, device):
         return obj if isinstance(obj, dict) else super().place(obj, device)
 
 
 @fault("backend", "test_place_twice_changes_nothing")
-class PlaceInitialisesAgain(NumpyBackend):
+class PlaceInitializesAgain(NumpyBackend):
     def place(self, obj, device):
         return obj * 0 if isinstance(obj, SimArray) and obj.device == device else super().place(obj, device)
 

@@ -1,4 +1,4 @@
-"""Wrong backends: compiled steps, offers, and steps in parts."""
+"""Wrong programs: micro-batches, compiled steps and compile estimates."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from anyaccel.numpy_backend import NumpyBackend
 from .faults import fault
 from .multi_step import SwitchedOps
 
-# -- parts -------------------------------------------------------------------------------------------------------------
+# -- micro-batches -----------------------------------------------------------------------------------------------------
 
 
 @fault("multi_step", "test_microbatched_steps_equal_whole_steps[sgd]")
-class PartsAreAddedUp(ArrayProgram):
+class MicroBatchesAreSummed(ArrayProgram):
     def __init__(self, segment, ops):
         super().__init__(segment, ops)
         self._state.average_gradients = lambda n_microbatches: None
 
 
 @fault("multi_step", "test_microbatched_steps_equal_whole_steps[adam, clipped]")
-class PartsAreStepsOfTheirOwn(ArrayProgram):
+class MicroBatchesAreSteps(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
-        found = super().train_steps(columns, orders, start, n_steps * n_microbatches, batch_size // n_microbatches)
-        return found.reshape(n_steps, n_microbatches, -1).mean(axis=1)
+        result = super().train_steps(columns, orders, start, n_steps * n_microbatches, batch_size // n_microbatches)
+        return result.reshape(n_steps, n_microbatches, -1).mean(axis=1)
 
 
-class FirstPartOnly(ArrayProgram):
-    """Its buffers change with the first part of a step."""
+class BuffersOfTheFirstMicroBatchOnly(ArrayProgram):
+    """Buffers change with the first micro-batch only."""
 
     parts = 1
 
@@ -37,14 +37,14 @@ class FirstPartOnly(ArrayProgram):
 
     def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
         self.parts = n_microbatches
-        found = super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
+        result = super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
         self.parts = 1
-        return found
+        return result
 
     def forward_pullback(self, inputs, scale=None):
-        found = super().forward_pullback(inputs, scale)
+        result = super().forward_pullback(inputs, scale)
         self.switch.off = self.parts > 1
-        return found
+        return result
 
     def optimizer_step(self, scale=None):
         self.switch.off = False
@@ -52,14 +52,14 @@ class FirstPartOnly(ArrayProgram):
 
 
 @fault("multi_step", "test_buffers_are_carried_from_micro_batch_to_micro_batch")
-class BuffersOfTheFirstPart(NumpyBackend):
+class BuffersOfOneMicroBatch(NumpyBackend):
     def build(self, segment):
-        return FirstPartOnly(segment, SwitchedOps())
+        return BuffersOfTheFirstMicroBatchOnly(segment, SwitchedOps())
 
 
 @fault("multi_step", "test_each_micro_batch_draws_its_own_random_numbers")
-class PartsDrawTheSame(ArrayProgram):
-    """Each part of a step is random as the first one is."""
+class MicroBatchesDrawTheSame(ArrayProgram):
+    """Each micro-batch draws the numbers of the first."""
 
     first = None
 
@@ -96,14 +96,14 @@ class CompiledStepsLackTheLastBatch(ArrayProgram):
 
     def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
         before = self.snapshot()
-        found = super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
+        result = super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
         if self.batch not in (None, batch_size):
             self.restore(before)
-        return found
+        return result
 
 
-class LosesBuffersCompiled(ArrayProgram):
-    """Once it is compiled its steps change no buffers."""
+class CompiledProgramWithoutBuffers(ArrayProgram):
+    """Compiled steps change no buffers."""
 
     def __init__(self, segment, ops):
         super().__init__(segment, ops)
@@ -116,10 +116,10 @@ class LosesBuffersCompiled(ArrayProgram):
 @fault("multi_step", "test_compiled_microbatched_steps_carry_buffers")
 class CompiledStepsKeepBuffers(NumpyBackend):
     def build(self, segment):
-        return LosesBuffersCompiled(segment, SwitchedOps())
+        return CompiledProgramWithoutBuffers(segment, SwitchedOps())
 
 
 @fault("multi_step", "test_compile_off_is_never_compiled")
-class OffersAllTheSame(ArrayProgram):
+class EstimatesAlthoughOff(ArrayProgram):
     def estimate_compile(self, max_steps):
         return CompileEstimate(1.0, 0.5)

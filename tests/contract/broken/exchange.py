@@ -1,4 +1,4 @@
-"""Wrong backends: exchange with the host and with other frameworks, and rows."""
+"""Wrong backends: exchange with the host and with other frameworks, and gathering of rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FromHostAddsAnAxis(NumpyBackend):
 
 
 @fault("exchange", "test_every_value_is_kept[1e-45]")
-class FlushesToZero(NumpyBackend):
+class FlushesSubnormalsToZero(NumpyBackend):
     def from_host(self, array, device, *, pinned=False):
         small = array.dtype == np.float32 and array.size == 1 and abs(array) < 1e-38
         return super().from_host(np.zeros_like(array) if small else array, device)
@@ -93,25 +93,25 @@ class ScalarsNeedOne(NumpyBackend):
 
 
 @fault("exchange", "test_from_dlpack_takes_values_from_another_framework")
-class AdoptsOntoTheCpu(NumpyBackend):
+class FromDlpackStaysOnTheCpu(NumpyBackend):
     def from_dlpack(self, foreign, device):
         return super().from_dlpack(foreign, CPU)
 
 
 @fault("exchange", "test_from_dlpack_keeps_the_dtype[float64]")
-class AdoptsInFloat32(NumpyBackend):
+class FromDlpackNarrows(NumpyBackend):
     def from_dlpack(self, foreign, device):
         return super().from_dlpack(foreign.astype("float32") if isinstance(foreign, np.ndarray) else foreign, device)
 
 
 @fault("exchange", "test_from_dlpack_refuses_what_is_no_tensor")
-class AdoptsAnything(NumpyBackend):
+class FromDlpackTakesAnything(NumpyBackend):
     def from_dlpack(self, foreign, device):
         return super().from_dlpack(foreign, device) if isinstance(foreign, np.ndarray) else foreign
 
 
 @fault("exchange", "test_from_dlpack_takes_any_dlpack_object")
-class AdoptsArraysOnly(NumpyBackend):
+class FromDlpackTakesOnlyNumPy(NumpyBackend):
     def from_dlpack(self, foreign, device):
         if not isinstance(foreign, np.ndarray):
             raise MoveError("this is no array of NumPy's")
@@ -119,14 +119,14 @@ class AdoptsArraysOnly(NumpyBackend):
 
 
 @fault("exchange", "test_from_dlpack_takes_any_layout[transposed]")
-class AdoptsMemoryAsItLies(NumpyBackend):
+class FromDlpackIgnoresStrides(NumpyBackend):
     def from_dlpack(self, foreign, device):
         strided = isinstance(foreign, np.ndarray) and not foreign.flags.c_contiguous
         return super().from_dlpack(foreign.ravel("K").reshape(foreign.shape) if strided else foreign, device)
 
 
 @fault("exchange", "test_from_dlpack_takes_any_layout[reversed]")
-class AdoptsNoNegativeStrides(NumpyBackend):
+class FromDlpackRefusesNegativeStrides(NumpyBackend):
     def from_dlpack(self, foreign, device):
         if isinstance(foreign, np.ndarray) and any(stride < 0 for stride in foreign.strides):
             raise MoveError("strides must not be negative")
@@ -134,14 +134,14 @@ class AdoptsNoNegativeStrides(NumpyBackend):
 
 
 @fault("exchange", "test_from_dlpack_takes_any_layout[no columns]")
-class AdoptsNothingEmpty(NumpyBackend):
+class FromDlpackLosesEmptyShapes(NumpyBackend):
     def from_dlpack(self, foreign, device):
-        adopted = super().from_dlpack(foreign, device)
-        return super().from_dlpack(np.zeros(0, adopted.dtype), device) if adopted.size == 0 else adopted
+        tensor = super().from_dlpack(foreign, device)
+        return super().from_dlpack(np.zeros(0, tensor.dtype), device) if tensor.size == 0 else tensor
 
 
 @fault("exchange", "test_from_dlpack_takes_read_only_arrays")
-class AdoptsWhatItMayWriteTo(NumpyBackend):
+class FromDlpackRefusesReadOnlyArrays(NumpyBackend):
     def from_dlpack(self, foreign, device):
         if isinstance(foreign, np.ndarray) and not foreign.flags.writeable and foreign.shape == (8, 3):
             raise BufferError("cannot export a read-only array")
@@ -149,16 +149,16 @@ class AdoptsWhatItMayWriteTo(NumpyBackend):
 
 
 @fault("exchange", "test_from_dlpack_does_not_change_the_source")
-class AdoptingSealsTheSource(NumpyBackend):
+class FromDlpackMakesTheSourceReadOnly(NumpyBackend):
     def from_dlpack(self, foreign, device):
-        adopted = super().from_dlpack(foreign, device)
+        tensor = super().from_dlpack(foreign, device)
         if isinstance(foreign, np.ndarray) and not isinstance(foreign, SimArray):
             foreign.flags.writeable = False
-        return adopted
+        return tensor
 
 
 @fault("exchange", "test_from_dlpack_takes_its_own_tensors")
-class AdoptsItsOwnAsItIs(NumpyBackend):
+class FromDlpackDoesNotMoveItsOwn(NumpyBackend):
     def from_dlpack(self, foreign, device):
         return foreign if isinstance(foreign, SimArray) else super().from_dlpack(foreign, device)
 
@@ -214,5 +214,5 @@ class RowsOfTheLastAxis(NumpyBackend):
 @fault("exchange", "test_gather_rows_keeps_the_dtype[int32]")
 class RowsAreFloats(NumpyBackend):
     def gather_rows(self, column, start, stop, order=None):
-        found = super().gather_rows(column, start, stop, order)
-        return put(bare(found).astype("float32"), column.on) if found.dtype == np.int32 else found
+        result = super().gather_rows(column, start, stop, order)
+        return put(bare(result).astype("float32"), column.on) if result.dtype == np.int32 else result

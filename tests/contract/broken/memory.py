@@ -1,4 +1,4 @@
-"""Wrong backends: how full devices are, and what is left to others."""
+"""Wrong backends: memory reports, limits and release."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ CPU = Device("cpu")
 class MemoryInGigabytes(NumpyBackend):
     def memory(self, device):
         info = super().memory(device)
-        return MemoryInfo(*(figure / 2**30 for figure in (info.total, info.free, info.used, info.peak)))
+        return MemoryInfo(*(value / 2**30 for value in (info.total, info.free, info.used, info.peak)))
 
     def device_info(self, device):
         return replace(super().device_info(device), total_memory=0)
 
 
 @fault("memory", "test_used_and_free_memory_fit_into_the_total")
-class MoreFreeThanThereIs(NumpyBackend):
+class MoreFreeThanTotal(NumpyBackend):
     def memory(self, device):
         info = super().memory(device)
         return replace(info, free=info.total * 2)
 
 
 @fault("memory", "test_the_peak_is_at_least_what_is_used")
-class PeakOfAnotherTime(NumpyBackend):
+class PeakBelowUsed(NumpyBackend):
     def memory(self, device):
         return replace(super().memory(device), used=2, peak=1)
 
@@ -48,7 +48,7 @@ class TwoTotals(NumpyBackend):
 
 
 @fault("memory", "test_the_cpu_reports_the_memory_limit_of_the_process")
-class TheWholeMachine(NumpyBackend):
+class IgnoresTheMemoryLimit(NumpyBackend):
     def memory(self, device):
         info = super().memory(device)
         return replace(info, total=2**62) if device == CPU else info
@@ -58,7 +58,7 @@ class TheWholeMachine(NumpyBackend):
 
 
 @fault("memory", "test_release_memory_keeps_live_tensors")
-class ReleasesWhatIsInUse(NumpyBackend):
+class FreesLiveTensors(NumpyBackend):
     last = None
 
     def move(self, tensor, device, *, pinned=False):
@@ -71,7 +71,7 @@ class ReleasesWhatIsInUse(NumpyBackend):
 
 
 @fault("memory", "test_release_memory_may_be_called_twice")
-class ReleasesOnce(NumpyBackend):
+class FreesOnce(NumpyBackend):
     released = False
 
     def release_memory(self, device):
@@ -81,13 +81,13 @@ class ReleasesOnce(NumpyBackend):
 
 
 @fault("memory", "test_share_returns_a_description")
-class SharesWithoutAWord(NumpyBackend):
+class ShareReturnsNone(NumpyBackend):
     def share(self, device, fraction):
         return "" if device == CPU else None
 
 
 @fault("memory", "test_share_returns_a_description")
-class SharesOnce(NumpyBackend):
+class SharesOnlyOnce(NumpyBackend):
     shared = False
 
     def share(self, device, fraction):
@@ -98,6 +98,6 @@ class SharesOnce(NumpyBackend):
 
 
 @fault("memory", "test_share_does_nothing_on_the_cpu")
-class KeepsTheCpu(NumpyBackend):
+class RefusesToShareTheCpu(NumpyBackend):
     def share(self, device, fraction):
         return f"{device} is used already"

@@ -1,4 +1,4 @@
-"""Wrong backends: how models are held and what is told of them, and what is given to programs."""
+"""Wrong backends: wrapping and properties of models, protection of inputs, clip factors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .in_place_models import CopyingBackend, CopyingOps
 
 CPU = Device("cpu")
 
-# -- how models are held -----------------------------------------------------------------------------------------------
+# -- wrapped models ----------------------------------------------------------------------------------------------------
 
 
 @fault("compute", "test_wrap_is_idempotent")
@@ -27,25 +27,25 @@ class WrapsAnew(NumpyBackend):
 
 
 @fault("compute", "test_it_owns_wrapped_models")
-class OwnsWhatIsBuilt(NumpyBackend):
+class OwnsBuiltModelsOnly(NumpyBackend):
     def owns(self, obj):
         return super().owns(obj) and (not isinstance(obj, Module) or obj.is_built)
 
 
 @fault("compute", "test_a_wrapped_model_holds_its_values")
-class ValuesComeWithThePlace(NumpyBackend):
+class StateIsEmptyOnTheCpu(NumpyBackend):
     def state(self, model):
         return {} if self.device_of(model) == CPU else super().state(model)
 
 
 @fault("compute", "test_mutates_inputs_is_a_bool_and_changes_nothing[model]")
-class CountsWrites(NumpyBackend):
+class MutatesInputsIsAnInt(NumpyBackend):
     def mutates_inputs(self, model, inputs):
         return 0
 
 
 @fault("compute", "test_mutates_inputs_is_a_bool_and_changes_nothing[buffered_model]")
-class TriesWritesOut(NumpyBackend):
+class MutatesInputsChangesBuffers(NumpyBackend):
     def mutates_inputs(self, model, inputs):
         for name, value in model.buffers.items():
             model.buffers[name] = value + 1
@@ -53,18 +53,18 @@ class TriesWritesOut(NumpyBackend):
 
 
 @fault("compute", "test_mutates_inputs_detects_an_in_place_model")
-class KnowsNoWriter(CopyingBackend):
+class MutatesInputsIsAlwaysFalse(CopyingBackend):
     def mutates_inputs(self, model, inputs):
         return False
 
 
 @fault("compute", "test_data_format_is_a_pair_of_known_words")
-class LayoutsOfItsOwn(NumpyBackend):
+class UnknownDataFormat(NumpyBackend):
     def data_format(self, model):
         return "NHWC", ""
 
 
-# -- what is given to programs -----------------------------------------------------------------------------------------
+# -- protection of inputs ----------------------------------------------------------------------------------------------
 
 
 @fault("compute", "test_inputs_are_never_written_to[model]")
@@ -73,17 +73,17 @@ class AddsIntoCotangents(ArrayProgram):
         outputs, losses, pullback = super().forward_pullback(inputs, scale)
 
         def adding(cotangents):
-            found = pullback(cotangents)
+            result = pullback(cotangents)
             for cotangent in cotangents:
                 if cotangent is not None:
                     bare(cotangent)[...] += 1
-            return found
+            return result
 
         return outputs, losses, adding
 
 
 @fault("compute", "test_inputs_are_never_written_to[mutating_model]")
-class GuardsNothing(CopyingBackend):
+class CopiesNothing(CopyingBackend):
     def build(self, segment):
         return ArrayProgram(segment, NumpyOps())
 
@@ -91,15 +91,15 @@ class GuardsNothing(CopyingBackend):
 @fault("compute", "test_inputs_are_never_written_to[buffered_model]")
 class NormalizesInPlace(ArrayProgram):
     def forward(self, inputs):
-        found = super().forward(inputs)
+        result = super().forward(inputs)
         buffered = any(op.model is not None and op.model.buffers for op in self.segment.operations)
         if buffered:
             bare(inputs[0])[...] -= np.mean(bare(inputs[0]))
-        return found
+        return result
 
 
-class GuardsInputs(ArrayProgram):
-    """Copies what comes from outside, and lets models have each other's outputs."""
+class CopiesInputs(ArrayProgram):
+    """Copies the inputs of the segment, but not values between models."""
 
     def forward(self, inputs):
         return super().forward([value.copy() for value in inputs])
@@ -109,25 +109,25 @@ class GuardsInputs(ArrayProgram):
 
 
 @fault("compute", "test_an_in_place_model_does_not_affect_others")
-class GuardsInputsOnly(CopyingBackend):
+class CopiesInputsOnly(CopyingBackend):
     def build(self, segment):
-        return GuardsInputs(segment, NumpyOps())
+        return CopiesInputs(segment, NumpyOps())
 
 
-class Rolling(ArrayProgram):
-    """Moves the rows on in the columns after it has used them."""
+class RollsTheColumns(ArrayProgram):
+    """Rolls the rows of the columns after use."""
 
     def train_steps(self, columns, orders, start, n_steps, batch_size):
-        found = super().train_steps(columns, orders, start, n_steps, batch_size)
+        result = super().train_steps(columns, orders, start, n_steps, batch_size)
         for column in columns:
             bare(column)[...] = np.roll(bare(column), 1, axis=0)
-        return found
+        return result
 
 
 @fault("multi_step", "test_train_steps_do_not_change_the_columns[mutating_model]")
 class StepsMoveTheColumns(CopyingBackend):
     def build(self, segment):
-        return Rolling(segment, CopyingOps())
+        return RollsTheColumns(segment, CopyingOps())
 
 
 # -- clipping ----------------------------------------------------------------------------------------------------------
@@ -147,13 +147,13 @@ class DividesByTheNormAlone(ArrayProgram):
 
 
 @fault("compute", "test_a_clip_factor_follows_its_formula[NaN]")
-class NothingIsNoLimit(ArrayProgram):
+class NaNIsOne(ArrayProgram):
     def clip_factor(self, limit, squares):
         factor = float(np.asarray(super().clip_factor(limit, squares)))
         return 1.0 if np.isnan(factor) else factor
 
 
 @fault("compute", "test_a_clip_factor_can_be_given_to_optimizer_step[0.001]")
-class AppliesNumbersOnly(ArrayProgram):
+class IgnoresTensorScales(ArrayProgram):
     def optimizer_step(self, scale=None):
         super().optimizer_step({name: factor for name, factor in (scale or {}).items() if isinstance(factor, float)})

@@ -1,4 +1,4 @@
-"""Wrong backends: shapes, weights and state of models, and recipes."""
+"""Wrong backends: shapes, weights and state of models, and supported specs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = Device("cpu")
 
 
 def host(array):
-    """The array, past the device it is on."""
+    """A NumPy copy of an array, without its device."""
     return np.array(np.asarray(array))
 
 
@@ -32,16 +32,16 @@ class InfersTheBatchToo(NumpyBackend):
 
 
 @fault("compute", "test_infer_keeps_the_weights_of_a_built_model")
-class InfersAnew(NumpyBackend):
+class InferRebuilds(NumpyBackend):
     def infer(self, model, inputs, seed):
-        found = super().infer(model, inputs, seed)
+        result = super().infer(model, inputs, seed)
         if seed == 99:
             model.build(inputs, seed)
-        return found
+        return result
 
 
 @fault("compute", "test_infer_refuses_wrong_shapes[(5,)]")
-class InfersInItsOwnWords(NumpyBackend):
+class InferRaisesValueError(NumpyBackend):
     def infer(self, model, inputs, seed):
         if inputs[0].shape == (5,):
             raise ValueError("mat1 and mat2 shapes cannot be multiplied")
@@ -60,17 +60,17 @@ class ParametersPerSample(NumpyBackend):
         return {name: replace(spec, shape=spec.shape[1:]) for name, spec in super().parameters(model).items()}
 
 
-class Forgetful(SequentialMLP):
-    """Leaves a setting out of its configuration."""
+class WrongConfigMLP(SequentialMLP):
+    """Its configuration has a wrong setting."""
 
     def get_config(self):
         return {**super().get_config(), "hidden_dim": self.spec.hidden_dim + 1}
 
 
 @fault("compute", "test_named_models_are_made_from_their_configuration")
-class ConfigurationIsAnother(NumpyBackend):
+class ConfigIsWrong(NumpyBackend):
     def models(self):
-        return {"SequentialMLP": Forgetful}
+        return {"SequentialMLP": WrongConfigMLP}
 
 
 @fault("compute", "test_the_standard_model_has_its_specified_weights[(4,)]")
@@ -92,7 +92,7 @@ class TakesOneInput(NumpyBackend):
 
 
 @fault("compute", "test_place_moves_a_model")
-class PlacesParametersOnly(NumpyBackend):
+class PlaceIgnoresModels(NumpyBackend):
     def place(self, obj, device):
         if isinstance(obj, Module) and device == SECOND:
             return obj
@@ -100,7 +100,7 @@ class PlacesParametersOnly(NumpyBackend):
 
 
 @fault("compute", "test_placing_a_placed_model_changes_nothing")
-class PlacesModelsAnew(NumpyBackend):
+class PlaceResetsModels(NumpyBackend):
     def place(self, obj, device):
         if isinstance(obj, Module) and self.device_of(obj) == device:
             obj.parameters.update({name: value * 0 for name, value in obj.parameters.items()})
@@ -137,7 +137,7 @@ class StateIsTheMemory(NumpyBackend):
 
 
 @fault("compute", "test_state_can_be_loaded_back")
-class LoadsWhatItLikes(NumpyBackend):
+class LoadsSomeStates(NumpyBackend):
     def load_state(self, model, state):
         before = super().state(model)
         if not all(name in before and (value == before[name] + 1).all() for name, value in state.items()):
@@ -153,13 +153,13 @@ class LoadingMoves(NumpyBackend):
 
 
 @fault("compute", "test_a_state_that_does_not_fit_is_refused_as_a_whole[missing name]")
-class LoadsWhatIsThere(NumpyBackend):
+class LoadsPartialStates(NumpyBackend):
     def load_state(self, model, state):
         super().load_state(model, {**super().state(model), **state})
 
 
 @fault("compute", "test_a_state_that_does_not_fit_is_refused_as_a_whole[shape]")
-class LoadsHalfAndStops(NumpyBackend):
+class LoadsHalfBeforeItFails(NumpyBackend):
     def load_state(self, model, state):
         before = super().state(model)
         try:
@@ -172,23 +172,23 @@ class LoadsHalfAndStops(NumpyBackend):
 
 @fault("compute", "test_every_named_optimizer_is_supported[adamw]")
 class LacksAdamW(NumpyBackend):
-    def unsupported_reason(self, recipe):
-        return "no adamw" if recipe.name == "adamw" else super().unsupported_reason(recipe)
+    def unsupported_reason(self, spec):
+        return "no adamw" if spec.name == "adamw" else super().unsupported_reason(spec)
 
 
 @fault("compute", "test_every_named_loss_is_supported[mae]")
 class LacksMae(NumpyBackend):
-    def unsupported_reason(self, recipe):
-        return "no mae" if recipe.name == "mae" else super().unsupported_reason(recipe)
+    def unsupported_reason(self, spec):
+        return "no mae" if spec.name == "mae" else super().unsupported_reason(spec)
 
 
 @fault("compute", "test_batch_coupling_detects_models_that_mix_rows[buffered_model]")
-class MixesInSilence(NumpyBackend):
+class BatchCouplingIsAlwaysEmpty(NumpyBackend):
     def batch_coupling(self, model):
         return ""
 
 
 @fault("compute", "test_batch_coupling_detects_models_that_mix_rows[model]")
-class AllModelsMix(NumpyBackend):
+class BatchCouplingIsNeverEmpty(NumpyBackend):
     def batch_coupling(self, model):
         return "whatever it is"

@@ -1,4 +1,4 @@
-"""Wrong backends: whole steps."""
+"""Wrong programs: several steps in one call."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class StepsDoNotClip(ArrayProgram):
 
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         self.stepping = True
-        found = super().train_steps(columns, orders, start, n_steps, batch_size)
+        result = super().train_steps(columns, orders, start, n_steps, batch_size)
         self.stepping = False
-        return found
+        return result
 
     def optimizer_step(self, scale=None):
         super().optimizer_step(None if self.stepping else scale)
 
 
 @fault("multi_step", "test_each_column_has_its_own_order")
-class OneOrderForAll(ArrayProgram):
+class OneOrderForAllColumns(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         return super().train_steps(columns, orders[:1] * len(orders), start, n_steps, batch_size)
 
 
 class SwitchedOps(NumpyOps):
-    """Loses buffers while it is switched off."""
+    """Drops buffers while `off` is set."""
 
     off = False
 
@@ -52,7 +52,7 @@ class SwitchedOps(NumpyOps):
 
 
 class StepsWithoutBuffers(ArrayProgram):
-    """Its `steps` change no buffers."""
+    """`train_steps` changes no buffers."""
 
     def __init__(self, segment, ops):
         super().__init__(segment, ops)
@@ -60,9 +60,9 @@ class StepsWithoutBuffers(ArrayProgram):
 
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         self.switch.off = True
-        found = super().train_steps(columns, orders, start, n_steps, batch_size)
+        result = super().train_steps(columns, orders, start, n_steps, batch_size)
         self.switch.off = False
-        return found
+        return result
 
 
 @fault("multi_step", "test_buffers_change_as_in_single_steps")
@@ -72,7 +72,7 @@ class StepsKeepBuffers(NumpyBackend):
 
 
 class ReadsOrdersAsWide(ArrayProgram):
-    """Takes the memory of an order for that of int64."""
+    """Reads int32 orders as int64."""
 
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         return super().train_steps(columns, [order.view("int64") for order in orders], start, n_steps, batch_size)
@@ -87,10 +87,10 @@ class StepsTakeWideOrdersOnly(NumpyBackend):
 
 
 @fault("multi_step", "test_losses_are_a_matrix_on_the_device")
-class LossesAreARow(ArrayProgram):
+class LossesAreTransposed(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size):
-        found = super().train_steps(columns, orders, start, n_steps, batch_size)
-        return found if len(self.segment.losses) == 1 else found.T
+        result = super().train_steps(columns, orders, start, n_steps, batch_size)
+        return result if len(self.segment.losses) == 1 else result.T
 
 
 @fault("multi_step", "test_one_call_equals_two_calls_of_half[random_model]")

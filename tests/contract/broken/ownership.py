@@ -1,4 +1,4 @@
-"""Wrong backends: arrays that are given away, and those that are sent ahead."""
+"""Wrong backends: arrays that the backend may keep, staging buffers and asynchronous copies."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ CPU = Device("cpu")
 
 
 @fault("exchange", "test_from_host_owned_puts_the_tensor_on_the_device")
-class TakesOnTheHost(NumpyBackend):
+class FromHostOwnedStaysOnTheHost(NumpyBackend):
     def from_host_owned(self, array, device):
         return super().from_host_owned(array, CPU)
 
 
 @fault("exchange", "test_from_host_owned_keeps_values[transposed]")
-class TakesMemoryAsItLies(NumpyBackend):
+class FromHostOwnedIgnoresStrides(NumpyBackend):
     def from_host_owned(self, array, device):
         return super().from_host_owned(array.ravel("K").reshape(array.shape), device)
 
 
 @fault("exchange", "test_from_host_owned_keeps_values[read-only]")
-class TakesOnlyWhatItMayWriteTo(NumpyBackend):
+class FromHostOwnedRefusesReadOnlyArrays(NumpyBackend):
     def from_host_owned(self, array, device):
         if not array.flags.writeable:
             raise MoveError("a read-only array")
@@ -40,7 +40,7 @@ class TakesOnlyWhatItMayWriteTo(NumpyBackend):
 
 
 @fault("exchange", "test_from_host_owned_keeps_values[over memory that is not NumPy's]")
-class TakesNumPysMemoryOnly(NumpyBackend):
+class FromHostOwnedRefusesForeignMemory(NumpyBackend):
     def from_host_owned(self, array, device):
         if array.flags.writeable and not (array.base is None or isinstance(array.base, np.ndarray)):
             raise TypeError("who frees it?")
@@ -48,7 +48,7 @@ class TakesNumPysMemoryOnly(NumpyBackend):
 
 
 @fault("exchange", "test_from_host_owned_tensors_keep_their_values")
-class OneWindowForAll(NumpyBackend):
+class FromHostOwnedReusesMemory(NumpyBackend):
     window = None
 
     def from_host_owned(self, array, device):
@@ -61,25 +61,25 @@ class OneWindowForAll(NumpyBackend):
 
 
 @fault("exchange", "test_from_host_owned_refuses_unsupported_dtypes")
-class TakesObjects(NumpyBackend):
+class FromHostOwnedTakesObjects(NumpyBackend):
     def from_host_owned(self, array, device):
         return array if array.dtype.hasobject else super().from_host_owned(array, device)
 
 
 @fault("exchange", "test_staging_buffers_have_the_requested_shape_and_dtype[(6,)-int32]")
-class BuffersOfFloats(NumpyBackend):
+class StagingBuffersAreFloats(NumpyBackend):
     def staging_buffer(self, shape, dtype, device):
         return np.empty(shape, "float32")
 
 
 @fault("exchange", "test_staging_buffers_have_the_requested_shape_and_dtype[(4, 2, 2)-uint8]")
-class BuffersInFortransOrder(NumpyBackend):
+class StagingBuffersInFortranOrder(NumpyBackend):
     def staging_buffer(self, shape, dtype, device):
         return np.empty(shape, dtype, order="F")
 
 
 @fault("exchange", "test_staging_buffers_do_not_share_memory")
-class OneBuffer(NumpyBackend):
+class OneStagingBuffer(NumpyBackend):
     def __init__(self):
         self.made = {}
 
@@ -88,19 +88,19 @@ class OneBuffer(NumpyBackend):
 
 
 @fault("exchange", "test_copy_async_delivers_the_values")
-class ArrivesElsewhere(NumpyBackend):
+class CopyAsyncStaysOnTheCpu(NumpyBackend):
     def copy_async(self, array, device):
         return super().copy_async(array, CPU)
 
 
 @fault("exchange", "test_copy_async_delivers_the_values")
-class NeverArrives(NumpyBackend):
+class WaitDoesNothing(NumpyBackend):
     def copy_async(self, array, device):
         return replace(super().copy_async(array, device), wait=lambda: None)
 
 
 @fault("exchange", "test_copy_async_copies_part_of_a_buffer[slice(0, 5, None)]")
-class SendsTheWholeBuffer(NumpyBackend):
+class CopyAsyncCopiesTheWholeBuffer(NumpyBackend):
     def staging_buffer(self, shape, dtype, device):
         return np.empty(shape, dtype)
 
@@ -109,13 +109,13 @@ class SendsTheWholeBuffer(NumpyBackend):
 
 
 @fault("exchange", "test_a_staging_buffer_is_reusable_once_read[False]")
-class NeverReads(NumpyBackend):
+class SourceReusableDoesNothing(NumpyBackend):
     def copy_async(self, array, device):
         return replace(super().copy_async(array, device), source_reusable=lambda: None)
 
 
 @fault("exchange", "test_a_staging_buffer_is_reusable_once_read[True]")
-class SendsTheBufferItself(NumpyBackend):
+class CopyAsyncAliasesTheBuffer(NumpyBackend):
     def copy_async(self, array, device):
         if device == CPU or array.dtype.kind not in "biuf":
             return super().copy_async(array, device)
@@ -125,7 +125,7 @@ class SendsTheBufferItself(NumpyBackend):
 
 
 @fault("exchange", "test_several_copies_can_be_in_flight")
-class OnlyTheLastArrives(NumpyBackend):
+class OnlyTheLastCopyArrives(NumpyBackend):
     last = None
 
     def copy_async(self, array, device):
@@ -134,7 +134,7 @@ class OnlyTheLastArrives(NumpyBackend):
 
 
 @fault("exchange", "test_copy_async_works_from_another_thread")
-class SendsInTheMainThread(NumpyBackend):
+class CopyAsyncNeedsTheMainThread(NumpyBackend):
     def copy_async(self, array, device):
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("there is no current stream in this thread")
@@ -142,7 +142,7 @@ class SendsInTheMainThread(NumpyBackend):
 
 
 @fault("exchange", "test_copy_async_refuses_unsupported_dtypes")
-class RefusesLate(NumpyBackend):
+class CopyAsyncRefusesLate(NumpyBackend):
     def copy_async(self, array, device):
         return (
             AsyncCopy(None, lambda: super().copy_async(array, device))

@@ -1,4 +1,4 @@
-"""Wrong backends: programs, forward and back, and segments of several operations."""
+"""Wrong programs: forward, backward, and segments of several operations."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CPU = Device("cpu")
 
 
 def host(array):
-    """The array, past the device it is on."""
+    """A NumPy copy of an array, without its device."""
     return np.array(np.asarray(array))
 
 
-# -- forward and back --------------------------------------------------------------------------------------------------
+# -- forward and backward ----------------------------------------------------------------------------------------------
 
 
 @fault("compute", "test_forward_is_deterministic")
@@ -84,7 +84,7 @@ class MeansForSums(ArrayProgram):
 
 
 class ReadsIndicesAsWide(ArrayProgram):
-    """Takes the memory of class indices for that of int64."""
+    """Reads int32 class indices as int64."""
 
     def forward(self, inputs):
         return super().forward([x.view("int64") if x.dtype == np.int32 else x for x in inputs])
@@ -153,9 +153,9 @@ class EvaluatesAsItTrained(ArrayProgram):
     trained = None
 
     def forward_pullback(self, inputs, scale=None):
-        found = super().forward_pullback(inputs, scale)
-        self.trained = found[0]
-        return found
+        result = super().forward_pullback(inputs, scale)
+        self.trained = result[0]
+        return result
 
     def forward(self, inputs):
         outputs, losses = super().forward(inputs)
@@ -203,7 +203,7 @@ def all_on_one_device(segment):
 
 
 @fault("compute", "test_a_chain_equals_its_parts_in_sequence")
-class ChainsAreSquashed(ArrayProgram):
+class ChainsAreWrong(ArrayProgram):
     def forward(self, inputs):
         outputs, losses = super().forward(inputs)
         return (outputs if len(self.segment.operations) < 3 else tuple(map(np.tanh, outputs))), losses
@@ -238,7 +238,7 @@ def axes_count_the_batch(segment):
 
 
 @fault("compute", "test_values_of_different_sizes_are_concatenated")
-class JoinsEqualSizes(ArrayProgram):
+class ConcatenatesEqualSizesOnly(ArrayProgram):
     def forward(self, inputs):
         if self.segment.operations[0].model is None and inputs[0].shape != inputs[1].shape:
             raise ValueError("all input arrays must have the same shape")
@@ -266,7 +266,7 @@ class UnusedInputsRaise(ArrayProgram):
 
 @fault("compute", "test_an_optimizer_of_another_framework_is_refused")
 class TakesForeignOptimizers(NumpyBackend):
-    def unsupported_reason(self, recipe):
+    def unsupported_reason(self, spec):
         return ""
 
     def build(self, segment):

@@ -1,4 +1,4 @@
-"""Wrong backends: optimizers, snapshots and states."""
+"""Wrong programs: optimizer steps, snapshots, optimizer states and `close`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from anyaccel.specs import Optimizer
 from .faults import fault
 
 
-def reoptimized(segment, change):
+def with_optimizers(segment, change):
     """The segment with `change` applied to every optimizer."""
     return replace(segment, groups=tuple(replace(g, optimizer=change(g.optimizer)) for g in segment.groups))
 
 
-def remade(cls, optimizer, **settings):
-    """The recipe once more, of another class or with other settings."""
+def copy_of(cls, optimizer, **settings):
+    """The spec once more, of another class or with other settings."""
     config = {"lr": optimizer.lr, "schedule": optimizer.schedule, "clip_norm": optimizer.clip_norm}
     return cls(settings.pop("name", optimizer.name), **config, **{**optimizer.settings, **settings})
 
@@ -30,7 +30,7 @@ def remade(cls, optimizer, **settings):
 
 
 class Uncorrected(Optimizer):
-    """Its rate undoes the correction of the first moment."""
+    """Adam whose rate undoes the bias correction of the first moment."""
 
     def rate(self, step):
         beta = self.settings["betas"][0] if "betas" in self.settings else 0.0
@@ -46,32 +46,32 @@ class Late(Optimizer):
 
 @fault("compute", "test_an_optimizer_follows_its_formula[adam]")
 def adam_without_bias_correction(segment):
-    return reoptimized(segment, lambda o: remade(Uncorrected, o))
+    return with_optimizers(segment, lambda o: copy_of(Uncorrected, o))
 
 
 @fault("compute", "test_an_optimizer_follows_its_formula[a schedule]")
 def schedule_off_by_one(segment):
-    return reoptimized(segment, lambda o: remade(Late, o))
+    return with_optimizers(segment, lambda o: copy_of(Late, o))
 
 
 @fault("compute", "test_an_optimizer_follows_its_formula[adamw]")
 def adamw_is_adam(segment):
-    return reoptimized(segment, lambda o: remade(Optimizer, o, name="adam") if o.name == "adamw" else o)
+    return with_optimizers(segment, lambda o: copy_of(Optimizer, o, name="adam") if o.name == "adamw" else o)
 
 
 @fault("compute", "test_an_optimizer_follows_its_formula[nesterov]")
 def nesterov_is_momentum(segment):
-    return reoptimized(segment, lambda o: remade(Optimizer, o, nesterov=False) if o.name == "momentum" else o)
+    return with_optimizers(segment, lambda o: copy_of(Optimizer, o, nesterov=False) if o.name == "momentum" else o)
 
 
 @fault("compute", "test_an_optimizer_follows_its_formula[sgd with decay]")
 def decay_is_ignored(segment):
-    return reoptimized(segment, lambda o: remade(Optimizer, o, weight_decay=0.0))
+    return with_optimizers(segment, lambda o: copy_of(Optimizer, o, weight_decay=0.0))
 
 
 @fault("compute", "test_optimizer_step_scales_gradients_first[sgd with decay]")
 class ClippingIsIgnored(ArrayProgram):
-    """Where weights decay: the kit's own steps in parts weigh them by this scale, too."""
+    """Ignores scales if weights decay; the kit's micro-batches use scales without decay."""
 
     def optimizer_step(self, scale=None):
         decays = any(group.optimizer.settings.get("weight_decay") for group in self.segment.groups)
@@ -95,7 +95,7 @@ class SmallStepsAreSkipped(ArrayProgram):
 
 
 @fault("compute", "test_zero_grad_clears_the_gradients_without_a_step")
-class DiscardDoesNothing(ArrayProgram):
+class ZeroGradDoesNothing(ArrayProgram):
     busy = False
 
     def optimizer_step(self, scale=None):
@@ -114,17 +114,17 @@ class DiscardDoesNothing(ArrayProgram):
 
 
 @fault("compute", "test_map_gradients_replaces_every_gradient")
-class ReduceOnlyLooks(ArrayProgram):
+class MapGradientsIgnoresTheResult(ArrayProgram):
     def map_gradients(self, fn):
         super().map_gradients(lambda gradient: (fn(gradient), gradient)[1])
 
 
 @fault("compute", "test_map_gradients_follows_the_order_of_the_parameters")
-class ReducesBackwards(ArrayProgram):
+class MapGradientsInReverse(ArrayProgram):
     def map_gradients(self, fn):
-        found = []
-        super().map_gradients(lambda gradient: (found.append(gradient), gradient)[1])
-        after = [fn(gradient) for gradient in reversed(found)][::-1]
+        result = []
+        super().map_gradients(lambda gradient: (result.append(gradient), gradient)[1])
+        after = [fn(gradient) for gradient in reversed(result)][::-1]
         turn = iter(after)
         super().map_gradients(lambda gradient: next(turn))
 
@@ -141,7 +141,7 @@ class AllIsFinite(ArrayProgram):
         return {name: (square, finite | True) for name, (square, finite) in super().grad_stats().items()}
 
 
-# -- life --------------------------------------------------------------------------------------------------------------
+# -- lifecycle ---------------------------------------------------------------------------------------------------------
 
 
 @fault("compute", "test_restore_undoes_everything_a_step_changes[buffered_model]")
@@ -167,7 +167,7 @@ class SnapshotWithoutRandomState(ArrayProgram):
 
 
 @fault("compute", "test_restore_undoes_everything_a_step_changes[model]")
-class SnapshotIsUsedUp(ArrayProgram):
+class SnapshotWorksOnce(ArrayProgram):
     def snapshot(self):
         return [super().snapshot()]
 
@@ -194,7 +194,7 @@ class RestoreKeepsGradients(ArrayProgram):
 
 
 @fault("compute", "test_optimizer_states_have_the_slots_of_the_formulas[adam]")
-class SlotsOfItsOwn(ArrayProgram):
+class UnknownSlotNames(ArrayProgram):
     def optimizer_states(self):
         return {
             node: replace(state, slots={p: {f"exp_{k}": v for k, v in s.items()} for p, s in state.slots.items()})
@@ -203,13 +203,13 @@ class SlotsOfItsOwn(ArrayProgram):
 
 
 @fault("compute", "test_close_writes_the_result_to_the_users_model")
-class ReleaseWritesNothing(NumpyOps):
+class CloseWritesNothing(NumpyOps):
     def write(self, model, parameters, buffers):
         pass
 
 
 @fault("compute", "test_sync_models_writes_current_values_and_training_continues")
-class PublishesNothing(ArrayProgram):
+class SyncModelsDoesNothing(ArrayProgram):
     def sync_models(self):
         pass
 
@@ -219,13 +219,13 @@ class PublishesNothing(ArrayProgram):
 
 
 @fault("compute", "test_close_writes_buffers_too")
-class ReleaseWritesNoBuffers(NumpyOps):
+class CloseWritesNoBuffers(NumpyOps):
     def write(self, model, parameters, buffers):
         super().write(model, parameters, self.buffers(model))
 
 
 @fault("compute", "test_close_may_be_called_twice")
-class ReleasesOnlyOnce(ArrayProgram):
+class CloseWorksOnce(ArrayProgram):
     released = False
 
     def close(self):
@@ -236,7 +236,7 @@ class ReleasesOnlyOnce(ArrayProgram):
 
 
 @fault("compute", "test_training_continues_from_returned_states[adam]")
-class StepsAreCountedAnew(ArrayProgram):
+class StepCountsAreReset(ArrayProgram):
     def close(self):
         return {node: NodeState(0, state.slots) for node, state in super().close().items()}
 
@@ -244,9 +244,9 @@ class StepsAreCountedAnew(ArrayProgram):
 @fault("compute", "test_training_continues_on_another_device")
 def states_elsewhere_are_dropped(segment):
     device = segment.operations[0].device
-    found = {
+    result = {
         node: state
         for node, state in segment.states.items()
         if all(slot.device == device for slots in state.slots.values() for slot in slots.values())
     }
-    return replace(segment, states=found)
+    return replace(segment, states=result)

@@ -55,9 +55,9 @@ def table() -> Callable[..., FeatureSet]:
 @pytest.fixture
 def data() -> FeatureSet:
     """24 rows with the splits `train` (16 rows) and `val` (8 rows)."""
-    found = table_of()
-    found.add_splits({"train": np.arange(16), "val": np.arange(16, 24)})
-    return found
+    result = table_of()
+    result.add_splits({"train": np.arange(16), "val": np.arange(16, 24)})
+    return result
 
 
 @pytest.fixture
@@ -127,14 +127,14 @@ def owned() -> Callable[..., int]:
     """`owned(graph, "sim:0")`: bytes of the parameters, buffers and optimizer state that a graph has on a device."""
 
     def count(graph: ModelGraph, device: str) -> int:
-        found: dict[int, Any] = {}
+        result: dict[int, Any] = {}
         for node in graph.nodes.values():
             model = getattr(node, "model", None)
             if model is not None:
-                found.update({id(a): a for a in [*model.parameters.values(), *model.buffers.values()]})
+                result.update({id(a): a for a in [*model.parameters.values(), *model.buffers.values()]})
         for state in graph.optimizer_states.values():
-            found.update({id(a): a for slots in state.slots.values() for a in slots.values()})
-        return sum(a.nbytes for a in found.values() if isinstance(a, SimArray) and str(a.device) == device)
+            result.update({id(a): a for slots in state.slots.values() for a in slots.values()})
+        return sum(a.nbytes for a in result.values() if isinstance(a, SimArray) and str(a.device) == device)
 
     return count
 

@@ -84,7 +84,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
             monkeypatch.setattr(module, "time", clock)
 
     def make(**given: Any) -> SimpleNamespace:
-        found = SimpleNamespace(
+        result = SimpleNamespace(
             **{
                 "each": 1e-3,
                 "ratio": 0.1,
@@ -101,11 +101,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
             }
         )
         if "offered" not in given:
-            found.offered = CompileEstimate(found.seconds, found.ratio)
-        monkeypatch.setattr(Fake, "speeds", found, raising=False)
+            result.offered = CompileEstimate(result.seconds, result.ratio)
+        monkeypatch.setattr(Fake, "speeds", result, raising=False)
         monkeypatch.setattr(NumpyBackend, "build", lambda self, segment: Fake(segment, _ops()))
         clock.now = 0.0
-        return found
+        return result
 
     return make
 
@@ -171,19 +171,19 @@ def test_auto_compiles_exactly_if_the_steps_left_pay_for_it(
     each: float, ratio: float, seconds: float, speeds: Callable[..., SimpleNamespace]
 ) -> None:
     for factor in FACTORS:
-        found = speeds(each=each, ratio=ratio, seconds=seconds)
-        steps = max(1, round(factor * break_even(found)))
+        programs = speeds(each=each, ratio=ratio, seconds=seconds)
+        steps = max(1, round(factor * break_even(programs)))
         if steps > 600_000:
             continue
         epochs = min(10, steps)
         result = train(steps // epochs, epochs, batch=1)
         steps = steps // epochs * epochs
-        factor = steps / break_even(found)
+        factor = steps / break_even(programs)
         if abs(factor - 1) > 0.2 + 3 / steps:  # two or three steps are gone before it is decided
-            assert bool(found.asked) == (factor > 1), (factor, steps)
-        assert len(found.asked) <= 1 and len(told(result)) == len(found.asked) == 1 - len(why_not(result))
+            assert bool(programs.asked) == (factor > 1), (factor, steps)
+        assert len(programs.asked) <= 1 and len(told(result)) == len(programs.asked) == 1 - len(why_not(result))
         limit = 1.05 if factor <= 1 / 3 or factor >= 3 else 2.0
-        assert compared(found, steps) <= limit + 4 * each / seconds, (factor, compared(found, steps))
+        assert compared(programs, steps) <= limit + 4 * each / seconds, (factor, compared(programs, steps))
 
 
 @settings(max_examples=60)
@@ -200,10 +200,10 @@ def test_auto_takes_at_most_twice_the_time_of_the_better_choice(
     each: float, ratio: float, seconds: float, factor: float, epochs: int, early: bool, call: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        found = made(patch)(each=each, ratio=ratio, seconds=seconds)
-        steps = max(1, round(min(factor * break_even(found), 200_000) / epochs))
+        programs = made(patch)(each=each, ratio=ratio, seconds=seconds)
+        steps = max(1, round(min(factor * break_even(programs), 200_000) / epochs))
         train(steps, epochs, batch=1, callbacks=[EARLY] if early else [])
-        assert compared(found, steps * epochs) <= 2.0 + 4 * each / seconds
+        assert compared(programs, steps * epochs) <= 2.0 + 4 * each / seconds
 
 
 @pytest.mark.parametrize("stopped", [1, 2, 3, 5, 8, 13, 40, 99, 100])
@@ -212,27 +212,27 @@ def test_auto_waits_as_long_as_compiling_takes_if_the_phase_may_stop_early(
     seconds: float, stopped: int, speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
 ) -> None:
     """A hundred epochs of a second each are planned, of which so many run."""
-    found = speeds(seconds=seconds)
+    programs = speeds(seconds=seconds)
     stop = at("epoch_end", lambda run: run.stop("enough") if run.epoch + 1 == stopped else None)
     train(1000, 100, batch=1, callbacks=[stop])
-    assert bool(found.asked) == (stopped > seconds or stopped == 1 > seconds)
-    if found.asked:
-        plain = sum(count for kind, count, _, _ in found.calls if kind == "plain") * found.each
+    assert bool(programs.asked) == (stopped > seconds or stopped == 1 > seconds)
+    if programs.asked:
+        plain = sum(count for kind, count, _, _ in programs.calls if kind == "plain") * programs.each
         assert plain == pytest.approx(seconds, rel=0.02, abs=2e-3)
-    assert compared(found, 1000 * stopped) <= 2.01
+    assert compared(programs, 1000 * stopped) <= 2.01
 
 
 def test_callbacks_of_the_experiment_count_as_stopping_early_too(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds(seconds=3.0)
+    programs = speeds(seconds=3.0)
     ours = Experiment("e", line(1000), progress="none", callbacks=[EARLY])
     ours.run_phase(TrainPhase("t", data="all", losses=MSE, sampler=1, n_epochs=100))
-    assert sum(count for kind, count, _, _ in found.calls if kind == "plain") == pytest.approx(3000, rel=0.02)
+    assert sum(count for kind, count, _, _ in programs.calls if kind == "plain") == pytest.approx(3000, rel=0.02)
 
 
 def test_nothing_is_compiled_near_the_end_of_a_phase(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds(seconds=9.5)
+    programs = speeds(seconds=9.5)
     result = train(1000, 10, batch=1, callbacks=[EARLY])
-    assert found.asked == [] and told(result) == [] and compared(found, 10_000) == pytest.approx(1.0)
+    assert programs.asked == [] and told(result) == [] and compared(programs, 10_000) == pytest.approx(1.0)
     assert why_not(result) == [
         "steps are not compiled: compiling would take about 9.5 s and save 9.0 s in 9,999 steps of 1.0 ms"
     ]
@@ -241,24 +241,24 @@ def test_nothing_is_compiled_near_the_end_of_a_phase(speeds: Callable[..., Simpl
 @pytest.mark.parametrize("epochs", [1, 5])
 def test_epochs_of_one_step_are_compiled(epochs: int, speeds: Callable[..., SimpleNamespace]) -> None:
     """A whole epoch is one batch, and each call one step."""
-    found = speeds(each=1.0)
+    programs = speeds(each=1.0)
     train(1, 100 * epochs, batch=64)
-    assert found.asked == [(64, 1, 64)] and compared(found, 100 * epochs) < 1.3
-    found = speeds()
+    assert programs.asked == [(64, 1, 64)] and compared(programs, 100 * epochs) < 1.3
+    programs = speeds()
     train(1, epochs, batch=64, compile="steps")
-    assert found.asked == [(64, 1, 64)]
+    assert programs.asked == [(64, 1, 64)]
 
 
 def test_epochs_of_a_single_call_are_timed(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds(each=1e-2, seconds=1.0)
+    programs = speeds(each=1e-2, seconds=1.0)
     train(1, 1000, batch=8)
-    assert found.asked and compared(found, 1000) < 1.05
+    assert programs.asked and compared(programs, 1000) < 1.05
 
 
 def test_steps_are_compiled_at_once_if_that_costs_nothing(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds(offered=CompileEstimate(0.0, 0.5), seconds=0.0)
+    programs = speeds(offered=CompileEstimate(0.0, 0.5), seconds=0.0)
     result = train(10)
-    assert [kind for kind, *_ in found.calls] == ["compiled"] * len(found.calls)
+    assert [kind for kind, *_ in programs.calls] == ["compiled"] * len(programs.calls)
     assert told(result) == ["steps compiled in 0.0 s: that takes no longer than plain steps do"]
 
 
@@ -268,24 +268,24 @@ def test_steps_are_compiled_at_once_if_that_costs_nothing(speeds: Callable[..., 
 def test_steps_are_not_compiled_if_that_gains_nothing(
     offered: CompileEstimate | None, speeds: Callable[..., SimpleNamespace]
 ) -> None:
-    found = speeds(offered=offered)
+    programs = speeds(offered=offered)
     for callbacks in ([], [EARLY]):
         result = train(1000, 20, batch=1, callbacks=callbacks)
-        assert found.asked == [] and told(result) == [] and found.offers
+        assert programs.asked == [] and told(result) == [] and programs.offers
         given = "the backend offers none, as they cannot be or would gain little; compile='steps' tries it"
         slower = "compiled ones would take no less time"
         assert why_not(result) == [f"steps are not compiled: {given if offered is None else slower}"]
 
 
 def test_an_estimate_may_become_available_later(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds(offered=None)
+    programs = speeds(offered=None)
 
     class Later(Callback):
         def epoch_start(self, run: Any) -> None:
-            found.offered = CompileEstimate(1.0, 0.1) if run.epoch == 3 else found.offered
+            programs.offered = CompileEstimate(1.0, 0.1) if run.epoch == 3 else programs.offered
 
     train(1000, 100, batch=1, callbacks=[Later()])
-    assert found.asked and 2900 < sum(count for kind, count, _, _ in found.calls if kind == "plain") < 3100
+    assert programs.asked and 2900 < sum(count for kind, count, _, _ in programs.calls if kind == "plain") < 3100
 
 
 def test_the_event_says_why_steps_were_compiled(speeds: Callable[..., SimpleNamespace]) -> None:
@@ -306,7 +306,7 @@ def test_one_event_says_why_nothing_was_compiled_with_the_measured_times(
 ) -> None:
     speeds(each=2e-4, ratio=0.5, seconds=14.0)
     result = train(200, 10)
-    (event,) = [one for one in result.events if one.kind == "compile"]
+    (event,) = [item for item in result.events if item.kind == "compile"]
     assert (event.epoch, event.step, event.verbose) == (9, 200, True)
     assert event.message == (
         "steps are not compiled: compiling would take about 14.0 s and save 0.2 s in 1,999 steps of 0.2 ms"
@@ -319,14 +319,14 @@ def test_one_event_says_why_nothing_was_compiled_with_the_measured_times(
 
 def test_one_event_says_that_compiling_would_have_paid_off(speeds: Callable[..., SimpleNamespace]) -> None:
     """At first compiling does not seem to pay off; then steps become slower."""
-    found = speeds(each=1e-4, seconds=5.0)
+    programs = speeds(each=1e-4, seconds=5.0)
 
     class Slower(Callback):
         def epoch_start(self, run: Any) -> None:
-            found.each = 1e-4 if run.epoch < 3 else 1e-2
+            programs.each = 1e-4 if run.epoch < 3 else 1e-2
 
     result = train(1000, 40, batch=1, callbacks=[Slower()])
-    assert found.asked and len(told(result)) == 1 and why_not(result) == []
+    assert programs.asked and len(told(result)) == 1 and why_not(result) == []
 
 
 def test_the_event_says_that_a_phase_ended_before_steps_were_timed(
@@ -373,11 +373,11 @@ def test_there_is_no_second_event_once_steps_were_compiled(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that are streamed from the middle of a phase on come in other columns, for which it does not pay again."""
-    found = speeds(computes=True, each=0.1, seconds=4.0)
+    programs = speeds(computes=True, each=0.1, seconds=4.0)
     steps, left = Fake.train_steps, [9]
 
     def full(self: Fake, *args: Any) -> Any:
-        left[0] -= bool(found.compiled)
+        left[0] -= bool(programs.compiled)
         if left[0] == 0:
             raise OutOfMemoryError("full")
         return steps(self, *args)
@@ -385,7 +385,7 @@ def test_there_is_no_second_event_once_steps_were_compiled(
     monkeypatch.setattr(Fake, "train_steps", full)
     monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     result = train(20, 4)
-    assert found.asked == [(4, 1, 80)] and [call[0] for call in found.calls][-1] == "plain"
+    assert programs.asked == [(4, 1, 80)] and [call[0] for call in programs.calls][-1] == "plain"
     assert len(told(result)) == 1 and why_not(result) == []
 
 
@@ -400,22 +400,22 @@ def test_there_is_no_second_event_once_steps_were_compiled(
 def test_the_event_says_that_batches_differ_in_size(
     mode: str, asked: list[str], routine: list[str], speeds: Callable[..., SimpleNamespace]
 ) -> None:
-    found = speeds()
+    programs = speeds()
     nodes = [ModelNode(name, Dense(1, dtype="float64"), numbers(12, f"of {name}").reference()) for name in "ab"]
     losses = [AppliedLoss("mse", on=name) for name in "ab"]
     samplers = {f"of {name}": SimpleSampler(size) for name, size in (("a", 4), ("b", 3))}
     phase = TrainPhase("t", data="all", losses=losses, sampler=samplers, schedule="zip_cycle", compile=mode)
     result = Experiment("e", ModelGraph(nodes, "adam"), progress="none").run_phase(phase)
-    assert (told(result), why_not(result)) == (asked, routine) and found.offers == found.asked == []
+    assert (told(result), why_not(result)) == (asked, routine) and programs.offers == programs.asked == []
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------
 
 
 def test_off_asks_for_no_estimate(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds(each=1.0)
+    programs = speeds(each=1.0)
     result = train(100, 20, compile="off")
-    assert found.offers == found.asked == told(result) == [] and found.calls
+    assert programs.offers == programs.asked == told(result) == [] and programs.calls
 
 
 @pytest.mark.parametrize("mode", ["auto", "off", "steps"])
@@ -434,32 +434,32 @@ def test_a_segment_knows_the_mode(mode: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_steps_compiles_before_the_first_step_without_an_estimate(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds()
+    programs = speeds()
     train(20, 3, compile="steps")
-    assert found.offers == [] and found.asked == [(4, 1, 80)]
-    assert {kind for kind, *_ in found.calls} == {"compiled"}
+    assert programs.offers == [] and programs.asked == [(4, 1, 80)]
+    assert {kind for kind, *_ in programs.calls} == {"compiled"}
 
 
 @pytest.mark.parametrize("mode", ["auto", "steps"])
 def test_a_last_partial_batch_is_not_compiled(mode: str, speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds(each=0.5)
+    programs = speeds(each=0.5)
     train(20, 30, rest=3, compile=mode)
-    assert found.asked == [(4, 1, 83)]
-    assert {batch for kind, _, batch, _ in found.calls if kind == "compiled"} == {4}
-    assert len([1 for kind, count, batch, _ in found.calls if (kind, count, batch) == ("plain", 1, 3)]) == 30
+    assert programs.asked == [(4, 1, 83)]
+    assert {batch for kind, _, batch, _ in programs.calls if kind == "compiled"} == {4}
+    assert len([1 for kind, count, batch, _ in programs.calls if (kind, count, batch) == ("plain", 1, 3)]) == 30
 
 
 def test_a_program_may_take_the_last_partial_batch_compiled_too(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds()
-    found.compiled.add((3, 1, 83))
+    programs = speeds()
+    programs.compiled.add((3, 1, 83))
     train(20, 2, rest=3, compile="steps")
-    assert {kind for kind, *_ in found.calls} == {"compiled"}
+    assert {kind for kind, *_ in programs.calls} == {"compiled"}
 
 
 def test_accumulated_steps_are_compiled_in_microbatches(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds()
+    programs = speeds()
     result = train(20, 2, compile="steps", accumulate=5)
-    assert found.asked == [(20, 5, 80)] and {call[2:] for call in found.calls} == {(20, 5)}
+    assert programs.asked == [(20, 5, 80)] and {call[2:] for call in programs.calls} == {(20, 5)}
     assert [epoch.steps for epoch in result.epochs] == [4, 4]
 
 
@@ -467,9 +467,9 @@ def test_steps_run_one_by_one_if_the_program_takes_no_microbatches(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Fake, "supports_microbatching", False)
-    found = speeds()
+    programs = speeds()
     result = train(20, 2, compile="steps", accumulate=5)
-    assert found.asked == found.calls == []
+    assert programs.asked == programs.calls == []
     assert told(result) == ["steps of 20 rows in micro-batches of 4 run one by one, uncompiled"]
 
 
@@ -477,16 +477,16 @@ def test_streamed_blocks_are_compiled_once(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 4 * 4 * 8 * 5)
-    found = speeds()
+    programs = speeds()
     train(23, 3, rest=2, compile="steps", residency="streamed")
-    assert found.asked == [(4, 1, 20)]
-    assert {call[0] for call in found.calls if call[2] == 4} == {"compiled"}
+    assert programs.asked == [(4, 1, 20)]
+    assert {call[0] for call in programs.calls if call[2] == 4} == {"compiled"}
 
 
 def test_a_step_end_hook_sees_every_step(speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]) -> None:
-    found = speeds(computes=True, each=1e-2)
+    programs = speeds(computes=True, each=1e-2)
     train(50, 2, callbacks=[at("step_end", lambda run: None)])
-    assert {count for _, count, *_ in found.calls} == {1} and set(found.offers) == {1}
+    assert {count for _, count, *_ in programs.calls} == {1} and set(programs.offers) == {1}
 
 
 class Mean:
@@ -562,43 +562,43 @@ SAID = "steps run uncompiled: steps of segment 'x' cannot be compiled. Available
 def test_a_compile_error_is_a_warning_with_compile_steps(
     speeds: Callable[..., SimpleNamespace],
 ) -> None:
-    found = speeds(fails=NO)
+    programs = speeds(fails=NO)
     with pytest.warns(CompileWarning) as caught:
         result = train(20, 3, compile="steps")
-    assert [str(one.message) for one in caught] == [SAID]
-    assert told(result) == [SAID] and len(found.asked) == 1
-    assert sum(count for kind, count, *_ in found.calls if kind == "plain") == 60
+    assert [str(element.message) for element in caught] == [SAID]
+    assert told(result) == [SAID] and len(programs.asked) == 1
+    assert sum(count for kind, count, *_ in programs.calls if kind == "plain") == 60
 
 
 def test_a_compile_error_is_only_an_event_with_compile_auto(
     speeds: Callable[..., SimpleNamespace],
 ) -> None:
-    found = speeds(fails=NO, each=0.1)
+    programs = speeds(fails=NO, each=0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = train(200, 3)
-    assert told(result) == [SAID] and len(found.asked) == 1 and result.events[-1].epoch == 0 and not why_not(result)
+    assert told(result) == [SAID] and len(programs.asked) == 1 and result.events[-1].epoch == 0 and not why_not(result)
 
 
 def test_steps_stay_uncompiled_if_memory_runs_out_while_compiling(speeds: Callable[..., SimpleNamespace]) -> None:
-    found = speeds(fails=OutOfMemoryError("no room for a graph"))
+    programs = speeds(fails=OutOfMemoryError("no room for a graph"))
     with pytest.warns(CompileWarning, match="steps run uncompiled: no room for a graph"):
         result = train(20, 3, compile="steps")
-    assert [event.kind for event in result.events] == ["residency", "compile"] and len(found.asked) == 1
+    assert [event.kind for event in result.events] == ["residency", "compile"] and len(programs.asked) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("now"), ZeroDivisionError("a bug")])
 def test_an_interrupt_while_compiling_ends_the_phase(
     error: BaseException, speeds: Callable[..., SimpleNamespace]
 ) -> None:
-    found = speeds(fails=error, computes=True)
+    programs = speeds(fails=error, computes=True)
     graph = line(80)
     ours = Experiment("e", graph, progress="none")
     phase = TrainPhase("t", data="all", losses=MSE, sampler=4, compile="steps")
     with pytest.raises(type(error)) as caught:
         ours.run_phase(phase)
-    assert caught.value is error and ours.last_run.error is error and found.calls == []
-    found.fails = None
+    assert caught.value is error and ours.last_run.error is error and programs.calls == []
+    programs.fails = None
     assert len(ours.run_phase(phase).epochs) == 1
 
 
@@ -614,7 +614,7 @@ def test_repeated_steps_are_not_counted_twice(
         seen.append(self._steps_left)
 
     monkeypatch.setattr(compile_policy.CompilePolicy, "record", watch)
-    found = speeds(computes=True)
+    programs = speeds(computes=True)
     steps, left = Fake.train_steps, [3]
 
     def full(self: Fake, *args: Any) -> Any:
@@ -625,14 +625,14 @@ def test_repeated_steps_are_not_counted_twice(
 
     monkeypatch.setattr(Fake, "train_steps", full)
     train(50, 4)
-    assert seen[-1] == 0 and found.calls
+    assert seen[-1] == 0 and programs.calls
 
 
 def test_steps_are_compiled_again_for_blocks_of_another_size(
     speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that are streamed because memory ran out come in columns of another length."""
-    found = speeds(computes=True)
+    programs = speeds(computes=True)
     steps, left = Fake.train_steps, [2]
 
     def full(self: Fake, *args: Any) -> Any:
@@ -644,7 +644,7 @@ def test_steps_are_compiled_again_for_blocks_of_another_size(
     monkeypatch.setattr(Fake, "train_steps", full)
     monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 4 * 4 * 8 * 5)
     result = train(20, 2, compile="steps")
-    assert found.asked == [(4, 1, 80), (4, 1, 20)]
+    assert programs.asked == [(4, 1, 80), (4, 1, 20)]
     assert [event.kind for event in result.events] == ["residency", "compile", "memory", "compile"]
 
 

@@ -340,7 +340,7 @@ class Centre3(Centre):
 @pytest.mark.parametrize("where", [None, "sim:1"])
 def test_estimators_that_depend_on_each_other_are_fitted_in_their_order(where, sims, data, chain, experiment):
     run = fit(chain, accelerator=where)
-    assert [(one.node, one.estimator, one.rows) for one in run.fitted] == [
+    assert [(item.node, item.estimator, item.rows) for item in run.fitted] == [
         ("first", "Double", 16),
         ("second", "Centre3", 16),
         ("last", "LeastSquares", 16),
@@ -350,7 +350,7 @@ def test_estimators_that_depend_on_each_other_are_fitted_in_their_order(where, s
     coded = chain["enc"].model(x - x.mean(axis=0)) if where is None else None
     if coded is not None:
         np.testing.assert_allclose(chain["last"].model.estimator.seen[0], coded, rtol=1e-4, atol=1e-5)
-    assert [one.node for one in run.plan.assignments] == ["first", "second", "enc"]
+    assert [assignment.node for assignment in run.plan.assignments] == ["first", "second", "enc"]
     assert experiment(chain).run_phase(EvalPhase("e", data="val")).prediction("last").shape == (8,)
     assert sims[0].used == 0
 
@@ -363,7 +363,7 @@ def test_hooks_get_the_plan_of_each_round_of_a_fit(chain):
             seen.append("start")
 
         def before_placement(self, plan):
-            seen.append([one.node for one in plan.assignments])
+            seen.append([value_.node for value_ in plan.assignments])
 
         def phase_end(self, error):
             seen.append("end")
@@ -379,7 +379,7 @@ def test_estimators_that_depend_on_each_other_are_refitted_together(data, chain)
     chain.remove_node("last")
     chain.remove_node("enc")
     run = fit(chain, nodes=["second", "first"])
-    assert [one.node for one in run.fitted] == ["first", "second"]
+    assert [element.node for element in run.fitted] == ["first", "second"]
     assert chain.shapes.specs["second"].shape == (2,)
     assert not any(chain[label].model.awaits_fit for label in ("first", "second"))
 
@@ -469,15 +469,15 @@ def test_estimators_fall_back_to_the_cpu(numpy_only, behind, experiment):
         FallbackWarning, match=r"asks for 'tpu'.* they run on the CPU: enc \(numpy\), est \(numpy\), net"
     ):
         result = experiment(behind).run_phase(EvalPhase("e", data="val", accelerator="tpu"))
-    assert {one.reason for one in result.plan.assignments} == {"fallback"}
-    assert {str(one.device) for one in result.plan.assignments} == {"cpu:0"}
+    assert {entry.reason for entry in result.plan.assignments} == {"fallback"}
+    assert {str(member.device) for member in result.plan.assignments} == {"cpu:0"}
 
 
 def test_a_fit_places_the_nodes_before_it_on_the_device_of_the_phase(sims, behind):
     run = fit(behind, accelerator="sim:1")
     assert str(run.plan.device("enc")) == "sim:1"
     assert sims[1].transfers.out.number > 0 and sims[0].transfers.into.number == 0
-    assert [one.node for one in run.plan.assignments] == ["enc"]
+    assert [part_.node for part_ in run.plan.assignments] == ["enc"]
 
 
 def test_a_fitted_estimator_stays_on_the_device_of_its_phase() -> None:

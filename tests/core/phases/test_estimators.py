@@ -101,7 +101,7 @@ def test_two_nodes_take_different_methods_of_one_estimator(data, experiment):
     ours = experiment(graph)
     fits = ours.run_phase(FitPhase("fit", data="train"))
     assert both.times == 1 and graph.frozen == ("class", "chance")
-    assert [one.node for one in fits.fitted] == ["class", "chance"]
+    assert [item.node for item in fits.fitted] == ["class", "chance"]
     result = ours.run_phase(EvalPhase("e", data="val"))
     assert result.prediction("class").shape == (8,) and result.prediction("chance").shape == (8, 3)
 
@@ -360,7 +360,7 @@ def test_a_scaler_an_analysis_and_a_classifier_in_one_fit(classes, experiment):
     graph = ModelGraph(nodes)
     ours = experiment(graph)
     fits = ours.run_phase(FitPhase("fit", data="train"))
-    assert [one.node for one in fits.fitted] == ["scaler", "pca", "class", "chance", "score"]
+    assert [element.node for element in fits.fitted] == ["scaler", "pca", "class", "chance", "score"]
     metrics = [Metric("accuracy", on=name, label=name) for name in ("class", "chance", "score")]
     result = ours.run_phase(EvalPhase("e", data="test", metrics=metrics))
     assert result.metrics["class"] == result.metrics["chance"] == result.metrics["score"] > 0.9

@@ -77,10 +77,10 @@ def test_metrics_by_name_by_function_and_bound(data, several, experiment):
         ],
     )
     x, y, c = (data["val"].array(name) for name in ("x", "y", "c"))
-    found = experiment(several).run_phase(phase).metrics
+    result = experiment(several).run_phase(phase).metrics
     error = by_hand(several, "net", x) - y
-    assert list(found) == ["mse", "largest", "accuracy", "rows"]
-    assert found == pytest.approx(
+    assert list(result) == ["mse", "largest", "accuracy", "rows"]
+    assert result == pytest.approx(
         {
             "mse": np.mean(error.astype("float64") ** 2),
             "largest": np.abs(error).max(),
@@ -88,18 +88,18 @@ def test_metrics_by_name_by_function_and_bound(data, several, experiment):
             "rows": 8,
         }
     )
-    assert all(type(value) is float for value in found.values())
+    assert all(type(value) is float for value in result.values())
 
 
 def test_a_metric_without_a_node_is_bound_to_the_nodes_with_losses(several, experiment, data):
     losses = [MSE, AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"])]
-    found = experiment(several).run_phase(EvalPhase("e", data="val", losses=losses, metrics=_shape)).metrics
-    assert found == {"net.shape": 101, "sort.shape": 300}
+    result = experiment(several).run_phase(EvalPhase("e", data="val", losses=losses, metrics=_shape)).metrics
+    assert result == {"net.shape": 101, "sort.shape": 300}
 
 
 def test_a_metric_without_losses_is_bound_to_the_output_nodes(several, experiment):
-    found = experiment(several).run_phase(EvalPhase("e", data="val", metrics=[_shape])).metrics
-    assert found == {"net.shape": 101, "sort.shape": 301}
+    result = experiment(several).run_phase(EvalPhase("e", data="val", metrics=[_shape])).metrics
+    assert result == {"net.shape": 101, "sort.shape": 301}
 
 
 def shape(outputs, targets):

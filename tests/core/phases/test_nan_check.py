@@ -50,7 +50,7 @@ def test_nan_in_features_is_one_warning_and_a_note_in_the_plan(experiment):
         "features 'area' hold NaN in 30 of 120 rows; losses will be NaN. "
         "Hint: build the graph on houses.fit_transform(SimpleImputer(), ['area'], fit_on='all')"
     )
-    assert [str(one.message) for one in told] == [f"phase 't': {note}."]
+    assert [str(message.message) for message in told] == [f"phase 't': {note}."]
     assert told[0].filename == __file__
     assert result.plan.notes == (note,) and f"note  {note}" in str(result.plan)
     assert np.isnan(result.loss).all() and "loss nan" in repr(result)

@@ -86,7 +86,7 @@ class Device:
         self.asked: list[int] = []
 
     def take(self, inputs: Any, training: bool) -> None:
-        rows = max(len(one) for one in inputs if one is not None)
+        rows = max(len(item) for item in inputs if item is not None)
         if training == self.training:
             self.asked.append(rows)
             if rows > self.most and len(self.asked) > self.after and self.times:
@@ -277,7 +277,7 @@ def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch
         (-1, -1, "the data of t: streamed, as there was no room for them: the device has no room")
     ]
     (other,) = [event.message for event in result.events if event.verbose]
-    assert other.startswith("the data of val: resident, as its rows take ")
+    assert other.startswith("the data of val: resident, as they take ")
 
 
 # -- what a phase can have ---------------------------------------------------------------------------------------------
@@ -434,19 +434,19 @@ def test_evaluations_and_fits_are_computed_in_smaller_batches(kind: str, device:
         def predict(self, features: Any) -> Any:
             return features
 
-    found = []
+    collected = []
     for most in (10**6, 7):
         graph = line()
         graph.add_node(ModelNode("est", Kept(), "net"))
         device(most, training=False)
         if kind == "eval":
             result = run(graph, EvalPhase("p", data="train", losses=MSE, outputs="net", batch_size=30))
-            found.append((result.prediction("net"), result.losses["net"]))
+            collected.append((result.prediction("net"), result.losses["net"]))
         else:
             result = run(graph, FitPhase("p", data="train", batch_size=30))
-            found.append((graph["est"].model.estimator.seen_, 0.0))
-    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-12)
-    assert found[1][1] == pytest.approx(found[0][1], rel=1e-12)
+            collected.append((graph["est"].model.estimator.seen_, 0.0))
+    np.testing.assert_allclose(collected[1][0], collected[0][0], rtol=1e-12)
+    assert collected[1][1] == pytest.approx(collected[0][1], rel=1e-12)
     assert [text for _, _, text in told(result)] == [STREAMED, "15 rows of 30 at once now", "6 rows of 30 at once now"]
 
 

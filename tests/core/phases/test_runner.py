@@ -450,20 +450,20 @@ def test_a_second_phase_on_a_running_graph_is_refused(line, experiment, train, e
         * 2
     )
     same(values(graph), values(plain))
-    assert [type(one).__name__ for one in ours.history] == ["EvalResults", "EvalResults", "TrainResults"]
+    assert [type(item).__name__ for item in ours.history] == ["EvalResults", "EvalResults", "TrainResults"]
     assert isinstance(ours.history[0].error, PhaseError) and result.error is None
 
 
 def test_a_phase_may_begin_when_the_last_one_ends(line, experiment, train, evaluate, at):
-    found = []
+    result = []
     graph = line()
     ours = experiment(graph)
 
     def after(**told):
-        found.append(ours.run_phase(evaluate("inner")).loss)
+        result.append(ours.run_phase(evaluate("inner")).loss)
 
     ours.run_phase(train(callbacks=[at("phase_end", after)]))
-    assert found == [ours.run_phase(evaluate()).loss]
+    assert result == [ours.run_phase(evaluate()).loss]
 
 
 def test_graphs_do_not_wait_for_each_other(line, experiment, train, evaluate, at):

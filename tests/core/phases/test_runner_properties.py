@@ -39,9 +39,9 @@ trainings = st.fixed_dictionaries(
 def rows() -> FeatureSet:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(14, 3))
-    found = FeatureSet.from_dict("data", {"x": x, "y": x[:, :1] - x[:, 2:]}, ["x"], ["y"])
-    found.add_splits({"train": np.arange(9), "val": np.arange(9, 14)})
-    return found
+    result = FeatureSet.from_dict("data", {"x": x, "y": x[:, :1] - x[:, 2:]}, ["x"], ["y"])
+    result.add_splits({"train": np.arange(9), "val": np.arange(9, 14)})
+    return result
 
 
 def dense(features: int) -> Dense:
@@ -99,17 +99,17 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     def both(self, make, where):
         """Run a phase twice; what it gives, or the type of what it raises."""
-        found = []
+        result = []
         for experiment, accelerator in ((self.ours, where), (self.theirs, None)):
             try:
-                found.append(experiment.run_phase(make(accelerator)))
+                result.append(experiment.run_phase(make(accelerator)))
             except (AnyaccelError, KeyboardInterrupt) as error:
-                found.append(type(error))
+                result.append(type(error))
         self.runs += 1
         plan = self.ours.last_run.plan
-        if plan is not None and not (isinstance(found[0], type) and issubclass(found[0], AnyaccelError)):
+        if plan is not None and not (isinstance(result[0], type) and issubclass(result[0], AnyaccelError)):
             self.devices.update({label: str(plan.device(label)) for label in MODELS})
-        return found
+        return result
 
     def train(self, setting, where, callbacks=()):
         def make(accelerator):
@@ -128,11 +128,11 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @rule(setting=trainings, where=wheres)
     def run_training(self, setting, where) -> None:
-        found = self.train(setting, where)
+        result = self.train(setting, where)
         if set(self.real.frozen) == set(MODELS):
-            assert found is PhaseError
+            assert result is PhaseError
         else:
-            assert len(found.epochs) == setting["n_epochs"]
+            assert len(result.epochs) == setting["n_epochs"]
 
     @rule(setting=trainings, where=wheres, step=st.integers(1, 6))
     def interrupt_training(self, setting, where, step) -> None:

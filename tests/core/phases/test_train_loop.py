@@ -277,7 +277,7 @@ def test_a_graph_on_several_devices_trains_as_on_one(clip, sims, data, experimen
         states.append(values(graph))
         losses.append(result.loss)
         assert [str(result.plan.device(name)) for name in ("left", "right", "net")] == [
-            {None: "sim:2", "cpu": "cpu:0"}.get(one, one) for one in devices
+            {None: "sim:2", "cpu": "cpu:0"}.get(item, item) for item in devices
         ]
     for state, loss in zip(states[1:], losses[1:], strict=True):
         same(states[0], state, within=1e-6)
@@ -507,9 +507,9 @@ def test_classes_are_counted_for_the_output_that_a_loss_names(data, experiment, 
             ]
 
             def pullback(cotangents):
-                found = [part.pullback((c,)) for part, c in zip(parts, cotangents, strict=True)]
-                gradients = {f"{n}.{k}": g for n, (of, _) in zip("ab", found, strict=True) for k, g in of.items()}
-                return gradients, (found[0][1][0] + found[1][1][0],)
+                collected = [part.pullback((c,)) for part, c in zip(parts, cotangents, strict=True)]
+                gradients = {f"{n}.{k}": g for n, (of, _) in zip("ab", collected, strict=True) for k, g in of.items()}
+                return gradients, (collected[0][1][0] + collected[1][1][0],)
 
             return VjpResult(tuple(part.outputs[0] for part in parts), pullback)
 
@@ -538,15 +538,15 @@ def watch(sims, monkeypatch):
 
     def noted_means(self):
         note("before losses")
-        found = means(self)
+        result = means(self)
         note("after losses")
-        return found
+        return result
 
     def noted_evaluation(self):
         note("before validation")
-        found = evaluation(self)
+        result = evaluation(self)
         note("after validation")
-        return found
+        return result
 
     monkeypatch.setattr(LossAccumulator, "means", noted_means)
     monkeypatch.setattr(Evaluation, "run", noted_evaluation)
@@ -555,13 +555,13 @@ def watch(sims, monkeypatch):
 
 def between(marks, first, second):
     """The difference from each mark of one name to the next of the other."""
-    found = []
+    result = []
     for name, counts in marks:
         if name == first:
             start = counts
         elif name == second:
-            found.append(counts - start)
-    return found
+            result.append(counts - start)
+    return result
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -577,7 +577,11 @@ def test_an_epoch_moves_its_order_to_each_device_and_waits_for_nothing(
     ]
     phase = train(losses=WIDE_LOSSES, n_epochs=3, callbacks=callbacks)
     result = experiment(graph).run_phase(phase)
-    crossings = [(one.value, one.gradient) for one in result.plan.crossings if one.origin != one.destination]
+    crossings = [
+        (assignment.value, assignment.gradient)
+        for assignment in result.plan.crossings
+        if assignment.origin != assignment.destination
+    ]
     assert crossings == [("right", False), ("right", True)], "the right branch's output, and its gradient back"
     for counts in between(marks, "epoch", "before losses"):
         into, out, across, syncs = counts.T.tolist()
@@ -626,9 +630,9 @@ def test_validation_moves_nothing_but_its_losses(watch, sims, line, experiment, 
     graph = line()
     validation = evaluate("check", losses=[], batch_size=3)
     experiment(graph).run_phase(train(n_epochs=3, accelerator="sim:0", validation=validation))
-    found = between(marks, "before validation", "after validation")
-    assert len(found) == 3
-    for counts in found:
+    result = between(marks, "before validation", "after validation")
+    assert len(result) == 3
+    for counts in result:
         into, out, across, syncs = counts[0]
         assert into == across == 0
         assert out == syncs == 2 * 3, "sum and weight of three batches"

@@ -181,11 +181,11 @@ def test_pairs_are_accumulated() -> None:
         return ModelGraph(nodes, OPTIMIZERS["adam"], seed=2)
 
     losses = [AppliedLoss("mse", on="net", inputs=["outputs", "b"])]
-    found = [
+    result = [
         trained(graph(), losses=losses, sampler=PairSampler(size, Same("k"), seed=1), accumulate=n)
         for size, n in ((5, 4), (20, 1))
     ]
-    close(*found)
+    close(*result)
 
 
 def test_samplers_with_one_batch_size_are_accumulated() -> None:
@@ -196,11 +196,11 @@ def test_samplers_with_one_batch_size_are_accumulated() -> None:
         return ModelGraph(nodes, OPTIMIZERS["clipped"], seed=2)
 
     losses = [AppliedLoss("mse", on="a"), AppliedLoss("mae", on="b", weight=0.3)]
-    found = [
+    result = [
         trained(graph(), losses=losses, sampler={"da": drawn(size), "db": SimpleSampler(size)}, accumulate=n)
         for size, n in ((5, 4), (20, 1))
     ]
-    close(*found)
+    close(*result)
 
 
 # -- what counts -------------------------------------------------------------------------------------------------------

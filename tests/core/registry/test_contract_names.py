@@ -108,7 +108,7 @@ def test_an_import_of_a_renamed_class_is_a_plugin_error_with_its_new_name(make, 
     assert plugin.cause.startswith(
         f"plugin old imports a renamed class of the plugin contract: {old} -> {RENAMED_CLASSES[old]}."
     )
-    assert plugin.remedy == "rename it, or update anyaccel-old"
+    assert plugin.hint == "rename it, or update anyaccel-old"
 
 
 def test_another_failing_import_keeps_its_message(make):

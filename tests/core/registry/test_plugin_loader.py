@@ -91,7 +91,7 @@ def test_each_broken_plugin_is_named_in_one_line(make, name):
     found = plugins[name]
     assert "\n" not in found.cause
     assert all(word in found.cause for word in NAMED[name]), found.cause
-    assert found.remedy, "a broken plugin without a remedy"
+    assert found.hint, "a broken plugin without a remedy"
     assert f"anyaccel-{name}" in str(found) and "0.3" in str(found)
 
 
@@ -119,7 +119,7 @@ def test_a_plugin_is_refused_as_a_whole_if_another_has_one_of_its_pairs(make):
 
 def test_the_remedy_for_a_missing_import_names_the_module(make):
     found = next(p for p in make(*broken_entries()).plugins if p.name == "import")
-    assert found.remedy == "install the module 'no_such_framework_anywhere', or uninstall anyaccel-import"
+    assert found.hint == "install the module 'no_such_framework_anywhere', or uninstall anyaccel-import"
 
 
 def test_two_plugins_of_one_name_are_both_listed_and_the_first_wins(make):
@@ -129,7 +129,7 @@ def test_two_plugins_of_one_name_are_both_listed_and_the_first_wins(make):
     assert registry.frameworks == ("numpy", "first")
     refused = registry.plugins[-1]
     assert "two plugins are called 'twice'" in refused.cause and "anyaccel-a 1" in refused.cause
-    assert "anyaccel-b" in refused.remedy
+    assert "anyaccel-b" in refused.hint
 
 
 def test_a_plugin_cannot_take_the_name_of_the_built_in_one(make):

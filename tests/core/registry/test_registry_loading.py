@@ -43,7 +43,7 @@ def test_every_plugin_is_listed_once_with_its_distribution_and_version(make):
 
 
 def test_a_working_plugin_has_neither_cause_nor_remedy(make):
-    assert {(p.cause, p.remedy) for p in make(offering("a")).plugins} == {("", "")}
+    assert {(p.cause, p.hint) for p in make(offering("a")).plugins} == {("", "")}
 
 
 def test_plugins_are_loaded_in_the_order_of_their_names(make):

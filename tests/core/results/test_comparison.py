@@ -69,7 +69,10 @@ def test_runs_of_several_experiments_have_names_of_ones_own():
 
 def test_every_kind_of_results_is_taken_and_failures_are_told():
     failed = run_of("t", {}, error=RuntimeError("no"))
-    fitted, seen = FitResults(label="f", fitted=()), EvalResults(label="e", loss=2.0, losses={"n": 2.0}, metrics={"accuracy": 0.5})
+    fitted, seen = (
+        FitResults(label="f", fitted=()),
+        EvalResults(label="e", loss=2.0, losses={"n": 2.0}, metrics={"accuracy": 0.5}),
+    )
     table = compare(failed, fitted, seen)
     assert table.column("kind") == ["train (RuntimeError)", "fit", "eval"]
     assert table.column("loss") == [9.0, None, 2.0] and table.column("accuracy") == [None, None, 0.5]

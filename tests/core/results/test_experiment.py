@@ -60,9 +60,7 @@ def test_what_is_no_phase_is_named_before_anything_runs(how, given, experiment):
 
 @pytest.mark.parametrize("graph", [None, [], "graph"])
 def test_what_is_no_graph_is_named(graph):
-    with pytest.raises(
-        PhaseError, match=rf"experiment 'e': graph must be a ModelGraph, got {type(graph).__name__}"
-    ):
+    with pytest.raises(PhaseError, match=rf"experiment 'e': graph must be a ModelGraph, got {type(graph).__name__}"):
         Experiment("e", graph)
 
 
@@ -113,8 +111,8 @@ def test_predictions_of_different_numbers_of_rows_are_no_table(data):
     with pytest.raises(ResultError) as caught:
         result.to_arrow()
     assert str(caught.value) == (
-        "run 'p' has predictions of different numbers of rows, which do not fit one table. Available: a: 6, b: 4. Hint: run an "
-        "EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds."
+        "run 'p' has predictions of different numbers of rows, which do not fit one table. Available: a: 6, b: 4. "
+        "Hint: run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds."
     )
 
 

@@ -262,9 +262,7 @@ def test_predictions_that_are_not_of_the_targets_shape_are_told(scaled):
 
 def test_a_target_whose_transform_has_no_way_back_is_told(raw):
     result = evaluated(raw.fit_transform(Square(), "y", fit_on="train"))
-    with pytest.raises(
-        TransformError, match=r"Square on y of 'fs' cannot be inverted: it has no inverse_transform"
-    ):
+    with pytest.raises(TransformError, match=r"Square on y of 'fs' cannot be inverted: it has no inverse_transform"):
         result.prediction("head", undo=True)
 
 

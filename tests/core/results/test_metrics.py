@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from anyaccel import EvalPhase, Metric
 from anyaccel.errors import ConfigError, GraphError, SpecError
-from anyaccel.phases.metrics import METRICS, accuracy, mae, mse, r2, rmse
+from anyaccel.phases.metrics import HIGHER_IS_BETTER, METRICS, accuracy, mae, mse, r2, rmse
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=4)
 NUMBERS = st.floats(-100, 100, width=32)
@@ -110,7 +110,7 @@ def test_a_function_is_a_metric_under_its_own_name():
         return float(outputs.max() - targets.min())
 
     assert Metric(spread).label == "spread"
-    with pytest.raises(ConfigError, match=r"metric 'spread' is a function, which cannot be saved as configuration. Hint: use a named"):
+    with pytest.raises(ConfigError, match=r"which cannot be saved as configuration. Hint: use a named"):
         Metric(spread).get_config()
 
 
@@ -169,3 +169,7 @@ def test_a_metric_on_a_node_that_is_not_there_is_answered_with_the_closest(exper
         GraphError, match=r"metric 'mse' is on the node 'gues'. Available: guess, wide. Hint: did you mean"
     ):
         experiment.run_phase(EvalPhase("w", data="all", metrics=[Metric("mse", on="gues")]))
+
+
+def test_every_direction_is_that_of_a_metric():
+    assert set(METRICS) > HIGHER_IS_BETTER

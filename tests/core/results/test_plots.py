@@ -178,9 +178,7 @@ def test_indices_beyond_the_scores_are_no_classes_of_them(ax):
 
 @pytest.mark.parametrize("wrong", [3, "ax", np.zeros(2)])
 def test_what_is_no_axes_is_told(wrong):
-    message = (
-        rf"plot\(\) cannot draw on ax={type(wrong).__name__}\. Available: a matplotlib Axes\. Hint: pass one"
-    )
+    message = rf"plot\(\) cannot draw on ax={type(wrong).__name__}\. Available: a matplotlib Axes\. Hint: pass one"
     with pytest.raises(ResultError, match=message):
         evaluated({"n": np.zeros(2)}, {"y": np.zeros(2)}).plot(ax=wrong)
 
@@ -338,5 +336,5 @@ def test_other_outputs_than_classes_are_no_scores_of_them_unless_a_metric_says_s
 
 def test_epochs_without_figures_say_what_gives_some():
     epochs = (Epoch(0, float("nan"), {}, 3, 0.1),)
-    with pytest.raises(ResultError, match=r"Available: 1 epochs without a loss or a validation. Hint: write TrainPhase"):
+    with pytest.raises(ResultError, match=r"1 epochs without a loss or a validation. Hint: write TrainPhase"):
         TrainResults(label="t", epochs=epochs).plot()

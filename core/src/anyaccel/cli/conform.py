@@ -97,7 +97,7 @@ def find_plugin(name: str) -> Plugin:
             hint="check the spelling, or install the plugin; `anyaccel plugins` lists what is installed",
         )
     if plugin.error is not None:
-        raise PluginError(f"plugin {plugin} is broken: {plugin.cause}", hint=plugin.remedy)
+        raise PluginError(f"plugin {plugin} is broken: {plugin.cause}", hint=plugin.hint)
     if not plugin.backends:
         raise _without_backend(plugin)
     return plugin

@@ -41,7 +41,7 @@ def _describe(plugin: Plugin) -> dict[str, Any]:
         ],
         "hooks": list(hooks_of(plugin)),
         "cause": plugin.cause,
-        "hint": plugin.remedy,
+        "hint": plugin.hint,
     }
 
 
@@ -57,4 +57,4 @@ def _print_plugins(plugins: tuple[Plugin, ...]) -> None:
     for plugin in plugins:
         if plugin.error is not None:
             print_line(f"{plugin.name} is broken: {plugin.cause}", style="red")
-            print_line(f"  Hint: {plugin.remedy}")
+            print_line(f"  Hint: {plugin.hint}")

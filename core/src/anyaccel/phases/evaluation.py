@@ -18,7 +18,7 @@ from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.metrics import Metric
-from anyaccel.phases.oom_recovery import OutOfMemoryPolicy
+from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
 from anyaccel.specs import AppliedLoss
@@ -98,7 +98,7 @@ class Evaluation:
         self,
         *,
         pipeline: Pipeline,
-        policy: OutOfMemoryPolicy,
+        policy: OutOfMemoryRecovery,
         rows: EvaluationRows,
         losses: Sequence[AppliedLoss],
         metrics: Sequence[BoundMetric],

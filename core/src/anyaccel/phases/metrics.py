@@ -58,6 +58,8 @@ def r2(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 
 METRICS: Mapping[str, Measure] = {"accuracy": accuracy, "mse": mse, "rmse": rmse, "mae": mae, "r2": r2}
+HIGHER_IS_BETTER = frozenset({"accuracy", "r2"})
+"""Names in METRICS of which the highest value is the best; of the others it is the lowest."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -20,7 +20,7 @@ _SNAPSHOT_SHARE = 0.002
 """The part of a loop's time that snapshots may take. They also drive what steps use out of the caches."""
 
 
-class OutOfMemoryPolicy:
+class OutOfMemoryRecovery:
     """The rows of one phase or of its validation, and what is done when they do not fit.
 
     Args:

@@ -36,11 +36,11 @@ class Phase:
         policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
         callbacks: Callback objects.
         final_device: device to which the nodes are moved when the phase ends; by default they stay where they are.
-        compile: `"auto"` compiles training steps if that pays off, and logs the reason in `run.events`; `"off"` never
+        compile: `"auto"` compiles training steps if that pays off, with the reason in `results.events`; `"off"` never
             compiles nor imports a compiler; `"steps"` compiles whole training steps before the first one. All give the
             same numbers within rounding.
         residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
-            ahead of the compute; `"auto"` decides by free memory, and logs it in `run.events`. All give the same
+            ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
             numbers.
     """
 

@@ -23,9 +23,9 @@ from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.input_data import ReadCache
 from anyaccel.phases.loading.loader import BatchLoader
-from anyaccel.phases.loading.residency import load_all, training_growth
+from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
 from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
-from anyaccel.phases.oom_recovery import OutOfMemoryPolicy, custom_losses, training_couplings
+from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, training_couplings
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
@@ -107,7 +107,7 @@ class _PhaseExecution:
         self._hooks = hooks
         self._progress = progress
         self._pipeline: Pipeline | None = None
-        self._policies: list[OutOfMemoryPolicy] = []
+        self._policies: list[OutOfMemoryRecovery] = []
         self._read_cache: ReadCache = {}
         self._final_devices: dict[str, Device] = {}
 
@@ -156,13 +156,15 @@ class _PhaseExecution:
     def _load(self, parts: Sequence[PreparedPart], resolution: Resolution) -> list[BatchLoader]:
         phase = self._phase
         self._progress.loading(f"the data of {phase.label}", sum(part.nbytes for part in parts))
-        growth = training_growth(resolution.plan, resolution.segments, self._graph.optimizer_states)
+        training_bytes = bytes_added_by_training(resolution.plan, resolution.segments, self._graph.optimizer_states)
         factories, names = [part.factory for part in parts], [part.name for part in parts]
-        return load_all(phase.residency, factories, names, growth, self._run.log_event, self._progress.loaded)
+        return make_loaders(
+            phase.residency, factories, names, training_bytes, self._run.log_event, self._progress.loaded
+        )
 
     def _policy(
         self, part: PreparedPart, loader: BatchLoader, pipeline: Pipeline, learners: HostLearners
-    ) -> OutOfMemoryPolicy:
+    ) -> OutOfMemoryRecovery:
         may_stream, trains = self._phase.residency != "resident", isinstance(part.part, TrainPhase)
         report = OutOfMemoryReport(
             label=part.part.label,
@@ -172,7 +174,7 @@ class _PhaseExecution:
             factory=part.factory,
             pipeline=pipeline,
         )
-        return OutOfMemoryPolicy(
+        return OutOfMemoryRecovery(
             name=part.name,
             loader=loader,
             batch_size=part.factory.batch_size,
@@ -218,7 +220,7 @@ class _PhaseExecution:
         self,
         pipeline: Pipeline,
         part: PreparedPart,
-        policy: OutOfMemoryPolicy,
+        policy: OutOfMemoryRecovery,
         learners: HostLearners,
         value_names: Mapping[str, Sequence[str]],
     ) -> Evaluation:

@@ -18,7 +18,7 @@ from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
-from anyaccel.phases.oom_recovery import OutOfMemoryPolicy, Snapshots
+from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.step_pacing import PendingCalls, StepPacing
@@ -46,7 +46,7 @@ class TrainLoop:
         phase: TrainPhase,
         run: Run,
         pipeline: Pipeline,
-        policy: OutOfMemoryPolicy,
+        policy: OutOfMemoryRecovery,
         hooks: HookCaller,
         progress: Progress,
         learners: HostLearners,

@@ -10,6 +10,7 @@ import numpy as np
 
 from anyaccel import display
 from anyaccel.errors import ResultError
+from anyaccel.phases.metrics import HIGHER_IS_BETTER, METRICS
 from anyaccel.results import formatting
 from anyaccel.results.base import PhaseResults
 from anyaccel.results.evaluation import EvalResults
@@ -20,7 +21,6 @@ Results = TrainResults | EvalResults | FitResults
 
 _KINDS = {TrainResults: "train", EvalResults: "eval", FitResults: "fit"}
 _FACTS = ("run", "phase", "kind", "epochs", "seconds")
-_LOW, _HIGH = ("loss", "mse", "rmse", "mae"), ("accuracy", "r2")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -155,6 +155,6 @@ def _best(name: str, values: np.ndarray) -> float | None:
     plain = name.removeprefix("val_")
     last = "loss" if plain.startswith("loss.") else plain.rpartition(".")[2]
     finite = values[np.isfinite(values)]
-    if not finite.size or last not in (*_LOW, *_HIGH):
+    if not finite.size or last not in ("loss", *METRICS):
         return None
-    return float(finite.max() if last in _HIGH else finite.min())
+    return float(finite.max() if last in HIGHER_IS_BETTER else finite.min())

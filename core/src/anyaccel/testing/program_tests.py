@@ -231,8 +231,8 @@ class BackwardTests(Subject):
     def test_a_weight_scales_the_gradients(self, harness: Harness, model: Make) -> None:
         """A loss of weight 5 has five times the gradient."""
         prepared = harness.prepare_model(model)
-        one, five = (harness.gradient_of(prepared, BATCH, weight=weight) for weight in (1.0, 5.0))
-        assert_close(five, {name: 5 * value for name, value in one.items()})
+        plain, weighted = (harness.gradient_of(prepared, BATCH, weight=weight) for weight in (1.0, 5.0))
+        assert_close(weighted, {name: 5 * value for name, value in plain.items()})
 
     def test_two_half_batches_are_one_batch(self, harness: Harness, model: Make) -> None:
         """With `scale` set for the whole batch, the gradients of its parts add up to those of the batch."""

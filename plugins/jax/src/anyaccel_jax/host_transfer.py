@@ -1,4 +1,4 @@
-"""Copies in host memory that JAX may keep, and the dtypes that JAX supports as it is configured."""
+"""Copies in host memory that JAX may keep, and the dtypes that JAX supports as configured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def copy_on_host(array: np.ndarray) -> np.ndarray:
 
 
 def check_dtype(dtype: Any) -> None:
-    """Make sure that JAX keeps a dtype as it is.
+    """Make sure that JAX does not convert a dtype.
 
     Args:
         dtype: of NumPy, or its name.

@@ -121,7 +121,7 @@ class JaxOps(TracedOps):
     def call(
         self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any], inputs: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """In evaluation mode; what is random all the same is the same in every call."""
+        """In evaluation mode; random numbers, if any, are the same in every call."""
         return self.apply(model, parameters, buffers, inputs, False, self.key(0))[0]
 
     # -- functions -------------------------------------------------------------------------------------------------
@@ -207,9 +207,9 @@ class JaxOps(TracedOps):
         """A function of arrays that gives the mean, or a loss of Keras, whose mean is taken."""
         return super().custom_loss(scalar_loss(loss))
 
-    def update_rule(self, recipe: Optimizer) -> UpdateRule:
+    def update_rule(self, optimizer: Optimizer) -> UpdateRule:
         """By the formulas, or by Optax."""
-        return super().update_rule(recipe) if recipe.own is None else optax_rule(recipe)
+        return super().update_rule(optimizer) if optimizer.own is None else optax_rule(optimizer)
 
 
 class DonatingOps(JaxOps):

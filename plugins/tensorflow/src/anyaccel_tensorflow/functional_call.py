@@ -139,7 +139,7 @@ class AssigningCall(FunctionalCall):
 
 
 def gradient_function(tape: tf.GradientTape, targets: Sequence[Any], sources: Sequence[Any]) -> Callable[..., Any]:
-    """What `tf.custom_gradient` wants beside the values: cotangents of `targets` to dense gradients of `sources`."""
+    """The gradient function for `tf.custom_gradient`: from cotangents of `targets` to dense gradients of `sources`."""
 
     def gradients_of(*cotangents: Any, variables: Any = None) -> Any:
         zero = tf.UnconnectedGradients.ZERO

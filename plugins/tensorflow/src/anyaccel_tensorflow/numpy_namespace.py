@@ -1,7 +1,7 @@
 """TensorFlow's functions under NumPy's names: the namespace that the adapter computes with (`ArrayOps.xp`).
 
 `tnp.experimental_enable_numpy_behavior` would do the same, but for the whole process. Python numbers take the dtype of
-the tensor beside them. Functions without a docstring of their own do what NumPy's of the same name does.
+the other operand.
 """
 
 from __future__ import annotations

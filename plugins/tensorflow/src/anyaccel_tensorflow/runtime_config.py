@@ -1,4 +1,4 @@
-"""Settings that must be made before TensorFlow starts, and what is known of its devices without starting it.
+"""Settings to make before TensorFlow starts, and its devices as configured, without starting it.
 
 TensorFlow starts when it first touches a device. From then on neither its logical devices nor the growth of its memory
 can be changed.

@@ -57,13 +57,13 @@ class Watched(NumpyBackend):
                 return method(*args)
             self.inside = True
             try:
-                found = method(*args)
+                result = method(*args)
             finally:
                 self.inside = False
             self.calls.append((segment.label, name))
             if name != "forward_pullback":
-                return found
-            outputs, losses, pullback = found
+                return result
+            outputs, losses, pullback = result
             return outputs, losses, self.told(segment, "pullback", pullback)
 
         return telling
@@ -72,15 +72,15 @@ class Watched(NumpyBackend):
 @pytest.fixture
 def calls(numpy_only):
     """Two more frameworks, `one` and `two`; the list of calls of their programs."""
-    found = []
+    result = []
 
     class Plugin:
         @hookimpl
         def backends(self):
-            return [Watched("one", found), Watched("two", found)]
+            return [Watched("one", result), Watched("two", result)]
 
     numpy_only.register(Plugin(), "elsewhere")
-    return found
+    return result
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ MIXED = [
 def test_several_frameworks_train_to_the_numbers_of_one(
     shape, frameworks, segments, optimizer, graph_of, experiment, same
 ):
-    found = []
+    collected = []
     for names in (["numpy"], frameworks):
         graph = graph_of(shape, names, optimizer)
         ours = experiment(graph)
@@ -165,8 +165,8 @@ def test_several_frameworks_train_to_the_numbers_of_one(
         evaluation = EvalPhase(
             "e", data="val", losses=losses_of(graph), metrics=[Metric("mse", on="net")], outputs=["a", "net"]
         )
-        found.append((graph.state(), result, ours.run_phase(evaluation)))
-    (one, trained, seen), (several, trained_too, seen_too) = found
+        collected.append((graph.state(), result, ours.run_phase(evaluation)))
+    (one, trained, seen), (several, trained_too, seen_too) = collected
     assert len(trained.plan.parts) == 1
     if segments is not None:
         assert len(trained_too.plan.parts) == segments
@@ -232,9 +232,11 @@ def test_frameworks_on_different_devices_train_to_the_numbers_of_one(sims, data,
         result = experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=2))
         states.append(graph.state())
     same(*states, within=1e-6)
-    forward = [one for one in result.plan.crossings if not one.gradient]
-    assert [(one.value, one.route) for one in forward] == [("a", "host"), ("b", "host")]
-    assert [(one.value, one.source, one.target) for one in result.plan.crossings if one.gradient] == [
+    forward = [assignment for assignment in result.plan.crossings if not assignment.gradient]
+    assert [(item.value, item.route) for item in forward] == [("a", "host"), ("b", "host")]
+    assert [
+        (element.value, element.source, element.target) for element in result.plan.crossings if element.gradient
+    ] == [
         ("a", "b", "a"),
         ("b", "net", "b"),
     ]
@@ -276,7 +278,7 @@ def test_a_frozen_first_segment_gets_no_pullback(calls, graph_of, experiment):
     graph.build()
     before = graph.state()
     experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], sampler=4, n_epochs=2))
-    done = [count([one for one in calls if one[1] != "snapshot"], label) for label in ("one:0", "two:1")]
+    done = [count([call for call in calls if call[1] != "snapshot"], label) for label in ("one:0", "two:1")]
     assert done[0] == {"forward": 8, "close": 1}
     assert done[1] == {"forward_pullback": 8, "pullback": 8, "grad_stats": 8, "optimizer_step": 8, "close": 1}
     after = graph.state()

@@ -49,7 +49,7 @@ class Seen:
 
     def __call__(self, *given: Any) -> Any:
         self.calls.append(np.asarray(given[0]).reshape(-1).round(6).tolist())
-        return np.zeros(()), len(given[0]), tuple(np.zeros_like(one) for one in given)
+        return np.zeros(()), len(given[0]), tuple(np.zeros_like(item) for item in given)
 
 
 def refused(error: type[Exception], make: Callable[[], Any]) -> str:

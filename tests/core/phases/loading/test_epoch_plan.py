@@ -152,7 +152,7 @@ def test_split_steps_take_the_same_rows_in_the_same_order(epoch: EpochSteps, mos
 def test_blocks_keep_the_microbatch_size_of_their_steps() -> None:
     steps = uniform_range(("a",), 0, 5, 6, 2)
     blocks = EpochSteps((steps,), {}).blocks(2)
-    assert [one.microbatch_size for block in blocks for one in block.steps] == [2, 2, 2]
+    assert [item.microbatch_size for block in blocks for item in block.steps] == [2, 2, 2]
     assert steps.skip(2) == replace(uniform_range(("a",), 12, 3, 6), microbatch_size=2)
 
 

@@ -17,7 +17,7 @@ from anyaccel.phases.loading import prefetch
 
 
 def thread() -> threading.Thread | None:
-    return next((one for one in threading.enumerate() if one.name == "anyaccel-prefetch"), None)
+    return next((item for item in threading.enumerate() if item.name == "anyaccel-prefetch"), None)
 
 
 def test_items_come_in_order() -> None:
@@ -62,11 +62,11 @@ def test_an_error_of_the_generator_is_raised_in_its_place(after: int) -> None:
         yield from range(after)
         raise Oops("no more")
 
-    made, found = prefetch.prefetch(make), []
+    made, result = prefetch.prefetch(make), []
     with pytest.raises(Oops, match="no more"):
-        for one in made:
-            found.append(one)
-    assert found == list(range(after)) and thread() is None
+        for item in made:
+            result.append(item)
+    assert result == list(range(after)) and thread() is None
 
 
 def test_an_error_of_the_generator_leaves_no_reference_cycle() -> None:
@@ -85,8 +85,8 @@ def test_an_error_of_the_generator_leaves_no_reference_cycle() -> None:
     gc.disable()
     try:
         try:
-            for one in prefetch.prefetch(make):
-                del one
+            for item in prefetch.prefetch(make):
+                del item
         except Oops as error:
             error.__traceback__ = None
         assert refs[0]() is None
@@ -134,8 +134,8 @@ def test_the_generator_is_closed_and_its_thread_ends_when_the_loop_fails(error: 
             closed.append(threading.current_thread().name)
 
     with pytest.raises(error), closing(prefetch.prefetch(make)) as made:
-        for one in made:
-            if one == 4:
+        for item in made:
+            if item == 4:
                 raise error
     assert closed == ["anyaccel-prefetch"] and thread() is None
 
@@ -148,8 +148,8 @@ def test_nothing_is_prefetched_after_the_loop_ended_early() -> None:
             made.append(i)
             yield i
 
-    with closing(prefetch.prefetch(make)) as found:
-        next(found)
+    with closing(prefetch.prefetch(make)) as result:
+        next(result)
     count = len(made)
     time.sleep(0.1)
     assert len(made) == count <= 4
@@ -167,8 +167,8 @@ def test_a_slow_generator_is_joined_for_a_limited_time(monkeypatch: pytest.Monke
         finally:
             closed.set()
 
-    with closing(prefetch.prefetch(make)) as found:
-        next(found)
+    with closing(prefetch.prefetch(make)) as result:
+        next(result)
     slow = thread()
     assert slow is not None and slow.daemon and not closed.is_set()
     go.set()
@@ -195,9 +195,9 @@ def test_an_interrupt_while_waiting_for_a_slow_generator_is_raised_within_a_seco
 
     timer = interrupted(0.2)
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), closing(prefetch.prefetch(make)) as found:
+    with pytest.raises(KeyboardInterrupt), closing(prefetch.prefetch(make)) as result:
         next(timer)
-        next(found)
+        next(result)
     seconds = time.monotonic() - began
     slow = thread()
     go.set()
@@ -230,7 +230,7 @@ def test_an_item_is_not_kept_while_the_next_is_waited_for() -> None:
             del block
 
     alive = []
-    for one in prefetch.prefetch(make):
-        del one
+    for item in prefetch.prefetch(make):
+        del item
         alive.append(sum(ref() is not None for ref in refs))
     assert max(alive) <= 4 and all(ref() is None for ref in refs)

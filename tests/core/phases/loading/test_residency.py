@@ -76,9 +76,9 @@ def test_data_larger_than_the_device_are_streamed(part: float, expected: dict[st
         state = made.state()
     assert [(event.kind, event.epoch, event.step) for event in result.events] == [("residency", -1, -1)]
     assert result.events[0].message.startswith(
-        "the data of t: streamed, as its rows take 121.1 KiB and training adds 3.0 KiB, and "
+        "the data of t: streamed, as they take 121.1 KiB and training adds 3.0 KiB, more than 80% of the "
     )
-    assert result.events[0].message.endswith(" are free on sim:0 (numpy)")
+    assert result.events[0].message.endswith(" free on sim:0 (numpy)")
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
 
 
@@ -91,8 +91,8 @@ def test_data_that_fit_are_resident(expected: dict[str, np.ndarray]) -> None:
     (event,) = result.events
     assert (event.kind, event.epoch, event.verbose) == ("residency", -1, True)
     start, end = (
-        "the data of t: resident, as its rows take 121.1 KiB and training adds 3.0 KiB, and ",
-        " KiB are free on ",
+        "the data of t: resident, as they take 121.1 KiB and training adds 3.0 KiB, within 80% of the ",
+        " KiB free on ",
     )
     assert event.message.startswith(start) and event.message.endswith(end + "sim:0 (numpy)")
     assert 240 < float(event.message.removeprefix(start).partition(" KiB")[0]) <= 2 * NBYTES / 1024
@@ -104,8 +104,8 @@ def test_residency_is_tried_if_free_memory_is_unknown() -> None:
         (event,) = run(graph(), phase()).events
         assert sims[0].transfers.into.nbytes < NBYTES * 2
     assert event.verbose and event.message == (
-        "the data of t: resident, as its rows take 121.1 KiB and training adds 3.0 KiB on sim:0 (numpy), which does "
-        "not say what is free"
+        "the data of t: resident, as they take 121.1 KiB and training adds 3.0 KiB on sim:0 (numpy), "
+        "whose free memory is unknown"
     )
 
 
@@ -120,8 +120,8 @@ def test_one_event_names_all_devices() -> None:
             ModelGraph(nodes, "sgd"), phase(accelerator=None, losses=[MSE, AppliedLoss("mse", "other")])
         ).events
     first, _, second = event.message.partition("; ")
-    assert first.startswith("the data of t: resident, as its rows take 121.1 KiB and training adds ")
-    assert first.endswith(" KiB are free on sim:0 (numpy)") and second.endswith(" KiB are free on sim:1 (numpy)")
+    assert first.startswith("the data of t: resident, as they take 121.1 KiB and training adds ")
+    assert first.endswith(" KiB free on sim:0 (numpy)") and second.endswith(" KiB free on sim:1 (numpy)")
     assert second.startswith("121.1 KiB and training adds ")
 
 
@@ -129,8 +129,8 @@ def test_the_event_names_memory_left_after_earlier_rows() -> None:
     """The rows of a validation share the memory with those of the phase."""
     with simulate(1, capacity=NBYTES * 10):
         result = run(graph(), phase(validation=EvalPhase("check", data="train", batch_size=50)))
-    free = [float(event.message.rpartition(" and ")[2].split()[0]) for event in result.events]
-    units = [event.message.rpartition(" and ")[2].split()[1] for event in result.events]
+    free = [float(event.message.rpartition(" of the ")[2].split()[0]) for event in result.events]
+    units = [event.message.rpartition(" of the ")[2].split()[1] for event in result.events]
     assert [event.message.partition(",")[0] for event in result.events] == [
         "the data of t: resident",
         "the data of check: resident",
@@ -230,7 +230,7 @@ def test_blocks_take_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch)
     fill = StreamingLoader.fill
 
     def watch(self: StreamingLoader, block: Any, buffers: Any) -> None:
-        steps.append(sum(one.n_steps for one in block.steps))
+        steps.append(sum(element.n_steps for element in block.steps))
         fill(self, block, buffers)
 
     monkeypatch.setattr(StreamingLoader, "fill", watch)
@@ -285,7 +285,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException, aft
 
 
 @pytest.mark.parametrize(
-    "error", [Oops("no"), KeyboardInterrupt("stop"), SystemExit(3)], ids=lambda one: type(one).__name__
+    "error", [Oops("no"), KeyboardInterrupt("stop"), SystemExit(3)], ids=lambda item: type(item).__name__
 )
 @pytest.mark.parametrize("place", ["copy_async", "gather", "step"])
 def test_nothing_is_left_of_a_streamed_phase_that_fails(
@@ -387,7 +387,7 @@ def test_an_interrupt_while_waiting_for_a_block_ends_the_phase(
 def test_a_slow_thread_does_not_write_to_reused_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("anyaccel.phases.loading.prefetch"), "JOIN_SECONDS", 0.01)
     columns = Experiment("e", graph(), progress="none").plan(phase(accelerator=None)).columns
-    arrays = {one.name: np.arange(40, dtype="float32").reshape(40, 1) for one in columns}
+    arrays = {item.name: np.arange(40, dtype="float32").reshape(40, 1) for item in columns}
     go, seen = threading.Event(), []
 
     class Slow(StreamingLoader):
@@ -407,16 +407,16 @@ def test_a_slow_thread_does_not_write_to_reused_buffers(monkeypatch: pytest.Monk
     with closing(loader.chunks(0)) as chunks:
         next(chunks)
     slow = next(thread for thread in threading.enumerate() if thread.name == "anyaccel-prefetch")
-    found = []
+    result = []
     with closing(loader.chunks(1)) as chunks:
         for chunk in chunks:
-            found.append({name: np.array(column.rows) for name, column in chunk.columns.items()})
+            result.append({name: np.array(column.rows) for name, column in chunk.columns.items()})
     assert slow.is_alive()
     go.set()
     slow.join(30)
     for name in arrays:
-        np.testing.assert_array_equal(np.concatenate([one[name] for one in found]).ravel(), np.arange(40)[::-1])
-        assert not {one[name] for one in seen[:2]} & {one[name] for one in seen[2:7]}
+        np.testing.assert_array_equal(np.concatenate([part_[name] for part_ in result]).ravel(), np.arange(40)[::-1])
+        assert not {entry[name] for entry in seen[:2]} & {member[name] for member in seen[2:7]}
 
 
 def test_buffers_are_made_once_for_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:

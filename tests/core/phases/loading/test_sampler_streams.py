@@ -43,13 +43,13 @@ class Seen:
         self.calls: list[tuple[list[int], ...]] = []
 
     def __call__(self, *given: Any) -> Any:
-        self.calls.append(tuple(np.asarray(one).reshape(-1).round(6).tolist() for one in given))
-        return np.zeros(()), len(given[0]), tuple(np.zeros_like(one) for one in given)
+        self.calls.append(tuple(np.asarray(element).reshape(-1).round(6).tolist() for element in given))
+        return np.zeros(()), len(given[0]), tuple(np.zeros_like(member) for member in given)
 
     @property
     def rows(self) -> list[Any]:
         """All rows of each input."""
-        return [[one for call in self.calls for one in call[i]] for i in range(len(self.calls[0]))]
+        return [[item for call in self.calls for item in call[i]] for i in range(len(self.calls[0]))]
 
 
 def siamese(source: FeatureSet, *streams: str | None, model: Any = None, **settings: Any) -> ModelGraph:
@@ -109,7 +109,7 @@ def test_rows_of_a_split_are_drawn_within_it(source: FeatureSet) -> None:
     graph, seen = built(siamese(source, "anchor", "positive", "negative")), Seen()
     loss = AppliedLoss(seen, "n0", ["outputs", "n1", "n2"])
     run(graph, TrainPhase("t", data="low", losses=[loss], sampler=TripletSampler(3, Same("label"), Different("label"))))
-    anchors, positives, negatives = (np.array(one).astype(int) for one in seen.rows)
+    anchors, positives, negatives = (np.array(entry).astype(int) for entry in seen.rows)
     assert sorted(anchors) == list(range(8)) and max(*positives, *negatives) < 8
     assert (LABELS[anchors] == LABELS[positives]).all() and (LABELS[anchors] != LABELS[negatives]).all()
 
@@ -123,15 +123,15 @@ def test_two_nodes_outputs_are_compared_as_by_hand(where: str, source: FeatureSe
     sampler = PairSampler(4, Different("label"), drop_last=True, seed=2)
     losses = [AppliedLoss("mse", "n0", ["outputs", "n1"])]
     results = run(graph, TrainPhase("t", data=source, losses=losses, sampler=sampler, n_epochs=2, accelerator=where))
-    found, draws = [], sampler.epoch_orders({"data": source})
+    result, draws = [], sampler.epoch_orders({"data": source})
     for epoch in (0, 1):
         anchors, pairs = (order.astype("float64").reshape(-1, 4) for order in sampler.shuffled(draws, epoch))
         means = []
         for a, b in zip(anchors, pairs, strict=True):
             means.append(np.mean((weight * (a - b)) ** 2))
             weight -= 0.01 * np.mean(2 * weight * (a - b) ** 2)
-        found.append(np.mean(means))
-    np.testing.assert_allclose(results.loss, found, rtol=1e-10)
+        result.append(np.mean(means))
+    np.testing.assert_allclose(results.loss, result, rtol=1e-10)
     np.testing.assert_allclose(graph.state()["n0/parameters/weight"].item(), weight, rtol=1e-10)
 
 
@@ -221,7 +221,7 @@ def test_the_plan_shows_streams_and_a_column_is_there_once(source: FeatureSet) -
     losses = [AppliedLoss("mse", "n0"), AppliedLoss("mse", "n1", label="other")]
     phase = TrainPhase("t", data=source, losses=losses, sampler=PairSampler(4, Same("label")), accelerator="sim:0")
     plan = Experiment("e", graph).plan(phase)
-    assert [(one.name, one.stream) for one in plan.columns] == [
+    assert [(column.name, column.stream) for column in plan.columns] == [
         ("data.x", ""),
         ("data.x@pair", "pair"),
         ("data.y", ""),
@@ -237,7 +237,7 @@ def test_a_column_whose_name_looks_like_a_stream(source: FeatureSet) -> None:
     graph = ModelGraph([ModelNode("n0", Dense(1, dtype="float64"), odd.reference())], "sgd")
     loss = AppliedLoss("mse", "n0", ["outputs", "odd.y@pair"])
     plan = Experiment("e", graph).plan(TrainPhase("t", data=odd, losses=[loss]))
-    assert [(one.name, one.stream) for one in plan.columns] == [("odd.x", ""), ("odd.y@pair", "")]
+    assert [(assignment.name, assignment.stream) for assignment in plan.columns] == [("odd.x", ""), ("odd.y@pair", "")]
 
 
 def test_references_keep_their_stream_in_configurations(source: FeatureSet) -> None:

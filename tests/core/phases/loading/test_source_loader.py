@@ -53,7 +53,7 @@ ROLES: dict[str, Any] = {"features": FEATURES, "targets": TARGETS, "tags": "id"}
 
 def ours() -> list[str]:
     """Threads of anyaccel."""
-    return [one.name for one in threading.enumerate() if one.name.startswith("anyaccel")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("anyaccel")]
 
 
 @pytest.fixture(autouse=True)
@@ -143,8 +143,8 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "list": lambda _: batches(),
     "generator function": lambda _: lambda: iter(batches()),
     "batches": lambda _: source(batches()),
-    "arrow": lambda _: source(lambda: (pa.table({n: list(c) for n, c in one.items()}) for one in batches())),
-    "by position": lambda _: [tuple(one[name] for name in (*FEATURES, *TARGETS)) for one in batches()],
+    "arrow": lambda _: source(lambda: (pa.table({n: list(c) for n, c in part_.items()}) for part_ in batches())),
+    "by position": lambda _: [tuple(element[name] for name in (*FEATURES, *TARGETS)) for element in batches()],
     "other label": lambda _: {"data": source(batches(), "elsewhere")},
     "dataset": lambda _: Numbered(),
     "items": lambda _: MapSource("data", Numbered(), workers=2, **ROLES),
@@ -286,9 +286,9 @@ def test_evaluation_reads_a_source(kind: str, tmp_path: Path) -> None:
     graph = graph_of(table())
     settings: dict[str, Any] = {"losses": MSE, "metrics": ["r2"], "batch_size": 16}
     wanted = run(graph, EvalPhase("v", data=table(), **settings))
-    found = run(graph, EvalPhase("v", data=KINDS[kind](tmp_path), **settings))
-    assert (found.loss, found.metrics) == (wanted.loss, wanted.metrics)
-    np.testing.assert_array_equal(found.predictions["net"], wanted.predictions["net"])
+    result = run(graph, EvalPhase("v", data=KINDS[kind](tmp_path), **settings))
+    assert (result.loss, result.metrics) == (wanted.loss, wanted.metrics)
+    np.testing.assert_array_equal(result.predictions["net"], wanted.predictions["net"])
 
 
 def test_validation_over_a_source() -> None:
@@ -374,7 +374,7 @@ def test_estimators_do_not_learn_from_a_source(data: Any) -> None:
     ],
 )
 def test_a_source_of_another_shape_is_refused_at_once(change: dict[str, Any], message: str) -> None:
-    bad = [{name: change.get(name, lambda c: c)(column) for name, column in one.items()} for one in batches()]
+    bad = [{name: change.get(name, lambda c: c)(column) for name, column in item.items()} for item in batches()]
     with pytest.raises(AnyaccelError, match=message):
         trained(bad)
 
@@ -397,9 +397,9 @@ def test_rows_of_a_source_are_not_transformed(data: Any) -> None:
             return x / 2
 
     graph = graph_of(table().fit_transform(Half(), ["b"], fit_on="all"))
-    for one in (phase(data), EvalPhase("v", data=data)):
+    for item in (phase(data), EvalPhase("v", data=data)):
         with pytest.raises(PhaseError, match=r"whose rows are not transformed.*Half.*transform_like"):
-            run(graph, one)
+            run(graph, item)
 
 
 def test_a_phase_with_a_source_has_no_configuration() -> None:
@@ -424,8 +424,8 @@ def test_a_plan_reads_no_batch_and_few_items() -> None:
     data, generator = Numbered(), counted()
     experiment = Experiment("e", graph, progress="none")
     for given in (counted, generator, data):
-        for one in (phase(given), EvalPhase("v", data=given), phase(table(), validation=EvalPhase("v", data=given))):
-            assert "net" in str(experiment.plan(one))
+        for item in (phase(given), EvalPhase("v", data=given), phase(table(), validation=EvalPhase("v", data=given))):
+            assert "net" in str(experiment.plan(item))
     assert opened == [] and len(data.read) <= 12
     assert list(experiment.run_phase(phase(generator, n_epochs=1)).loss) == trained(table(), n_epochs=1)[0]
     assert opened == list(range(7))
@@ -551,7 +551,7 @@ def test_an_error_in_the_thread_is_raised_and_leaves_nothing(fault: str, small_b
 def test_a_source_exhausted_in_the_second_epoch() -> None:
     experiment = Experiment("e", graph_of(table()), progress="none")
     with pytest.raises(SourceError, match=r"is an iterator \(generator\) and was read before.*give a function"):
-        experiment.run_phase(phase(one for one in batches()))
+        experiment.run_phase(phase(value_ for value_ in batches()))
     assert len(experiment.last_run.epochs) == 1
     kept = iter(batches())
     with pytest.raises(SourceError, match=r"gave no batch in epoch 1, after it had given some before"):
@@ -612,7 +612,7 @@ def test_an_error_that_is_kept_keeps_no_batches(small_blocks: None) -> None:
         with pytest.raises(SourceError, match="over"):
             experiment.run_phase(phase(failing, accelerator="sim:0", final_device="cpu"))
         gc.collect()
-        assert [one() for one in alive if one() is not None] == []
+        assert [member() for member in alive if member() is not None] == []
         assert experiment.last_run.error is not None
         del simulation
 
@@ -631,7 +631,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
         plain = ArrayProgram.forward_pullback
 
         def guarded(self: Any, inputs: Any) -> Any:
-            rows = len(next(one for one in inputs if one is not None))
+            rows = len(next(array for array in inputs if array is not None))
             asked.append(rows)
             if rows > most and len(asked) > after:
                 raise OutOfMemoryError(FULL.problem, available=FULL.available)
@@ -665,8 +665,8 @@ def test_a_repeatable_source_resumes_within_the_epoch(
     wanted = trained(table(), n_epochs=1, accumulate=accumulate)
     monkeypatch.setattr(oom_recovery, "_SNAPSHOT_SHARE", float("inf"))  # a snapshot after every call
     asked = failing(7, 5)
-    found = trained(KINDS[kind](tmp_path), n_epochs=1, accumulate=accumulate)
-    check_same(found, wanted, 1e-5)
+    result = trained(KINDS[kind](tmp_path), n_epochs=1, accumulate=accumulate)
+    check_same(result, wanted, 1e-5)
     assert asked[:6] == [8] * 6 and sum(asked[6:]) <= ROWS - 4 * 8, "what was done is not done again"
 
 
@@ -676,7 +676,7 @@ def test_memory_that_runs_out_ends_a_source_that_cannot_restart(failing: Any, sm
     with pytest.raises(
         SourceError, match=r"epoch 0 had to start again because memory ran out, and source 'data' is an it"
     ):
-        experiment.run_phase(phase((one for one in batches()), n_epochs=1))
+        experiment.run_phase(phase((batch for batch in batches()), n_epochs=1))
     assert "memory" in [event.kind for event in experiment.last_run.events]
 
 
@@ -688,7 +688,7 @@ def test_an_error_says_that_not_even_one_row_fits(failing: Any) -> None:
 
 def test_memory_that_runs_out_while_a_block_is_copied_is_recovered() -> None:
     with simulate(1, capacity=3000):
-        wide = [{**one, "a": np.zeros((len(one["id"]), 200), "float32")} for one in batches()]
+        wide = [{**entry, "a": np.zeros((len(entry["id"]), 200), "float32")} for entry in batches()]
         data = FeatureSet.from_dict("data", {**COLUMNS, "a": np.zeros((ROWS, 200), "float32")}, ["a"], ["y"])
         graph = ModelGraph([ModelNode("net", Dense(1), data.reference())], Optimizer("sgd", lr=0.1))
         with pytest.raises(OutOfMemoryError) as caught:

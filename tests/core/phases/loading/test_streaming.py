@@ -373,7 +373,7 @@ def test_evaluations_are_the_same_when_streamed(drawn: str, size: int, blocks: B
     sampler, streams = TOGETHER.get(drawn, (None, (None,)))
     graph = siamese(*streams)
     how: dict[str, Any] = {"batch_size": 7} if sampler is None else {"sampler": sampler}
-    found = [
+    result = [
         run(
             graph,
             EvalPhase(
@@ -388,16 +388,16 @@ def test_evaluations_are_the_same_when_streamed(drawn: str, size: int, blocks: B
         )
         for residency in ("resident", "streamed")
     ]
-    assert found[0].losses == found[1].losses and found[0].metrics == found[1].metrics and spied
+    assert result[0].losses == result[1].losses and result[0].metrics == result[1].metrics and spied
     for name in ("n0", "net"):
-        np.testing.assert_array_equal(found[0].prediction(name), found[1].prediction(name))
+        np.testing.assert_array_equal(result[0].prediction(name), result[1].prediction(name))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_evaluations_of_unequal_sets_are_the_same_when_streamed(size: int, blocks: Blocks) -> None:
     blocks(size)
     graph = apart()
-    found = [
+    result = [
         run(
             graph,
             EvalPhase(
@@ -411,10 +411,10 @@ def test_evaluations_of_unequal_sets_are_the_same_when_streamed(size: int, block
         )
         for residency in ("resident", "streamed")
     ]
-    assert found[0].losses == found[1].losses
+    assert result[0].losses == result[1].losses
     for name, n in (("a", 40), ("b", 29)):
-        assert len(found[1].prediction(name)) == n
-        np.testing.assert_array_equal(found[0].prediction(name), found[1].prediction(name))
+        assert len(result[1].prediction(name)) == n
+        np.testing.assert_array_equal(result[0].prediction(name), result[1].prediction(name))
 
 
 @pytest.mark.parametrize("size", SIZES)

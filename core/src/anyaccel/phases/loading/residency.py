@@ -14,52 +14,82 @@ from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.segment import NodeState, Segment
 from anyaccel.specs import Optimizer
 
-_FILL_SHARE = 0.8
-"""The part of the free memory that data and what training adds may fill; the rest is for activations."""
+_USABLE_FRACTION = 0.8
+"""Fraction of the free memory that rows, and what training adds, may take; the rest is for activations."""
 _STATE_SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 
-def load_all(
+def make_loaders(
     residency: str,
     factories: Sequence[LoaderFactory],
     names: Sequence[str],
-    growth: Mapping[Place, int],
+    training_bytes: Mapping[Place, int],
     log_event: LogEvent,
     on_loaded: OnLoaded | None = None,
 ) -> list[BatchLoader]:
     """A loader for each factory; the first have the first claim on memory.
 
     Args:
-        residency: `auto`, `resident` or `streamed`.
+        residency: `"auto"`, `"resident"` or `"streamed"`.
         factories: the rows of a phase, and of its validation.
-        names: of these, for events.
-        growth: bytes that training adds, by framework and device.
-        log_event: receives what `auto` decided and why; verbose if rows stay.
+        names: their names in events.
+        training_bytes: bytes that training adds, by framework and device.
+        log_event: receives what `"auto"` decided and why; verbose if rows stay.
         on_loaded: see `OnLoaded`.
 
     Raises:
         OutOfMemoryError: no room for rows that are to be resident.
     """
-    places = {place for factory in factories for place in factory.nbytes()}
-    free = {place: nbytes for place in places if (nbytes := free_memory(place)) is not None}
-    room = {place: _FILL_SHARE * nbytes - growth.get(place, 0) for place, nbytes in free.items()}
+    decides = residency == "auto"
+    memory = _MemoryBudget(factories, training_bytes)
     loaders: list[BatchLoader] = []
     for factory, name in zip(factories, names, strict=True):
         needs = factory.nbytes()
-        short = next((place for place, need in needs.items() if need > room.get(place, need)), None)
-        if residency == "auto" and short is not None:
-            log_event("residency", f"{name}: streamed, as its rows take {_needed(short, needs[short], free, growth)}")
-        if residency == "streamed" or (residency == "auto" and short is not None):
+        full_place = memory.exceeded(needs) if decides else None
+        if full_place is not None:
+            log_event("residency", f"{name}: streamed, as they take {memory.explain(full_place, needs, fits=False)}")
+        if residency == "streamed" or full_place is not None:
             loaders.append(factory.streamed())
             continue
         loaders.append(_resident(residency, factory, name, log_event, on_loaded))
-        if residency == "auto" and any(needs.values()) and loaders[-1].residency == "resident":
-            reasons = "; ".join(_needed(place, need, free, growth) for place, need in needs.items())
-            log_event("residency", f"{name}: resident, as its rows take {reasons}", verbose=True)
-        for place in set(needs) & set(room):
-            room[place] -= needs[place]
-            free[place] -= needs[place]
+        if decides and any(needs.values()) and loaders[-1].residency == "resident":
+            reasons = "; ".join(memory.explain(place, needs, fits=True) for place in needs)
+            log_event("residency", f"{name}: resident, as they take {reasons}", verbose=True)
+        memory.take(needs)
     return loaders
+
+
+class _MemoryBudget:
+    """The free memory of every device that rows go to, measured once, and what of it rows may take."""
+
+    def __init__(self, factories: Sequence[LoaderFactory], training_bytes: Mapping[Place, int]) -> None:
+        places = {place for factory in factories for place in factory.nbytes()}
+        self._training = training_bytes
+        self._free = {place: nbytes for place in places if (nbytes := free_memory(place)) is not None}
+        self._budget = {
+            place: _USABLE_FRACTION * nbytes - training_bytes.get(place, 0) for place, nbytes in self._free.items()
+        }
+
+    def exceeded(self, needs: Mapping[Place, int]) -> Place | None:
+        """A place where so many bytes are too many; places whose free memory is unknown are not."""
+        return next(
+            (place for place, need in needs.items() if place in self._budget and need > self._budget[place]), None
+        )
+
+    def take(self, needs: Mapping[Place, int]) -> None:
+        """Subtract bytes that are taken now."""
+        for place in needs.keys() & self._budget.keys():
+            self._budget[place] -= needs[place]
+            self._free[place] -= needs[place]
+
+    def explain(self, place: Place, needs: Mapping[Place, int], *, fits: bool) -> str:
+        """The figures of a decision, in words."""
+        added, where = self._training.get(place, 0), f"{place[1]} ({place[0]})"
+        total = f"{size(needs[place])} and training adds {size(added)}" if added else size(needs[place])
+        if place not in self._free:
+            return f"{total} on {where}, whose free memory is unknown"
+        relation = "within" if fits else "more than"
+        return f"{total}, {relation} {_USABLE_FRACTION:.0%} of the {size(self._free[place])} free on {where}"
 
 
 def _resident(
@@ -85,15 +115,9 @@ def _no_room(name: str, needs: Mapping[Place, int], error: OutOfMemoryError) -> 
     )
 
 
-def _needed(place: Place, nbytes: int, free: Mapping[Place, int], growth: Mapping[Place, int]) -> str:
-    added, where = growth.get(place, 0), f"{place[1]} ({place[0]})"
-    total = f"{size(nbytes)} and training adds {size(added)}" if added else size(nbytes)
-    if place in free:
-        return f"{total}, and {size(free[place])} are free on {where}"
-    return f"{total} on {where}, which does not say what is free"
-
-
-def training_growth(plan: Plan, segments: Sequence[Segment], states: Mapping[str, NodeState]) -> dict[Place, int]:
+def bytes_added_by_training(
+    plan: Plan, segments: Sequence[Segment], states: Mapping[str, NodeState]
+) -> dict[Place, int]:
     """Bytes that training adds on each device: gradients, and optimizer state that is not there yet."""
     optimizers = {node: group.optimizer for segment in segments for group in segment.groups for node in group.nodes}
     added: dict[Place, int] = {}
