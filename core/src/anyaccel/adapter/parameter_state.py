@@ -167,6 +167,6 @@ class ParameterState:
 
     def all_states(self) -> dict[str, NodeState]:
         """The optimizer state of the trained nodes as it is now, and of all others as it was given."""
-        owner, given = self._layout.owner, self._segment.states
+        owner, earlier = self._layout.owner, self._segment.states
         others = {label: state for label, state in earlier.items() if owner.get(label) not in self.states}
         return {**others, **self.states}
