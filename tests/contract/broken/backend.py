@@ -11,6 +11,7 @@ from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError
 from anyaccel.numpy_backend import NumpyBackend, SimArray
 from anyaccel.numpy_backend.array_creation import scoped
+from anyaccel.numpy_backend.transfers import moved
 
 from .faults import SECOND, fault
 
@@ -126,6 +127,9 @@ class MoveLosesValues(NumpyBackend):
 class MoveBetweenDevicesStays(NumpyBackend):
     def move(self, tensor, device, *, pinned=False):
         return tensor if isinstance(tensor, SimArray) else super().move(tensor, device)
+
+    def from_dlpack(self, foreign, device):
+        return moved(foreign, device) if self.owns(foreign) else super().from_dlpack(foreign, device)
 
 
 @fault("backend", "test_move_to_the_same_device_returns_the_same_object")
