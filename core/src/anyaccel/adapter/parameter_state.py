@@ -47,9 +47,9 @@ class ParameterState:
 
     def _resumed(self, node: str, rule: UpdateRule) -> NodeState:
         """The state of an earlier phase if it fits this rule and these parameters; else a fresh one."""
-        given, owner = self._segment.states, self._layout.owner
+        earlier, owner = self._segment.states, self._layout.owner
         sharing = [node, *(label for label in owner if owner[label] == node)]
-        state = next((given[label] for label in sharing if label in given), NodeState())
+        state = next((earlier[label] for label in sharing if label in earlier), NodeState())
         if not rule.fits(state.slots, self.parameters[node]):
             return NodeState()
         device = self._layout.owner_device[node]
@@ -167,6 +167,6 @@ class ParameterState:
 
     def all_states(self) -> dict[str, NodeState]:
         """The optimizer state of the trained nodes as it is now, and of all others as it was given."""
-        owner, given = self._layout.owner, self._segment.states
-        others = {label: state for label, state in given.items() if owner.get(label) not in self.states}
+        owner, earlier = self._layout.owner, self._segment.states
+        others = {label: state for label, state in earlier.items() if owner.get(label) not in self.states}
         return {**others, **self.states}

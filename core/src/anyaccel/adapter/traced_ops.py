@@ -202,8 +202,8 @@ class TracedOps(ArrayOps):
 
         def function(primals: Any, rest: Any) -> tuple[Any, Any]:
             traced, constant = iter(primals["inputs"]), iter(rest["inputs"])
-            given = tuple(next(traced) if is_active else next(constant) for is_active in active)
-            outputs, changed = self.apply(model, primals["parameters"], rest["buffers"], given, train, rest["key"])
+            arguments = tuple(next(traced) if is_active else next(constant) for is_active in active)
+            outputs, changed = self.apply(model, primals["parameters"], rest["buffers"], arguments, train, rest["key"])
             values = {str(i): output for i, output in enumerate(outputs) if is_floating(output)}
             return values, ({str(i): output for i, output in enumerate(outputs) if str(i) not in values}, changed)
 

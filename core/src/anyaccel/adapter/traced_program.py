@@ -138,10 +138,10 @@ class TracedProgram(ArrayProgram):
     ) -> tuple[Any, ...]:
         """The pullback, once the compiled function, its seeds, and the inputs and losses of the step are bound."""
         pairs = zip(self.segment.outputs, cotangents, strict=True)
-        given = {name: cotangent for name, cotangent in pairs if cotangent is not None and name in seeds}
-        active_ends, back = self._flow.active_ends(given, losses), {}
+        extra = {name: cotangent for name, cotangent in pairs if cotangent is not None and name in seeds}
+        active_ends, back = self._flow.active_ends(extra, losses), {}
         if active_ends:
-            pulled = pull({name: seed + given[name] if name in given else seed for name, seed in seeds.items()})
+            pulled = pull({name: seed + extra[name] if name in extra else seed for name, seed in seeds.items()})
             for owner in self._flow.reached_owners(active_ends):
                 self._state.add_gradients(owner, pulled["parameters"][owner])
             back = pulled["inputs"]
