@@ -190,15 +190,12 @@ class TracedOps(ArrayOps):
         not as a tracer.
         """
         active = [is_floating(x) and (differentiate is None or differentiate[i]) for i, x in enumerate(inputs)]
-        primals = {
-            "parameters": dict(parameters),
-            "inputs": [x for x, is_active in zip(inputs, active, strict=True) if is_active],
-        }
-        rest = {
-            "inputs": [x for x, is_active in zip(inputs, active, strict=True) if not is_active],
-            "buffers": dict(buffers),
-            "key": self.key(key) if isinstance(key, int) else key,
-        }
+        split: tuple[list[Any], list[Any]] = ([], [])
+        for x, is_active in zip(inputs, active, strict=True):
+            split[not is_active].append(x)
+        primals = {"parameters": dict(parameters), "inputs": split[0]}
+        key = self.key(key) if isinstance(key, int) else key
+        rest = {"inputs": split[1], "buffers": dict(buffers), "key": key}
 
         def function(primals: Any, rest: Any) -> tuple[Any, Any]:
             traced, constant = iter(primals["inputs"]), iter(rest["inputs"])

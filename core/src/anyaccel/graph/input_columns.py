@@ -22,10 +22,10 @@ from anyaccel.suggestions import did_you_mean
 _ELEMENTWISE = ("mse", "mae", "binary_cross_entropy")
 
 
-class Chosen(NamedTuple):
+class ColumnSelection(NamedTuple):
     """Columns of a feature set, read from a stream of its sampler; None is the first stream."""
 
-    source: FeatureSet
+    feature_set: FeatureSet
     names: tuple[str, ...]
     stream: str | None = None
 
@@ -39,7 +39,7 @@ class Chosen(NamedTuple):
 
     def _named(self, columns: str) -> str:
         stream = "" if self.stream is None else f"@{self.stream}"
-        return f"{self.source.label}.{columns}{stream}"
+        return f"{self.feature_set.label}.{columns}{stream}"
 
 
 class ColumnTable:
@@ -58,7 +58,7 @@ class ColumnTable:
         """All columns so far."""
         return tuple(self._columns.values())
 
-    def want(self, selection: Chosen, spec: TensorSpec, to: Assignment, role: str) -> Column:
+    def want(self, selection: ColumnSelection, spec: TensorSpec, to: Assignment, role: str) -> Column:
         """The column of a selection in this form on a node's device; created on first use.
 
         Raises:
@@ -84,11 +84,11 @@ class ColumnTable:
             )
         return self._columns[key]
 
-    def _stream(self, selection: Chosen) -> str:
+    def _stream(self, selection: ColumnSelection) -> str:
         """The stream that is read, `""` for the first."""
-        stream, known = selection.stream or "", self._streams.get(selection.source.label)
+        stream, known = selection.stream or "", self._streams.get(selection.feature_set.label)
         if known is not None:
-            check_stream(stream, selection.source.label, known)
+            check_stream(stream, selection.feature_set.label, known)
         return "" if known and stream == known[0] else stream
 
     def _free_name(self, base: str) -> str:
@@ -102,7 +102,9 @@ def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to:
     """The column of a reference as a node takes it: floating values in its dtype, scalars as [1] if it needs that."""
     spec = cast(joined_spec(reference.feature_set, reference.features), shapes.dtypes[to.node])
     spec = lifted(spec) if to.node in shapes.lifted else spec
-    return table.want(Chosen(reference.feature_set, reference.features, reference.stream), spec, to, "features")
+    return table.want(
+        ColumnSelection(reference.feature_set, reference.features, reference.stream), spec, to, "features"
+    )
 
 
 def check_stream(stream: str, label: str, known: Sequence[str]) -> None:
@@ -120,14 +122,14 @@ def check_stream(stream: str, label: str, known: Sequence[str]) -> None:
         )
 
 
-def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> Chosen:
+def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
     """The columns that `"targets"` means for a loss: the targets of the data that feed its node, in their stream.
 
     Raises:
         ColumnError: there are none, or several.
     """
     references = (ref for ref in topology.references(loss.on, nodes) if ref.targets)
-    selections = {Chosen(ref.feature_set, ref.targets, ref.stream) for ref in references}
+    selections = {ColumnSelection(ref.feature_set, ref.targets, ref.stream) for ref in references}
     if len(selections) == 1:
         return selections.pop()
     if not selections:
@@ -142,7 +144,7 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> Chosen:
     )
 
 
-def named_column(text: str, nodes: Mapping[str, Node]) -> Chosen | None:
+def named_column(text: str, nodes: Mapping[str, Node]) -> ColumnSelection | None:
     """The columns that `"FEATURE_SET.COLUMN"` names; None if it names no feature set of the graph.
 
     `"FEATURE_SET.A+B"` names two, joined; `"FEATURE_SET.COLUMN@STREAM"` another stream than the first.
@@ -158,10 +160,10 @@ def named_column(text: str, nodes: Mapping[str, Node]) -> Chosen | None:
     names = (columns,) if columns in feature_set.columns else tuple(columns.split("+"))
     for name in names:
         feature_set.spec(name)
-    return Chosen(feature_set, names, stream or None)
+    return ColumnSelection(feature_set, names, stream or None)
 
 
-def target_spec(loss: AppliedLoss, selection: Chosen, output: TensorSpec) -> TensorSpec:
+def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec) -> TensorSpec:
     """The form in which a loss compares columns with an output, so that nothing broadcasts or changes silently.
 
     Raises:
@@ -169,7 +171,7 @@ def target_spec(loss: AppliedLoss, selection: Chosen, output: TensorSpec) -> Ten
         SpecError: the dtype does not fit.
     """
     names = selection.names
-    stored, name = joined_spec(selection.source, names), f"{selection.source.label}.{brief(names)}"
+    stored, name = joined_spec(selection.feature_set, names), f"{selection.source.label}.{brief(names)}"
     if loss.loss.own is not None:
         return _for_own(cast(stored, output.dtype), output)
     _refuse_one_class(loss, output)

@@ -45,10 +45,10 @@ def _arrays(
 def targets_of(label: str, graph: ModelGraph, rows: Mapping[str, Rows]) -> np.ndarray | None:
     """The targets of the data that feed a node, in host memory; None if there are none."""
     chosen = chosen_targets(label, graph)
-    return None if chosen is None else joined_array(rows[chosen.source.label], chosen.names)
+    return None if chosen is None else joined_array(rows[chosen.feature_set.label], chosen.names)
 
 
-def chosen_targets(label: str, graph: ModelGraph) -> input_columns.Chosen | None:
+def chosen_targets(label: str, graph: ModelGraph) -> input_columns.ColumnSelection | None:
     """The target columns of the data that feed a node; None if there are none.
 
     Raises:

@@ -174,8 +174,8 @@ class HostLearners:
         return upstream_nodes(self.labels, self._graph)
 
     def _learner(self, label: str, rows: Mapping[str, Rows], streams: Mapping[str, Sequence[str]]) -> _Learner:
-        def host_column(chosen: input_columns.Chosen) -> _HostColumn:
-            name = chosen.source.label
+        def host_column(chosen: input_columns.ColumnSelection) -> _HostColumn:
+            name = chosen.feature_set.label
             input_columns.check_stream(chosen.stream or "", name, streams.get(name, ()))
             return _HostColumn((name, chosen.stream or ""), joined_array(rows[name], chosen.names))
 
@@ -186,7 +186,7 @@ class HostLearners:
         for upstream in self._graph[label].upstreams:
             if isinstance(upstream, Reference):
                 inputs.append(
-                    host_column(input_columns.Chosen(upstream.feature_set, upstream.features, upstream.stream))
+                    host_column(input_columns.ColumnSelection(upstream.feature_set, upstream.features, upstream.stream))
                 )
             else:
                 names = (upstream,) if "." in upstream else self._graph.shapes.outputs[upstream]

@@ -64,7 +64,9 @@ def bind_metrics(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGr
     return bound
 
 
-def _targets(metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> input_columns.Chosen:
+def _targets(
+    metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: ModelGraph
+) -> input_columns.ColumnSelection:
     if node not in graph.nodes:
         raise topology.unknown_node(f"metric {metric.label!r} is on the node {node!r}", node, graph.nodes)
     own = [name for loss in losses if loss.on == node for name in loss.inputs[1:]]
@@ -196,7 +198,7 @@ def _compared_columns(phase: Phase, graph: ModelGraph, value: str) -> Compared |
         except ColumnError:
             continue
         if chosen is not None:
-            return f"{chosen.source.label}{_stream_suffix(phase, chosen)}", chosen.names
+            return f"{chosen.feature_set.label}{_stream_suffix(phase, chosen)}", chosen.names
     return None
 
 
@@ -212,9 +214,9 @@ def _candidates(phase: Phase, node: str, value: str) -> Iterator[str]:
     yield "targets"
 
 
-def _stream_suffix(phase: Phase, chosen: input_columns.Chosen) -> str:
+def _stream_suffix(phase: Phase, chosen: input_columns.ColumnSelection) -> str:
     """`@STREAM` if the rows of an EvalPhase are those of another stream; without a sampler all streams are the rows."""
     samplers = getattr(phase, "sampler", None)
-    sampler = samplers.get(chosen.source.label) if isinstance(samplers, Mapping) else samplers
+    sampler = samplers.get(chosen.feature_set.label) if isinstance(samplers, Mapping) else samplers
     streams: tuple[str, ...] = getattr(sampler, "streams", ())
     return f"@{chosen.stream}" if chosen.stream in streams[1:] else ""

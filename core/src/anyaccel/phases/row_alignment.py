@@ -78,4 +78,4 @@ def _sets_of_input(text: str, loss: AppliedLoss, graph: ModelGraph) -> set[str]:
     if label in graph.nodes:
         return _sets_of(label, graph)
     column = None if text == "targets" or label == "outputs" else input_columns.named_column(text, graph.nodes)
-    return _sets_of(loss.on, graph) if column is None else {column.source.label}
+    return _sets_of(loss.on, graph) if column is None else {column.feature_set.label}

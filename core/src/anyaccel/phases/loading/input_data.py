@@ -42,22 +42,19 @@ def input_data(
     read: bool,
     cache: ReadCache,
 ) -> InputData:
-    """The data of a phase as rows, and the source that is streamed if there is one; other sources are read into memory.
+    """The data of a phase as rows, and the source that is streamed, if any; other sources are read into memory.
 
     Args:
         label: of the phase.
-        data: what was given: name of a split, rows, a source, or a mapping from feature sets to these.
+        data: name of a split, rows, a source, or a mapping from feature sets to these.
         sets: the feature sets that the phase needs data of.
-        may_stream: whether a source may be streamed, as by a TrainPhase.
-        equal_lengths: whether all feature sets need equally many rows, as one sampler draws from all of them.
-        read: whether rows are needed; if not, rows of the graph's feature set stand for a loader or generator, which
-            would lose its first batch.
+        may_stream: whether a source may be streamed.
+        equal_lengths: whether one sampler draws from all feature sets, which then need equally many rows.
+        read: whether rows are needed; if not, a loader or generator is not touched.
         cache: keeps what was read, so that each source is read once.
 
     Raises:
-        PhaseError: data that do not fit the graph, or sources that cannot be streamed.
-        SourceError: neither rows nor a source, or a source that cannot be read.
-        SplitError: a split that a feature set does not have.
+        PhaseError, SourceError, SplitError: data that do not fit the graph or cannot be read, or an unknown split.
     """
     source = None
     if isinstance(data, Mapping) or len(sets) == 1:
@@ -71,12 +68,16 @@ def input_data(
             given[name] = _rows_for(label, value, given[name], sets[name], streamed=streamed, read=read, cache=cache)
         data = given if sources else data
     elif isinstance(data, Source):
-        raise PhaseError(
-            f"phase {label!r} was given only the source {data.label!r}",
-            available=f"the graph takes {', '.join(sets)}",
-            hint="give data={'LABEL': ..., ...} with rows for each feature set",
-        )
+        raise _only_one_source(label, data, sets)
     return InputData(_rows_of(label, data, sets, equal_lengths), source)
+
+
+def _only_one_source(label: str, source: Source, sets: Mapping[str, FeatureSet]) -> PhaseError:
+    return PhaseError(
+        f"phase {label!r} was given only the source {source.label!r}",
+        available=f"the graph takes {', '.join(sets)}",
+        hint="give data={'LABEL': ..., ...} with rows for each feature set",
+    )
 
 
 def _rows_for(
