@@ -440,7 +440,7 @@ class FeatureSet(_SplitRows):
     ) -> Self:
         """Make a feature set of a data frame, of pandas or of another library.
 
-        ColumnSelection columns of pandas are copied once and keep their dtype, nullable and Arrow dtypes too; the index is left
+        Chosen columns of pandas are copied once and keep their dtype, nullable and Arrow dtypes too; the index is left
         out. Frames with `__arrow_c_stream__` (Polars, DuckDB relations) are read as by `from_arrow`, without a copy;
         those that have only `__dataframe__` are copied. `feature_keys` and the like mean the same as `feature_cols`.
 

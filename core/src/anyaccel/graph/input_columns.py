@@ -171,7 +171,7 @@ def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpe
         SpecError: the dtype does not fit.
     """
     names = selection.names
-    stored, name = joined_spec(selection.feature_set, names), f"{selection.source.label}.{brief(names)}"
+    stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
     if loss.loss.own is not None:
         return _for_own(cast(stored, output.dtype), output)
     _refuse_one_class(loss, output)
