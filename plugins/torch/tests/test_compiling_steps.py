@@ -243,7 +243,7 @@ WAITS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__", "
 
 
 @pytest.mark.parametrize("which", ["plain", "compiled"])
-def test_b18_resident_steps_neither_wait_nor_transfer(
+def test_resident_steps_neither_wait_nor_transfer(
     programs: Programs, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     program = getattr(programs, which)

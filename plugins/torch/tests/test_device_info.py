@@ -123,12 +123,12 @@ class Elsewhere(torch.Tensor):
         return self.where
 
 
-def test_b7_device_without_index_has_index_0(backend: TorchBackend) -> None:
+def test_device_without_index_has_index_0(backend: TorchBackend) -> None:
     tensor = torch.zeros(1).as_subclass(Elsewhere)
     assert backend.device_of(tensor) == Device.parse("cuda") == Device.parse("gpu:0") == GPU
 
 
-def test_b8_model_on_mps_has_a_device(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_on_mps_has_a_device(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     for spelt in ("mps", "mps:0"):
         monkeypatch.setattr(Elsewhere, "where", torch.device(spelt))
         assert backend.device_of(torch.zeros(1).as_subclass(Elsewhere)) == Device("mps", 0)

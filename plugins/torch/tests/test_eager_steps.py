@@ -111,7 +111,7 @@ WAITS = ("item", "cpu", "numpy", "to", "tolist", "__bool__", "__float__", "__int
 @pytest.mark.parametrize(
     "recipe", [Optimizer("adam", clip_norm=0.1), Optimizer("momentum", schedule=Schedule("cosine", steps=9))]
 )
-def test_b18_train_steps_neither_transfer_nor_wait(
+def test_train_steps_neither_transfer_nor_wait(
     backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, recipe: Optimizer
 ) -> None:
     x, y, order = data

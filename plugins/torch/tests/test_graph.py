@@ -128,7 +128,7 @@ def test_the_plan_names_torch_and_casts_float64_features_once() -> None:
     assert change == {"data.x": "float64 to float32", "data.kind": ""}
 
 
-def test_b12_missing_gpu_is_reported_before_anything_moves() -> None:
+def test_missing_gpu_is_reported_before_anything_moves() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     net = seeded_net()

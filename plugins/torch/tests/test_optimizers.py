@@ -251,7 +251,7 @@ def test_optimizer_with_several_groups_has_a_schedule() -> None:
     assert step_nodes(group, members, "abc") == {"a": 0.25, "b": 0.25, "c": 0.5}
 
 
-def test_b2_step_of_a_loaded_state_is_on_torchs_device() -> None:
+def test_step_of_a_loaded_state_is_on_torchs_device() -> None:
     slots = {"w": {"square_avg": torch.zeros(3, 2)}}
     named = {"w": nn.Parameter(torch.zeros(3, 2))}
     group = group_of(Optimizer(torch.optim.RMSprop, lr=0.1), named, NodeState(4, slots))

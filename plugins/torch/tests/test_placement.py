@@ -82,7 +82,7 @@ def moved_in_place(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("setting", "where"), [("foreach", "cpu"), ("capturable", "meta"), ("fused", "meta")])
-def test_b2_adam_step_stays_on_torchs_device(setting: str, where: str) -> None:
+def test_adam_step_stays_on_torchs_device(setting: str, where: str) -> None:
     model = nn.Linear(2, 1)
     optimizer = stepped_optimizer(model)
     optimizer.param_groups[0][setting] = True
@@ -96,7 +96,7 @@ def test_b2_adam_step_stays_on_torchs_device(setting: str, where: str) -> None:
     assert all(optimizer.state[p][k] is v for p, state in before.items() for k, v in state.items())
 
 
-def test_b2_a_step_that_was_moved_away_comes_back() -> None:
+def test_a_step_that_was_moved_away_comes_back() -> None:
     model = nn.Linear(2, 1)
     optimizer = stepped_optimizer(model)
     for state in optimizer.state.values():
@@ -140,7 +140,7 @@ def test_moves_between_cuda_devices(backend: TorchBackend) -> None:
         assert backend.device_of(backend.move(tensor, CPU, pinned=True)) == CPU
 
 
-def test_b6_pinned_has_no_effect_towards_the_cpu(backend: TorchBackend) -> None:
+def test_pinned_has_no_effect_towards_the_cpu(backend: TorchBackend) -> None:
     tensor = torch.zeros(2)
     assert backend.move(tensor, CPU, pinned=True) is tensor
 
@@ -150,12 +150,12 @@ class Pinning(TorchBackend):
     pinned_kinds = frozenset({"meta"})
 
 
-def test_b6_pinned_has_no_effect_without_page_locked_memory() -> None:
+def test_pinned_has_no_effect_without_page_locked_memory() -> None:
     for tensor in (torch.zeros(2), torch.zeros(2, requires_grad=True), torch.eye(2).to_sparse()):
         assert Pinning().move(tensor, META, pinned=True).is_meta
 
 
-def test_b6_nothing_is_pinned_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_pinned_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: pytest.fail("was pinned"))
     tensor = torch.zeros(2, device="meta")
     assert Pinning().move(tensor, META, pinned=True) is tensor

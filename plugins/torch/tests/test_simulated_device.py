@@ -130,7 +130,7 @@ def test_torch_optimizers_step_as_on_the_cpu(kind: str, settings: dict[str, bool
     torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-7)
 
 
-def test_b2_placed_optimizer_has_its_step_on_the_host() -> None:
+def test_placed_optimizer_has_its_step_on_the_host() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
     backend, where = SimulatedBackend(), Device("sim", 1)

@@ -180,7 +180,7 @@ def test_shared_model_is_trained_once() -> None:
 # -- state -----------------------------------------------------------------------------------------------------------
 
 
-def test_b1_optimizer_state_stays_with_its_node_and_b2_steps_are_numbers() -> None:
+def test_optimizer_state_stays_with_its_node_and_steps_are_numbers() -> None:
     model_graph = graph(data(), (ONE, TWO))
     run(model_graph, training(2))
     for node, device in (("encoder", ONE), ("head", TWO)):

@@ -43,7 +43,7 @@ def chain(table, mlp):
 @pytest.mark.parametrize("own", [None, "cpu", "sim:1"])
 @pytest.mark.parametrize("phase", [None, "cpu", "sim:0"])
 def test_a_nodes_accelerator_wins_over_the_phases_and_that_over_the_cpu(own, phase, chain, sims):
-    """B10: a node's own is never overruled, whoever asks."""
+    """A node's own accelerator is never overruled, whoever asks."""
     expected = (own, "node") if own else (phase, "phase") if phase else ("cpu", "default")
     one = plan(chain(own), phase)["a"]
     assert (one.device, one.reason, one.requested) == (Device.parse(expected[0]), expected[1], expected[0])
@@ -109,7 +109,7 @@ def test_a_node_on_a_missing_device_is_named(chain, sims):
 
 
 def test_a_device_of_another_framework_only_is_an_error_for_this_one(serve, twin, chain):
-    """B11: what one framework finds says nothing about another."""
+    """What one framework finds says nothing about another."""
     serve(twin(("cpu", "gpu:0")), TinyBackend("tiny", ("gpu:0", "gpu:1")))
     graph = chain(None)
     graph["a"].framework = "twin"
@@ -172,7 +172,7 @@ def test_an_idle_node_does_not_conflict(table, mlp, sims):
     assert [(one.node, one.device) for one in made.assignments] == [("b", SIM1)]
 
 
-# -- concatenation (B3) ------------------------------------------------------------------------------------------------
+# -- concatenation -----------------------------------------------------------------------------------------------------
 
 
 def test_a_concat_goes_with_its_consumer(table, mlp, sims):

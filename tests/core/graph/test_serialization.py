@@ -105,7 +105,7 @@ def test_a_convolutional_model_round_trips(table):
     [Accelerator("cpu"), Accelerator("cuda"), Accelerator("gpu:3", pin_memory=True), Accelerator("rocm:1"), None],
 )
 def test_an_accelerator_is_kept_whole_by_nodes_and_phases(accelerator, table, mlp):
-    """B19: pin_memory was dropped on the way."""
+    """pin_memory was dropped on the way."""
     graph = ModelGraph([ModelNode("a", mlp(), table().reference(), accelerator)])
     phase = EvalPhase("e", data="all", accelerator=accelerator, final_device=accelerator)
     again = [

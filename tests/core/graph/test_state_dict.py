@@ -211,7 +211,7 @@ def test_phases_of_other_labels_count_their_own_epochs(table):
     assert build(table()).load_state(graph.state()).progress == {"train": 2, "other": 1}
 
 
-# -- optimizer state follows its node (B1) -----------------------------------------------------------------------------
+# -- optimizer state follows its node ----------------------------------------------------------------------------------
 
 
 def places(graph, label):

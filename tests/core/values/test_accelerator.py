@@ -60,7 +60,7 @@ def test_a_frameworks_own_device_object_implies_no_vendor(use):
 
 @given(spellings, st.booleans())
 def test_from_config_restores_what_get_config_gave(text, pinned):
-    """Predecessor's B19: an export dropped pin_memory."""
+    """The predecessor: an export dropped pin_memory."""
     accelerator = Accelerator(text, pin_memory=pinned)
     again = Accelerator.from_config(accelerator.get_config())
     assert again == accelerator
