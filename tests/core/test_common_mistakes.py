@@ -37,6 +37,17 @@ def graph(data: aa.FeatureSet, width: int = 1) -> aa.ModelGraph:
             r"callbacks must be a list, got .*. Hint: write callbacks=\[EarlyStopping\(\)\]",
         ),
         ({"callbacks": [aa.EarlyStopping]}, r"is not a Callback. Hint: .*EarlyStopping\(\)"),
+        ({"losses": ["cross_entropy"]}, r"Hint: write losses=\[AppliedLoss\('cross_entropy', on='NODE'\)\]\.$"),
+        ({"device": "gpu"}, r"no setting 'device'. Hint: write accelerator='gpu:0'\.$"),
+        (
+            {"lr": 0.1},
+            r"Hint: the optimizer belongs to the graph: ModelGraph\(nodes, Optimizer\('adam', lr=1e-3\)\)\.$",
+        ),
+        ({"shuffle": True}, r"Hint: write sampler=SimpleSampler\(16, shuffle=True\)\.$"),
+        ({"verbose": 0}, r"Hint: write Experiment\(..., progress='none'\)\.$"),
+        ({"compile": False}, r"unknown compile=False. Available: 'auto', 'off', 'steps'. Hint: write compile='off'\.$"),
+        ({"n_epochs": 0.5}, r"n_epochs must be an int of at least 0, got 0.5. Hint: write n_epochs=1\.$"),
+        ({"colour": "red"}, r"no setting 'colour'. Available: .* Hint: use one of these\.$"),
     ],
 )
 def test_wrong_settings_of_a_phase_are_refused_with_a_hint(settings: dict[str, Any], message: str) -> None:

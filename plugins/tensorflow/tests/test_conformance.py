@@ -60,11 +60,11 @@ class Keras(TensorFlowSubject):
 
 
 class Module(Keras):
-    """A user's tf.Module, eager at first."""
+    """A user's tf.Module, eager throughout: compiled in the middle of a test, it would give other last bits."""
 
     @pytest.fixture(autouse=True)
-    def at_once(self):
-        assert TensorFlowOps.eager_seconds > 0.0
+    def at_once(self, monkeypatch):
+        monkeypatch.setattr(TensorFlowOps, "eager_seconds", 1e9)
 
     @pytest.fixture
     def model(self):

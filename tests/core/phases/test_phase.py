@@ -31,7 +31,7 @@ def train(**settings):
         (
             {"losses": ["mse"]},
             PhaseError,
-            "phase 't': losses must be AppliedLoss objects, got 'mse'. Hint: losses=[AppliedLoss('mse', on=",
+            "phase 't': losses must be AppliedLoss objects, got 'mse'. Hint: write losses=[AppliedLoss('mse', on=",
         ),
         (
             {"losses": [MSE, MSE]},

@@ -245,7 +245,8 @@ def test_stopping_ends_after_an_update(at: Callable[..., Callback]) -> None:
 def test_accumulate_below_one_is_refused(given: Any) -> None:
     with pytest.raises(PhaseError) as caught:
         TrainPhase("t", data="train", losses=MSE, accumulate=given)
-    assert str(caught.value) == f"phase 't': accumulate must be an int of at least 1, got {given!r}."
+    hint = "Hint: write accumulate=1."
+    assert str(caught.value) == f"phase 't': accumulate must be an int of at least 1, got {given!r}. {hint}"
 
 
 @pytest.mark.parametrize("schedule", ["alternate_strict", "alternate_cycle", "zip_cycle"])

@@ -79,8 +79,8 @@ def _check_framework(plugins: Registry, framework: str) -> None:
         reason = backend.unavailable_reason(Device("cpu"))
         raise FrameworkError(
             f"{framework} has no device here" + (f" ({reason})" if reason else ""),
-            available=", ".join(plugins.frameworks),
-            hint=f"install or repair {framework} itself; its plugin is installed",
+            available=", ".join(name for name in plugins.frameworks if name != framework),
+            hint=f"install {framework} itself, or see why it has no device: anyaccel devices",
         )
 
 

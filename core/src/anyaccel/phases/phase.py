@@ -47,7 +47,11 @@ class Phase:
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Phase]]] = {}
     """Class of each kind of phase, by the `type` of its configuration."""
-    misplaced_settings: ClassVar[Mapping[str, str]] = {}
+    misplaced_settings: ClassVar[Mapping[str, str]] = {
+        "device": "write accelerator='gpu:0'",
+        "progress": "write Experiment(..., progress='none')",
+        "verbose": "write Experiment(..., progress='none')",
+    }
     """Hints for settings that only other kinds of phase, or other libraries, have."""
 
     def __init_subclass__(cls) -> None:
@@ -92,7 +96,7 @@ class Phase:
             if not isinstance(loss, AppliedLoss):
                 raise PhaseError(
                     f"phase {self.label!r}: losses must be AppliedLoss objects, got {loss!r}",
-                    hint="losses=[AppliedLoss('mse', on='NODE')]",
+                    hint=f"write losses=[AppliedLoss({loss if isinstance(loss, str) else 'mse'!r}, on='NODE')]",
                 )
         labels = [loss.label for loss in self.losses]
         duplicates = {label for label in labels if labels.count(label) > 1}
@@ -169,11 +173,9 @@ def one_of(label: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
     """
     if value in choices:
         return str(value)
-    raise PhaseError(
-        f"phase {label!r}: unknown {name}={value!r}",
-        available=", ".join(map(repr, choices)),
-        hint=did_you_mean(value, choices, "use one of these"),
-    )
+    hint = did_you_mean(value, choices, "use one of these")
+    hint = "write compile='off'" if name == "compile" and value is False else hint
+    raise PhaseError(f"phase {label!r}: unknown {name}={value!r}", available=", ".join(map(repr, choices)), hint=hint)
 
 
 _EXAMPLES = {"losses": "AppliedLoss('mse', on='NODE')", "callbacks": "EarlyStopping()"}
@@ -209,9 +211,10 @@ def _settings_of(cls: type) -> list[str]:
 
 def _unknown_setting(cls: type[Phase], name: str) -> PhaseError:
     known = _settings_of(cls)
-    if name in cls.misplaced_settings:
-        return PhaseError(f"{cls.__name__} has no setting {name!r}", hint=cls.misplaced_settings[name])
-    hint = did_you_mean(name, known, "use one of these", cutoff=0.4)
+    misplaced = {**Phase.misplaced_settings, **cls.misplaced_settings}
+    if name in misplaced:
+        return PhaseError(f"{cls.__name__} has no setting {name!r}", hint=misplaced[name])
+    hint = did_you_mean(name, known, "use one of these", cutoff=0.6)
     return PhaseError(f"{cls.__name__} has no setting {name!r}", available=", ".join(known), hint=hint)
 
 

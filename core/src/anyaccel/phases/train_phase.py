@@ -52,6 +52,12 @@ class TrainPhase(Phase):
     kind = "train"
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "batch_size": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
+        "batchsize": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
+        "shuffle": "write sampler=SimpleSampler(16, shuffle=True)",
+        "seed": "write ModelGraph(..., seed=1), or sampler=SimpleSampler(16, shuffle=True, seed=1)",
+        "lr": "the optimizer belongs to the graph: ModelGraph(nodes, Optimizer('adam', lr=1e-3))",
+        "learning_rate": "the optimizer belongs to the graph: ModelGraph(nodes, Optimizer('adam', lr=1e-3))",
+        "optimizer": "the optimizer belongs to the graph: ModelGraph(nodes, Optimizer('adam', lr=1e-3))",
         "metrics": "metrics belong to the validation: validation=EvalPhase(..., metrics=[...])",
         "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",
     }
@@ -141,5 +147,6 @@ def _validation_of(split: str, samplers: Samplers) -> EvalPhase:
 
 def _count(label: str, name: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PhaseError(f"phase {label!r}: {name} must be an int of at least {least}, got {value!r}")
+        hint = f"write {name}={max(least, 1)}"
+        raise PhaseError(f"phase {label!r}: {name} must be an int of at least {least}, got {value!r}", hint=hint)
     return value
