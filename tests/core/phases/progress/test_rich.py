@@ -104,7 +104,8 @@ def test_loading_shows_bytes_done_of_all(open_terminal, clock):
     for text in ("loading 0.0/3.0 GiB (data.x)", "loading 1.0/3.0 GiB (data.x)", "loading 1.5/3.0 GiB (data.x)"):
         assert text in shown()
     progress.end()
-    assert sys.stderr.getvalue().endswith("\r\x1b[2K\x1b[?25h\r"), "nothing of it stays"
+    behind_the_last_erasure = sys.stderr.getvalue().rpartition("\x1b[2K")[2]
+    assert not re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", behind_the_last_erasure).strip(), "nothing of it stays"
 
 
 def test_small_loadings_open_nothing(open_terminal, clock):
