@@ -275,3 +275,13 @@ def bench(session: nox.Session) -> None:
     for script in named or python_files("tests/benchmarks"):
         session.run("python", script, *options, "--json", str(into / f"{Path(script).stem}.json"), env=ONE_THREAD)
     session.run("python", "tests/benchmarks/harness/plots.py", str(into))
+
+
+@nox.session(python=MAIN)
+def mutants(session: nox.Session) -> None:
+    """Change lines of the plugins and of core's loop, one at a time: tests must notice 95 % of them. Takes hours.
+
+    After `--`: areas of tests/mutants/areas.toml, and options of tests/mutants/run.py.
+    """
+    session.install(*editable(*PLUGINS), *group("test", "guests", "mutants", *PLUGINS))
+    session.run("python", "tests/mutants/run.py", *session.posargs, env={**ONE_THREAD, **compiled_once(session)})

@@ -7,8 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from anyaccel.device import Device
-from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential, simulate, zeros
+from anyaccel.numpy_backend import Activation, BatchNorm, Dense, NumpyBackend, Sequential, simulate, zeros
 from anyaccel.testing import Subject
+
+
+def tied_model():
+    """A model that calls one layer twice."""
+    tied = Dense(4)
+    return Sequential(tied, Activation("tanh"), tied, Dense(3))
 
 
 class CpuSubject(Subject):
@@ -27,6 +33,14 @@ class CpuSubject(Subject):
     @pytest.fixture
     def buffered_model(self):
         return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
+
+    @pytest.fixture
+    def tied_model(self):
+        return tied_model
+
+    @pytest.fixture
+    def parameter_free_model(self):
+        return lambda: Activation("tanh")
 
 
 class SimulatedSubject(CpuSubject):

@@ -8,8 +8,8 @@ import weakref
 import numpy as np
 import pytest
 
-from anyaccel.adapter import TracedProgram
-from anyaccel.adapter.cache_key import IdentityKey, attributes_key
+from anyaccel.adapter import TracedProgram, attributes_key
+from anyaccel.adapter.cache_key import IdentityKey
 from anyaccel.adapter.compile_cache import CACHE, MAX_SEGMENTS
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
@@ -194,9 +194,9 @@ def test_programs_of_one_model_share_compiled_functions():
     cached = len(CACHE)
     program_of(ops, model, loss=Loss(lambda y, t: y.mean()))
     assert len(CACHE) == cached, "a function with unknown contents is not cached"
-    model.extra = 3
+    compiled, model.extra = len(ops.log), 3
     program_of(ops, model)
-    assert len(CACHE) == cached + 1, "the model was changed"
+    assert len(ops.log) > compiled and len(CACHE) == cached, "the model was changed"
 
 
 def test_the_cache_is_bounded_and_drops_entries_with_their_model():
@@ -212,31 +212,38 @@ def test_the_cache_is_bounded_and_drops_entries_with_their_model():
     assert gone() is None and len(CACHE) == 0
 
 
-def test_natures_compare_plain_values_and_know_objects():
-    class Part:
-        pass
+ALPHA = 1.0
 
-    part, thing = Part(), Part()
-    part.rate, part.sizes, part.act, part.table = 0.5, [1, (2, "x")], thing, np.arange(3)
 
-    def told():
-        return attributes_key([("", part)], lambda _: (), lambda _: False)
+def scaled_mean(y, t):
+    return ALPHA * y.mean()
 
-    before = told()
-    assert told() == before and hash(told()) == hash(before)
-    for name, value in (("rate", 0.25), ("sizes", [1]), ("act", Part()), ("table", np.zeros(3, int)), ("rate", 1)):
-        kept = getattr(part, name)
-        setattr(part, name, value)
-        assert told() != before, name
-        setattr(part, name, kept)
-    assert told() == before
-    part.act = thing = None
-    gc.collect()
-    assert told() != before
-    part.held = object()
-    assert told() is None, "it cannot be held weakly"
-    part.held = [[[[[[[[1]]]]]]]]
-    assert told() is None, "it is too deep"
+
+def test_a_changed_global_of_a_loss_is_compiled_anew(monkeypatch):
+    ops = SharingOps()
+    model = SegmentBuilder(OpsBackend(ops)).dense()
+    program_of(ops, model, loss=Loss(scaled_mean))
+    compiled = len(ops.log)
+    program_of(ops, model, loss=Loss(scaled_mean))
+    assert len(ops.log) == compiled
+    monkeypatch.setitem(globals(), "ALPHA", 2.0)
+    program_of(ops, model, loss=Loss(scaled_mean))
+    assert len(ops.log) > compiled
+
+
+def test_a_program_says_which_values_have_changed_once_it_is_compiled():
+    ops = SharingOps()
+    builder = SegmentBuilder(OpsBackend(ops))
+    model = builder.dense()
+    program = program_of(ops, model)
+    model.extra = 3
+    assert program.renew_compiled() == [], "nothing is compiled yet"
+    program.forward(tuple(builder.columns.values()))
+    compiled = len(ops.log)
+    model.extra = 4
+    assert program.renew_compiled() == ["extra of the model of 'a'"]
+    assert len(ops.log) > compiled, "it is compiled anew"
+    assert program.renew_compiled() == []
 
 
 def test_what_is_gone_equals_nothing():

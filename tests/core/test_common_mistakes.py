@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import AnyaccelError, DataError, FrameworkError, PhaseError, ShapeError, SpecError, StateError
+from anyaccel.errors import (
+    AnyaccelError,
+    ConfigError,
+    DataError,
+    FrameworkError,
+    GraphError,
+    PhaseError,
+    ShapeError,
+    SpecError,
+    StateError,
+)
 
 X = np.random.default_rng(0).standard_normal((20, 3)).astype("float32")
 LOSS = aa.AppliedLoss("mse", on="net")
@@ -70,7 +80,7 @@ def test_a_schedule_can_be_named_if_it_needs_no_settings() -> None:
     assert aa.Optimizer("adam", schedule="constant").schedule == aa.Schedule()
     with pytest.raises(SpecError, match=r"schedule .cosine. lacks steps\."):
         aa.Optimizer("adam", schedule="cosine")
-    with pytest.raises(SpecError, match=r"0\.5 is not a Schedule\. Available: constant"):
+    with pytest.raises(SpecError, match=r"schedule=0\.5 is not a Schedule\. Hint: write schedule=Schedule\('cosine'"):
         aa.Optimizer("adam", schedule=0.5)  # type: ignore[arg-type]
 
 
@@ -267,3 +277,53 @@ def test_new_data_under_another_label_are_refused_with_a_hint() -> None:
         runner.run_phase(aa.EvalPhase("e", data=new))
     result = runner.run_phase(aa.EvalPhase("e", data={"data": new}, metrics=["mse"]))
     assert len(result.prediction("net")) == 20 and result.to_arrow().column_names == ["prediction.net", "y"]
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: aa.Optimizer("adam", backend="torch"), r"optimizer 'adam' has no setting backend\. "),
+        (lambda: aa.Optimizer("adam", opt_kwargs={"factory": dict}), r"optimizer 'adam' has no setting factory\. "),
+        (lambda: aa.Loss("mse", backend="torch"), r"Loss\('mse'\) has no setting backend\. Available: loss_kwargs\. "),
+        (lambda: aa.Loss("mse", reduction="sum"), r"Loss\('mse'\) has no setting reduction\. "),
+    ],
+)
+def test_what_decides_the_framework_of_an_optimizer_or_loss_is_said(make: Any, what: str) -> None:
+    with pytest.raises(SpecError, match=what + ".*Hint: leave it out: the framework of each node builds"):
+        make()
+
+
+def test_a_misspelt_setting_of_a_loss_is_an_error_with_the_known_one() -> None:
+    with pytest.raises(SpecError, match=r"no setting loss_kwarg\. Available: loss_kwargs\. Hint: did you mean 'loss_"):
+        aa.Loss("mse", loss_kwarg={})
+
+
+def test_an_experiment_has_no_active_context() -> None:
+    with pytest.raises(ConfigError, match=r"there is no active context\. Hint: write Experiment\(label, graph\)"):
+        aa.Experiment.from_active_context("e")
+
+
+def test_a_node_gives_a_reference_like_a_feature_set() -> None:
+    data = source()
+    encoder = aa.ModelNode("encoder", aa.SequentialMLP(2), data.reference(targets=["y"]))
+    both = aa.ConcatNode("both", [encoder.reference(), "encoder"])
+    nodes = [encoder, both, aa.ModelNode("net", aa.SequentialMLP(1), both.reference())]
+    assert aa.ModelGraph(nodes, "adam").shapes.outputs["net"] == ("net",)
+    assert encoder.reference("mean") == "encoder.mean"
+
+
+def test_a_node_is_replaced_and_removed_by_itself_or_by_its_label() -> None:
+    net = graph(source())
+    old, new = net["net"], aa.ModelNode("net", aa.SequentialMLP(1), "first")
+    net.add_node(aa.ModelNode("first", aa.SequentialMLP(3), old.upstreams[0]))
+    assert net.replace_node(old, new)["net"] is new
+    assert net.replace_node("net", old)["net"] is old
+    with pytest.raises(GraphError) as caught:
+        net.replace_node(new, old)
+    assert str(caught.value) == (
+        "ModelNode('net', SequentialMLP) is not a node of graph 'graph'. Available: net, first. Hint: name the node of "
+        "this graph first, then the new one: replace_node('LABEL', node)."
+    )
+    assert list(net.remove_node(net["first"]).nodes) == ["net"]
+    with pytest.raises(GraphError, match="has no node 3"):
+        net.remove_node(3)

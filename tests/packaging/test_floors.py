@@ -17,8 +17,9 @@ import pytest
 
 # Lowest first; modules and packages of one line do not import each other. "" is anyaccel/__init__.py.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "suggestions", "install_hints", "html", "host_memory", "rng", "lazy_attributes"),
-    ("contract_names", "containers", "device", "display"),
+    ("printable", "suggestions", "install_hints", "host_memory", "rng", "lazy_attributes", "interrupts"),
+    ("errors", "html"),
+    ("arguments", "contract_names", "containers", "device", "display"),
     ("specs",),
     ("segment",),
     ("program",),
@@ -40,17 +41,18 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # What a library needs that only places and moves: NumPy and pluggy, and these modules. The NumPy backend is a plugin;
 # the plugin loader names it by text, as an entry point names any other.
 KERNEL = {
-    *("errors", "suggestions", "install_hints", "html", "contract_names", "containers", "device", "specs", "segment"),
-    *("program", "backend", "hookspecs", "plugin_loader", "registry", "accelerator", "placement"),
+    *("printable", "errors", "suggestions", "install_hints", "html", "contract_names", "containers", "device"),
+    *("specs", "segment", "program", "backend", "hookspecs", "plugin_loader", "registry", "accelerator", "placement"),
 }
 KERNEL_LINES = 2500
 # The other modules of the top level: tools for plugins, the roof, and the lazy table of public names.
-BESIDE_THE_KERNEL = {"host_memory", "rng", "lazy_attributes", "experiment", "", "__main__"}
+BESIDE_THE_KERNEL = {"arguments", "host_memory", "rng", "lazy_attributes", "interrupts", "experiment", "", "__main__"}
 
 # The NumPy backend stands high but uses only what a third party's backend could use.
 ONLY: dict[str, set[str]] = {
     "numpy_backend": {
-        *("errors", "suggestions", "host_memory", "install_hints", "device", "rng", "specs", "segment", "program"),
+        *("printable", "errors", "arguments", "suggestions", "host_memory", "install_hints", "device", "rng"),
+        *("specs", "segment", "program"),
         *("backend", "hookspecs", "adapter"),
     },
 }

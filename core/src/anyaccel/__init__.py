@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
     from anyaccel.experiment import Experiment as Experiment
+    from anyaccel.graph import AppliedLoss as AppliedLoss
     from anyaccel.graph import ConcatNode as ConcatNode
     from anyaccel.graph import ModelGraph as ModelGraph
     from anyaccel.graph import ModelNode as ModelNode
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from anyaccel.results import FitResults as FitResults
     from anyaccel.results import TrainResults as TrainResults
     from anyaccel.results import compare as compare
-    from anyaccel.specs import AppliedLoss as AppliedLoss
     from anyaccel.specs import Loss as Loss
     from anyaccel.specs import Optimizer as Optimizer
     from anyaccel.specs import Schedule as Schedule
@@ -92,12 +92,12 @@ _NAMES = {
     ),
     "device": "Device",
     "experiment": "Experiment",
-    "graph": "ConcatNode ModelGraph ModelNode Plan",
+    "graph": "AppliedLoss ConcatNode ModelGraph ModelNode Plan",
     "hookspecs": "hookimpl",
     "phases.metrics": "Metric",
     "phases": "Callback EarlyStopping EvalPhase Event FitPhase Progress TrainPhase",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
-    "specs": "AppliedLoss Loss Optimizer Schedule",
+    "specs": "Loss Optimizer Schedule",
     "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",
     "results": "Comparison EvalResults FitResults TrainResults compare",
     "graph.weights": "copy_weights",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from anyaccel.backend import Backend, Exchange
-from anyaccel.containers import map_leaves
+from anyaccel.containers import leaves, map_leaves
 from anyaccel.device import Device, spelling, vendor_of
-from anyaccel.errors import CapabilityError, ConfigError, DeviceUnavailableError, FrameworkError
+from anyaccel.errors import CapabilityError, ConfigError, DeviceUnavailableError, FrameworkError, MoveError
 from anyaccel.html import badge, faint, joined
 from anyaccel.registry import registry
 
@@ -43,7 +43,7 @@ class Accelerator:
 
     def __init__(self, device: Any = "cpu", *, pin_memory: bool = False) -> None:
         if not isinstance(pin_memory, bool):
-            raise ConfigError(f"pin_memory must be True or False, got {pin_memory!r}")
+            raise ConfigError(f"pin_memory must be True or False, got {pin_memory!r}", hint="write pin_memory=True")
         object.__setattr__(self, "device", Device.parse(device))
         object.__setattr__(self, "pin_memory", pin_memory)
         object.__setattr__(self, "spec", spelling(device))
@@ -91,29 +91,23 @@ class Accelerator:
 
     def is_available(self, framework: str | None = None) -> bool:
         """Whether the device is usable now: by that framework, or by any."""
-        return any(map(self._is_usable, [framework] if framework else registry().frameworks))
-
-    def _is_usable(self, framework: str) -> bool:
-        try:
+        if not isinstance(framework, str | None):
             self.check(framework)
-        except (FrameworkError, DeviceUnavailableError):
-            return False
-        return True
+        for name in registry().frameworks if framework is None else [framework]:
+            with suppress(FrameworkError, DeviceUnavailableError):
+                self.check(name)
+                return True
+        return False
 
     def check(self, framework: str) -> None:
-        """Raise if a framework cannot use the device.
-
-        Raises:
-            FrameworkError: no plugin runs the framework on this kind of device.
-            DeviceUnavailableError: the device is not on this machine, or of another vendor.
-        """
+        """Raise FrameworkError or DeviceUnavailableError if a framework cannot use the device."""
         self._backend(framework)
 
     def _backend(self, framework: str) -> Backend:
         return registry().serving(framework, self.device, vendor=self.vendor)
 
     def device_string(self, framework: str) -> str:
-        """A framework's own name for the device, such as `"cuda:0"`."""
+        """A framework's own name for the device, such as `"cuda:0"`; FrameworkError if it has none there."""
         return registry().find(framework, self.device.kind).device_string(self.device)
 
     def scope(self, framework: str) -> AbstractContextManager[Any]:
@@ -122,22 +116,35 @@ class Accelerator:
 
     def place(self, obj: Any) -> Any:
         """As `anyaccel.place(obj, self)`."""
-        return self._backend(registry().owner(obj)).place(obj, self.device)
+        known = registry()
+        objects = (leaf for leaf in leaves(obj, known.owners) if not isinstance(leaf, SCALARS))
+        backends = iter([self._backend(known.owner(leaf)) for leaf in objects])  # raises before anything moves
+
+        def placed(leaf: Any) -> Any:
+            return leaf if isinstance(leaf, SCALARS) else next(backends).place(leaf, self.device)
+
+        return map_leaves(obj, placed, known.owners)
 
     def move(self, obj: Any, *, framework: str | None = None) -> Any:
         """As `anyaccel.move(obj, self, framework=framework)`."""
-        from_array = self._from_host(framework) if framework else None
+        from_array = self._from_host(framework) if framework is not None else None
+        known, backend = registry(), functools.cache(self._backend)
 
         def moved(leaf: Any) -> Any:
             if isinstance(leaf, SCALARS):
                 return leaf
-            if from_array is not None and isinstance(leaf, np.ndarray):
-                return from_array(leaf)
+            if from_array is not None and isinstance(leaf, (np.ndarray, np.generic)):
+                return from_array(np.asarray(leaf))
             if isinstance(leaf, np.ndarray):
                 self._check_array()
-            return self._backend(registry().owner(leaf)).move(leaf, self.device, pinned=self.pin_memory)
+            owner = known.owner(leaf)
+            if framework not in (None, owner):
+                problem = f"a {type(leaf).__name__} of {owner} does not become a tensor of {framework} by moving it"
+                hint = f"make it a NumPy array first: move(np.asarray(x), ..., framework={framework!r})"
+                raise MoveError(problem, hint=hint)
+            return backend(owner).move(leaf, self.device, pinned=self.pin_memory)
 
-        return map_leaves(obj, moved, registry().owners)
+        return map_leaves(obj, moved, known.owners)
 
     def _from_host(self, framework: str) -> Callable[[np.ndarray], Any]:
         backend = self._backend(framework)
@@ -162,12 +169,7 @@ class Accelerator:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Accelerator:
-        """The accelerator of a configuration from `get_config`.
-
-        Raises:
-            ConfigError: unknown keys, or `config` is not a dict.
-            DeviceParseError: its device does not name a device.
-        """
+        """The accelerator of a configuration from `get_config`; another is a ConfigError or DeviceParseError."""
         if not isinstance(config, Mapping) or set(config) - {"device", "pin_memory"} or "device" not in config:
             raise ConfigError(
                 f"{config!r} is not the configuration of an accelerator",

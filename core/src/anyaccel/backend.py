@@ -30,7 +30,7 @@ class DeviceInfo:
     """A device's product name, vendor (lower case), identity, memory space, and total memory in bytes (0 if unknown).
 
     `identity` is a UUID as the vendor's tools write it (`GPU-...` for NVIDIA) or a PCI address, `""` if there is none.
-    Devices with an equal, non-empty `memory_space` share memory without a copy.
+    Devices with an equal, non-empty `memory_space` share memory by DLPack; `"host"` is that of NumPy's arrays.
     """
 
     name: str
@@ -102,15 +102,15 @@ class Backend(ContractClass, ABC):
         return self.device_string(device)
 
     def owns(self, obj: Any) -> bool:
-        """Whether an object is this framework's; by default, whether a base of its class is from `import_roots`."""
+        """Whether an object is this framework's; imports nothing. By default, whether a base is from `import_roots`."""
         return any(str(base.__module__).partition(".")[0] in self.import_roots for base in type(obj).__mro__)
 
     def synchronize(self, device: Device) -> None:
         """Wait until all work on `device` is done."""
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """What the device is; the default knows its name, and that a CPU computes from host memory."""
-        return DeviceInfo(str(device), memory_space="host" if device.kind == "cpu" else "")
+        """What the device is; the default knows its name and promises no shared memory, as that needs DLPack."""
+        return DeviceInfo(str(device))
 
     def unavailable_reason(self, device: Device) -> str:
         """Why `device` is not in `devices()`; `""` if unknown."""
@@ -231,11 +231,12 @@ class Compute(ContractClass, ABC):
         """
         return ""
 
-    def data_format(self, model: Any) -> tuple[str, str]:
-        """The data format of a model's inputs and of its outputs: `"channels_first"`, `"channels_last"` or `""`.
+    def untrainable_reason(self, model: Any) -> str:
+        """What training would leave out of a model (a method of its own, a constraint); `""`, the default: nothing."""
+        return ""
 
-        Known from layers such as convolutions; `""`, the default, if unknown or not an image.
-        """
+    def data_format(self, model: Any) -> tuple[str, str]:
+        """That of a model's inputs, and of its outputs: `"channels_first"`, `"channels_last"`, or `""` if unknown."""
         return "", ""
 
     @abstractmethod

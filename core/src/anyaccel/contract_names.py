@@ -9,31 +9,15 @@ from typing import Any
 
 from anyaccel.errors import PluginError
 
-RENAMED: dict[str, dict[str, str]] = {
-    "Backend": {"why_not": "unavailable_reason", "roots": "import_roots", "forks": "fork_safe"},
-    "Exchange": {
-        "take": "from_host_owned",
-        "adopt": "from_dlpack",
-        "rows": "gather_rows",
-        "buffer": "staging_buffer",
-        "send": "copy_async",
-    },
-    "Compute": {
-        "mixes": "batch_coupling",
-        "writes": "mutates_inputs",
-        "refuses": "unsupported_reason",
-        "layout": "data_format",
-    },
-    "Program": {
-        "reduce": "map_gradients",
-        "apply": "optimizer_step",
-        "discard": "zero_grad",
-        "publish": "sync_models",
-        "release": "close",
-        "states": "optimizer_states",
-    },
-    "MultiStepProgram": {"steps": "train_steps", "in_parts": "supports_microbatching", "offer": "estimate_compile"},
+_OLD_AND_NEW = {
+    "Backend": "why_not unavailable_reason, roots import_roots, forks fork_safe",
+    "Exchange": "take from_host_owned, adopt from_dlpack, rows gather_rows, buffer staging_buffer, send copy_async",
+    "Compute": "mixes batch_coupling, writes mutates_inputs, refuses unsupported_reason, layout data_format",
+    "Program": "reduce map_gradients, apply optimizer_step, discard zero_grad, publish sync_models, release close, "
+    "states optimizer_states",
+    "MultiStepProgram": "steps train_steps, in_parts supports_microbatching, offer estimate_compile",
 }
+RENAMED = {name: dict(pair.split() for pair in text.split(", ")) for name, text in _OLD_AND_NEW.items()}
 RENAMED_CLASSES = {"Stepping": "MultiStepProgram", "Offer": "CompileEstimate", "Sent": "AsyncCopy"}
 _CONTRACT = ("anyaccel.backend", "anyaccel.program")
 

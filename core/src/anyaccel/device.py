@@ -30,7 +30,7 @@ class Device:
     index: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.index, int) or isinstance(self.index, bool):
+        if not isinstance(self.kind, str) or not isinstance(self.index, int) or isinstance(self.index, bool):
             raise _malformed(f"{self.kind}:{self.index!r}")
         kind, _ = _split(f"{self.kind}:{self.index}")
         object.__setattr__(self, "kind", kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from anyaccel.printable import printable
+
 
 class AnyaccelError(Exception):
     """Base of every error that anyaccel raises on purpose; reads `problem. Available: ... Hint: ...`.
@@ -13,9 +15,8 @@ class AnyaccelError(Exception):
     """
 
     def __init__(self, problem: str, *, available: str = "", hint: str = "") -> None:
-        self.problem = problem
-        self.available = available
-        self.hint = hint
+        problem, available, hint = map(printable, (problem, available, hint))
+        self.problem, self.available, self.hint = problem, available, hint
         parts = [problem, f"Available: {available}" if available else "", f"Hint: {hint}" if hint else ""]
         text = ". ".join(part.removesuffix(".") for part in parts if part)
         super().__init__(text if text.endswith("?") else f"{text}.")

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from anyaccel import interrupts
+from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
 from anyaccel.phases.evaluation import compared
+from anyaccel.phases.phase import checked_callbacks
+from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.results import (
     Comparison,
     FitResults,
@@ -53,10 +57,25 @@ class Experiment:
             )
         self.label = check_label(label, "an experiment")
         self.graph = graph
+        if not isinstance(phases, Iterable) or isinstance(phases, str):
+            problem = f"experiment {label!r}: phases must be a list, got {shown(phases)}"
+            raise PhaseError(problem, hint="write phases=[TrainPhase(...)]")
         self.phases = tuple(self._checked(phase) for phase in phases)
-        self.callbacks = tuple(callbacks)
-        self.progress = progress
+        self.callbacks = checked_callbacks(f"experiment {label!r}", callbacks)
+        self.progress = checked_progress(progress)
         self.history: list[Results] = []
+
+    @classmethod
+    def from_active_context(cls, *args: Any, **settings: Any) -> Experiment:
+        """Not available: an experiment is given its graph. For whoever knows it from ModularML.
+
+        Raises:
+            ConfigError: always; says what to write.
+        """
+        raise ConfigError(
+            "Experiment.from_active_context does not exist: there is no active context",
+            hint="write Experiment(label, graph), with the ModelGraph that it is to run",
+        )
 
     def __repr__(self) -> str:
         return f"Experiment({self.label!r}, {len(self.history)} runs)"
@@ -86,7 +105,7 @@ class Experiment:
     def _checked(self, phase: Any) -> Phase:
         if not isinstance(phase, Phase):
             raise PhaseError(
-                f"experiment {self.label!r} cannot run {phase!r}", hint="pass a TrainPhase, EvalPhase or FitPhase"
+                f"experiment {self.label!r} cannot run {shown(phase)}", hint="pass a TrainPhase, EvalPhase or FitPhase"
             )
         return phase
 
@@ -101,16 +120,17 @@ class Experiment:
         """
         run = Run(self._checked(phase), self.graph, self.label)
         figures, started, began = None, datetime.now(UTC), time.perf_counter()
-        try:
-            figures = execute(run, self.callbacks, progress_for(self.progress))
-        finally:
-            fields: dict[str, Any] = {
-                "number": len(self.history),
-                "started": started,
-                "seconds": time.perf_counter() - began,
-            }
-            self.history.append(self._results(run, figures or run.evaluation, fields))
-        return self.history[-1]
+        with interrupts.deferred():
+            try:
+                figures = execute(run, self.callbacks, progress_for(self.progress))
+            finally:
+                fields: dict[str, Any] = {
+                    "number": len(self.history),
+                    "started": started,
+                    "seconds": time.perf_counter() - began,
+                }
+                self.history.append(self._results(run, figures or run.evaluation, fields))
+            return self.history[-1]
 
     def _results(self, run: Run, figures: Any, fields: dict[str, Any]) -> Results:
         phase = run.phase
@@ -160,17 +180,23 @@ class Experiment:
     def run(self, *phases: Phase) -> list[Any]:
         """Run the given phases in order, or those of the experiment.
 
+        All are checked before the first starts, up to one that fits estimators: what these give is known only then.
+
         Returns:
             a list of results.
 
         Raises:
-            PhaseError: there are no phases.
+            AnyaccelError: there are no phases, or one of them cannot run.
         """
         to_run = tuple(self._checked(phase) for phase in phases) or self.phases
         if not to_run:
             raise PhaseError(
                 f"experiment {self.label!r} has no phases", hint="write Experiment(..., phases=[...]), or run(phase)"
             )
+        for phase in to_run if len(to_run) > 1 else ():
+            plan_of(phase, self.graph)
+            if isinstance(phase, FitPhase) or self.graph.shapes.unfitted:
+                break
         return [self.run_phase(phase) for phase in to_run]
 
     def get_config(self) -> dict[str, Any]:
@@ -198,10 +224,13 @@ class Experiment:
         """
         if not isinstance(config, Mapping) or set(config) - {"label", "graph", "phases"} or "graph" not in config:
             raise ConfigError(
-                f"{config!r} is not the configuration of an experiment", available="keys label, graph and phases"
+                f"{shown(config)} is not the configuration of an experiment",
+                available="keys label, graph and phases",
+                hint="give the dict that get_config() made",
             )
         phases = config.get("phases", ())
         if not isinstance(phases, (list, tuple)):
-            raise ConfigError(f"phases must be a list of phase configurations, got {phases!r}")
+            problem = f"phases must be a list of phase configurations, got {shown(phases)}"
+            raise ConfigError(problem, hint="give the dict that get_config() made")
         graph = ModelGraph.from_config(config["graph"], **given)
         return cls(config.get("label", "experiment"), graph, [Phase.from_config(phase) for phase in phases])

@@ -24,7 +24,7 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(root: Path = _ROOT) -> HostMemory:
-    """The host memory now, within the limits of the process's control groups.
+    """The host memory now, within the limits of the process (`ulimit -v`) and of its control groups.
 
     Free memory is what is available without swapping, including the system's caches. `root` is the directory of `proc`
     and `sys`.
@@ -75,7 +75,11 @@ def _meminfo(path: Path) -> dict[str, int]:
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use, in bytes and without caches, of every control group of the process that has a limit."""
+    """Limit and use, in bytes: of the address space, and without caches of every control group that has a limit."""
+    for line in _text(root / "proc/self/limits").splitlines():
+        words = line.removeprefix("Max address space").split()
+        if words != line.split() and words[0].isdecimal():
+            yield int(words[0]), _meminfo(root / "proc/self/status").get("VmSize", 0)
     for line in _text(root / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if "memory" in controllers.split(","):

@@ -11,11 +11,11 @@ import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from anyaccel.printable import UNSEEN
+
 LONGEST = 80  # characters of a user's text that are shown
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 
-# Characters that XML does not allow or that are invisible, and marks that change the direction of the text after them.
-_UNSEEN = re.compile("[^\x20-\x7e\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SPACES = re.compile("[\t\n\v\f\r\x85\u2028\u2029]+")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
 
@@ -61,15 +61,12 @@ def colours(device: str) -> Colours:
 
 
 def text(value: object, longest: int = LONGEST) -> str:
-    """A value as one line of text that XML allows, cut to `longest` characters.
-
-    Control characters, lone surrogates and marks that change the direction of text become U+FFFD.
-    """
+    """A value as one line, cut to `longest` characters; what XML does not allow or is invisible becomes U+FFFD."""
     try:
         whole = value if isinstance(value, str) else str(value)
     except Exception as error:  # a user's object whose __str__ fails is still shown
         whole = f"{type(value).__name__} ({type(error).__name__} in str)"
-    shown = _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", _SPACES.sub(" ", whole[: longest + 1]))
+    shown = UNSEEN.sub("\N{REPLACEMENT CHARACTER}", _SPACES.sub(" ", whole[: longest + 1]))
     return shown if len(whole) <= longest else f"{shown[: longest - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 

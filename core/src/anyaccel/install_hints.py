@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import sys
 
-# top-level module of an object's class -> (framework, distribution of its plugin)
-HINTS: dict[str, tuple[str, str]] = {
-    "torch": ("torch", "anyaccel-torch"),
-    "tensorflow": ("tensorflow", "anyaccel-tensorflow"),
-    "keras": ("tensorflow", "anyaccel-tensorflow"),
-    "jax": ("jax", "anyaccel-jax"),
-    "jaxlib": ("jax", "anyaccel-jax"),
-    "flax": ("jax", "anyaccel-jax"),
-    "optax": ("jax", "anyaccel-jax"),
-    "equinox": ("jax", "anyaccel-jax"),
+_ROOTS = {
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow", "keras"),
+    "jax": ("jax", "jaxlib", "flax", "optax", "equinox"),
 }
+HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROOTS.items() for root in roots}
+"""By top-level module of an object's class: its framework, and the distribution of the plugin."""
 
 
 def hint_of(cls: type) -> tuple[str, str, str] | None:
@@ -44,5 +40,8 @@ def distribution_for(framework: str) -> str:
 
 
 def install_line(distribution: str) -> str:
-    """The shell command that installs a distribution."""
-    return f"python -m pip install {distribution}"
+    """How to install a distribution; the plugins of this project come from its repository until they are on PyPI."""
+    if distribution not in (name for _, name in HINTS.values()):
+        return f"python -m pip install {distribution}"
+    folder = f"./plugins/{distribution.removeprefix('anyaccel-')}"
+    return f"python -m pip install {folder} in anyaccel's repository ({distribution} is not on PyPI yet)"

@@ -20,10 +20,7 @@ _ONLY_BY_NAME = frozenset({"cpu", "sim"})  # `best_device` chooses none of these
 
 
 class Devices(list[Device]):
-    """A list of devices that a notebook shows as a table.
-
-    `listed` has each framework that was asked with each of its devices, so that showing the list asks no framework.
-    """
+    """A list of devices that a notebook shows as a table, with `listed`: each framework with each of its devices."""
 
     def __init__(self, devices: Iterable[Device], listed: Iterable[tuple[str, Device]]) -> None:
         super().__init__(devices)
@@ -35,7 +32,7 @@ class Devices(list[Device]):
 
     def _row(self, device: Device) -> Markup:
         frameworks = [framework for framework, other in self.listed if other == device]
-        native = [registry().find(name, device.kind).device_string(device) for name in frameworks]
+        native = [registry().ask(registry().find(name, device.kind), "device_string", device) for name in frameworks]
         cells = (badge(str(device)), ", ".join(frameworks), ", ".join(native))
         return element("tr", *(element("td", cell) for cell in cells), data_anyaccel_device=str(device))
 
@@ -50,15 +47,10 @@ def devices(kind: str | None = None, framework: str | None = None) -> list[Devic
     Raises:
         FrameworkError: no plugin runs the framework.
     """
-    return _devices(kind, framework)
-
-
-def _devices(kind: str | None, framework: str | None) -> Devices:
     wanted = Device.parse(kind).kind if kind is not None else None
     if framework is not None:
         registry().kinds(framework)
-    backends = [backend for backend in registry().backends if framework in (None, backend.framework)]
-    listed = [(backend.framework, device) for backend in backends for device in backend.devices()]
+    listed = registry().devices(framework)
     return Devices(sorted({device for _, device in listed if wanted in (None, device.kind)}, key=_rank), listed)
 
 
@@ -68,8 +60,7 @@ def _rank(device: Device) -> tuple[int, str, int]:
 
 def devices_or_cpu(kind: str = "gpu") -> list[Device]:
     """Every device of a kind, or the CPU if there is none; never empty."""
-    matching = _devices(kind, None)
-    return matching or Devices([Device("cpu")], matching.listed)
+    return devices(Device.parse(kind).kind) or Devices([Device("cpu")], registry().devices())
 
 
 def best_device(i: int = 0, framework: str | None = None) -> Device:
@@ -80,9 +71,11 @@ def best_device(i: int = 0, framework: str | None = None) -> Device:
         framework: only devices on which this framework runs.
 
     Raises:
+        DeviceParseError: `i` is not an index.
         FrameworkError: no plugin runs the framework.
     """
-    matching = (d for d in devices(framework=framework) if d.kind not in _ONLY_BY_NAME and d.index == i)
+    index = Device("gpu", i).index
+    matching = (d for d in devices(framework=framework) if d.kind not in _ONLY_BY_NAME and d.index == index)
     return next(matching, Device("cpu"))
 
 
@@ -112,7 +105,9 @@ def scope(where: Accelerator | Device | str, framework: str) -> AbstractContextM
 
 
 def place(obj: T, where: Accelerator | Device | str) -> T:
-    """Put an object with state (a model, an optimizer) on a device; **use the result**.
+    """Put an object with state (a model, an optimizer), or a container of them, on a device; **use the result**.
+
+    Containers are those of `move`.
 
     Raises:
         NoBackendError: no backend owns it; the hint says what to install.
@@ -136,7 +131,8 @@ def move(obj: T, where: Accelerator | Device | str, *, framework: str | None = N
         framework: turn NumPy arrays into tensors of this framework; other tensors must belong to it already.
 
     Raises:
-        MoveError: the device does not support a dtype, or a container cannot be rebuilt.
+        MoveError: the device does not support a dtype, a tensor is of another framework, or a container cannot be
+            rebuilt.
         NoBackendError: no backend owns something in it.
         FrameworkError: no plugin runs its framework on this kind of device.
         DeviceUnavailableError: the device is not on this machine.

@@ -1,4 +1,4 @@
-"""Plugin loader: finds plugins through entry points, and checks what a plugin module offers.
+"""Plugin loader: finds plugins through entry points, and checks what a module offers and what its backends answer.
 
 An entry point of the group `anyaccel` names a plugin module. Core's own plugin, NumPy, is named by `BUILT_IN_MODULE`
 instead, so that it is there without installed metadata too and cannot be switched off.
@@ -7,15 +7,19 @@ instead, so that it is there without installed metadata too and cannot be switch
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from anyaccel import hookspecs
-from anyaccel.backend import Backend
+from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.contract_names import renamed_class
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, PluginError
@@ -27,17 +31,29 @@ GROUP = "anyaccel"
 SWITCH = "ANYACCEL_PLUGINS"
 BUILT_IN = "numpy"
 BUILT_IN_MODULE = "anyaccel.numpy_backend.plugin"
+PATIENCE = 3.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plugin: `error` is None if it works, else the exception that loading it raised."""
+    """A plugin. `error` is the exception that loading it raised; one with `faults` serves what it can."""
 
     name: str
     distribution: str
     version: str
     error: BaseException | None = None
     backends: tuple[Backend, ...] = ()
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it could not be loaded, or has faults."""
+        return self.error is not None or bool(self.faults)
+
+    def add_fault(self, start: str, text: str) -> None:
+        """Add a fault in one line, unless there is one with the same start."""
+        if not any(fault.startswith(start) for fault in self.faults):
+            self.faults.append(" ".join(f"{start} {text}".split()))
 
     @property
     def source(self) -> str:
@@ -46,16 +62,16 @@ class Plugin:
 
     @property
     def cause(self) -> str:
-        """Why loading failed, in one line; `""` if it works."""
+        """What is wrong, in one line; `""` if it works."""
         if self.error is None:
-            return ""
+            return "; ".join(self.faults)
         message = " ".join(str(self.error).split())
         return message if isinstance(self.error, AnyaccelError) else f"{type(self.error).__name__}: {message}"
 
     @property
     def hint(self) -> str:
         """What to do about it; `""` if it works."""
-        if self.error is None:
+        if not self.is_broken:
             return ""
         if isinstance(self.error, AnyaccelError) and self.error.hint:
             return self.error.hint
@@ -87,10 +103,10 @@ def check_hooks(name: str, module: Any) -> None:
 
 
 def check_backends(plugin: Plugin) -> None:
-    """Check what a plugin offers as backends, each on its own.
+    """Check the backends that a plugin offers, without calling them.
 
     Raises:
-        PluginError: an object that is not a Backend, core's own framework, or kinds that are not canonical words.
+        PluginError: an object that is not a Backend, core's own framework, or an attribute of another type.
     """
     for backend in plugin.backends:
         if not isinstance(backend, Backend):
@@ -98,27 +114,67 @@ def check_backends(plugin: Plugin) -> None:
                 f"plugin {plugin.name} offers {type(backend).__name__}, which is not a Backend",
                 hint=f"derive it from anyaccel.Backend, or update {plugin.source}",
             )
-        if backend.framework == BUILT_IN:
+        if wrong := [f"{name}={getattr(backend, name)!r}" for name, check in _FACTS.items() if not check(backend)]:
             raise PluginError(
-                f"plugin {plugin.name} offers the framework {BUILT_IN!r}, which is core's own", hint="rename it"
+                f"plugin {plugin.name} offers a backend with {', '.join(wrong)}",
+                available="a lower-case word as framework; tuples of words as kinds, import_roots and environment",
+                hint=f"write them so, or update {plugin.source}",
             )
-        _check_kinds(plugin, backend.kinds)
+        if backend.framework == BUILT_IN:
+            raise PluginError(f"plugin {plugin.name} offers the framework {BUILT_IN!r}, core's own", hint="rename it")
 
 
-def _check_kinds(plugin: Plugin, kinds: Any) -> None:
-    if not isinstance(kinds, tuple) or not kinds or not all(map(_is_canonical, kinds)):
-        raise PluginError(
-            f"plugin {plugin.name} offers a backend with kinds={kinds!r}",
-            available="a tuple of canonical lower-case words, such as ('cpu', 'gpu')",
-            hint=f"write kinds so, or update {plugin.source}",
-        )
+def _are_words(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and all(isinstance(word, str) and word for word in value)
 
 
-def _is_canonical(kind: Any) -> bool:
+def _is_kind(word: str) -> bool:
     try:
-        return bool(Device(kind).kind == kind)
+        return bool(Device(word).kind == word)
     except AnyaccelError:
         return False
+
+
+_FACTS: dict[str, Callable[[Backend], Any]] = {
+    "framework": lambda backend: isinstance(backend.framework, str) and backend.framework,
+    "kinds": lambda backend: _are_words(backend.kinds) and backend.kinds and all(map(_is_kind, backend.kinds)),
+    "import_roots": lambda backend: _are_words(backend.import_roots),
+    "environment": lambda backend: _are_words(backend.environment),
+}
+
+
+# method -> what it returns, whether an answer is that, and what stands for a wrong answer
+_ANSWERS: dict[str, tuple[str, Callable[[Backend, Any], bool], Callable[..., Any]]] = {
+    "devices": ("devices of its kinds, each once", lambda backend, found: _are_devices(backend, found), tuple),
+    "owns": ("True or False", lambda backend, found: isinstance(found, bool), lambda obj: False),
+    "device_info": ("a complete DeviceInfo", lambda backend, found: _is_info(found), lambda d: DeviceInfo(str(d))),
+    "device_string": ("a text", lambda backend, found: isinstance(found, str), str),
+    "unavailable_reason": ("a text", lambda backend, found: isinstance(found, str), lambda device: ""),
+}
+
+
+def ask(backend: Backend, method: str, *arguments: Any) -> tuple[Any, str]:
+    """What `devices` (as a tuple), `owns`, `device_info`, `device_string` or `unavailable_reason` returns, and `""`.
+
+    If it raises (SystemExit too), or returns something else, what stands for an answer, and what was wrong.
+    """
+    expected, is_right, stand_in = _ANSWERS[method]
+    try:
+        answer = getattr(backend, method)(*arguments)
+        answer = tuple(answer) if method == "devices" else answer
+        fault = "" if is_right(backend, answer) else f"returned {answer!r:.200}, not {expected}"
+    except (Exception, SystemExit) as error:
+        fault = f"raised {traceback.format_exception_only(error)[0]}"
+    return (stand_in(*arguments), fault) if fault else (answer, "")
+
+
+def _are_devices(backend: Backend, values: tuple[Any, ...]) -> bool:
+    own = all(isinstance(value, Device) and value.kind in backend.kinds for value in values)
+    return own and len(set(values)) == len(values)
+
+
+def _is_info(value: Any) -> bool:
+    return isinstance(value, DeviceInfo) and all(map(isinstance, astuple(value), (str, str, str, str, int)))
 
 
 def offered(plugin: Plugin, module: Any, hook: str, kind: type, default: Any) -> Any:
@@ -147,12 +203,21 @@ def offered(plugin: Plugin, module: Any, hook: str, kind: type, default: Any) ->
 def load_error(plugin: Plugin, error: BaseException) -> BaseException:
     """`error` as it is told: an import of a renamed class of the contract becomes a PluginError."""
     renamed = renamed_class(error) if isinstance(error, ImportError) else ""
-    if not renamed:
-        return error
-    return PluginError(
-        f"plugin {plugin.name} imports a renamed class of the plugin contract: {renamed}",
-        hint=f"rename it, or update {plugin.source}",
-    )
+    problem = f"plugin {plugin.name} imports a renamed class of the plugin contract: {renamed}"
+    return PluginError(problem, hint=f"rename it, or update {plugin.source}") if renamed else error
+
+
+@contextmanager
+def announce_waiting(name: str) -> Iterator[None]:
+    """Say on standard error which plugin is being imported, if that takes longer than `PATIENCE`."""
+    text = f"waiting for plugin {name} (import); {SWITCH} says which plugins are loaded\n"
+    timer = threading.Timer(PATIENCE, sys.stderr.write, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def installed() -> Iterable[EntryPoint]:

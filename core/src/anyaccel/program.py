@@ -16,9 +16,9 @@ class Program(ContractClass, ABC):
     """A segment made ready to run: bound callables, no lookups left. It owns its state until `close`.
 
     Inputs are in the order of `segment.inputs` and outputs in the order of `segment.outputs`, on the devices that the
-    segment names. Losses are a mapping from label to (sum, weight), both on the device. Only `snapshot` and `close`
-    wait for a device. Inputs, and the cotangents given to a pullback, may be memory of another framework and are never
-    written to, whatever the models do.
+    segment names. Losses are a mapping from label to (sum, weight), both on the device. Only `synchronize`, `snapshot`
+    and `close` wait for a device. Inputs, and the cotangents given to a pullback, may be memory of another framework
+    and are never written to, whatever the models do.
 
     An input may be None: this step has no rows for it. Everything that depends on it is left out: operations do not
     run and their buffers stay as they are, outputs are None, and losses are not in the mapping. Cotangents of outputs
@@ -28,6 +28,8 @@ class Program(ContractClass, ABC):
     """
 
     segment: Segment
+    raises_out_of_memory: bool = True
+    """Whether a step that does not fit raises. False if it may end the process: then no trials find what would fit."""
 
     @abstractmethod
     def seed(self, key: int) -> None:
@@ -92,6 +94,9 @@ class Program(ContractClass, ABC):
     def zero_grad(self) -> None:
         """Discard the gradients without a step."""
 
+    def synchronize(self) -> None:
+        """Wait for all steps so far; OutOfMemoryError if one of them did not fit. The default: errors came at once."""
+
     @abstractmethod
     def snapshot(self) -> Any:
         """A copy of everything that a step changes: parameters, buffers, optimizer state, random state."""
@@ -105,10 +110,11 @@ class Program(ContractClass, ABC):
         """The current optimizer state by node; tensors of the framework, on their devices."""
 
     def sync_models(self) -> None:
-        """Copy the current values into the user's models; the program goes on with its own state.
+        """Copy the current values into the user's models; by default nothing, as for a program that works in place."""
 
-        The default does nothing, which is right for a program that works on the user's models in place.
-        """
+    def renew_compiled(self) -> Sequence[str]:
+        """Names of Python values that have changed since compiled code read them; that code is dropped."""
+        return ()
 
     @abstractmethod
     def close(self) -> dict[str, NodeState]:
@@ -157,10 +163,7 @@ class MultiStepProgram(Program):
         """
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
-        """Cost and gain of compiling for calls of at most `max_steps` steps; None, the default, if it gains nothing.
-
-        Called between steps, so that it may use measurements.
-        """
+        """Cost and gain of calls of at most `max_steps` compiled steps, asked between steps; None without gain."""
         return None
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
@@ -23,9 +24,12 @@ from anyaccel.errors import (
 from anyaccel.install_hints import distribution_for, hint_of, install_line
 from anyaccel.plugin_loader import BUILT_IN as BUILT_IN
 from anyaccel.plugin_loader import Plugin
+from anyaccel.suggestions import did_you_mean, kind_hint
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+_PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None), dict, list, tuple})  # of no framework
 
 
 class Registry:
@@ -34,6 +38,8 @@ class Registry:
     Args:
         built_in: creates core's own backend.
         entry_points: gives the entry points to load; by default those of installed distributions.
+
+    `policies` has the plugins' placement policies by name, once they are loaded.
     """
 
     def __init__(
@@ -57,44 +63,41 @@ class Registry:
                 return
             self._loading = True
             try:
-                self._load()
+                self._clear()  # a load that Ctrl-C ended starts again
+                self._enter(Plugin(BUILT_IN, *loader.own_distribution(), backends=(self._built_in(),)))
+                allowed = loader.wanted()
+                for entry in sorted(self._entry_points(), key=lambda entry: (entry.name, entry.value)):
+                    if allowed is None or entry.name in allowed:
+                        self._load_entry(entry)
                 self._loaded = True
             finally:
                 self._loading = False
 
-    def _load(self) -> None:
-        self._clear()  # a load that Ctrl-C ended starts again
-        self._enter(Plugin(BUILT_IN, *loader.own_distribution(), backends=(self._built_in(),)))
-        allowed = loader.wanted()
-        for entry in sorted(self._entry_points(), key=lambda entry: (entry.name, entry.value)):
-            if allowed is None or entry.name in allowed:
-                self._load_entry(entry)
-
     def _clear(self) -> None:
         self._plugins: dict[str, Plugin] = {}
         self._table: dict[tuple[str, str], Backend] = {}
-        self._policies: dict[str, Callable[..., Any]] = {}
-        self._owners: dict[type, tuple[str, ...]] = {}
+        self.policies: dict[str, Callable[..., Any]] = {}
+        self._candidates: dict[type, list[tuple[Backend, bool]]] = {}
         self._hooks = loader.new_hooks()
 
     def register(self, module: Any, name: str) -> None:
         """Register a plugin module by hand, as an entry point of that name would. For tests and notebooks.
 
         Raises:
-            PluginError: it is broken, or offers what another plugin has.
+            PluginError: it is broken; or it offers what another plugin has, and is refused for that.
         """
         self.load()
         with self._lock:
             plugin = self._try(Plugin(name, "", ""), lambda: module)
             if isinstance(plugin.error, PluginError):
                 raise plugin.error
-            if plugin.error is not None:
+            if plugin.is_broken:
                 raise PluginError(f"plugin {name} is broken: {plugin.cause}", hint=plugin.hint) from plugin.error
-            self._plugins[name] = plugin
 
     def _load_entry(self, entry: EntryPoint) -> None:
         dist = entry.dist
-        plugin = self._try(Plugin(entry.name, dist.name if dist else "", dist.version if dist else ""), entry.load)
+        with loader.announce_waiting(entry.name):
+            plugin = self._try(Plugin(entry.name, dist.name if dist else "", dist.version if dist else ""), entry.load)
         if plugin.error is not None:
             self._plugins[entry.name if entry.name not in self._plugins else f"{entry.name} ({entry.value})"] = plugin
 
@@ -102,7 +105,7 @@ class Registry:
         try:
             return self._add(plugin, load())
         except (Exception, SystemExit) as error:  # a broken plugin must break no other: kept, and told when needed
-            return Plugin(plugin.name, plugin.distribution, plugin.version, loader.load_error(plugin, error))
+            return replace(plugin, error=loader.load_error(plugin, error))
 
     def _add(self, plugin: Plugin, module: Any) -> Plugin:
         if plugin.name in self._plugins:
@@ -114,35 +117,35 @@ class Registry:
         loader.check_hooks(plugin.name, module)
         backends = loader.offered(plugin, module, "backends", list, [])
         policies = loader.offered(plugin, module, "policies", dict, {})
-        plugin = Plugin(plugin.name, plugin.distribution, plugin.version, backends=tuple(backends))
+        plugin = replace(plugin, backends=tuple(backends))
         loader.check_backends(plugin)
-        self._check_free(plugin)
         self._hooks.register(module, plugin.name)
+        self.policies.update(policies)
         self._enter(plugin)
-        self._policies.update(policies)
         return plugin
 
-    def _check_free(self, plugin: Plugin) -> None:
-        offered: set[tuple[str, str]] = set()
-        for pair in ((backend.framework, kind) for backend in plugin.backends for kind in backend.kinds):
-            shown = " on ".join(pair)
-            if pair in offered:
-                raise PluginError(f"plugin {plugin.name} offers {shown} twice", hint="offer it once")
-            offered.add(pair)
-            if pair in self._table:
-                holder = next(other for other in self._plugins.values() if self._table[pair] in other.backends)
-                raise PluginError(
-                    f"plugin {plugin.name} offers {shown}, which another plugin has",
-                    available=f"{shown} by {holder}",
-                    hint=f"uninstall {plugin.source} or {holder.source}",
-                )
-
     def _enter(self, plugin: Plugin) -> None:
+        """Serve what a plugin offers. A pair that another offers too is the one's that has the framework's name."""
         self._plugins[plugin.name] = plugin
-        for backend in plugin.backends:
-            for kind in backend.kinds:
-                self._table[backend.framework, kind] = backend
-        self._owners.clear()
+        offers = [(backend.framework, kind, backend) for backend in plugin.backends for kind in backend.kinds]
+        for framework, kind, backend in offers:
+            holder, is_home = self._plugin_of(self._table.get((framework, kind))), plugin.name == framework
+            if holder is None or (is_home and holder is not plugin):
+                self._table[framework, kind] = backend
+            if holder is not None:
+                winner, loser = (plugin, holder) if is_home else (holder, plugin)
+                loser.add_fault(f"it is refused for {framework} on {kind}, which", f"{winner} serves")
+        self._candidates.clear()
+
+    def _plugin_of(self, backend: Backend | None) -> Plugin | None:
+        return next((p for p in self._plugins.values() if any(own is backend for own in p.backends)), None)
+
+    def ask(self, backend: Backend, method: str, *arguments: Any) -> Any:
+        """As `plugin_loader.ask`, without what was wrong: `plugins` has it."""
+        answer, fault = loader.ask(backend, method, *arguments)
+        if fault and (plugin := self._plugin_of(backend)):
+            plugin.add_fault(f"{method}() of its backend for {backend.framework}", fault)
+        return answer
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
@@ -154,12 +157,19 @@ class Registry:
     def backends(self) -> tuple[Backend, ...]:
         """Every backend, each once."""
         self.load()
-        return tuple(dict.fromkeys(self._table.values()))
+        return tuple({id(backend): backend for backend in self._table.values()}.values())
 
     @property
     def frameworks(self) -> tuple[str, ...]:
         """The frameworks that have a backend."""
-        return tuple(dict.fromkeys(backend.framework for backend in self.backends))
+        self.load()
+        return tuple(dict.fromkeys(framework for framework, _ in self._table))
+
+    def devices(self, framework: str | None = None) -> list[tuple[str, Device]]:
+        """Each framework, or only this one, with each of its devices."""
+        backends = [backend for backend in self.backends if framework in (None, backend.framework)]
+        listed = [(backend, device) for backend in backends for device in self.ask(backend, "devices")]
+        return [(b.framework, device) for b, device in listed if self._table[b.framework, device.kind] is b]
 
     @property
     def hooks(self) -> pluggy.PluginManager:
@@ -167,27 +177,8 @@ class Registry:
         self.load()
         return self._hooks
 
-    def policy(self, name: str) -> Callable[..., Any]:
-        """A placement policy by name.
-
-        Raises:
-            PluginError: no plugin offers it.
-        """
-        self.load()
-        if name not in self._policies:
-            raise PluginError(
-                f"no plugin offers the placement policy {name!r}",
-                available=", ".join(sorted(self._policies)) or "none",
-                hint="install the plugin that offers it, or leave policy= out",
-            )
-        return self._policies[name]
-
     def kinds(self, framework: str) -> tuple[str, ...]:
-        """Kinds of device that a framework runs on.
-
-        Raises:
-            FrameworkError: no plugin runs the framework.
-        """
+        """Kinds of device that a framework runs on; FrameworkError if no plugin runs it."""
         self.load()
         kinds = tuple(kind for name, kind in self._table if name == framework)
         if not kinds:
@@ -212,15 +203,15 @@ class Registry:
             raise FrameworkError(
                 f"no installed plugin runs {framework} on {kind!r}",
                 available=f"{framework} on {', '.join(kinds)}",
-                hint="choose one of these, or install a plugin for it",
+                hint=kind_hint(kind, kinds, "choose one of these, or install a plugin for it"),
             )
         return self._table[framework, kind]
 
     def computing(self, framework: str, kind: str | None = None) -> ComputingBackend:
-        """The backend that `find` gives, if it has the capabilities that a graph needs.
+        """As `find`, for a graph.
 
         Raises:
-            FrameworkError: no plugin runs the framework, or not on this kind.
+            FrameworkError: as `find`.
             CapabilityError: the backend does not declare exchange and compute.
         """
         backend = self.find(framework, kind)
@@ -240,15 +231,15 @@ class Registry:
             DeviceUnavailableError: the device is not on this machine, or of another vendor.
         """
         backend = self.find(framework, device.kind)
-        usable = backend.devices()
+        usable = self.ask(backend, "devices")
         if device not in usable:
-            reason = backend.unavailable_reason(device)
+            reason = self.unavailable_reason(framework, device)
             raise DeviceUnavailableError(
                 f"{device} is not on this machine for {framework}" + (f" ({reason})" if reason else ""),
                 available=", ".join(map(str, usable)) or "no device",
                 hint=_device_hint(device, usable),
             )
-        actual = backend.device_info(device).vendor if vendor else ""
+        actual = self.ask(backend, "device_info", device).vendor if vendor else ""
         if actual and actual != vendor:
             raise DeviceUnavailableError(
                 f"{device} is a device of {actual}, not of {vendor}",
@@ -256,6 +247,12 @@ class Registry:
                 hint=f"write '{device}' for a device of any vendor",
             )
         return backend
+
+    def unavailable_reason(self, framework: str, device: Device) -> str:
+        """Why a framework does not have a device, and what is wrong with plugins of the framework; `""` if unknown."""
+        reason = self.ask(self.find(framework, device.kind), "unavailable_reason", device)
+        faulty = [p for p in self.plugins if p.faults and framework in {b.framework for b in p.backends}]
+        return "; ".join(filter(None, [reason, *(f"plugin {p} is broken: {p.cause}" for p in faulty)]))
 
     def owner(self, obj: Any) -> str:
         """The framework that an object belongs to. Imports nothing.
@@ -276,20 +273,23 @@ class Registry:
         raise self._no_owner(name, obj)
 
     def owners(self, obj: Any) -> tuple[str, ...]:
-        """The frameworks whose backends own an object: none, one, or several."""
+        """The frameworks whose backends own an object, by `import_roots` of its class, or else as their `owns` says."""
         self.load()
         cls = type(obj)
-        if cls not in self._owners:
-            candidates = (backend for backend in self._candidates(cls) if backend.owns(obj))
-            self._owners[cls] = tuple(dict.fromkeys(backend.framework for backend in candidates))
-        return self._owners[cls]
+        if cls in _PLAIN:
+            return ()
+        candidates = self._candidates.get(cls) or self._find_candidates(cls)
+        owners = {b.framework: None for b, asks in candidates if not asks or self.ask(b, "owns", obj)}
+        if not owners:
+            others = [b for b in self.backends if _asks(b) and _is_imported(b) and self.ask(b, "owns", obj)]
+            owners = {backend.framework: None for backend in others if not self.ask(backend, "owns", object())}
+        home = owners.keys() & _roots(cls) if len(owners) > 1 else ()  # the framework that is named as the module
+        return tuple(home or owners)
 
-    def _candidates(self, cls: type) -> Iterator[Backend]:
-        """Backends whose framework is imported and could have defined the class or a base of it."""
-        roots = {str(base.__module__).partition(".")[0] for base in cls.__mro__}
-        for backend in self.backends:
-            if any(root in roots and root in sys.modules for root in backend.import_roots):
-                yield backend
+    def _find_candidates(self, cls: type) -> list[tuple[Backend, bool]]:
+        """The backends with a root of the class, and whether they must be asked; remembered if there are any."""
+        found = [(b, _asks(b)) for b in self.backends if _roots(cls).intersection(b.import_roots) and _is_imported(b)]
+        return self._candidates.setdefault(cls, found) if found else []
 
     def _no_plugin(self, framework: str) -> FrameworkError:
         distribution, available = distribution_for(framework), ", ".join(self.frameworks)
@@ -301,7 +301,8 @@ class Registry:
                     available=available,
                     hint=plugin.hint,
                 )
-        hint = install_line(distribution) if distribution else "check the spelling, or install its plugin"
+        meant = did_you_mean(framework, self.frameworks, "check the spelling, or install its plugin")
+        hint = install_line(distribution) if distribution else meant
         problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()
         if allowed is not None and framework not in allowed:
             problem = f"no plugin for the framework {framework!r} is loaded, and {loader.SWITCH} says which are"
@@ -315,18 +316,30 @@ class Registry:
             reason = self._no_plugin(framework)
             problem = f"{name} has no backend: {reason.problem}" + (f"; {explanation}" if explanation else "")
             return NoBackendError(problem, available=available, hint=reason.hint)
+        failed = [f"plugin {p} is broken: {p.cause}" for p in self._plugins.values() if "owns() of" in p.cause]
         return NoBackendError(
-            f"{name} has no backend: no installed plugin owns it",
+            "; ".join([f"{name} has no backend: no installed plugin owns it", *failed]),
             available=available,
             hint="install the plugin of its framework, or name it: ModelNode(..., framework=...)",
         )
 
 
-def _device_hint(device: Device, usable: Iterable[Device]) -> str:
+def _roots(cls: type) -> set[str]:
+    return {str(base.__module__).partition(".")[0] for base in cls.__mro__}
+
+
+def _is_imported(backend: Backend) -> bool:
+    return any(root in sys.modules for root in backend.import_roots)
+
+
+def _asks(backend: Backend) -> bool:
+    return getattr(backend.owns, "__func__", None) is not Backend.owns  # it has one of its own
+
+
+def _device_hint(device: Device, usable: Sequence[Device]) -> str:
     if device.kind == "sim":
         return f"create simulated devices first: anyaccel.simulate({device.index + 1})"
-    first = next(iter(usable), None)
-    return f"use one of these, such as '{first}'" if first else "run `anyaccel devices` to see why"
+    return f"use one of these, such as '{usable[0]}'" if usable else "run `anyaccel devices` to see why"
 
 
 _lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,15 +25,8 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of one sample."""
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size * _item_size(self.dtype)
-
-
-def _item_size(dtype: str) -> int:
-    bits = re.search(r"[0-9]+", dtype)
-    return max(int(bits.group()) // 8, 1) if bits else 1
+        bits = re.search(r"[0-9]+", self.dtype)
+        return math.prod(self.shape) * (max(int(bits.group()) // 8, 1) if bits else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +87,7 @@ class Segment:
         outputs: names of the values that other segments or the caller need.
         needs_pullback: the inputs whose cotangents are wanted, because trained nodes of other segments gave them.
         states: optimizer state of earlier phases, by node.
+        frozen: models of the graph's frozen nodes of this framework by label, in the segment or not: none may change.
         compile: `"off"` if nothing may be compiled, so that each step runs the user's model line by line.
     """
 
@@ -105,3 +100,4 @@ class Segment:
     needs_pullback: tuple[str, ...] = ()
     states: Mapping[str, NodeState] = field(default_factory=dict)
     compile: str = "auto"
+    frozen: Mapping[str, Any] = field(default_factory=dict)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from numbers import Real
+from typing import Any, ClassVar, Self
 
-from anyaccel.errors import AnyaccelError, ConfigError, SpecError
+from anyaccel.errors import ConfigError, SpecError
 from anyaccel.suggestions import did_you_mean
-
-Spec = TypeVar("Spec")
 
 # Settings of each named optimizer with their defaults; docs/reference/formulas.md has the formulas.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -20,26 +20,41 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
 }
-SCHEDULES: dict[str, tuple[str, ...]] = {
-    "constant": (),
-    "linear": ("steps", "final"),
-    "cosine": ("steps", "final"),
-    "exponential": ("rate", "every"),
-    "step": ("rate", "every"),
+# Settings of each schedule with their defaults; None must be given.
+SCHEDULES: dict[str, dict[str, float | None]] = {
+    "constant": {},
+    "linear": {"steps": None, "final": 0.0},
+    "cosine": {"steps": None, "final": 0.0},
+    "exponential": {"rate": None, "every": 1},
+    "step": {"rate": None, "every": None},
 }
 LOSSES = ("mse", "mae", "cross_entropy", "binary_cross_entropy")
-LOSS_ALIASES = {
-    "mean_squared_error": "mse",
-    "l2": "mse",
-    "mean_absolute_error": "mae",
-    "l1": "mae",
-    "ce": "cross_entropy",
-    "bce": "binary_cross_entropy",
-}
+LOSS_ALIASES = {"mean_squared_error": "mse", "l2": "mse", "mean_absolute_error": "mae", "l1": "mae"}
+LOSS_ALIASES |= {"ce": "cross_entropy", "bce": "binary_cross_entropy"}
+
+
+class Spec:
+    """Base of specs: reads its own configuration."""
+
+    __slots__ = ()
+    _called: ClassVar[str]
+    _parts: ClassVar[Mapping[str, type[Spec]]] = {}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The spec of a configuration from `get_config`; another one is a ConfigError or a SpecError."""
+        hint = f"give the dict that get_config() of {cls._called} made"
+        if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
+            raise ConfigError(f"{config!r} is not the configuration of {cls._called}", hint=hint)
+        parts = {key: part.from_config(config[key]) for key, part in cls._parts.items() if config.get(key) is not None}
+        try:
+            return cls(**{**config, **parts})
+        except TypeError as error:  # wrong names of settings
+            raise ConfigError(f"{config!r} is not that of {cls._called}: {error}", hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Schedule:
+class Schedule(Spec):
     """A factor on the learning rate at step t, counted from 0 over the life of the optimizer.
 
     Names: `constant`; `linear(steps, final=0.0)` and `cosine(steps, final=0.0)` fall from 1 to `final` over `steps`
@@ -51,25 +66,24 @@ class Schedule:
         SpecError: an unknown name, an unknown or missing setting, or a count that is not positive.
     """
 
+    _called = "a schedule"
     name: str
     warmup: int
     settings: tuple[tuple[str, float], ...]
 
     def __init__(self, name: str = "constant", *, warmup: int = 0, **settings: float) -> None:
-        if name not in SCHEDULES:
+        if not isinstance(name, str) or name not in SCHEDULES:
             raise _unknown("schedule", name, SCHEDULES)
         what = f"schedule {name!r}"
         _check_names(what, settings, SCHEDULES[name])
-        settings = {**_SCHEDULE_DEFAULTS.get(name, {}), **settings}
+        settings = {**{key: default for key, default in SCHEDULES[name].items() if default is not None}, **settings}
         missing = [key for key in SCHEDULES[name] if key not in settings]
         if missing:
             raise SpecError(f"{what} lacks {', '.join(missing)}", hint=f"give {missing[0]}=...")
-        for key in ("rate", "final"):
-            _check_range(what, key, settings.get(key, 0))
-        for key in ("steps", "every"):
-            _check_count(what, key, settings.get(key, 1), least=1)
-        _check_count(what, "warmup", warmup, least=0)
-        _assign(self, name=name, warmup=int(warmup), settings=tuple(sorted(settings.items())))
+        where = f"{what}: "
+        settings = {key: _checked(where, key, value) for key, value in settings.items()}
+        warmup = _checked(where, "warmup", warmup)
+        assign_fields(self, name=name, warmup=int(warmup), settings=tuple(sorted(settings.items())))
 
     def factor(self, step: int) -> float:
         """The factor at `step` (0 is the first), computed in float64."""
@@ -81,17 +95,8 @@ class Schedule:
         """A plain dict for `from_config`."""
         return {"name": self.name, "warmup": self.warmup, **dict(self.settings)}
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Schedule:
-        """The spec of a configuration from `get_config`."""
-        return _built(cls, config, "a schedule")
 
-
-_SCHEDULE_DEFAULTS: dict[str, dict[str, float]] = {
-    "linear": {"final": 0.0},
-    "cosine": {"final": 0.0},
-    "exponential": {"every": 1},
-}
+_LEFT_OUT = ("backend", "factory", "reduction")
 _FACTORS: dict[str, Callable[..., float]] = {
     "constant": lambda t: 1.0,
     "linear": lambda t, steps, final: 1.0 + (final - 1.0) * min(t / steps, 1.0),
@@ -112,7 +117,7 @@ def is_own_optimizer(given: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Optimizer:
+class Optimizer(Spec):
     """An optimizer: one by name, available in every framework, or a framework's own.
 
     Args:
@@ -128,6 +133,8 @@ class Optimizer:
         SpecError: an unknown name or setting, or a number out of range.
     """
 
+    _called = "an optimizer"
+    _parts: ClassVar = {"schedule": Schedule}
     name: str
     lr: float
     settings: Mapping[str, Any] = field(hash=False)
@@ -145,7 +152,7 @@ class Optimizer:
         clip_norm: float | None = None,
         **settings: Any,
     ) -> None:
-        settings = {**(opt_kwargs or {}), **settings}
+        settings = {**_checked("", "opt_kwargs", {} if opt_kwargs is None else opt_kwargs), **settings}
         lr = settings.pop("lr", lr)
         own = None if isinstance(name, str) else name
         if own is not None and not is_own_optimizer(own):
@@ -157,38 +164,28 @@ class Optimizer:
         if lr is None:
             lr = 1e-3 if own is None or callable(own) else 1.0
         text = name.lower() if isinstance(name, str) else _name_of(name)
-        _check_positive(f"optimizer {text!r}: lr", lr)
-        if clip_norm is not None:
-            _check_positive(f"optimizer {text!r}: clip_norm", clip_norm)
-        schedule = Schedule(schedule or "constant") if schedule is None or isinstance(schedule, str) else schedule
-        if not isinstance(schedule, Schedule):
-            raise SpecError(f"optimizer {text!r}: {schedule!r} is not a Schedule", available=", ".join(SCHEDULES))
+        where = f"optimizer {text!r}: "
+        lr = _checked(where, "lr", lr)
+        clip_norm = None if clip_norm is None else _checked(where, "clip_norm", clip_norm)
+        schedule = Schedule() if schedule is None else Schedule(schedule) if isinstance(schedule, str) else schedule
+        schedule = _checked(where, "schedule", schedule)
         settings = _optimizer_settings(text, settings) if own is None else settings
-        _assign(self, name=text, lr=float(lr), settings=settings, schedule=schedule, clip_norm=clip_norm, own=own)
+        assign_fields(self, name=text, lr=float(lr), settings=settings, schedule=schedule, clip_norm=clip_norm, own=own)
 
     def rate(self, step: int) -> float:
         """The learning rate at `step` (0 is the first), in float64."""
         return self.lr * self.schedule.factor(step)
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`.
-
-        Raises:
-            ConfigError: the optimizer is a framework's own, which a configuration cannot name.
-        """
+        """A plain dict for `from_config`; a framework's own optimizer has none and is a ConfigError."""
         _check_named("optimizer", self.name, self.own)
         settings = {key: list(v) if isinstance(v, tuple) else v for key, v in self.settings.items()}
         schedule = self.schedule.get_config()
         return {"name": self.name, "lr": self.lr, "clip_norm": self.clip_norm, "schedule": schedule, **settings}
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
-        """The spec of a configuration from `get_config`."""
-        return _built(cls, config, "an optimizer", schedule=Schedule.from_config)
-
 
 @dataclass(frozen=True, slots=True, init=False)
-class Loss:
+class Loss(Spec):
     """A loss: one by name, available in every framework, or a framework's own class, object or function.
 
     Named losses are exact means and never broadcast: `mse` and `mae` over all elements; `cross_entropy` of logits
@@ -204,12 +201,14 @@ class Loss:
         SpecError: an unknown name, or arguments for a loss that takes none.
     """
 
+    _called = "a loss"
     name: str
     own: Any
     kwargs: Mapping[str, Any] = field(hash=False)
 
-    def __init__(self, loss: Any = "mse", *, loss_kwargs: Mapping[str, Any] | None = None) -> None:
-        kwargs = dict(loss_kwargs or {})
+    def __init__(self, loss: Any = "mse", *, loss_kwargs: Mapping[str, Any] | None = None, **unknown: Any) -> None:
+        _check_names(f"Loss({loss!r})", unknown, ("loss_kwargs",))
+        kwargs = dict(_checked("", "loss_kwargs", {} if loss_kwargs is None else loss_kwargs))
         if isinstance(loss, str):
             name = LOSS_ALIASES.get(loss.lower(), loss.lower())
             if name not in LOSSES:
@@ -218,76 +217,15 @@ class Loss:
         else:
             name, own = getattr(loss, "__name__", type(loss).__name__), loss
         if kwargs and not isinstance(own, type):
-            raise SpecError(f"loss {name!r} takes no arguments, got {', '.join(kwargs)}")
-        if own is not None and not callable(own):
-            raise SpecError(f"{own!r} is not a loss", available=f"names: {', '.join(LOSSES)}", hint="give a callable")
-        _assign(self, name=name, own=own, kwargs=kwargs)
+            raise SpecError(f"loss {name!r} takes no arguments, got {', '.join(kwargs)}", hint="leave loss_kwargs out")
+        if not isinstance(loss, str) and not callable(own):
+            raise SpecError(f"{own!r} is not a loss", available=", ".join(LOSSES), hint="give a name or a callable")
+        assign_fields(self, name=name, own=own, kwargs=kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`.
-
-        Raises:
-            ConfigError: the loss is not a named one.
-        """
+        """A plain dict for `from_config`; a loss that is not a named one has none and is a ConfigError."""
         _check_named("loss", self.name, self.own)
         return {"loss": self.name}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Loss:
-        """The spec of a configuration from `get_config`."""
-        return _built(cls, config, "a loss")
-
-
-@dataclass(frozen=True, slots=True, init=False)
-class AppliedLoss:
-    """A loss applied to the output of a node in a graph.
-
-    Args:
-        loss: a Loss, or what `Loss(...)` takes.
-        on: label of the node whose output it takes; it is computed on this node's device.
-        inputs: the arguments of the loss, in order: `"outputs"` (of `on`), `"outputs.NAME"`, `"targets"` (of the data
-            that feed `on`), `"FEATURE_SET.COLUMN"`, or `"FEATURE_SET.COLUMN@STREAM"` for another stream of the sampler
-            than its first.
-        weight: factor in the total loss, finite and not negative.
-        label: name in results; `on` by default.
-
-    Raises:
-        SpecError: an argument of the wrong type or out of range.
-    """
-
-    loss: Loss
-    on: str
-    inputs: tuple[str, ...]
-    weight: float
-    label: str
-
-    def __init__(
-        self,
-        loss: Any,
-        on: str,
-        inputs: tuple[str, ...] | list[str] = ("outputs", "targets"),
-        weight: float = 1.0,
-        label: str | None = None,
-    ) -> None:
-        if not isinstance(on, str):
-            raise SpecError(f"AppliedLoss: on={on!r} is not a label", hint="give the label of a node")
-        if isinstance(inputs, str) or not inputs or not all(isinstance(name, str) for name in inputs):
-            raise SpecError(
-                f"loss on {on!r}: inputs={inputs!r} is not a list of names", hint="write ['outputs', 'targets']"
-            )
-        _check_range(f"loss on {on!r}", "weight", weight)
-        loss = loss if isinstance(loss, Loss) else Loss(loss)
-        _assign(self, loss=loss, on=on, inputs=tuple(inputs), weight=float(weight), label=label or on)
-
-    def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`."""
-        values = {"on": self.on, "inputs": list(self.inputs), "weight": self.weight, "label": self.label}
-        return {"loss": self.loss.get_config(), **values}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> AppliedLoss:
-        """The spec of a configuration from `get_config`."""
-        return _built(cls, config, "an applied loss", loss=Loss.from_config)
 
 
 def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,17 +235,45 @@ def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     what = f"optimizer {name!r}"
     _check_names(what, given, OPTIMIZERS[name], also=("lr", "schedule", "clip_norm"))
     settings = {**OPTIMIZERS[name], **given}
-    if "betas" in settings:
-        settings["betas"] = tuple(settings["betas"])
-        if len(settings["betas"]) != 2 or not all(0 <= beta < 1 for beta in settings["betas"]):
-            raise SpecError(f"{what}: betas={settings['betas']} are not two numbers in [0, 1)")
-    if not 0 <= settings.get("momentum", 0) < 1:
-        raise SpecError(f"{what}: momentum={settings['momentum']} is not in [0, 1)")
-    for key in ("weight_decay", "eps"):
-        _check_range(what, key, settings.get(key, 0))
-    if not isinstance(settings.get("nesterov", False), bool):
-        raise SpecError(f"{what}: nesterov must be True or False, got {settings['nesterov']!r}")
-    return settings
+    return {key: _checked(f"{what}: ", key, value) for key, value in settings.items()}
+
+
+def _between(least: float, below: float = sys.float_info.max, *, whole: bool = False) -> Callable[[Any], bool]:
+    def fits(value: Any) -> bool:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        return is_number and least <= value < below and not (whole and value % 1)
+
+    return fits
+
+
+def _are_betas(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_between(0, 1), value))
+
+
+# Names of arguments, which values they take, what is said of others, and a valid one.
+_ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, object], ...] = (
+    ("lr clip_norm", _between(sys.float_info.min), "is not a positive number", 0.001),
+    ("rate final eps weight_decay", _between(0), "is not a finite number of at least 0", 0.1),
+    ("momentum", _between(0, 1), "is not in [0, 1)", 0.9),
+    ("betas", _are_betas, "are not two numbers in [0, 1)", (0.9, 0.999)),
+    ("steps every", _between(1, whole=True), "is not a number of steps", 100),
+    ("warmup", _between(0, whole=True), "is not a number of steps", 100),
+    ("nesterov", lambda it: isinstance(it, bool), "is not True or False", True),
+    ("schedule", lambda it: isinstance(it, Schedule), "is not a Schedule", "Schedule('cosine', steps=1000)"),
+    ("opt_kwargs loss_kwargs", lambda it: all(map(str.isidentifier, {**it})), "is not a dict of settings", {"lr": 0.1}),
+)
+
+
+def _checked(where: str, name: str, value: Any) -> Any:
+    """An argument that fits, a list as a tuple."""
+    _, fits, complaint, example = next(row for row in _ARGUMENTS if name in row[0].split())
+    try:
+        valid = fits(value)
+    except TypeError:
+        valid = False
+    if not valid:
+        raise SpecError(f"{where}{name}={value!r} {complaint}", hint=f"write {name}={example}")
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _unknown(what: str, name: object, known: Any) -> SpecError:
@@ -319,50 +285,19 @@ def _unknown(what: str, name: object, known: Any) -> SpecError:
 def _check_names(what: str, given: Mapping[str, Any], known: Any, also: tuple[str, ...] = ()) -> None:
     unknown, available = [key for key in given if key not in known], [*also, *known]
     if unknown:
+        left_out = "leave it out: the framework of each node builds the optimizers and losses, which are means"
         meant = "lr" if unknown[0] in ("learning_rate", "learningrate", "step_size") else unknown[0]
         raise SpecError(
             f"{what} has no setting {', '.join(unknown)}",
             available=", ".join(available) or "none",
-            hint=did_you_mean(meant, available, ""),
+            hint=left_out if unknown[0] in _LEFT_OUT else did_you_mean(meant, available, ""),
         )
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _check_positive(what: str, value: Any) -> None:
-    if not (_is_finite(value) and value > 0):
-        raise SpecError(f"{what}={value!r} is not a positive number")
-
-
-def _check_range(what: str, key: str, value: Any) -> None:
-    if not (_is_finite(value) and value >= 0):
-        raise SpecError(f"{what}: {key}={value!r} is not a finite number of at least 0")
-
-
-def _check_count(what: str, key: str, value: Any, least: int) -> None:
-    if not (_is_finite(value) and value == int(value) and value >= least):
-        raise SpecError(f"{what}: {key}={value!r} is not a number of steps")
-
-
-def _assign(spec: Any, **values: Any) -> None:
+def assign_fields(spec: Any, **values: Any) -> None:
     """Set the fields of a frozen dataclass in its constructor."""
     for name, value in values.items():
         object.__setattr__(spec, name, value)
-
-
-def _built(cls: type[Spec], config: Any, what: str, **parts: Callable[[Any], Any]) -> Spec:
-    """`cls(**config)`, with each part read by its own function; a wrong type or wrong keys are a ConfigError."""
-    if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
-        raise ConfigError(f"{config!r} is not the configuration of {what}", hint="give a dict with text keys")
-    read = {key: part(config.get(key, {})) for key, part in parts.items() if config.get(key, {}) is not None}
-    try:
-        return cls(**{**config, **read})
-    except TypeError as error:
-        if isinstance(error, AnyaccelError):
-            raise
-        raise ConfigError(f"{dict(config)!r} is not the configuration of {what}: {error}") from None
 
 
 def _check_named(what: str, name: str, own: object) -> None:

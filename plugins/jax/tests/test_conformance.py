@@ -27,12 +27,21 @@ class Jax(JaxSubject):
     def buffered_model(self, linen):
         return lambda: ours.Linen(linen_net(linen, linen.Dense(5), linen.BatchNorm(), linen.Dense(3)))
 
+    @pytest.fixture
+    def dropout_free_model(self, linen):
+        return lambda: ours.Linen(linen_net(linen, linen.Dense(8), linen.Dropout(0.0), linen.Dense(3)))
+
+    @pytest.fixture
+    def tied_model(self, nnx):
+        return lambda: nnx_tied(nnx)
+
 
 class Standard(Jax):
     """SequentialMLP, with JAX's 64-bit types and donated state."""
 
     model = Subject.model
     random_model = Subject.random_model
+    dropout_free_model = Subject.dropout_free_model
 
     @pytest.fixture(autouse=True)
     def wide(self, x64, monkeypatch):
@@ -55,6 +64,10 @@ class OfNnx(Jax):
     @pytest.fixture
     def buffered_model(self, nnx):
         return lambda: nnx_net(nnx, lambda rngs: nnx.BatchNorm(5, rngs=rngs))
+
+    @pytest.fixture
+    def dropout_free_model(self, nnx):
+        return lambda: nnx_net(nnx, lambda rngs: nnx.Dropout(0.0, rngs=rngs))
 
 
 class OfEquinox(Jax):
@@ -81,6 +94,10 @@ class OfEquinox(Jax):
     def buffered_model(self, eqx):
         return lambda: eqx_net(eqx, lambda: eqx.nn.BatchNorm(5, "batch", mode="batch", dtype=jnp.float32))
 
+    @pytest.fixture
+    def dropout_free_model(self, eqx):
+        return lambda: eqx_net(eqx, lambda: eqx.nn.Dropout(0.0))
+
 
 class OfKeras(Jax):
     """Keras on JAX."""
@@ -96,6 +113,18 @@ class OfKeras(Jax):
     @pytest.fixture
     def buffered_model(self, keras):
         return lambda: keras_net(keras, keras.layers.BatchNormalization())
+
+    @pytest.fixture
+    def dropout_free_model(self, keras):
+        return lambda: keras_net(keras, keras.layers.Dropout(0.0))
+
+    @pytest.fixture
+    def tied_model(self, keras):
+        return lambda: keras_tied(keras)
+
+    @pytest.fixture
+    def parameter_free_model(self, keras):
+        return lambda: keras.layers.Activation("tanh")
 
 
 def parameters():
@@ -120,6 +149,12 @@ def nnx_net(nnx, middle):
     return nnx.Sequential(nnx.Linear(4, 5, rngs=rngs), middle(rngs), nnx.Linear(5, 3, rngs=rngs))
 
 
+def nnx_tied(nnx):
+    rngs = nnx.Rngs(0)
+    tied = nnx.Linear(4, 4, rngs=rngs)
+    return nnx.Sequential(tied, jnp.tanh, tied, nnx.Linear(4, 3, rngs=rngs))
+
+
 def eqx_net(eqx, middle, dtype=jnp.float32):
     first_key, second_key = jax.random.split(jax.random.key(0))
     first, last = eqx.nn.Linear(4, 5, dtype=dtype, key=first_key), eqx.nn.Linear(5, 3, dtype=dtype, key=second_key)
@@ -128,6 +163,11 @@ def eqx_net(eqx, middle, dtype=jnp.float32):
 
 def keras_net(keras, middle):
     return keras.Sequential([keras.layers.Dense(5), middle, keras.layers.Dense(3)])
+
+
+def keras_tied(keras):
+    inputs, tied = keras.Input((4,)), keras.layers.Dense(4, "tanh")
+    return keras.Model(inputs, keras.layers.Dense(3)(tied(tied(inputs))))
 
 
 def of_models(subject, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ShapeError, SpecError
+from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
 from anyaccel.segment import TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax import JaxBackend
@@ -222,3 +223,146 @@ def test_a_graph_of_keras_and_ours(data: tuple[np.ndarray, ...], keras: ModuleTy
     phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="head")], n_epochs=5)
     results = aa.Experiment("e", aa.ModelGraph(nodes, "adam"), progress="none").run_phase(phase)
     assert results.loss[-1] < results.loss[0] and len(results.plan.crossings) == 0
+
+
+def left_out(keras: ModuleType) -> list[tuple[Any, str]]:
+    """Models of which something would be left out, and what."""
+
+    class OwnStep(keras.Sequential):  # type: ignore[name-defined,misc]
+        def train_step(self, *given: Any) -> Any:
+            return super().train_step(*given)
+
+    class OwnLoss(keras.Sequential):  # type: ignore[name-defined,misc]
+        def compute_loss(self, *given: Any, **named: Any) -> Any:
+            return super().compute_loss(*given, **named)
+
+    constrained = keras.layers.Dense(1, kernel_constraint="max_norm")
+    return [
+        (OwnStep([keras.layers.Dense(1)]), r"OwnStep has a train_step of its own, which would not be called"),
+        (OwnLoss([keras.layers.Dense(1)]), r"OwnLoss has a compute_loss of its own, which would not be called"),
+        (
+            keras.Sequential([constrained]),
+            r"layers\.0\.kernel has a constraint \(MaxNorm\), which would not be applied",
+        ),
+    ]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_what_only_kerass_own_loop_does_is_refused_in_training_only(
+    data: tuple[np.ndarray, ...], keras: ModuleType, number: int
+) -> None:
+    model, message = left_out(keras)[number]
+    model.build((None, 3))
+    before = values(model)
+    source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
+    experiment = aa.Experiment("e", aa.ModelGraph([aa.ModelNode("net", model, source.reference())], "sgd"))
+    with pytest.raises(PhaseError, match=f"node 'net' cannot be trained: {message}.*Hint: leave that out"):
+        experiment.run_phase(aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")]))
+    for actual, expected in zip(values(model), before, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    seen = experiment.run_phase(aa.EvalPhase("look", data=source, outputs=["net"])).prediction("net")
+    np.testing.assert_allclose(seen, model.predict(data[0], verbose=0), rtol=1e-5)
+
+
+def test_spectral_normalization_trains_as_fit_does(
+    train: Train, data: tuple[np.ndarray, ...], keras: ModuleType
+) -> None:
+    def made() -> Any:
+        inner = keras.layers.Dense(4, kernel_initializer=keras.initializers.GlorotUniform(5))
+        keras.utils.set_random_seed(1)
+        return net(keras, keras.layers.SpectralNormalization(inner))
+
+    given, own = made(), made()
+    own.compile(keras.optimizers.SGD(0.1), "mse")
+    own.fit(data[0], data[1], batch_size=8, epochs=3, shuffle=False, verbose=0)
+    train(given)
+    for actual, expected in zip(values(given), values(own), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_losses_that_a_model_adds_keep_their_scale_in_accumulated_batches(
+    data: tuple[np.ndarray, ...], keras: ModuleType
+) -> None:
+    def trained(batch_size: int, accumulate: int) -> list[np.ndarray]:
+        decay = keras.regularizers.L2(0.1)
+        dense = keras.layers.Dense(4, kernel_regularizer=decay, activity_regularizer=decay, kernel_initializer="ones")
+        model = net(keras, dense)
+        source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
+        graph = aa.ModelGraph([aa.ModelNode("net", model, source.reference())], aa.Optimizer("sgd", lr=0.1))
+        phase = aa.TrainPhase(
+            "t",
+            data=source,
+            losses=[aa.AppliedLoss("mse", on="net")],
+            sampler=aa.SimpleSampler(batch_size),
+            accumulate=accumulate,
+        )
+        aa.Experiment("e", graph, progress="none").run_phase(phase)
+        return values(model)
+
+    for actual, expected in zip(trained(4, 2), trained(8, 1), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_in_a_callback_a_model_has_the_values_of_now(train: Train, keras: ModuleType) -> None:
+    model, seen = net(keras), []
+
+    class Looking(aa.Callback):
+        def step_end(self, run: Any) -> None:
+            seen.append(np.array(run.model("net").layers[-1].kernel.value))
+
+        def epoch_end(self, run: Any) -> None:
+            held = np.array(model.layers[-1].kernel.value)
+            np.testing.assert_array_equal(held, run.graph.state()["net/parameters/layers.1.kernel"])
+            epochs.append(held)
+            with pytest.raises(GraphError, match="has no node 'nobody'"):
+                run.model("nobody")
+
+    epochs: list[np.ndarray] = []
+    train(model, callbacks=[Looking()])
+    assert len(seen) == 9 and len(epochs) == 3
+    assert all((one != other).any() for one, other in pairwise(seen))
+    np.testing.assert_array_equal(seen[2::3], epochs)
+
+
+def test_inference_leaves_plain_attributes_as_they_were(backend: JaxBackend, keras: ModuleType) -> None:
+    class Recording(keras.Model):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense, self.count, self.seen = keras.layers.Dense(2), 0, []
+
+        def call(self, x: Any) -> Any:
+            self.count += 1
+            self.seen.append(1)
+            self.center = jnp.mean(x)
+            return self.dense(x)
+
+    model = Recording()
+    model(np.zeros((2, 3), "float32"))
+    del model.center
+    before = model.count
+    backend.infer(backend.wrap(model), IN, 0)
+    assert (model.count, len(model.seen), hasattr(model, "center")) == (before, before, False)
+
+
+def frozen_and_trained(kept: Any, taught: Any, *, takes_part: bool) -> None:
+    columns = {"x": np.ones((8, 3), "float32"), "y": np.ones((8, 1), "float32")}
+    reference = aa.FeatureSet.from_dict("data", columns, ["x"], ["y"]).reference()
+    nodes = [aa.ModelNode("kept", kept, reference), aa.ModelNode("net", taught, "kept" if takes_part else reference)]
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], compile="off")
+    aa.Experiment("e", aa.ModelGraph(nodes, "sgd").freeze("kept"), progress="none").run_phase(phase)
+
+
+@pytest.mark.parametrize("takes_part", [True, False])
+@pytest.mark.parametrize("library", ["keras", "nnx"])
+def test_a_frozen_node_does_not_share_a_layer_with_one_that_is_trained(
+    library: str, takes_part: bool, keras: ModuleType
+) -> None:
+    if library == "keras":
+        shared = keras.layers.Dense(3)
+        models = keras.Sequential([shared]), keras.Sequential([shared, keras.layers.Dense(1)])
+    else:
+        nnx = pytest.importorskip("flax.nnx")
+        shared, rngs = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.Rngs(1)
+        models = nnx.Sequential(shared), nnx.Sequential(shared, nnx.Linear(3, 1, rngs=rngs))
+    with pytest.raises(GraphError, match=r"share the parameter 'layers\.0\..*', and 'kept' is frozen\. Hint: freeze"):
+        frozen_and_trained(*models, takes_part=takes_part)

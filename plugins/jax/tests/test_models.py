@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import pytest
 import anyaccel as aa
 import anyaccel_jax as ours
 from anyaccel.device import Device
-from anyaccel.errors import ShapeError, StateError
+from anyaccel.errors import PhaseError, ShapeError, StateError
 from anyaccel.segment import TensorSpec
 from anyaccel_jax import Function, JaxBackend, SequentialCNN, SequentialMLP
 
@@ -454,3 +454,150 @@ def test_several_outputs_in_any_container(backend: JaxBackend) -> None:
 def test_placed_and_trained_on_another_device(train: Train) -> None:
     model, _ = train(SequentialMLP(), accelerator="cpu:1")
     assert aa.device_of(model) == Device("cpu", 1)
+
+
+# -- models that keep state ------------------------------------------------------------------------------------------
+
+
+def nnx_layers(nnx: ModuleType) -> dict[str, Callable[[], Any]]:
+    class Centred(nnx.Module):  # type: ignore[name-defined,misc]
+        """Keeps a running mean, which it uses in evaluation."""
+
+        def __init__(self) -> None:
+            self.mean, self.dense = nnx.Variable(jnp.zeros(3)), nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+            self.use_running_average = False
+
+        def __call__(self, x: Any) -> Any:
+            if not self.use_running_average:
+                self.mean[...] = 0.9 * self.mean[...] + 0.1 * x.mean(0)
+            return self.dense(x - self.mean[...])
+
+    class Looped(nnx.Module):  # type: ignore[name-defined,misc]
+        """One BatchNorm several times in a call."""
+
+        def __init__(self) -> None:
+            self.norm, self.dense = nnx.BatchNorm(3, rngs=nnx.Rngs(0)), nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: Any) -> Any:
+            for _ in range(3):
+                x = self.norm(x)
+            return self.dense(x)
+
+    class Counting(nnx.Module):  # type: ignore[name-defined,misc]
+        """Counts its calls in an attribute, and computes with that."""
+
+        def __init__(self) -> None:
+            self.calls, self.dense = 1, nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: Any) -> Any:
+            self.calls += 1
+            return self.dense(x) / self.calls
+
+    def normalized(kind: Any) -> Any:
+        inner = kind(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
+        return nnx.Sequential(inner, nnx.Linear(4, 1, rngs=nnx.Rngs(1)))
+
+    return {
+        "a running mean": Centred,
+        "BatchNorm in a loop": Looped,
+        "a counter": Counting,
+        "SpectralNorm": lambda: normalized(nnx.SpectralNorm),
+        "WeightNorm": lambda: normalized(nnx.WeightNorm),
+    }
+
+
+@pytest.mark.parametrize("kind", ["a running mean", "BatchNorm in a loop"])
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_state_of_an_nnx_module_is_that_of_its_own_loop(
+    train: Train, batches: Batches, nnx: ModuleType, optax: ModuleType, kind: str, mode: str
+) -> None:
+    own, given = (nnx_layers(nnx)[kind]() for _ in range(2))
+    optimizer = nnx.Optimizer(own, optax.sgd(RATE), wrt=nnx.Param)
+    own.train()
+    for x, y in batches:
+        optimizer.update(own, nnx.grad(lambda model, x=x, y=y: mse(model(x), y))(own))
+    train(given, compile=mode)
+    own.eval(), given.eval()
+    x = np.concatenate([x for x, _ in batches[:3]])
+    np.testing.assert_allclose(given(x), own(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("a counter", "calls"),
+        ("SpectralNorm", r"layers\.0\.layer_instance\.kernel"),
+        ("WeightNorm", r"layers\.0\.layer_instance\.kernel"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_an_nnx_module_that_writes_what_is_not_carried_is_refused(
+    train: Train, nnx: ModuleType, kind: str, name: str, mode: str
+) -> None:
+    model = nnx_layers(nnx)[kind]()
+    with pytest.raises(PhaseError, match=rf"cannot be trained: its call writes to {name}, which would be lost.*Hint"):
+        train(model, compile=mode)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_equinox_state_is_that_of_its_own_loop(
+    train: Train, batches: Batches, eqx: ModuleType, optax: ModuleType, mode: str
+) -> None:
+    class Net(eqx.Module):  # type: ignore[name-defined,misc]
+        first: Any
+        norm: Any
+        last: Any
+
+        def __init__(self) -> None:
+            key = jax.random.key(0)
+            self.first = eqx.nn.SpectralNorm(eqx.nn.Linear(3, 4, key=key), "weight", key=key)
+            self.norm, self.last = eqx.nn.BatchNorm(4, "batch", mode=mode), eqx.nn.Linear(4, 1, key=key)
+
+        def __call__(self, x: Any, state: Any) -> Any:
+            x, state = self.first(x, state)
+            x, state = self.norm(x, state)
+            return self.last(x), state
+
+    def outputs(module: Any, x: Any, state: Any) -> Any:
+        return jax.vmap(module, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
+
+    @eqx.filter_jit  # type: ignore[untyped-decorator]
+    def step(module: Any, state: Any, x: Any, y: Any) -> Any:
+        def loss(module: Any) -> Any:
+            given, after = outputs(module, x, state)
+            return mse(given, y), after
+
+        (_, after), gradients = eqx.filter_value_and_grad(loss, has_aux=True)(module)
+        return eqx.apply_updates(module, jax.tree.map(lambda gradient: -RATE * gradient, gradients)), after
+
+    own, state = eqx.nn.make_with_state(Net)()
+    for x, y in batches:
+        own, state = step(own, state, x, y)
+    model, _ = train(Net())
+    x = np.concatenate([x for x, _ in batches[:3]])
+    expected, _ = outputs(eqx.nn.inference_mode(own), x, state)
+    actual, _ = outputs(eqx.nn.inference_mode(model.module), x, model.state)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_function_that_calls_a_haiku_model_with_state_is_refused_in_training(
+    train: Train,
+) -> None:
+    """A stand-in: Haiku is recognised by the names of its modules."""
+
+    class TransformedWithState(NamedTuple):
+        init: Any
+        apply: Any
+
+    def apply(params: Any, state: Any, rng: Any, x: Any) -> Any:
+        return x @ params["w"] - state["mean"], state
+
+    TransformedWithState.__module__ = apply.__module__ = "haiku._src.transform"
+    net = TransformedWithState(None, apply)
+    state = {"mean": jnp.zeros(1)}
+    for wrapped in (
+        lambda params, x: net.apply(params, state, None, x)[0],
+        lambda params, x: apply(params, state, None, x)[0],
+    ):
+        with pytest.raises(PhaseError, match="calls a model of Haiku with state, and its state would not change"):
+            train(Function(wrapped, {"w": jnp.ones((3, 1))}))

@@ -18,7 +18,7 @@ import anyaccel as aa
 from anyaccel.backend import CompileEstimate
 from anyaccel.device import Device
 from anyaccel.errors import CompileError
-from anyaccel.segment import TensorSpec
+from anyaccel.segment import LossTerm, TensorSpec
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel_jax import Function, JaxBackend, SequentialMLP
 
@@ -182,6 +182,184 @@ def test_a_changed_module_is_compiled_again(backend: JaxBackend, segment_of: Mak
         result.append(trained(backend, segment_of(module), data))
     assert (result[0] != result[1]).any()
     np.testing.assert_array_equal(result[0], result[2])
+
+
+ALPHA = 1.0
+
+
+class Config:
+    """What a user's configuration looks like."""
+
+    scale = 1.0
+
+
+CONFIG = Config()
+
+
+def scaled_error(outputs: Any, targets: Any) -> Any:
+    return ALPHA * jnp.mean((outputs - targets) ** 2)
+
+
+def scaled_linear(parameters: Any, x: Any) -> Any:
+    return x @ parameters["w"] * CONFIG.scale
+
+
+@pytest.mark.parametrize("what", ["a global of a loss", "an attribute of an object that a model reads"])
+def test_a_value_changed_between_phases_is_compiled_again(
+    backend: JaxBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    model, result = function(backend, scaled_linear), []
+    start = backend.state(model)
+    for value in (1.0, 2.0):
+        if what == "a global of a loss":
+            monkeypatch.setitem(globals(), "ALPHA", value)
+        else:
+            monkeypatch.setattr(CONFIG, "scale", value)
+        for mode in ("auto", "off"):
+            backend.load_state(model, start)
+            result.append(trained(backend, segment_of(model, loss=scaled_error, compile=mode), data))
+    np.testing.assert_allclose(result[0], result[1], rtol=1e-5)
+    np.testing.assert_allclose(result[2], result[3], rtol=1e-5)
+    assert (result[2] != result[0]).any()
+
+
+def linen_model(cfg: Config) -> Any:
+    import flax.linen as nn
+
+    class Block(nn.Module):
+        config: Any
+
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            return nn.Dense(1, kernel_init=nn.initializers.ones)(x) * self.config.scale
+
+    return nn.Sequential([Block(cfg)])
+
+
+def nnx_model(cfg: Config) -> Any:
+    from flax import nnx
+
+    class Block(nnx.Module):
+        def __init__(self) -> None:
+            self.dense, self.config = nnx.Linear(3, 1, rngs=nnx.Rngs(0)), cfg
+
+        def __call__(self, x: Any) -> Any:
+            return self.dense(x) * self.config.scale
+
+    return nnx.Sequential(Block())
+
+
+def equinox_model(cfg: Config) -> Any:
+    import equinox as eqx
+
+    class Block(eqx.Module):
+        dense: Any
+        config: Any
+
+        def __call__(self, x: Any, key: Any = None) -> Any:
+            return self.dense(x) * self.config.scale
+
+    return eqx.nn.Sequential([Block(eqx.nn.Linear(3, 1, key=jax.random.key(0)), cfg)])
+
+
+@pytest.mark.parametrize(("library", "make"), [("linen", linen_model), ("nnx", nnx_model), ("eqx", equinox_model)])
+def test_a_configuration_inside_a_module_is_compared(
+    backend: JaxBackend, segment_of: Make, data: Data, request: pytest.FixtureRequest, library: str, make: Any
+) -> None:
+    request.getfixturevalue(library)
+    config = Config()
+    model = backend.wrap(make(config))
+    backend.infer(model, [TensorSpec((3,), "float32")], 0)
+    start, result = backend.state(model), []
+    for scale in (1.0, 2.0):
+        config.scale = scale
+        for mode in ("auto", "off"):
+            backend.load_state(model, start)
+            result.append(trained(backend, segment_of(model, compile=mode), data))
+    np.testing.assert_allclose(result[0], result[1], rtol=1e-5)
+    np.testing.assert_allclose(result[2], result[3], rtol=1e-5)
+    assert (result[2] != result[0]).any()
+
+
+def test_loss_kwargs_that_differ_in_the_middle_only_are_compiled_again(
+    backend: JaxBackend, segment_of: Make, data: Data
+) -> None:
+    class Weighted:
+        def __init__(self, weight: Any) -> None:
+            self.weight = weight
+
+        def __call__(self, outputs: Any, targets: Any) -> Any:
+            return jnp.mean((outputs - targets) ** 2) * jnp.sum(self.weight)
+
+    Weighted.__qualname__ = "Weighted"
+    globals()["Weighted"] = Weighted
+    model, result = function(backend, linear), []
+    start = backend.state(model)
+    for middle in (0.0, 1.0):
+        weight = np.ones(5000, "float32")
+        weight[2500] = middle
+        backend.load_state(model, start)
+        loss = aa.Loss(Weighted, loss_kwargs={"weight": weight / 5000})
+        term = LossTerm("l", "a", loss, ("a", "y"), CPU, 1.0)
+        result.append(trained(backend, segment_of(model, losses=(term,)), data))
+    np.testing.assert_allclose(result[0][0], result[1][0] * 4999 / 5000, rtol=1e-6)
+    assert (result[0] != result[1]).any()
+
+
+@pytest.mark.parametrize("hook", ["epoch_start", "epoch_end"])
+def test_a_value_that_a_callback_changes_between_epochs_is_compiled_anew(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, hook: str
+) -> None:
+    """Annealing: the numbers are those of uncompiled steps, and an event names the value."""
+    losses: list[np.ndarray] = []
+    events: dict[str, str] = {}
+
+    def anneal(self: Any, run: Any) -> None:
+        globals()["ALPHA"] *= 0.5
+        events[run.phase.compile] = " ".join(event.message for event in run.events)
+
+    for mode in ("auto", "off"):
+        monkeypatch.setitem(globals(), "ALPHA", 1.0)
+        callback = type("Annealing", (aa.Callback,), {hook: anneal})()
+        model = Function(linear, {"w": jnp.ones((3, 1))})
+        losses.append(train(model, loss=scaled_error, compile=mode, callbacks=[callback])[1])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert "dropped, as ALPHA of the loss 'net' has changed" in events["auto"] and "ALPHA" not in events["off"]
+
+
+def test_a_value_that_a_callback_changes_between_steps_is_refused(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "ALPHA", 1.0)
+
+    class Annealing(aa.Callback):
+        def step_end(self, run: Any) -> None:
+            globals()["ALPHA"] *= 0.5
+
+    with pytest.raises(CompileError, match=r"ALPHA of the loss 'net' has changed between steps.*compile='off'"):
+        train(Function(linear, {"w": jnp.ones((3, 1))}), loss=scaled_error, callbacks=[Annealing()])
+    losses = train(
+        Function(linear, {"w": jnp.ones((3, 1))}), loss=scaled_error, callbacks=[Annealing()], compile="off"
+    )[1]
+    assert losses[-1] < 0.05 * losses[0]
+
+
+def test_a_loss_that_counts_its_traces_is_no_change(train: Callable[..., Any]) -> None:
+    """What tracing changes by itself neither compiles anew nor is refused."""
+    traces: list[int] = []
+
+    def counting(outputs: Any, targets: Any) -> Any:
+        traces.append(1)
+        return jnp.mean((outputs - targets) ** 2)
+
+    class Watching(aa.Callback):
+        def step_end(self, run: Any) -> None:
+            pass
+
+    train(Function(linear, {"w": jnp.ones((3, 1))}), loss=counting, callbacks=[Watching()])
+    first = len(traces)
+    train(Function(linear, {"w": jnp.ones((3, 1))}), loss=counting, callbacks=[Watching()], epochs=9)
+    assert len(traces) == 2 * first
 
 
 @pytest.mark.parametrize("kind", ["function", "nnx", "keras"])

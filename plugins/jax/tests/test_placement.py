@@ -152,7 +152,7 @@ def test_arrays_on_different_devices_raise() -> None:
 @pytest.mark.parametrize("words", ["RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes", "out of memory"])
 def test_running_out_of_memory_is_a_named_error(words: str) -> None:
     with (
-        pytest.raises(OutOfMemoryError, match=r"no room for 8 bytes.*smaller batches") as caught,
+        pytest.raises(OutOfMemoryError, match=r"not enough memory for 8 bytes.*smaller batches") as caught,
         translate_errors("8 bytes"),
     ):
         raise jax.errors.JaxRuntimeError(words)

@@ -54,9 +54,9 @@ class Keras(TensorFlowSubject):
         return lambda: keras.Sequential([layers.Dense(8), layers.Dropout(0.5), layers.Dense(3)])
 
     @pytest.fixture
-    def buffered_model(self):
+    def dropout_free_model(self):
         layers = keras.layers
-        return lambda: keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
+        return lambda: keras.Sequential([layers.Dense(8), layers.Dropout(0.0), layers.Dense(3)])
 
 
 class Module(Keras):

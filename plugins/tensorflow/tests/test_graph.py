@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import anyaccel as aa
-from anyaccel.errors import ShapeError
+from anyaccel.errors import GraphError, ShapeError
 from anyaccel_tensorflow import SequentialCNN, SequentialMLP
 
 layers = keras.layers
@@ -156,3 +156,55 @@ def test_torch_and_tensorflow_train_end_to_end() -> None:
     results = run(made, training(10))
     assert results.loss[-1] < 0.9 * results.loss[0]
     assert not torch.equal(encoder.weight, before)
+
+
+class Recording:
+    """What a call does to plain attributes; the traced tensors would be unusable later."""
+
+    def record(self, x: Any) -> None:
+        self.count += 1
+        self.seen.append(1)
+        self.center = tf.reduce_mean(x)
+
+
+class RecordingModule(tf.Module, Recording):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.count, self.seen = tf.Variable(tf.ones([6, 3], tf.float64)), 0, []
+
+    def __call__(self, x: Any) -> Any:
+        self.record(x)
+        return x @ self.weight
+
+
+class RecordingLayer(keras.Model, Recording):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(dtype="float64")
+        self.dense, self.count, self.seen = layers.Dense(3, dtype="float64"), 0, []
+        self.build((None, 6))
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        self.record(x)
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("make", [RecordingModule, RecordingLayer])
+def test_inference_leaves_plain_attributes_as_they_were(make: Any) -> None:
+    model = make()
+    graph(data(), model).build()
+    assert (model.count, list(model.seen), hasattr(model, "center")) == (0, [], False)
+
+
+@pytest.mark.parametrize("takes_part", [True, False])
+def test_a_frozen_node_does_not_share_a_layer_with_one_that_is_trained(takes_part: bool) -> None:
+    shared, reference = layers.Dense(6), data().reference(targets=["kind"])
+    kept, taught = keras.Sequential([shared]), keras.Sequential([shared, layers.Dense(3)])
+    nodes = [aa.ModelNode("kept", kept, reference), aa.ModelNode("net", taught, "kept" if takes_part else reference)]
+    with pytest.raises(
+        GraphError, match=r"share the parameter 'layers\.0\.kernel', and 'kept' is frozen\. Hint: freeze"
+    ):
+        run(aa.ModelGraph(nodes, "sgd").freeze("kept"), training())

@@ -175,6 +175,72 @@ def test_regularizers_and_added_losses_pull_as_they_do_in_keras() -> None:
     np.testing.assert_allclose(train(graph).loss, by_hand(other, keras.optimizers.SGD(0.1)), rtol=2e-5)
 
 
+class OwnStep(keras.Sequential):
+    def train_step(self, *given: Any) -> Any:
+        return super().train_step(*given)
+
+
+class OwnLoss(keras.Sequential):
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        return super().compute_loss(*given, **named)
+
+
+class Writing(layers.Layer):
+    """Assigns to a weight that is trained."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(6,), initializer="ones")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.scale.assign(self.scale * 0.5)
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OwnStep([layers.Dense(3)]), "OwnStep has a train_step of its own, which would not be called"),
+        (lambda: OwnLoss([layers.Dense(3)]), "OwnLoss has a compute_loss of its own, which would not be called"),
+        (
+            lambda: keras.Sequential([layers.Dense(3, kernel_constraint="max_norm")]),
+            r"layers\.0\.kernel has a constraint \(MaxNorm\), which would not be applied",
+        ),
+        (
+            lambda: keras.Sequential([layers.SpectralNormalization(layers.Dense(3))]),
+            r"layers\.0 \(SpectralNormalization\) assigns to a weight that it trains",
+        ),
+        (
+            lambda: keras.Sequential([Writing(), layers.Dense(3)]),
+            r"call assigns to layers\.0\.\S+, which is trained",
+        ),
+    ],
+)
+def test_what_only_kerass_own_loop_does_is_refused_in_training_only(make: Callable[[], Any], message: str) -> None:
+    model = make()
+    model.build((None, 6))
+    before = model.get_weights()
+    with pytest.raises(PhaseError, match=message):
+        train(graph_of(model), epochs=1)
+    for actual, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    graph = graph_of(model)
+    looking = aa.EvalPhase("look", data="all", outputs=["net"])
+    seen = aa.Experiment("e", graph, progress="none").run_phase(looking).prediction("net")
+    np.testing.assert_allclose(seen, model.predict(data().array("x"), verbose=0), rtol=1e-5)
+
+
+def test_losses_that_a_model_adds_keep_their_scale_in_accumulated_batches() -> None:
+    decay, result = keras.regularizers.L2(0.1), []
+    for batch, accumulate in ((12, 1), (6, 2)):
+        dense = layers.Dense(8, kernel_regularizer=decay, activity_regularizer=decay, kernel_initializer="ones")
+        model = keras.Sequential([dense, layers.Dense(3, kernel_initializer="ones")])
+        train(graph_of(model), epochs=2, batch=batch, accumulate=accumulate)
+        result.append(model.get_weights())
+    for one, other in zip(*result, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("part", ["layer", "model"])
 def test_frozen_variables_are_not_trained(part: str) -> None:
     model = sequential()

@@ -312,7 +312,9 @@ def test_nothing_is_replaced_where_a_variable_finds_no_room(
 
     full_variable = type("Full", (), {"__new__": staticmethod(lambda cls, *a, **k: full(*a, **k))})
     monkeypatch.setattr(transfers, "tf", _With(transfers.tf, Variable=full_variable))
-    with pytest.raises(aa.errors.OutOfMemoryError, match=r"no room for variable .* on /CPU:1.*failed to allocate"):
+    with pytest.raises(
+        aa.errors.OutOfMemoryError, match=r"not enough memory for variable .* on /CPU:1.*failed to allocate"
+    ):
         transfers.relocate(model, "/CPU:1")
     assert {variable.device[-5:] for _, variable in _variables(model)} == {"CPU:0"}
 

@@ -397,7 +397,7 @@ def test_a_missing_device_raises_before_anything_is_computed(backend: TensorFlow
 
 
 def test_running_out_of_memory_is_a_named_error() -> None:
-    message = r"out of memory: no room for a batch\. Available: OOM when allocating\. Hint: use smaller"
+    message = r"not enough memory for a batch: OOM when allocating\. Hint: use smaller"
     with pytest.raises(OutOfMemoryError, match=message), translate_errors("a batch"):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\n\t [[{{node x}}]]")
 

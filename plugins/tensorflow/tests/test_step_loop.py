@@ -6,6 +6,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import keras
@@ -126,20 +127,20 @@ def test_off_offers_nothing_and_compiles_nothing(backend: TensorFlowBackend, seg
 
 
 def test_the_first_steps_are_eager_and_compilation_is_estimated(backend: TensorFlowBackend, segment_of: Make) -> None:
-    calls: list[int] = []
+    calls: SimpleQueue[int] = SimpleQueue()  # no list, whose contents would be a change of the model
     columns, orders = resident(backend)
-    model = Linear(lambda x: calls.append(1))
+    model = Linear(lambda x: calls.put(1))
     program = backend.build(segment_of(model))
     program.train_steps(columns, orders, 0, 3, 4)
-    assert len(calls) == 3
+    assert calls.qsize() == 3
     estimate = program.estimate_compile(100)
     assert estimate is not None and estimate.compile_seconds > 0.0 and 0.0 < estimate.step_ratio < 1.0
     program.compile(columns, orders, 4)
-    before = len(calls)
+    before = calls.qsize()
     program.train_steps(columns, orders, 0, 3, 4)
-    assert len(calls) == before, "compiled"
+    assert calls.qsize() == before, "compiled"
     program.train_steps(columns, orders, 0, 1, 3)
-    assert len(calls) == before + 1, "the last batch, which is smaller, is done plain"
+    assert calls.qsize() == before + 1, "the last batch, which is smaller, is done plain"
     program.close()
     assert backend.build(segment_of(model)).estimate_compile(100) == CompileEstimate(0.0, 0.0), (
         "what is compiled already takes no time"
@@ -258,6 +259,43 @@ def test_a_changed_layer_is_compiled_again(backend: TensorFlowBackend, segment_o
         result.append(trained(backend, segment_of(model), compiled=True))
     assert (result[0] != result[1]).any()
     np.testing.assert_array_equal(result[0], result[2])
+
+
+ALPHA = 1.0
+
+
+def scaled_error(outputs: Any, targets: Any) -> Any:
+    return ALPHA * tf.reduce_mean((outputs - targets) ** 2)
+
+
+def test_a_changed_global_of_a_loss_is_compiled_again(
+    backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, result = Linear(), []
+    start = backend.state(model)
+    for alpha in (1.0, 2.0):
+        monkeypatch.setitem(globals(), "ALPHA", alpha)
+        for compiled in (False, True):
+            backend.load_state(model, start)
+            mode = "auto" if compiled else "off"
+            result.append(trained(backend, segment_of(model, loss=scaled_error, compile=mode), compiled=compiled))
+    np.testing.assert_allclose(result[1], result[0], rtol=1e-5)
+    np.testing.assert_allclose(result[3], result[2], rtol=1e-5)
+    assert (result[3] != result[1]).any()
+
+
+def test_a_compiled_program_drops_what_has_read_a_changed_value(
+    backend: TensorFlowBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns, orders = resident(backend)
+    program = backend.build(segment_of(Linear(), loss=scaled_error))
+    program.compile(columns, orders, 4)
+    monkeypatch.setitem(globals(), "ALPHA", 3.0)
+    assert program.renew_compiled() == ["ALPHA of the loss 'l'"]
+    before = float(program.train_steps(columns, orders, 0, 1, 4)[0, 0])
+    again = backend.build(segment_of(Linear(), loss=scaled_error, compile="off"))
+    assert before == pytest.approx(float(again.train_steps(columns, orders, 0, 1, 4)[0, 0]), rel=1e-5)
+    assert program.renew_compiled() == []
 
 
 @pytest.mark.parametrize("kind", ["module", "keras", "own"])

@@ -15,6 +15,7 @@ class Standard(TorchSubject):
 
     model = Subject.model
     random_model = Subject.random_model
+    dropout_free_model = Subject.dropout_free_model
 
 
 globals().update(suite(Torch) | suite(Standard, "Standard"))

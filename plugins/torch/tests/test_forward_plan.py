@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyaccel.device import Device
-from anyaccel.errors import GraphError, ShapeError, SpecError
+from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch.backend import TorchBackend
@@ -145,3 +145,30 @@ def test_shared_module_is_trained_once(backend: TorchBackend, data: Data) -> Non
 
 def vars_of(segment: Segment) -> dict[str, Any]:
     return {name: getattr(segment, name) for name in segment.__dataclass_fields__}
+
+
+def test_a_module_that_starts_to_write_to_a_shared_input_is_told(backend: TorchBackend, data: Data) -> None:
+    x, _, order = data
+    calls = [0]
+
+    def writes_later(x: Tensor) -> Tensor:
+        calls[0] += 1
+        return x.mul_(2.0) if calls[0] > 1 else x * 2.0
+
+    operations = (
+        Operation("w", Function(writes_later), ("x",), ("w",), CPU),
+        Operation("b", nn.Linear(3, 3), ("x",), ("b",), CPU),
+    )
+    segment = Segment(
+        "s",
+        operations,
+        {"x": (TensorSpec((3,), "float32"), CPU)},
+        (),
+        (LossTerm("l", "b", Loss("mse"), ("b", "w"), CPU),),
+        (ParameterGroup("g", Optimizer("sgd", lr=0.1), ("b",)),),
+    )
+    program = backend.build(segment)
+    program.train_steps([x], [order], 0, 1, 8)
+    with pytest.raises(PhaseError, match=r"^node 'w' has written to an input that others read, .* Hint: copy the"):
+        program.train_steps([x], [order], 8, 1, 8)
+    program.close()

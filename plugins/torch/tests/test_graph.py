@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import anyaccel as aa
-from anyaccel.errors import AnyaccelError, DeviceUnavailableError, PhaseError, ShapeError, SpecError
+from anyaccel.errors import AnyaccelError, ColumnError, DeviceUnavailableError, PhaseError, ShapeError, SpecError
 from anyaccel_torch import SequentialMLP
 from anyaccel_torch.backend import TorchBackend
 
@@ -272,3 +272,30 @@ def test_elementwise_torch_losses_do_not_broadcast(loss: Any) -> None:
     node = aa.ModelNode("net", SequentialMLP((3,), 1), source.reference(targets=["y"]))
     with pytest.raises(ShapeError, match="they must have the same shape"):
         run(aa.ModelGraph([node], "adam"), training(1, loss))
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (torch.nn.MSELoss(reduction="sum"), r"a sum over rows"),
+        (torch.nn.CrossEntropyLoss(weight=torch.ones(3)), r"a mean weighted by class"),
+        (aa.Loss(torch.nn.NLLLoss, loss_kwargs={"reduction": "sum"}), r"a sum over rows"),
+    ],
+)
+def test_losses_of_torch_that_are_no_means_over_rows_are_not_accumulated(loss: Any, reason: str) -> None:
+    with pytest.raises(PhaseError, match=reason):
+        training(loss=loss, accumulate=2)
+
+
+def test_targets_that_a_loss_of_torch_leaves_out_are_not_accumulated() -> None:
+    source = data().cast({"kind": "int64"})
+    kind = source.array("kind").copy()
+    kind[3] = -100
+    columns = {"x": source.array("x"), "kind": kind}
+    ignoring = aa.FeatureSet.from_dict("data", columns, ["x"], ["kind"])
+    model_graph = aa.ModelGraph([aa.ModelNode("net", torch.nn.Linear(6, 2).double(), ignoring.reference())], "sgd")
+    phase = aa.TrainPhase(
+        "t", data="all", losses=[aa.AppliedLoss(torch.nn.CrossEntropyLoss(), on="net")], accumulate=2, compile="off"
+    )
+    with pytest.raises(ColumnError, match=r"has targets of -100, which the loss leaves out of its mean"):
+        aa.Experiment("e", model_graph, progress="none").run_phase(phase)

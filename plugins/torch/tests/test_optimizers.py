@@ -337,3 +337,73 @@ def test_optimizer_whose_trial_step_fails_starts_afresh() -> None:
             raise ValueError
 
     assert slot_names(Optimizer(Fails, lr=1.0), [nn.Parameter(torch.zeros(1))]) == set()
+
+
+# -- counters of optimizer classes of one's own ----------------------------------------------------------------------
+
+
+class Counters(torch.optim.Optimizer):
+    """Its steps depend on plain numbers in the state, in the groups and in the object, and on a tensor in a group."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "k": 0})
+        self.calls, self.log = 0, [0]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.calls += 1
+        self.log.append(self.calls)
+        for group in self.param_groups:
+            group["k"] += 1
+            group["decay"] = 0.9 * group.get("decay", torch.ones(()))
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state["step"], state["count"] = state.get("step", 0) + 1, state.get("count", 0) + 1
+                    assert isinstance(state["step"], int) and isinstance(state["count"], int)
+                    divisor = group["k"] + state["step"] + state["count"] + self.calls + self.log[-1]
+                    parameter.sub_(group["decay"] * group["lr"] * parameter.grad / divisor)
+
+
+def test_counters_of_an_optimizer_class_last_between_phases() -> None:
+    recipe, whole, parted = Optimizer(Counters, lr=1.0), parameters(), parameters()
+    run(group_of(recipe, whole), whole, 1, 6)
+    first = group_of(recipe, parted)
+    run(first, parted, 1, 2)
+    state = first.states(copies=True)["a"]
+    assert set(state.slots["w"]) == {"count", "group.k", "group.decay", "object.calls"}
+    second = group_of(recipe, parted, state)
+    run(second, parted, 3, 6)
+    for name in whole:
+        assert torch.equal(whole[name], parted[name]), name
+
+
+def test_counters_of_an_optimizer_class_go_back_with_a_snapshot() -> None:
+    recipe, whole, again = Optimizer(Counters, lr=1.0), parameters(), parameters()
+    run(group_of(recipe, whole), whole, 1, 4)
+    group = group_of(recipe, again)
+    run(group, again, 1, 2)
+    values, kept = {name: value.detach().clone() for name, value in again.items()}, group.snapshot()
+    for _ in range(2):
+        run(group, again, 3, 5)
+        group.restore(kept)
+        for name, value in values.items():
+            again[name].data.copy_(value)
+    run(group, again, 3, 4)
+    for name in whole:
+        assert torch.equal(whole[name], again[name]), name
+
+
+class Remembers(torch.optim.SGD):
+    """Keeps a list for each parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("history", []).append(0)
+        return super().step(closure)
+
+
+def test_state_that_does_not_last_between_phases_is_told() -> None:
+    named, recipe = parameters(), Optimizer(Remembers, lr=0.1)
+    with pytest.warns(UserWarning, match=r"optimizer Remembers keeps history \(list\) for each parameter, which a new"):
+        group_of(recipe, named, NodeState(1, {"w": {"group.k": torch.tensor(1)}}))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, Tenso
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch import SequentialMLP
 from anyaccel_torch.backend import TorchBackend
+from anyaccel_torch.shape_inference import infer
 
 CPU, META = Device("cpu"), Device("meta")
 Data = tuple[Tensor, Tensor, Tensor]
@@ -221,3 +224,52 @@ def test_sparse_gradients_are_supported(backend: TorchBackend, segment_of: Calla
     torch.testing.assert_close(square, (2 / 24 * (model[0].weight - y)).square().sum().detach())
     program.optimizer_step({"g": 0.5})
     assert finite and program.train_steps([rows, y], [order, order], 0, 3, 8).shape == (3, 1)
+
+
+class Running(torch.nn.Module):
+    """Its forward changes plain attributes, what they hold, a buffer and its own hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.LazyLinear(2)
+        self.count, self.center, self.seen = 0, torch.ones(3), list[int]()
+        self.array, self.helper = np.zeros(2), SimpleNamespace(count=0)
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.center.mul_(0.5)
+        self.last = x
+        self.seen.append(1)
+        self.array += 1
+        self.helper.count += 1
+        self.mean += 1  # type: ignore[operator]
+        self.register_forward_hook(lambda *_: None)
+        return self.linear(x - self.center)  # type: ignore[no-any-return]
+
+
+def test_inference_leaves_the_attributes_of_a_module_as_they_were() -> None:
+    model = Running()
+    center = model.center
+    for _ in range(2):
+        assert infer(model, [TensorSpec((3,), "float32")], 0) == (TensorSpec((2,), "float32"),)
+    assert (model.count, model.seen, model.helper.count, len(vars(model)["_forward_hooks"])) == (0, [], 0, 0)
+    assert model.center is center and center.tolist() == [1, 1, 1] and not hasattr(model, "last")
+    assert model.array.tolist() == [0, 0] and model.mean.item() == 0
+    assert isinstance(model.linear, torch.nn.Linear)
+
+
+def test_a_module_that_builds_itself_in_its_first_call_stays_built() -> None:
+    class Lazy(torch.nn.Module):
+        ready = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.ready:
+                self.ready = True
+                self.layers.append(torch.nn.Linear(3, 2))
+            return self.layers[0](x)
+
+    model = Lazy()
+    model.layers = torch.nn.ModuleList()
+    infer(model, [TensorSpec((3,), "float32")], 0)
+    assert model.ready and len(list(model.parameters())) == 2

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from anyaccel.device import Device
 from anyaccel.errors import CompileError
@@ -195,6 +197,24 @@ def test_failed_or_interrupted_compilation_restores_everything(
 
 
 @pytest.mark.usefixtures("nothing")
+def test_steps_whose_timing_was_disturbed_are_timed_again(
+    backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y, order = data
+    timed, calls = steps._timed, []
+
+    def disturbed(*arguments: Any) -> tuple[float, Any]:
+        calls.append(arguments)
+        return (1e3 if len(calls) < 3 else 1e-9), timed(*arguments)[1]
+
+    monkeypatch.setattr(steps, "_timed", disturbed)
+    monkeypatch.setattr(steps, "_MUCH_SLOWER", 1.25)
+    program: Any = backend.build(segment_of(nn.Linear(3, 1)))
+    program.compile([x, y], [order, order], 4)
+    assert len(calls) == 3 and program.compiled_as != ""
+
+
+@pytest.mark.usefixtures("nothing")
 def test_slower_or_wrong_compiled_steps_raise_compile_error(
     backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,3 +313,70 @@ def test_inference_and_evaluation_import_no_compiler() -> None:
     """torch's optimizers import it by themselves."""
     done = subprocess.run([sys.executable, "-c", EVALUATED], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "True False"
+
+
+def test_a_failed_compilation_leaves_hooks_on_saved_tensors_enabled() -> None:
+    """As it leaves them when `torch.utils.checkpoint` is traced: no module with it could be trained any more."""
+
+    def fail() -> None:
+        with strategies.compilation():
+            torch._C._autograd._saved_tensors_hooks_disable("torch.func.grad does not yet support saved tensor hooks")
+            raise RuntimeError("while tracing")
+
+    with pytest.raises(RuntimeError, match="while tracing"):
+        fail()
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+    assert x.grad is not None
+
+
+# -- Python values that were read ------------------------------------------------------------------------------------
+
+ALPHA = 1.0
+
+
+def scaled_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ALPHA * ((outputs - targets) ** 2).mean()
+
+
+def test_captured_steps_are_dropped_when_a_value_that_they_read_changes(
+    backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, nothing: None
+) -> None:
+    """A CUDA graph has no guards; here steps count as captured although they are not."""
+    model = Function(lambda module, x: x * module.factor)
+    model.factor = 1.0
+    program = compile(backend, segment_of(model, loss=scaled_error), data)
+    assert program.renew_compiled() == [], "torch's compiler has guards of its own"
+    program._compiler.watch()
+    assert program.renew_compiled() == [] and program.compiled_as
+    monkeypatch.setitem(globals(), "ALPHA", 2.0)
+    assert program.renew_compiled() == ["ALPHA of the loss 'l'"] and not program.compiled_as
+    model.factor = 2.0
+    assert program.renew_compiled() == ["factor"]
+    assert program.renew_compiled() == []
+
+
+@pytest.mark.skipif(not os.environ.get("ANYACCEL_TEST_FULL"), reason="compiles for a minute")
+@pytest.mark.parametrize("what", ["a global", "an attribute"])
+def test_a_value_changed_between_phases_is_compiled_again(
+    backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    x, y, order = data
+    model = Function(lambda module, x: x * module.factor)
+    model.factor, result = 1.0, []
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    for value in (1.0, 2.0):
+        if what == "a global":
+            monkeypatch.setitem(globals(), "ALPHA", value)
+        else:
+            model.factor = value
+        for mode in ("steps", "off"):
+            model.load_state_dict(start)
+            program: Any = backend.build(segment_of(model, loss=scaled_error, compile=mode))
+            if mode == "steps":
+                program.compile([x, y], [order, order], 4)
+            result.append(program.train_steps([x, y], [order, order], 0, 4, 4))
+            program.close()
+    torch.testing.assert_close(result[0], result[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(result[2], result[3], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(result[0], result[2])

@@ -238,3 +238,8 @@ class ScopeEndsOnTheCpu(NumpyBackend):
             yield
         self.left_open = [*getattr(self, "left_open", []), scoped(CPU)]
         self.left_open[-1].__enter__()
+
+
+@fault("backend", "test_a_registry_finds_it_by_its_tensors")
+class NamesAnotherModuleAsItsRoot(NumpyBackend):
+    import_roots = ("a_module_of_nobody",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from anyaccel.device import Device
@@ -161,6 +163,12 @@ class FromDlpackMakesTheSourceReadOnly(NumpyBackend):
 class FromDlpackDoesNotMoveItsOwn(NumpyBackend):
     def from_dlpack(self, foreign, device):
         return foreign if isinstance(foreign, SimArray) else super().from_dlpack(foreign, device)
+
+
+@fault("exchange", "test_a_device_in_host_memory_exports_its_tensors")
+class PromisesHostMemoryWithoutDlpack(NumpyBackend):
+    def device_info(self, device):
+        return replace(super().device_info(device), memory_space="host")
 
 
 @fault("exchange", "test_index_dtype_is_a_dtype_of_the_backend")

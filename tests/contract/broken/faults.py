@@ -14,7 +14,7 @@ from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import Program
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend, simulate, zeros
-from anyaccel.numpy_backend.layers import BatchNorm, Dense
+from anyaccel.numpy_backend.layers import Activation, BatchNorm, Dense
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.segment import Segment
@@ -31,11 +31,12 @@ AREAS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """A wrong backend, and the test that must detect it."""
+    """A wrong backend, the test that must detect it, and a further capability whose tests it may fail."""
 
     cls: type[NumpyBackend]
     capability: str
     test: str
+    also: str = ""
 
 
 FAULTS: dict[str, Fault] = {}
@@ -48,12 +49,13 @@ def all_faults() -> dict[str, Fault]:
     return FAULTS
 
 
-def fault(capability: str, test: str) -> Callable[[Any], Any]:
+def fault(capability: str, test: str, also: str = "") -> Callable[[Any], Any]:
     """Register a wrong backend, or a wrong program, wrong ops or a function that corrupts segments, in a right backend.
 
     Args:
-        capability: the capability that the fault violates; tests of others must pass.
+        capability: the capability that the fault violates; tests of others must pass, except of `also`.
         test: name of the test that must fail, with its parameters.
+        also: another capability that the fault violates, too.
     """
 
     def register(wrong: Any) -> Any:
@@ -66,7 +68,7 @@ def fault(capability: str, test: str) -> Callable[[Any], Any]:
         elif issubclass(wrong, NumpyOps):
             cls = _backend_class(title, lambda segment: ArrayProgram(segment, wrong()))
         assert title not in FAULTS
-        FAULTS[title] = Fault(cls, capability, test)
+        FAULTS[title] = Fault(cls, capability, test, also)
         return wrong
 
     return register
@@ -104,6 +106,18 @@ class BrokenSubject(Subject):
     @pytest.fixture
     def buffered_model(self):
         return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
+
+    @pytest.fixture
+    def tied_model(self):
+        def make():
+            tied = Dense(4)
+            return Sequential(tied, Activation("tanh"), tied, Dense(3))
+
+        return make
+
+    @pytest.fixture
+    def parameter_free_model(self):
+        return lambda: Activation("tanh")
 
     @pytest.fixture
     def mutating_model(self):

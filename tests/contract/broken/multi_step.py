@@ -14,14 +14,14 @@ from .faults import fault
 # -- whole steps -------------------------------------------------------------------------------------------------------
 
 
-@fault("multi_step", "test_train_steps_equal_single_steps[sgd]")
+@fault("multi_step", "test_train_steps_equal_single_steps[nesterov]")
 class StepsDropARow(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         run = super().train_steps
         return np.concatenate([run(columns, orders, start + i * batch_size, 1, batch_size - 1) for i in range(n_steps)])
 
 
-@fault("multi_step", "test_train_steps_equal_single_steps[sgd, clipped]")
+@fault("multi_step", "test_train_steps_equal_single_steps[adam, clipped]")
 class StepsDoNotClip(ArrayProgram):
     stepping = False
 
@@ -33,6 +33,57 @@ class StepsDoNotClip(ArrayProgram):
 
     def optimizer_step(self, scale=None):
         super().optimizer_step(None if self.stepping else scale)
+
+
+@fault("multi_step", "test_batches_may_begin_anywhere_and_have_any_size")
+class BatchesOfTwoBeginARowEarly(ArrayProgram):
+    """As a slice that is padded to three rows and clamped at the end."""
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
+        clamped = batch_size == 2 and start + batch_size == len(orders[0])
+        return super().train_steps(columns, orders, start - clamped, n_steps, batch_size, n_microbatches)
+
+
+class CountsTwice(ArrayProgram):
+    """Enters gradients into the norm of its steps as often as their parameters are used."""
+
+    def __init__(self, segment, ops):
+        super().__init__(segment, ops)
+        clip_factors, models = self._state.clip_factors, [op.model for op in segment.operations]
+        times = self.times_used(models)
+        self._state.clip_factors = lambda: {name: factor / times**0.5 for name, factor in clip_factors().items()}
+
+
+@fault("multi_step", "test_clipped_steps_count_shared_parameters_once[model]")
+class StepsCountSharedModelsTwice(CountsTwice):
+    def times_used(self, models):
+        return len(models) / len(set(map(id, models)))
+
+
+@fault("multi_step", "test_clipped_steps_count_shared_parameters_once[tied_model]")
+class StepsCountTiedParametersTwice(CountsTwice):
+    def times_used(self, models):
+        layers = [id(layer) for layer in getattr(models[0], "layers", ())]
+        return len(layers) / len(set(layers)) if layers else 1
+
+
+@fault("multi_step", "test_train_steps_continue_from_single_steps")
+class EvaluatesWhatSingleStepsLearnt(ArrayProgram):
+    """Evaluation does not see what `train_steps` changed."""
+
+    stale = None
+
+    def train_steps(self, columns, orders, start, n_steps, batch_size, n_microbatches=1):
+        self.stale = self.snapshot()
+        return super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
+
+    def forward(self, inputs):
+        current = self.snapshot()
+        if self.stale is not None:
+            self.restore(self.stale)
+        result = super().forward(inputs)
+        self.restore(current)
+        return result
 
 
 @fault("multi_step", "test_each_column_has_its_own_order")
@@ -78,7 +129,7 @@ class ReadsOrdersAsWide(ArrayProgram):
         return super().train_steps(columns, [order.view("int64") for order in orders], start, n_steps, batch_size)
 
 
-@fault("multi_step", "test_train_steps_equal_single_steps[sgd]")
+@fault("multi_step", "test_train_steps_equal_single_steps[nesterov]")
 class StepsTakeWideOrdersOnly(NumpyBackend):
     index_dtype = "int32"
 
@@ -121,7 +172,7 @@ class StepsHaveTheirOwnSeed(ArrayProgram):
         return super().train_steps(columns, orders, start, n_steps, batch_size)
 
 
-@fault("multi_step", "test_train_steps_begin_at_start")
+@fault("multi_step", "test_batches_may_begin_anywhere_and_have_any_size")
 class StepsCountBatches(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         return super().train_steps(columns, orders, start // batch_size * batch_size, n_steps, batch_size)
@@ -150,7 +201,7 @@ class StepsAreNotRestored(ArrayProgram):
             super().restore(snapshot)
 
 
-@fault("multi_step", "test_train_steps_equal_single_steps[adam]")
+@fault("multi_step", "test_train_steps_equal_single_steps[adamw]")
 class StepsIgnoreTheOrder(ArrayProgram):
     def train_steps(self, columns, orders, start, n_steps, batch_size):
         plain = [put(np.arange(len(np.asarray(order))), order.on) for order in orders]

@@ -11,6 +11,7 @@ from anyaccel.adapter import ArrayProgram, VjpResult
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
+from anyaccel.numpy_backend.sim_array import put
 from anyaccel.specs import Optimizer
 
 from .faults import fault
@@ -63,6 +64,31 @@ class EvaluationIsRandom(ArrayProgram):
         return super().forward_pullback(inputs)[:2]
 
 
+@fault("compute", "test_equal_rows_have_equal_outputs")
+class RowsDropInEvaluation(NumpyOps):
+    """Evaluates in training mode, with the same random numbers every time."""
+
+    def call(self, model, parameters, buffers, inputs):
+        return self.vjp(model, parameters, buffers, inputs, True, 7).outputs
+
+
+@fault("compute", "test_evaluation_equals_that_without_dropout")
+class FeaturesDropInEvaluation(ArrayProgram):
+    """Drops the same outputs of every row if the model has dropout."""
+
+    def forward(self, inputs):
+        (first, *rest), losses = super().forward(inputs)
+        drops = any(getattr(getattr(op.model, "spec", None), "dropout", 0) for op in self.segment.operations)
+        return (first * put(np.array([2, 0, 2], "float32"), first.on) if drops else first, *rest), losses
+
+
+@fault("compute", "test_training_randomness_follows_the_seed")
+class EvaluationDrawsNumbers(ArrayProgram):
+    def forward(self, inputs):
+        self._draws += 1
+        return super().forward(inputs)
+
+
 @fault("compute", "test_training_randomness_follows_the_seed")
 class DrawsTheSameInEveryStep(ArrayProgram):
     key = 0
@@ -76,7 +102,7 @@ class DrawsTheSameInEveryStep(ArrayProgram):
         return super().forward_pullback(inputs, scale)
 
 
-@fault("compute", "test_a_named_loss_follows_its_formula[mse-False]")
+@fault("compute", "test_named_losses_follow_their_formulas[False]")
 class MeansForSums(ArrayProgram):
     def forward(self, inputs):
         outputs, losses = super().forward(inputs)
@@ -90,7 +116,7 @@ class ReadsIndicesAsWide(ArrayProgram):
         return super().forward([x.view("int64") if x.dtype == np.int32 else x for x in inputs])
 
 
-@fault("compute", "test_a_named_loss_follows_its_formula[cross_entropy-False]")
+@fault("compute", "test_named_losses_follow_their_formulas[False]")
 class NarrowIndicesAreReadAsWide(NumpyBackend):
     index_dtype = "int32"
 
@@ -128,7 +154,7 @@ class LossesByNode(ArrayProgram):
         return outputs, losses if len(losses) == 1 else {"node": losses.popitem()[1]}
 
 
-@fault("compute", "test_gradients_are_those_of_the_loss[mse]")
+@fault("compute", "test_gradients_are_those_of_the_losses")
 class GradientsOfBiasesDouble(NumpyOps):
     def vjp(self, *args):
         applied = super().vjp(*args)
@@ -216,12 +242,22 @@ def frozen_is_trained(segment):
     return replace(segment, operations=thawed, groups=tuple(replace(g, nodes=(*modelled,)) for g in segment.groups[:1]))
 
 
-@fault("compute", "test_a_frozen_operation_is_in_evaluation_mode")
+@fault("compute", "test_a_frozen_operation_is_in_evaluation_mode[random_model]")
 def frozen_is_in_training_mode(segment):
     return replace(segment, operations=tuple(replace(op, trainable=True) for op in segment.operations))
 
 
-@fault("compute", "test_a_shared_model_gets_the_sum_of_its_gradients")
+@fault("compute", "test_a_frozen_operation_is_in_evaluation_mode[buffered_model]")
+class FrozenNormalizesByTheBatch(NumpyOps):
+    def call(self, model, parameters, buffers, inputs):
+        return super().vjp(model, parameters, buffers, inputs, False, 0).outputs
+
+    def vjp(self, model, parameters, buffers, inputs, train, key):
+        applied = super().vjp(model, parameters, buffers, inputs, True, key)
+        return applied if train else applied._replace(buffers=None)
+
+
+@fault("compute", "test_a_shared_model_gets_the_sum_of_its_gradients", also="multi_step")
 def shared_models_are_copied(segment):
     seen: set[int] = set()
     operations = []
@@ -229,6 +265,45 @@ def shared_models_are_copied(segment):
         operations.append(replace(op, model=copy.deepcopy(op.model)) if id(op.model) in seen else op)
         seen.add(id(op.model))
     return replace(segment, operations=tuple(operations))
+
+
+@fault("compute", "test_a_shared_model_gets_the_sum_of_its_gradients")
+class SharedModelsCountTwice(ArrayProgram):
+    """A model in two operations enters the norm twice."""
+
+    def grad_stats(self):
+        models = [id(op.model) for op in self.segment.operations if op.model is not None]
+        times = len(models) / len(set(models))
+        return {name: (square * times, finite) for name, (square, finite) in super().grad_stats().items()}
+
+
+def times_used(segment):
+    """How often the layers of the first model are used on average."""
+    layers = [id(layer) for layer in getattr(segment.operations[0].model, "layers", ())]
+    return len(layers) / len(set(layers)) if layers else 1
+
+
+@fault("compute", "test_a_tied_parameter_is_one_parameter")
+class TiedParametersCountTwice(ArrayProgram):
+    def grad_stats(self):
+        times = times_used(self.segment)
+        return {name: (square * times, finite) for name, (square, finite) in super().grad_stats().items()}
+
+
+@fault("compute", "test_a_tied_parameter_is_one_parameter")
+class TiedParametersLearnTwice(ArrayProgram):
+    def map_gradients(self, fn):
+        super().map_gradients(lambda gradient: fn(gradient) * times_used(self.segment))
+
+    def forward_pullback(self, inputs, scale=None):
+        outputs, losses, pullback = super().forward_pullback(inputs, scale)
+
+        def doubling(cotangents):
+            result = pullback(cotangents)
+            self.map_gradients(lambda gradient: gradient)
+            return result
+
+        return outputs, losses, doubling
 
 
 @fault("compute", "test_values_are_concatenated_along_a_sample_axis[0]")

@@ -106,7 +106,8 @@ def test_initial_values_golden():
 def test_bad_settings_raise_with_the_value(arguments, message):
     with pytest.raises(SpecError) as caught:
         CNNSpec(**arguments)
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(message)
+    assert caught.value.hint
 
 
 def test_a_configuration_with_unknown_keys_is_an_error():

@@ -8,11 +8,12 @@ import re
 import pytest
 
 from anyaccel import simulate
-from anyaccel.cli.console import format_size, printable
+from anyaccel.cli.console import format_size
 from anyaccel.cli.demo import best_device_of, choose_framework
 from anyaccel.device import Device
 from anyaccel.errors import FrameworkError
 from anyaccel.plugin_loader import own_distribution
+from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
@@ -106,7 +107,7 @@ def test_the_demo_runs_on_the_given_device(device, call):
         (
             ("demo", "--framework", "torch"),
             "FrameworkError",
-            ("'torch' is loaded", "pip install anyaccel-torch"),
+            ("'torch' is loaded", "pip install ./plugins/torch"),
         ),
         (
             ("demo", "--framework", "numpy", "--device", "mps"),

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from anyaccel.cli import conform
+from anyaccel.errors import PluginError
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
 from anyaccel.testing import subject_selection
@@ -79,6 +80,12 @@ def conform_json(spawn):
         return answer.returncode, json.loads(answer.stdout)
 
     return run
+
+
+def test_a_plugin_that_could_not_be_imported_is_an_error_with_the_cause():
+    hanging = Plugin("hangs", "anyaccel-hangs", "1.0", PluginError("its import did not end within 30 s"))
+    with pytest.raises(PluginError, match=r"hangs \(anyaccel-hangs 1.0\) is broken: its import did not end"):
+        conform.find_plugin("hangs", [hanging])
 
 
 # -- core's own --------------------------------------------------------------------------------------------------------
@@ -316,14 +323,14 @@ def test_a_derived_subject_has_the_registrys_own_backend():
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_test_is_reported_with_the_first_line_of_its_message(odd, conform_json, spawn):
+def test_a_failed_test_is_reported_with_the_first_informative_line(odd, conform_json, spawn):
     odd(body='def device_string(self, device):\n        return ""')
     status, report = conform_json("odd")
     assert (status, report["conforms"]) == (1, False)
     (failure,) = report["backends"][0]["failures"]
     assert failure["id"] == "TestBackend::test_device_strings_are_distinct_texts"
     assert failure["capability"] == "backend"
-    assert failure["message"].startswith("assert") and "\n" not in failure["message"]
+    assert failure["message"] == "assert all(isinstance(name, str) and name for name in names)"
     assert report["backends"][0]["capabilities"]["backend"]["failed"] == 1
     answer = spawn("conform", "odd", ANYACCEL_PLUGINS="odd")
     assert answer.returncode == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -203,6 +204,40 @@ def test_by_default_it_writes_into_the_working_directory_and_says_what_is_next(c
     )
     assert rest[0] == f"  cd {tmp_path / 'anyaccel-my-chip'}"
     assert "  anyaccel conform my_chip" in rest
+    assert rest[4] == "What to replace; `grep -rn REPLACE .` finds what is left:"
+    marked = {line.split(":")[0].strip() for line in rest[5:]}
+    assert {"README.md", "src/anyaccel_my_chip/backend.py", "tests/test_training.py"} <= marked
+
+
+@pytest.mark.parametrize("kind", ["chip", "framework"])
+def test_every_marked_place_is_listed_with_its_line(kind, made, call, tmp_path):
+    answer = call("new-plugin", "unit", "--kind", kind, "--path", str(tmp_path / "p"), "--json")
+    listed = {(place["file"], place["line"]) for place in json.loads(answer.stdout)["replace"]}
+    marked = {
+        (file.relative_to(tmp_path / "p").as_posix(), number)
+        for file in (tmp_path / "p").rglob("*")
+        if file.is_file()
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)
+        if "REPLACE:" in line
+    }
+    assert listed == marked and len(marked) >= 8
+    assert all(place["text"] for place in json.loads(answer.stdout)["replace"])
+
+
+def test_all_that_knows_the_stand_in_is_marked(made):
+    """Each function of the plugin and of its tests that uses a name of the library in the framework's place."""
+    folder = made("unit", "--kind", "framework")
+    own_names = {"library", "weights", "values", "place", "to", "spec", "run", "UNIT"}
+    used = {"id": lambda node: node.id, "attr": lambda node: node.attr}
+    for file in [*folder.glob("src/anyaccel_unit/*.py"), *folder.glob("tests/*.py")]:
+        text = file.read_text("utf-8")
+        if file.name == "models.py":
+            assert "REPLACE: build it from layers of your framework" in text
+            continue
+        for function in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)):
+            names = {get(node) for node in ast.walk(function) for key, get in used.items() if hasattr(node, key)}
+            source = "\n".join(text.splitlines()[function.lineno - 4 : function.end_lineno])
+            assert not names & own_names or "REPLACE:" in source, f"{file.name}: {function.name}"
 
 
 def test_an_empty_folder_is_filled(made, tmp_path):

@@ -134,6 +134,68 @@ def test_a_framework_that_fails_does_not_affect_others(tmp_path, spawn):
         assert said in listings[name]["missing"][0]["reason"]
 
 
+def test_plugins_that_hang_or_abort_are_listed_and_harm_no_other(tmp_path, spawn):
+    odd(tmp_path, "good")
+    odd(tmp_path, "hangs", "import time; time.sleep(600)")
+    odd(tmp_path, "aborts", "import os; os.abort()")
+    imports = {"import_hangs": "import time; time.sleep(600)", "import_aborts": "import os; os.abort()"}
+    for name, source in imports.items():
+        write_distribution(
+            tmp_path, f"anyaccel-{name}", entry_points={name: f"{name}_plugin"}, modules={f"{name}_plugin": source}
+        )
+    names = ["good", "hangs", "aborts", *imports]
+    answer = spawn("plugins", "--json", "--timeout", "5", ANYACCEL_PLUGINS=",".join(names))
+    assert answer.returncode == 1
+    assert answer.stderr == "waiting for plugin import_hangs (import)\n"
+    found = {each["name"]: each for each in json.loads(answer.stdout)["plugins"]}
+    assert set(found) == {"numpy", *names}
+    assert [name for name, each in found.items() if each["status"] == "ok"] == ["numpy", "good"]
+    process = "the process that lists the devices of its backend for"
+    assert {name: each["cause"] for name, each in found.items() if each["status"] == "broken"} == {
+        "hangs": f"{process} hangs did not answer within 5 s",
+        "aborts": f"{process} aborts ended with status -6",
+        "import_hangs": "its import did not end within 5 s.",
+        "import_aborts": "its import ends the process with status -6.",
+    }
+    assert found["import_hangs"]["distribution"] == "anyaccel-import_hangs" and found["import_hangs"]["hint"]
+
+
+def test_backends_of_one_framework_are_asked_each_in_a_process_of_its_own(tmp_path, spawn):
+    """A chip's plugin that aborts leaves the devices of the framework's own."""
+    odd(tmp_path, "good")
+    source = PLUGIN.format(name="good", body="import os; os.abort()").replace('("gpu",)', '("npu",)')
+    write_distribution(tmp_path, "anyaccel-chip", entry_points={"chip": "chip"}, modules={"chip": source})
+    answer = spawn("devices", ANYACCEL_PLUGINS="good,chip")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    lines = answer.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["cpu:0", "numpy"], ["gpu:0", "odd"]] or "gpu:0" in lines[2]
+    assert (
+        lines[-2] == "chip is broken: the process that lists the devices of its backend for good ended with status -6"
+    )
+    assert lines[-1] == "  Hint: update or uninstall anyaccel-chip, or leave it out with ANYACCEL_PLUGINS"
+
+
+def test_a_wrong_answer_is_shown_by_plugins_devices_and_env(tmp_path, spawn):
+    odd(tmp_path, "wrong", "return [Device('cpu')]")
+    cause = "devices() of its backend for wrong returned (Device(kind='cpu', index=0),), not devices of its kinds"
+    for command, status in (("plugins", 1), ("devices", 0), ("env", 0)):
+        answer = spawn(command, ANYACCEL_PLUGINS="wrong")
+        assert (answer.returncode, answer.stderr) == (status, "")
+        assert cause in answer.stdout, command
+
+
+def test_a_conflict_is_shown_and_only_the_holder_lists_the_devices(tmp_path, spawn):
+    odd(tmp_path, "good")
+    source = PLUGIN.format(name="good", body="pass").replace('("gpu",)', '("gpu", "npu")')
+    write_distribution(tmp_path, "anyaccel-alien", entry_points={"alien": "alien"}, modules={"alien": source})
+    answer = spawn("devices", "--json", ANYACCEL_PLUGINS="good,alien")
+    report = json.loads(answer.stdout)
+    assert [each["device"] for each in report["frameworks"][1]["devices"]] == ["gpu:0"]
+    (broken,) = report["broken"]
+    assert broken["name"] == "alien"
+    assert broken["cause"] == "it is refused for good on gpu, which good (anyaccel-good 0.1) serves"
+
+
 OTHER_OUTPUT = {
     "half a line": "print('hello', end='')",
     "at the end": "import atexit; atexit.register(print, '{}')",
@@ -219,3 +281,31 @@ def test_the_command_without_arguments_shows_the_help(spawn):
     answer = spawn()
     assert "Usage: anyaccel [OPTIONS] COMMAND" in answer.stdout + answer.stderr
     assert "demo" in answer.stdout + answer.stderr
+
+
+# -- standard streams and folders that are gone ------------------------------------------------------------------------
+
+RUN = "import os, sys; {}; os.execv(sys.executable, [sys.executable, '-P', '-m', 'anyaccel', *sys.argv[1:]])"
+
+
+@pytest.mark.parametrize(("closed", "said"), [(1, "error: standard output is closed. Hint: run"), (2, "")])
+def test_a_closed_standard_stream_is_no_traceback(python, tmp_path, closed, said):
+    answer = python(RUN.format(f"os.close({closed})"), "plugins", cwd=tmp_path)
+    assert answer.stderr.startswith(said) and "Traceback" not in answer.stderr + answer.stdout
+    assert answer.returncode == (2 if closed == 1 else 0)
+
+
+@pytest.mark.parametrize("command", [("new-plugin", "chip"), ("conform", "numpy")])
+def test_a_deleted_working_folder_is_an_error_with_a_hint(python, tmp_path, command):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    answer = python(RUN.format("os.rmdir(os.getcwd())"), *command, cwd=gone)
+    assert answer.stderr.startswith("error: the working folder cannot be read: ")
+    assert "Hint: change to a folder that exists." in answer.stderr and answer.returncode == 2
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf"])
+def test_a_timeout_that_is_no_number_is_a_usage_error(spawn, seconds):
+    answer = spawn("conform", "numpy", "--timeout", seconds)
+    assert answer.returncode == 2 and f"{seconds} is not a number of seconds" in answer.stderr
+    assert "Traceback" not in answer.stderr

@@ -69,6 +69,41 @@ def test_a_phase_on_a_kind_that_a_framework_lacks_falls_back_to_the_cpu(serve, c
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ("gpuu", "did you mean 'gpu'?"),
+        ("cudda:0", "did you mean 'cuda'?"),
+        ("auto", "anyaccel.best_device() gives the best device of this machine."),
+    ],
+)
+def test_a_misspelt_kind_is_told_with_the_one_that_was_meant(chain, asked, hint):
+    kind = asked.partition(":")[0]
+    with pytest.raises(DeviceUnavailableError) as caught:
+        plan(chain(None), asked)
+    assert f"(no installed plugin runs a framework on {kind!r})" in str(caught.value)
+    assert str(caught.value).endswith(f"Hint: {hint}")
+    with pytest.raises(FrameworkError) as caught:
+        Accelerator(asked).check("numpy")
+    assert str(caught.value).endswith(f"Hint: {hint}")
+
+
+def test_a_kind_that_no_plugin_runs_on_gives_the_reason(chain):
+    with pytest.raises(DeviceUnavailableError, match=r"no installed plugin runs a framework on 'gpu'.* Hint: use one"):
+        plan(chain(None), "gpu:0")
+
+
+def test_a_missing_device_is_told_with_the_reasons_of_the_frameworks_of_the_graph_only(serve, chain, monkeypatch):
+    class Other(TinyBackend):
+        def unavailable_reason(self, device):
+            return "other is built without it"
+
+    serve(Other("other", ("sim:9",)))
+    with pytest.raises(DeviceUnavailableError, match=r"none was made; anyaccel\.simulate") as caught:
+        plan(chain(None), "sim:3")
+    assert "other is built without it" not in str(caught.value)
+
+
 def test_strict_forbids_the_fallback_and_names_the_node(serve, chain):
     serve(TinyBackend("tiny", ("gpu:0",)))
     with pytest.raises(FrameworkError) as caught:
@@ -95,7 +130,8 @@ def test_a_phase_on_a_missing_device_is_an_error_even_if_no_node_uses_it(chain, 
 
 def test_a_kind_without_a_plugin_is_not_on_this_machine(chain):
     with pytest.raises(
-        DeviceUnavailableError, match=r"'npu:3' is not on this machine. Available: cpu:0. Hint: use one"
+        DeviceUnavailableError,
+        match=r"'npu:3' is not on this machine \(no installed plugin runs a framework on .npu.\)\. .*Hint: use one",
     ):
         plan(chain(None), "npu:3")
 

@@ -360,3 +360,14 @@ def test_an_unreferenced_graph_is_freed_at_once_with_its_models(table, mlp):
 def test_a_label_that_is_not_text_is_an_unknown_label(table, mlp):
     with pytest.raises(GraphError, match=r"graph 'graph' has no node 3. Available: a. Hint: use one of these labels"):
         ModelGraph([ModelNode("a", mlp(), table().reference())])[3]
+
+
+@pytest.mark.parametrize("label", ["targets", "outputs"])
+def test_a_node_is_not_called_what_means_something_else_in_the_inputs_of_a_loss(label, table, mlp):
+    with pytest.raises(GraphError, match=rf"^the label '{label}' is reserved: in the inputs of a loss .* Hint: choose"):
+        ModelGraph([ModelNode(label, mlp(), table().reference())])
+
+
+def test_a_feature_set_is_not_called_outputs(table, mlp):
+    with pytest.raises(GraphError, match=r"^'outputs' is the label of a feature set, .* Hint: give the feature set"):
+        ModelGraph([ModelNode("a", mlp(), table("outputs").reference())])

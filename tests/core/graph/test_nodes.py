@@ -88,10 +88,22 @@ def test_an_optimizer_may_be_a_name(mlp):
 
     assert ModelNode("n", mlp(), "x", optimizer="sgd").optimizer == Optimizer("sgd")
     assert ModelNode("n", mlp(), "x", optimizer=Own).optimizer.own is Own
-    with pytest.raises(GraphError, match=r"the optimizer of node 'n' is a Own.*write Optimizer\('adam', lr=1e-3\)"):
+    with pytest.raises(
+        GraphError, match=r"the optimizer of node 'n' is a Own.*write optimizer=Optimizer\('adam', lr=1e-3\)"
+    ):
         ModelNode("n", mlp(), "x", optimizer=Own())
     with pytest.raises(SpecError, match=r"no optimizer is called 'adamm'"):
         ModelNode("n", mlp(), "x", optimizer="adamm")
+
+
+@pytest.mark.parametrize("model", [None, "resnet50", 3, 0.5, [], {"w": 1}, lambda x: x, print])
+@pytest.mark.parametrize("framework", [None, "numpy"])
+def test_text_numbers_containers_and_functions_are_no_models(model, framework):
+    with pytest.raises(
+        GraphError, match=r"the model of node 'n' is a \w+: .* Hint: give an? (model )?object of a"
+    ) as caught:
+        ModelNode("n", model, "x", framework=framework)
+    assert type(model).__name__ in str(caught.value)
 
 
 def test_a_class_is_no_model(mlp):

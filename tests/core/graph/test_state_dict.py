@@ -457,3 +457,60 @@ def test_a_state_of_what_an_estimator_has_still_to_feed(table, estimator, mlp):
         "Hint: put the fitted estimator into the graph first: neither a state nor a configuration has it."
     )
     assert make(2.0).load_state(whole).state().keys() == whole.keys()
+
+
+@pytest.fixture
+def fs(table):
+    return table(y=((1,), "float32"))
+
+
+def one_node(fs, optimizer="adam"):
+    return ModelGraph([ModelNode("head", Dense(1), fs.reference())], optimizer, seed=1)
+
+
+def test_a_model_that_replaces_another_starts_without_its_optimizer_state(fs):
+    graph, fresh = one_node(fs), one_node(fs)
+    run(graph, 2)
+    for each in (graph, fresh):
+        each["head"].model = Dense(1)
+        each.progress.clear()
+    assert "head" not in graph.optimizer_states and not graph.optimizer_states
+    run(graph, 1)
+    run(fresh, 1)
+    assert_same(graph.state(), fresh.state())
+
+
+def test_nodes_that_share_a_model_keep_its_optimizer_state_when_one_of_them_gets_another(fs):
+    shared = Dense(1)
+    graph = ModelGraph([ModelNode(label, shared, fs.reference()) for label in ("head", "twin")], "adam")
+    run(graph, 1)
+    state = graph.optimizer_states["twin"]
+    graph["head"].model = Dense(1)
+    assert graph.optimizer_states["twin"] is state and "head" not in graph.optimizer_states
+
+
+def test_the_optimizer_state_follows_a_model_that_is_placed_anew(fs, sims):
+    there, stays = one_node(fs), one_node(fs)
+    for graph, where in ((there, "sim:0"), (stays, None)):
+        run(graph, 1, accelerator=where)
+        run(graph, 1)
+    assert_same(there.state(), stays.state())
+
+
+@pytest.mark.parametrize("slot", ["m", "v"])
+def test_a_state_that_lacks_a_slot_of_a_parameter_is_refused(slot, fs):
+    graph = one_node(fs)
+    run(graph, 1)
+    state = graph.state()
+    del state[f"head/optimizer/{slot}/weight"]
+    with pytest.raises(StateError, match=rf"^the state of node 'head' lacks optimizer/{slot}/weight\. Hint: load it"):
+        one_node(fs).load_state(state)
+
+
+def test_complex_optimizer_state_is_loaded(fs):
+    graph = one_node(fs, "momentum")
+    run(graph, 1)
+    state = graph.state()
+    name = "head/optimizer/velocity/weight"
+    state[name] = state[name].astype(np.complex64)
+    assert one_node(fs, "momentum").load_state(state).state()[name].dtype == np.complex64

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from anyaccel import AppliedLoss, Experiment, FeatureSet, ModelGraph, ModelNode, Optimizer, TrainPhase, errors
-from anyaccel.adapter import ArrayProgram
-from anyaccel.backend import DeviceInfo
+from anyaccel.adapter import ArrayProgram, VjpResult
+from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.graph.transfers import route
-from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
-from anyaccel.phases.executor.transfers import transfer
+from anyaccel.phases.executor.transfers import TransferEnd, transfer
 
 CPU, GPU = Device("cpu"), Device("gpu")
 
@@ -113,12 +113,12 @@ def test_within_one_framework_values_are_moved():
     guest = Guest()
     assert route(guest, CPU, guest, GPU) == "move" == route(guest, CPU, Guest(kinds=("gpu",)), GPU)
     array = np.ones(2)
-    assert transfer(guest, CPU, guest, CPU)(array) is array
+    assert transfer(TransferEnd(guest, CPU), TransferEnd(guest, CPU))(array) is array
 
 
 def test_scalars_of_numpy_cross_as_arrays():
     guest = Guest()
-    crossed = transfer(NumpyBackend(), CPU, guest, CPU)(np.float32(3))
+    crossed = transfer(TransferEnd(NumpyBackend(), CPU), TransferEnd(guest, CPU))(np.float32(3))
     assert isinstance(crossed, np.ndarray) and crossed.shape == ()
     assert guest.crossed == ["adopt"]
 
@@ -175,6 +175,67 @@ def test_a_shared_border_changes_no_number(serve, chain, clip):
     for other in states[1:]:
         for name, array in states[0].items():
             np.testing.assert_allclose(other[name], array, rtol=1e-6, err_msg=name)
+
+
+class Closed(Guest):
+    """Promises shared memory that it cannot give."""
+
+    refusal_of_tensors: type[Exception] = RuntimeError
+
+    def from_dlpack(self, foreign, device):
+        self.crossed.append("tried")
+        raise self.refusal_of_tensors("no DLPack here\nsecond line")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, errors.MoveError, BufferError, AttributeError])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_where_sharing_fails_values_and_gradients_go_through_host_memory(serve, chain, clip, error):
+    closed = Closed("closed", refusal_of_tensors=error)
+    serve(Guest("open"), closed)
+    states = []
+    for frameworks in (("numpy",) * 3, ("closed", "open", "closed")):
+        experiment, phase = chain(*frameworks, clip=clip)
+        results = experiment.run_phase(phase)
+        states.append(experiment.graph.state())
+    for name, array in states[0].items():
+        np.testing.assert_array_equal(states[1][name], array, err_msg=name)
+    told = [event.message for event in results.events if event.kind == "transfer"]
+    borders = ["outputs of 'b' go from open on cpu:0 to closed", "gradients of 'a' go from open on cpu:0 to closed"]
+    assert [sum(message.startswith(border) for message in told) for border in borders] == [1, 1], "once, not every step"
+    assert all(" through host memory, as sharing memory failed (" in message for message in told)
+    assert all(message.endswith(f"({error.__name__}: no DLPack here)") for message in told), told
+    assert closed.crossed.count("tried") == len(told), "it is not tried again"
+
+
+def test_running_out_of_memory_at_a_border_is_not_taken_for_a_refusal(serve):
+    closed = Closed("closed", refusal_of_tensors=errors.OutOfMemoryError)
+    cross = transfer(TransferEnd(NumpyBackend(), CPU), TransferEnd(closed, CPU))
+    for _ in range(2):
+        with pytest.raises(errors.OutOfMemoryError):
+            cross(np.ones(2))
+    assert closed.crossed == ["tried", "tried"]
+
+
+def test_a_value_that_no_route_takes_raises_the_error_of_the_host_route(serve):
+    class Refusing(Closed):
+        def from_host(self, array, device, *, pinned=False):
+            raise errors.MoveError("no int8 here")
+
+    closed, told = Refusing("closed"), []
+    cross = transfer(
+        TransferEnd(NumpyBackend(), CPU), TransferEnd(closed, CPU), log_event=lambda *event: told.append(event)
+    )
+    with pytest.raises(errors.MoveError, match="no int8 here") as caught:
+        cross(np.ones(2))
+    assert "no DLPack here" in str(caught.value.__context__) and not told
+
+
+def test_a_backend_promises_no_shared_memory_by_default():
+    class Silent(Guest):
+        device_info = Backend.device_info
+
+    assert Silent().device_info(CPU) == DeviceInfo("cpu:0")
+    assert route(Silent(), CPU, NumpyBackend(), CPU) == "host"
 
 
 def test_a_nan_norm_is_not_hidden_by_clipping(serve, chain):
@@ -336,6 +397,45 @@ def test_what_is_random_or_counts_without_learning_trains_in_a_segment_of_its_ow
         np.testing.assert_allclose(other[name], array, rtol=1e-6, err_msg=name)
 
 
+class Rotation(Module):
+    """Complex outputs for real inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.parameters["phase"] = np.ones(4, "complex64")
+
+    def apply(self, values, inputs, *, train, key):
+        return VjpResult((inputs[0] * values["phase"],), lambda c: ({}, [None]))
+
+
+class Magnitude(Module):
+    def __init__(self):
+        super().__init__()
+        self.parameters["scale"] = np.ones(4, "float32")
+
+    def apply(self, values, inputs, *, train, key):
+        return VjpResult((np.abs(inputs[0]) * values["scale"],), lambda c: ({"scale": np.sum(c[0], axis=0)}, [None]))
+
+
+def test_gradients_of_complex_values_do_not_cross(serve, table):
+    """They would be left out without a word, as only floating gradients go back."""
+    serve(Guest())
+    source = table(x=((4,), "float32"), y=((4,), "float32"))
+    nodes = [ModelNode("a", Rotation(), source.reference()), ModelNode("b", Magnitude(), "a", framework="guest")]
+    graph = ModelGraph(nodes, "sgd")
+    phase = TrainPhase("t", data=source, losses=[AppliedLoss("mse", on="b")], sampler=8)
+    with pytest.raises(errors.GraphError) as caught:
+        Experiment("e", graph, progress="none").plan(phase)
+    assert str(caught.value) == (
+        "the gradient of 'a' (complex64) cannot go back from guest on cpu:0 to numpy on cpu:0: frameworks define "
+        "gradients of complex numbers differently. Hint: let 'a' give real and imaginary parts as real numbers, or "
+        "freeze it."
+    )
+    graph.freeze("a")
+    crossings = Experiment("e", graph, progress="none").plan(phase).crossings
+    assert [(crossing.value, crossing.gradient) for crossing in crossings] == [("a", False)]
+
+
 def test_a_loss_may_compare_outputs_of_two_frameworks(serve, table):
     losses = [AppliedLoss("mse", on="c"), AppliedLoss("mae", on="b", inputs=["outputs", "a"], label="between")]
     one, two = (
@@ -373,7 +473,8 @@ def test_a_plugin_that_is_switched_off_is_named_in_the_error(serve, monkeypatch)
         serve().find("torch")
     assert str(caught.value) == (
         "no plugin for the framework 'torch' is loaded, and ANYACCEL_PLUGINS says which are. Available: "
-        "numpy. Hint: add it to ANYACCEL_PLUGINS ('other' now), or python -m pip install anyaccel-torch."
+        "numpy. Hint: add it to ANYACCEL_PLUGINS ('other' now), or python -m pip install ./plugins/torch in "
+        "anyaccel's repository (anyaccel-torch is not on PyPI yet)."
     )
 
 
@@ -392,5 +493,6 @@ def test_a_model_of_a_framework_without_its_plugin_is_no_estimator(serve, table,
     assert str(caught.value) == (
         f"node 'net': keras.src.Sequential has no backend: no plugin for the framework '{framework}' is installed; "
         f"KERAS_BACKEND makes Keras compute with {framework} here. Available: backends for numpy. Hint: "
-        f"python -m pip install anyaccel-{framework}."
+        f"python -m pip install ./plugins/{framework} in anyaccel's repository "
+        f"(anyaccel-{framework} is not on PyPI yet)."
     )

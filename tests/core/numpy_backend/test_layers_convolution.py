@@ -178,7 +178,7 @@ def test_convolutions_use_device_memory_and_refuse_other_devices(backend, built,
         model = built(small(), x, device=SIM0)
         with pytest.raises(DeviceMismatchError, match="operands are on sim:0 and cpu:0"):
             model(x)
-        with pytest.raises(OutOfMemoryError, match="sim:0 has no room"):
+        with pytest.raises(OutOfMemoryError, match=r"not enough memory for \d+ bytes on sim:0"):
             model(backend.move(x, SIM0))
 
 
@@ -198,7 +198,8 @@ def test_convolutions_use_device_memory_and_refuse_other_devices(backend, built,
 def test_bad_settings_are_refused(make, words):
     with pytest.raises(SpecError) as caught:
         make()
-    assert str(caught.value) == words
+    assert str(caught.value).startswith(words)
+    assert caught.value.hint
 
 
 IMAGE = TensorSpec((1, 8, 8), "float32")

@@ -72,11 +72,16 @@ def test_the_environment_makes_devices_at_the_first_listing(backend, monkeypatch
     )
 
 
-@pytest.mark.parametrize("text", ["two", "-1", "1.5"])
-def test_an_environment_variable_that_is_not_a_count_gives_a_reason(text, backend, monkeypatch):
+@pytest.mark.parametrize("text", ["two", "-1", "1.5", "65", "9" * 5000])
+def test_an_environment_variable_that_is_not_a_count_is_told(text, backend, monkeypatch):
     monkeypatch.setenv("ANYACCEL_SIMULATE", text)
-    assert backend.devices() == [CPU]
-    assert backend.unavailable_reason(SIM0) == f"ANYACCEL_SIMULATE={text!r} is not a count"
+    with pytest.warns(
+        UserWarning, match=r"ANYACCEL_SIMULATE='\S+ is not a count from 0 to 64: no device is simulated\."
+    ):
+        assert backend.devices() == [CPU]
+    assert backend.unavailable_reason(SIM0).endswith("is not a count from 0 to 64")
+    with simulate(1):  # devices made in code are not affected
+        assert backend.unavailable_reason(SIM1).startswith("1 simulated device was made")
 
 
 @pytest.mark.parametrize("count", [0, -1, 65, 1.0, True, "2"])
@@ -266,7 +271,7 @@ TOO_MUCH = {
 def test_running_out_of_memory_reports_the_sizes(name, backend):
     with simulate(1, capacity=1000) as sims:
         x = backend.from_host(np.zeros(100), SIM0)
-        words = r"sim:0 has no room for \d+ bytes\. Available: 200 bytes free of 1000\. Hint: free arrays"
+        words = r"not enough memory for \d+ bytes on sim:0\. Available: 200 bytes free of 1000\. Hint: free arrays"
         with pytest.raises(OutOfMemoryError, match=words):
             TOO_MUCH[name](x, backend)
         gc.collect()

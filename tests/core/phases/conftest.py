@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anyaccel import AppliedLoss
 from anyaccel import registry as registry_module
 from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
@@ -17,7 +18,7 @@ from anyaccel.hookspecs import HOOKS, hookimpl
 from anyaccel.numpy_backend import Dense, NumpyBackend, SimArray, Simulation, simulate
 from anyaccel.phases import Callback, EvalPhase, TrainPhase
 from anyaccel.registry import Registry
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 

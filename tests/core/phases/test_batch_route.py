@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from anyaccel import AppliedLoss
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph
 from anyaccel.phases import EvalPhase, TrainPhase
-from anyaccel.specs import AppliedLoss
 
 PHASES = "anyaccel.phases."
 ORDER = (
@@ -53,6 +53,7 @@ ORDER = (
     "loading.prefetch",
     "traceback_cleanup",
     "hooks",
+    "running",
     "run",
     "outcomes",
     "progress",
@@ -66,7 +67,7 @@ ORDER = (
     "callbacks",
 )
 """Modules of phases, the highest first: each calls only modules behind it."""
-OBSERVERS = {"hooks", "run", "progress", "events"}
+OBSERVERS = {"interrupts", "hooks", "run", "progress", "events"}
 """Are told of an epoch, and hand on no batch."""
 BELOW = (
     "adapter",

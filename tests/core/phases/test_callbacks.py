@@ -267,12 +267,13 @@ def test_a_misspelt_figure_of_the_validation_is_an_error_at_the_first_validation
     ("settings", "words"),
     [
         ({"mode": "least"}, r"mode='least'\. Available: 'min', 'max'"),
+        ({"patience": 0}, r"EarlyStopping: patience=0 is not an int of at least 1\. Hint: write patience=5"),
         (
-            {"patience": 0},
-            r"patience=0 and min_delta=0.0 are out of range\. Available: patience of 1 or more, min_delta of 0 or more",
+            {"min_delta": -1.0},
+            r"min_delta=-1.0 is not a number of 0 or more\. Hint: write min_delta=0.0",
         ),
-        ({"min_delta": -1.0}, r"patience=5 and min_delta=-1.0 are out of range\. Available"),
-        ({"min_delta": math.nan}, r"min_delta=nan are out of range\. Available"),
+        ({"min_delta": math.nan}, r"EarlyStopping: min_delta=nan is not a number"),
+        ({"restore_best": "no"}, r"EarlyStopping: restore_best='no' is not True or False"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, words):

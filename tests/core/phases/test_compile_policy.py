@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anyaccel import SimpleSampler
+from anyaccel import AppliedLoss, SimpleSampler
 from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.data import FeatureSet
@@ -31,7 +31,6 @@ from anyaccel.phases import (
     train_loop,
 )
 from anyaccel.phases.loading import loader_factory
-from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
 

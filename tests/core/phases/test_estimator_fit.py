@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet
 from anyaccel.errors import ColumnError, FallbackWarning, GraphError, PhaseError
 from anyaccel.experiment import Experiment
@@ -15,7 +16,6 @@ from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.numpy_backend.estimator_methods import is_estimator
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Run, TrainPhase, execute
 from anyaccel.phases.metrics import Metric
-from anyaccel.specs import AppliedLoss
 from anyaccel.testing.tiny import TinyBackend
 
 MSE = AppliedLoss("mse", on="net")

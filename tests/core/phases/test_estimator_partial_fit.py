@@ -7,13 +7,13 @@ import gc
 import numpy as np
 import pytest
 
+from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet, PairSampler, Same, SimpleSampler
 from anyaccel.errors import ColumnError, EstimatorError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, Estimator, SequentialMLP
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, FitPhase, Run, TrainPhase, execute
 from anyaccel.phases.metrics import Metric
-from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
 

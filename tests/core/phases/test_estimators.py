@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import anyaccel
+from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet
 from anyaccel.errors import EstimatorError, GraphError, NoBackendError, PhaseError, SpecError
 from anyaccel.graph import ModelGraph, ModelNode
@@ -13,7 +14,6 @@ from anyaccel.numpy_backend import Dense, Estimator
 from anyaccel.numpy_backend.estimator_methods import is_estimator
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
 from anyaccel.phases.metrics import Metric, accuracy
-from anyaccel.specs import AppliedLoss
 
 
 class Own:
@@ -498,3 +498,8 @@ def test_a_fit_of_no_nodes_says_so(data, experiment):
     ours = experiment(ModelGraph([ModelNode("est", Own(None), data.reference(["x"], ["c"]))]))
     with pytest.raises(PhaseError, match=r"has nothing to fit\. Available: nodes=\[\]"):
         ours.run_phase(FitPhase("fit", data="train", nodes=[]))
+
+
+def test_an_output_dtype_that_cannot_hold_the_numbers_is_refused(fitted):
+    with pytest.raises(EstimatorError, match=r"numbers that are too large for output_dtype='float32'.* Hint: leave"):
+        fitted(Estimator(Own(lambda x: np.full(len(x), 1e300)), output_dtype="float32"))

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from anyaccel import AppliedLoss
 from anyaccel.adapter import VjpResult
 from anyaccel.data import FeatureSet
-from anyaccel.errors import ColumnError, PhaseError, ResultError, SpecError
+from anyaccel.errors import ColumnError, GraphError, PhaseError, ResultError, SpecError
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
 from anyaccel.phases import EvalPhase
 from anyaccel.phases.metrics import Metric
-from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
 
@@ -314,3 +314,30 @@ def test_an_estimator_that_was_not_fitted_cannot_be_evaluated(data, experiment):
     graph = ModelGraph([ModelNode("est", Mean(), data.reference(["x"], ["y"]))])
     with pytest.raises(PhaseError, match=r"phase 'e' needs 'est', an estimator that is not fitted.* run a FitPhase"):
         experiment(graph).run_phase(EvalPhase("e", data="val"))
+
+
+@pytest.mark.parametrize("label", ["loss", "loss.net"])
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_metric_is_not_called_as_a_loss_is(label, validates, line, experiment, train):
+    looks = EvalPhase("look", data="val", losses=[MSE], metrics=[Metric("mse", label=label)])
+    phase = train(validation=looks) if validates else looks
+    with pytest.raises(SpecError, match=rf"has a metric called '{label}', which is the name of a loss .* Hint: give"):
+        experiment(line()).run_phase(phase)
+
+
+def test_a_metric_that_writes_to_its_arguments_changes_nothing_else(line, experiment):
+    def spoils(outputs, targets):
+        outputs[...], targets[...] = 7, 7
+        return 0.0
+
+    graph = line()
+    plain = experiment(graph).run_phase(EvalPhase("e", data="val", metrics=["mse"]))
+    spoilt = experiment(graph).run_phase(EvalPhase("e", data="val", metrics=[spoils, "mse"]))
+    assert spoilt.metrics["mse"] == plain.metrics["mse"]
+    np.testing.assert_array_equal(spoilt.prediction("net"), plain.prediction("net"))
+
+
+def test_a_validation_that_names_an_unknown_output_is_refused(line, experiment, train):
+    looks = EvalPhase("look", data="val", outputs=["nope"])
+    with pytest.raises(GraphError, match=r"phase 'look' names the node 'nope'\. Available: net"):
+        experiment(line()).run_phase(train(validation=looks))

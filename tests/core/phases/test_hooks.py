@@ -13,6 +13,7 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import HOOKS, hookimpl
 from anyaccel.numpy_backend import Dense, NumpyBackend, simulate
 from anyaccel.phases import Callback, FitPhase, Run
+from anyaccel.testing.fake_plugins import plugin_module
 
 BEFORE_LOOP = ["phase_start", "before_placement", "after_placement", "after_loading"]
 
@@ -278,13 +279,26 @@ def test_a_moment_ends_with_its_first_exception(numpy_only, spy, line, experimen
     assert "epoch_start" not in names(seen, "callback")
 
 
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_exception_of_a_plugin_has_a_note_with_its_name(hook, numpy_only, line, experiment, train):
+    def fail():
+        raise Oops("no")
+
+    numpy_only.register(plugin_module("quiet", **{hook: lambda: None}), "quiet")
+    numpy_only.register(plugin_module("brk", **{hook: fail}), "brk")
+    numpy_only.register(plugin_module("last", **{hook: lambda: None}), "last")
+    with pytest.raises(Oops, match="no") as caught:
+        experiment(line()).run_phase(train())
+    assert caught.value.__notes__ == [f"raised in {hook} of plugin brk"]
+
+
 def oom(graph, ours, train, monkeypatch, callback):
-    with simulate(1, capacity=8), pytest.raises(OutOfMemoryError, match="sim:0 has no room for 12 bytes"):
+    with simulate(1, capacity=8), pytest.raises(OutOfMemoryError, match="not enough memory for 12 bytes on sim:0"):
         ours.run_phase(train(accelerator="sim:0", callbacks=[callback]))
 
 
 def oom_loading(graph, ours, train, monkeypatch, callback):
-    with simulate(1, capacity=100), pytest.raises(OutOfMemoryError, match="sim:0 has no room for 192 bytes"):
+    with simulate(1, capacity=100), pytest.raises(OutOfMemoryError, match="not enough memory for 192 bytes on sim:0"):
         ours.run_phase(train(accelerator="sim:0", residency="resident", callbacks=[callback]))
 
 
@@ -390,7 +404,11 @@ def test_a_failing_plugin_does_not_keep_others_from_the_end(numpy_only, spy, lin
         experiment(line()).run_phase(train(callbacks=[spy("callback", seen)]))
     assert names(seen, "plugin") == ["phase_end"] * 3
     assert names(seen, "callback")[-1] == "phase_end"
-    assert caught.value.__notes__ == ["phase_end also failed: Oops: plugin"] * 2
+    own, *others = caught.value.__notes__
+    assert own == "raised in phase_end of plugin p2"
+    assert others == [
+        f"phase_end also failed: Oops: plugin (raised in phase_end of plugin {name})" for name in ("p1", "p0")
+    ]
 
 
 @pytest.mark.parametrize("failed", [False, True])

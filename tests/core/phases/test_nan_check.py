@@ -7,12 +7,12 @@ import warnings
 import numpy as np
 import pytest
 
+from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet
 from anyaccel.errors import NaNWarning
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
-from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel import PairSampler, Same, SimpleSampler
+from anyaccel import AppliedLoss, PairSampler, Same, SimpleSampler
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet
+from anyaccel.device import Device as Place
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
@@ -23,7 +24,7 @@ from anyaccel.phases.loading import loader_factory
 from anyaccel.phases.metrics import Metric
 from anyaccel.phases.oom_recovery import Snapshots, smaller
 from anyaccel.phases.progress import Progress
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 ROWS, BATCH = 90, 16  # five full batches, and ten rows
@@ -274,7 +275,7 @@ def test_data_that_cannot_be_loaded_are_streamed(monkeypatch: pytest.MonkeyPatch
     same(graph, plain, within=0.0)
     np.testing.assert_array_equal(history(result), history(expected))
     assert [(event.epoch, event.step, event.message) for event in unusual(result)] == [
-        (-1, -1, "the data of t: streamed, as there was no room for them: the device has no room")
+        (-1, -1, "the data of t: streamed, as memory ran out while they were loaded (the device has no room)")
     ]
     (other,) = [event.message for event in result.events if event.verbose]
     assert other.startswith("the data of val: resident, as they take ")
@@ -366,7 +367,7 @@ def test_estimators_that_cannot_be_copied_train_until_memory_runs_out(device: Ca
     assert len(graph["est"].model.estimator.diary) == 18
     device(0, after=4, times=1)
     with pytest.raises(
-        OutOfMemoryError, match="phase 't': no room to train 16 rows at once, and micro-batches are ruled"
+        OutOfMemoryError, match="phase 't': not enough memory to train 16 rows at once, and micro-batches are ruled"
     ):
         run(graph, train())
 
@@ -472,7 +473,7 @@ def test_an_evaluation_that_does_not_fit_says_which_batch_would(device: Callable
     with pytest.raises(OutOfMemoryError) as caught:
         run(graph, phase)
     assert str(caught.value).startswith(
-        "phase 'p': no room for 30 rows at once, and micro-batches are ruled out by the loss 'net', which is "
+        "phase 'p': not enough memory for 30 rows at once, and micro-batches are ruled out by the loss 'net', which is "
         "your own: the device has no room. Available: cpu:0 (numpy): parameters "
     )
     assert str(caught.value).endswith("; 11 rows would fit. Hint: use batches of at most 11, or a smaller model.")
@@ -499,7 +500,7 @@ def test_batch_normalization_ends_the_phase_with_a_memory_report(
     remedy = f"use batches of at most {most}, or a smaller model" if most else "use a smaller model"
     text = str(caught.value)
     assert text.startswith(
-        "phase 't': no room to train 16 rows at once, and micro-batches are ruled out by BatchNorm in node "
+        "phase 't': not enough memory to train 16 rows at once, and micro-batches are ruled out by BatchNorm in node "
         "'net': the device has no room. Available: cpu:0 (numpy): parameters 232 B, gradients 232 B, optimizer "
         "state 464 B, data (streamed) 2.8 KiB; activations and the rest: what is left of "
     ), text
@@ -575,7 +576,7 @@ def test_nothing_is_retried_without_a_snapshot(
     with pytest.raises(OutOfMemoryError) as caught:
         ours.run_phase(train())
     assert str(caught.value).startswith(
-        "phase 't': no room to train 16 rows at once: the device has no room. Available:"
+        "phase 't': not enough memory to train 16 rows at once: the device has no room. Available:"
     )
     assert len(seen.asked) == after + 1 and unusual(ours.last_run) == []
     assert len(ours.last_run.epochs) == after // 6
@@ -587,7 +588,7 @@ def test_a_phase_ends_if_not_even_one_row_fits(device: Callable[..., Device]) ->
         run(line(), train())
     assert len(seen.asked) <= 2 * 16
     assert str(caught.value).startswith(
-        "phase 't': no room to train 1 row at once: the device has no room. Available: "
+        "phase 't': not enough memory to train 1 row at once: the device has no room. Available: "
     )
     assert str(caught.value).endswith("; not even one row fits. Hint: use a smaller model.")
 
@@ -604,7 +605,9 @@ def test_a_device_without_any_room_ends_the_phase(name: str, monkeypatch: pytest
     if name == "from_host_owned":
         assert len(run(line(), train()).epochs) == 3  # they are streamed
         return
-    with pytest.raises(OutOfMemoryError, match="phase 't': no room to train 1 row at once: the device has no room"):
+    with pytest.raises(
+        OutOfMemoryError, match="phase 't': not enough memory to train 1 row at once: the device has no room"
+    ):
         run(line(), train(residency="streamed"))
     assert asked[0] <= 40
 
@@ -679,6 +682,176 @@ def test_snapshots_are_given_up_before_a_phase_fails(monkeypatch: pytest.MonkeyP
     assert result is not None and told(result)[-1][2] == "snapshots, which need room, are not taken any more"
 
 
+def test_snapshots_that_fill_the_memory_are_given_up_before_steps_get_smaller() -> None:
+    """Parameters are large and activations small: whole steps fit, but not beside a snapshot of another step."""
+
+    def made() -> ModelGraph:
+        return line(Sequential(Dense(300, dtype="float64"), Dense(1, dtype="float64")))
+
+    def phase() -> TrainPhase:
+        return train(sampler=4, n_epochs=2, residency="streamed", accelerator="sim:0")
+
+    def fits(capacity: int) -> Any:
+        with simulate(1, capacity=capacity):
+            try:
+                return run(made(), phase())
+            except OutOfMemoryError:
+                return None
+
+    expected = made()
+    with simulate(1):
+        run(expected, phase())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Snapshots, "_take", lambda self, step, n_losses: None)
+        least = next(capacity for capacity in range(100_000, 300_000, 4_000) if fits(capacity) is not None)
+    graph = made()
+    with simulate(1, capacity=least + 4_000):
+        result = run(graph, phase())
+    assert told(result)[-1][2] == "snapshots, beside which whole steps do not fit, are not taken any more"
+    assert not any("at once" in text for _, _, text in told(result))
+    same(graph, expected, within=0.0)
+
+
+def test_snapshots_that_take_little_of_the_memory_are_kept(device: Callable[..., Device]) -> None:
+    """A phase that ends has the values of the last one."""
+    graph, plain = mixed(), mixed()
+    run(plain, train(n_epochs=1))
+    seen = device(0, after=8)
+    with pytest.raises(OutOfMemoryError):
+        run(graph, train(residency="resident"))
+    same(graph, plain, within=0.0)
+    assert len(seen.asked) > 8
+
+
+# -- host memory, and failures that are told late ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 3, 9])
+def test_a_memory_error_of_numpy_is_recovered(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, plain = line(), line()
+    run(plain, train())
+    compute, count = ArrayProgram.forward_pullback, itertools.count()
+
+    def full(self: ArrayProgram, *inputs: Any) -> Any:
+        result = compute(self, *inputs)
+        if next(count) == after:
+            np.empty((1 << 45, 1 << 10))
+        return result
+
+    monkeypatch.setattr(ArrayProgram, "forward_pullback", full)
+    result = run(graph, train())
+    same(graph, plain, within=0.0)
+    assert [text for _, _, text in told(result)] == [STREAMED]
+    (event,) = [event.message for event in result.events if event.kind == "memory"]
+    assert event.startswith("the data of t: memory ran out (not enough host memory: Unable to allocate ")
+
+
+def test_an_array_that_host_memory_cannot_hold_is_a_named_error() -> None:
+    huge = np.broadcast_to(np.float64(1.0), (1 << 45, 1 << 10))
+    with pytest.raises(
+        OutOfMemoryError, match=r"not enough memory for an array of \d+ bytes on cpu:0: Unable to alloc"
+    ):
+        NumpyBackend().from_host(huge, Place("cpu", 0))
+
+
+def test_a_memory_error_of_an_evaluation_is_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = line()
+    phase = EvalPhase("p", data="train", losses=MSE, outputs="net", batch_size=30)
+    expected = run(graph, phase)
+    to_host, count = NumpyBackend.to_host, itertools.count()
+
+    def full(self: NumpyBackend, tensor: Any) -> Any:
+        if next(count) == 1:
+            raise MemoryError
+        return to_host(self, tensor)
+
+    monkeypatch.setattr(NumpyBackend, "to_host", full)
+    result = run(graph, phase)
+    np.testing.assert_array_equal(result.prediction("net"), expected.prediction("net"))
+    assert "memory ran out (not enough host memory); rows are streamed" in unusual(result)[0].message
+
+
+class Late:
+    """A device that computes later than it is called: steps fail when they are waited for, and all after them too.
+
+    Args:
+        step: the one that fails, of all calls.
+        reads: whether losses can be read nevertheless, as after a failed update.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int, *, reads: bool = False) -> None:
+        self.step, self.count, self.failed, self.restored = step, 0, False, 0
+        compute, restore, to_host = ArrayProgram.train_steps, ArrayProgram.restore, NumpyBackend.to_host
+
+        def train_steps(program: ArrayProgram, columns: Any, orders: Any, start: int, n: int, *more: Any) -> Any:
+            self.failed |= self.count <= self.step < self.count + n
+            self.count += n
+            if self.failed:  # what is computed from values that are not there
+                columns = [column * np.nan for column in columns]
+            return compute(program, columns, orders, start, n, *more)
+
+        def restored(program: ArrayProgram, snapshot: Any) -> None:
+            self.failed, self.restored = False, self.restored + 1
+            restore(program, snapshot)
+
+        def wait(program: ArrayProgram) -> None:
+            if self.failed:
+                raise OutOfMemoryError(FULL.problem)
+
+        def read(backend: NumpyBackend, tensor: Any) -> Any:
+            if self.failed and not reads:
+                raise OutOfMemoryError(FULL.problem)
+            return to_host(backend, tensor)
+
+        monkeypatch.setattr(ArrayProgram, "train_steps", train_steps)
+        monkeypatch.setattr(ArrayProgram, "restore", restored)
+        monkeypatch.setattr(ArrayProgram, "synchronize", wait)
+        monkeypatch.setattr(NumpyBackend, "to_host", read)
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["losses fail", "only the update failed"])
+@pytest.mark.parametrize("share", [0.0, 1e9], ids=["a snapshot an epoch", "a snapshot a step"])
+@pytest.mark.parametrize("step", [0, 4, 9])
+def test_a_failure_that_is_told_late_goes_back_to_a_snapshot_that_is_good(
+    step: int, share: float, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, plain = line(), line()
+    expected = run(plain, train())
+    monkeypatch.setattr(oom_recovery, "_SNAPSHOT_SHARE", share or 1e-12)
+    late = Late(monkeypatch, step, reads=reads)
+    result = run(graph, train())
+    same(graph, plain, within=0.0)
+    np.testing.assert_allclose(history(result), history(expected), rtol=1e-14)
+    assert [text for _, _, text in told(result)] == [STREAMED] and late.restored == 1
+
+
+def test_a_callback_that_fails_after_a_late_failure_leaves_the_values_of_the_snapshot(
+    monkeypatch: pytest.MonkeyPatch, at: Callable[..., Callback]
+) -> None:
+    graph, plain = line(), line()
+    run(plain, train(n_epochs=1))
+    Late(monkeypatch, 8)
+
+    def fail(run: Run) -> None:
+        if (run.epoch, run.step) == (1, 3):
+            raise ValueError("mine")
+
+    monkeypatch.setattr(oom_recovery, "_SNAPSHOT_SHARE", 1e-12)
+    with pytest.raises(ValueError, match="mine"):
+        run(graph, train(callbacks=[at("step_end", fail)]))
+    same(graph, plain, within=0.0)
+
+
+def test_trials_are_not_made_where_they_could_end_the_process(
+    device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ArrayProgram, "raises_out_of_memory", False)
+    seen = device(11, after=0)
+    with pytest.raises(OutOfMemoryError, match=r"free now\. Hint: use a smaller batch, or a smaller model, or write"):
+        run(mixed(), train(residency="resident"))
+    assert len(seen.asked) == 1
+
+
 # -- snapshots ---------------------------------------------------------------------------------------------------------
 
 
@@ -712,6 +885,9 @@ def test_snapshots_take_at_most_a_small_share_of_the_time(cost: float, step: flo
         def restore(self, snapshot: int) -> None:
             assert snapshot == self.taken
 
+        def synchronize(self) -> None:
+            pass
+
     pipeline = Copied()
     snapshots = Snapshots(pipeline, within_epoch=True)  # type: ignore[arg-type]
     snapshots.begin_epoch()
@@ -725,7 +901,9 @@ def test_snapshots_take_at_most_a_small_share_of_the_time(cost: float, step: flo
 
 def test_a_loader_that_cannot_repeat_has_a_snapshot_at_the_start_only(clock: Clock) -> None:
     taken = []
-    pipeline = SimpleNamespace(snapshot=lambda: taken.append(clock.now), restore=lambda snapshot: None)
+    pipeline = SimpleNamespace(
+        snapshot=lambda: taken.append(clock.now), restore=lambda snapshot: None, synchronize=lambda: None
+    )
     snapshots = Snapshots(pipeline, within_epoch=False)  # type: ignore[arg-type]
     snapshots.begin_epoch()
     for done in range(100):

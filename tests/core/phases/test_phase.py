@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
+from anyaccel import AppliedLoss
 from anyaccel.accelerator import Accelerator
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, GraphError, PhaseError, SamplerError, SpecError
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, TrainPhase, plan_of
 from anyaccel.phases.metrics import Metric
-from anyaccel.specs import AppliedLoss
 
 MSE = AppliedLoss("mse", on="net")
 

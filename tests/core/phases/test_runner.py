@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
+from anyaccel import AppliedLoss
 from anyaccel.adapter import VjpResult
 from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError, StateError
 from anyaccel.graph import ModelGraph, ModelNode
@@ -22,7 +23,7 @@ from anyaccel.numpy_backend import (
     simulate,
 )
 from anyaccel.phases import Callback, EvalPhase, Run, TrainPhase, execute
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 
@@ -121,7 +122,7 @@ def test_out_of_memory_in_a_step_leaves_state_whole(line, experiment, train, own
     graph = line(SequentialMLP((1,), 2, 64))
     ours = experiment(graph)
     with simulate(1, capacity=9_000):
-        with pytest.raises(OutOfMemoryError, match="sim:0 has no room for"):
+        with pytest.raises(OutOfMemoryError, match=r"not enough memory for \d+ bytes on sim:0"):
             ours.run_phase(train(sampler=16, n_epochs=2, accelerator="sim:0"))
         assert all(np.isfinite(array).all() for array in graph.state().values())
     ours.run_phase(train(sampler=16))

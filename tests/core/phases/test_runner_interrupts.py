@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import anyaccel
+from anyaccel import AppliedLoss
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 POINTS = 150
@@ -137,3 +139,61 @@ def test_an_interrupted_release_is_completed(line, experiment, train, same):
         experiment(graph).run_phase(train())
     experiment(plain).run_phase(train())
     same(plain.state(), graph.state())
+
+
+@pytest.fixture
+def told(at):
+    """A callback that notes, at the end, the steps of the epoch that was not completed."""
+    steps = []
+    return at("phase_end", lambda run: steps.append(run.step)), steps
+
+
+def test_a_step_counts_whatever_its_callback_raises(line, experiment, train, at, told):
+    graph, (listen, steps) = line(), told
+
+    def fail(run):
+        if run.step == 2:
+            raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        experiment(graph).run_phase(train(callbacks=[at("step_end", fail), listen]))
+    assert steps == [3] and graph.optimizer_states["net"].step == 3
+
+
+@pytest.mark.parametrize("steps_at_once", [1, 4])
+def test_steps_before_an_error_within_a_call_are_counted(line, experiment, train, told, monkeypatch, steps_at_once):
+    graph, (listen, steps), calls = line().build(), told, []
+    real = Dense.apply
+
+    def apply(self, *values, train, **settings):
+        calls.append(train)
+        if calls.count(True) == 3:
+            raise ValueError("the third batch")
+        return real(self, *values, train=train, **settings)
+
+    monkeypatch.setattr(Dense, "apply", apply)
+    monkeypatch.setattr("anyaccel.phases.step_pacing.StepPacing.next", lambda self: steps_at_once)
+    with pytest.raises(ValueError, match="the third batch"):
+        experiment(graph).run_phase(train(callbacks=[listen]))
+    assert steps == [2] and graph.optimizer_states["net"].step == 2
+
+
+def test_an_error_between_two_updates_of_a_step_goes_back_to_the_snapshot(line, experiment, train, told, monkeypatch):
+    graph, plain, (listen, steps), calls = line().build(), line().build(), told, []
+    real = Dense.apply
+
+    def apply(self, *values, train, **settings):
+        calls.append(train)
+        if calls.count(True) == 3:
+            raise ValueError("the third batch")
+        return real(self, *values, train=train, **settings)
+
+    monkeypatch.setattr(Dense, "apply", apply)
+    monkeypatch.setattr(Pipeline, "is_updating", True)
+    monkeypatch.setattr("anyaccel.phases.oom_recovery.Snapshots.after_step", lambda *_: None)
+    with pytest.raises(ValueError, match="the third batch") as raised:
+        experiment(graph).run_phase(train(callbacks=[listen]))
+    assert "a step was broken off: values are those after 0 steps of this epoch" in raised.value.__notes__
+    assert steps == [0] and graph.optimizer_states["net"].step == 0
+    for name, array in plain.state().items():
+        np.testing.assert_array_equal(graph.state()[name], array)

@@ -10,6 +10,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from anyaccel import AppliedLoss
 from anyaccel import registry as registry_module
 from anyaccel.accelerator import Accelerator
 from anyaccel.data import FeatureSet, SimpleSampler
@@ -19,7 +20,7 @@ from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SimArray, simulate
 from anyaccel.phases import Callback, EvalPhase, TrainPhase
 from anyaccel.registry import Registry
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 MODELS = ("enc", "side", "net")

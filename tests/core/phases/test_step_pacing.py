@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anyaccel import AppliedLoss
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
@@ -18,7 +19,6 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import Callback, TrainPhase, step_pacing, train_loop
 from anyaccel.phases.step_pacing import PendingCalls, StepPacing
-from anyaccel.specs import AppliedLoss
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anyaccel import AppliedLoss
 from anyaccel.adapter import VjpResult
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
@@ -22,7 +23,7 @@ from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.metrics import Metric
 from anyaccel.registry import registry
-from anyaccel.specs import AppliedLoss, Optimizer, Schedule
+from anyaccel.specs import Optimizer, Schedule
 
 MSE = AppliedLoss("mse", on="net")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel import PairSampler, Same, Schedule, SimpleSampler
+from anyaccel import AppliedLoss, PairSampler, Same, Schedule, SimpleSampler
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet
 from anyaccel.device import Device
@@ -21,7 +21,7 @@ from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential, S
 from anyaccel.phases import Callback, TrainPhase
 from anyaccel.phases.loading import loader_factory
 from anyaccel.registry import Registry
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 OPTIMIZERS = {

@@ -22,7 +22,7 @@ from anyaccel.registry import Registry
 
 ROOT = Path(anyaccel.__file__).parent
 PLUGIN = "numpy_backend"
-MOST = 10
+MOST = 12
 
 
 class Route:
@@ -74,7 +74,8 @@ def traced(ends: str) -> Iterator[Route]:
 def _loaded() -> None:
     """Plugins and lazy imports are loaded once, which is no part of the route."""
     anyaccel.place(np.ones(1), "cpu")
-    anyaccel.move({"x": np.ones(1)}, "cpu")
+    anyaccel.move({"x": np.ones(1)}, anyaccel.Accelerator("cpu"))
+    assert anyaccel.scope and anyaccel.device_of(np.ones(1))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_a_call_goes_down_and_enters_no_module_in_two_roles(function: Callable[[
     with traced(ends) as route:
         function()
     assert route.reached, f"{ends} of the plugin was not called"
-    order = ["the user", "placement", "accelerator", "registry", "device"]
+    order = ["the user", "placement", "accelerator", "registry", "plugin_loader", "device"]
     assert set(route.callers) <= set(order)
     for module, callers in route.roles().items():
         assert len(callers) <= 1, f"{module} is entered in several roles: by {callers}"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from anyaccel.accelerator import Accelerator
 from anyaccel.backend import Exchange
 from anyaccel.device import Device
 from anyaccel.errors import (
@@ -299,13 +300,29 @@ def test_arrays_become_tensors_of_the_named_framework(use):
     assert moved["x"].device == moved["already"].device == SIM
 
 
+def test_a_tensor_of_another_framework_than_the_named_one_is_refused(use):
+    backend, other = (
+        cls(name, ("cpu", "sim:0", "sim:1")) for cls, name in ((TinyExchange, "tiny"), (TinyBackend, "other"))
+    )
+    use(backend, other)
+    with pytest.raises(MoveError, match=r"of other does not become a tensor of tiny .* Hint: make it a NumPy array"):
+        move({"x": other.new()}, SIM, framework="tiny")
+
+
+def test_numpy_scalars_become_tensors_of_the_named_framework_too(use):
+    backend = TinyExchange("tiny", ("cpu", "sim:0", "sim:1"))
+    use(backend)
+    moved = move({"x": np.float32(2), "plain": 2.0}, SIM, framework="tiny")
+    assert isinstance(moved["x"], backend.cell) and moved["x"].value == 2 and moved["plain"] == 2.0
+
+
 def test_a_framework_that_cannot_import_arrays_is_an_error(tiny):
     with pytest.raises(CapabilityError, match="cannot create tensors from NumPy arrays"):
         move(np.arange(3), SIM, framework="tiny")
 
 
 def test_a_framework_without_a_plugin_is_an_error_before_anything_moves(tiny):
-    with pytest.raises(FrameworkError, match="pip install anyaccel-jax"):
+    with pytest.raises(FrameworkError, match=r"pip install \./plugins/jax"):
         move([tiny.new()], SIM, framework="jax")
 
 
@@ -316,6 +333,33 @@ def test_place_gives_what_the_backend_returns(tiny):
     placed = place(tiny.new(9), "sim:1")
     assert (placed.value, placed.device) == (9, SIM)
     assert place(placed, "sim:1") is placed
+
+
+def test_place_takes_containers_of_everything_that_it_takes(tiny):
+    model, other = tiny.new(1), tiny.new(2)
+    placed = place({"models": [model, (other, None)], "name": "pair", "steps": 3}, "sim:1")
+    assert placed["models"][0].device == placed["models"][1][0].device == SIM
+    assert (placed["models"][1][1], placed["name"], placed["steps"]) == (None, "pair", 3)
+    assert place(placed, "sim:1") is placed
+    assert Accelerator("sim:1").place({"a": model})["a"].device == SIM
+
+
+def test_place_checks_all_of_a_container_before_anything_moves(tiny, monkeypatch):
+    calls = []
+    monkeypatch.setattr(type(tiny), "place", lambda *given: calls.append(given))
+    with pytest.raises(NoBackendError, match=r"builtins\.object has no backend"):
+        place([tiny.new(), object()], "sim:1")
+    assert not calls
+
+
+@pytest.mark.parametrize("ask", ["device_string", "scope"])
+def test_a_framework_that_lacks_the_device_is_refused_and_not_given_the_cpu(tiny, ask):
+    with pytest.raises(FrameworkError) as caught:
+        getattr(Accelerator("mps"), ask)("tiny")
+    assert str(caught.value) == (
+        "no installed plugin runs tiny on 'mps'. Available: tiny on cpu, sim. Hint: choose one of these, or install a "
+        "plugin for it."
+    )
 
 
 @pytest.mark.parametrize("act", [move, place])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import ModuleType
 
 import pytest
 
+from anyaccel import plugin_loader
 from anyaccel.backend import Backend
 from anyaccel.device import Device
-from anyaccel.errors import FrameworkError, PluginError
+from anyaccel.errors import DeviceUnavailableError, FrameworkError, PluginError
 from anyaccel.hookspecs import hookimpl
 from anyaccel.testing.fake_plugins import entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
@@ -68,7 +71,7 @@ NAMED = {
     "misspelt": ("PluginValidationError", "unknown hook 'backend'"),
     "argument": ("PluginValidationError", "loss"),
     "lacking": ("TypeError", "move"),
-    "theft": ("offers good on cpu", "anyaccel-good"),
+    "theft": ("refused for good on cpu", "anyaccel-good"),
     "number": ("backends() of plugin number returned int", "not list"),
     "word": ("backends() of plugin word returned str", "not list"),
     "alien": ("offers object", "not a Backend"),
@@ -82,7 +85,7 @@ def test_the_good_plugin_works_beside_all_broken_ones(make):
     registry = make(good_entry(), *broken_entries())
     assert registry.frameworks == ("numpy", "good")
     assert registry.find("good", "gpu").device_string(Device("gpu")) == "good gpu 0"
-    assert [p.name for p in registry.plugins if p.error is None] == ["numpy", "a-good"]
+    assert [p.name for p in registry.plugins if not p.is_broken] == ["numpy", "a-good"]
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -103,7 +106,7 @@ def test_a_broken_plugin_breaks_nothing_when_it_comes_first_or_alone(make, name)
     assert registry.serves("numpy", "sim")
 
 
-@pytest.mark.parametrize("name", ["lacking", "theft", "shadow"])
+@pytest.mark.parametrize("name", ["lacking", "shadow"])
 def test_a_refused_plugin_leaves_no_backend_and_no_hook_behind(make, name):
     registry = make(good_entry(), *broken_entries())
     assert not registry.hooks.has_plugin(name)
@@ -111,10 +114,39 @@ def test_a_refused_plugin_leaves_no_backend_and_no_hook_behind(make, name):
     assert not registry.serves("numpy", "gpu")
 
 
-def test_a_plugin_is_refused_as_a_whole_if_another_has_one_of_its_pairs(make):
-    both = plugin_module("both", backends=lambda: [TinyBackend("new", ("cpu",)), TinyBackend("good", ("gpu",))])
-    registry = make(good_entry(), entry("both", both))
-    assert not registry.serves("new", "cpu")
+def offers(name: str, *backends: Backend, distribution: str = ""):
+    return entry(name, plugin_module(name, backends=lambda: list(backends)), distribution or f"anyaccel-{name}")
+
+
+def test_a_plugin_is_refused_only_for_what_another_has(make):
+    newcomer = TinyBackend("good", ("cpu", "xpu"))
+    registry = make(good_entry(), offers("new", TinyBackend("new"), newcomer))
+    assert registry.find("good", "cpu") is not newcomer
+    assert registry.find("good", "xpu") is newcomer and registry.serves("new", "cpu")
+    (refused,) = [plugin for plugin in registry.plugins if plugin.is_broken]
+    assert refused.name == "new"
+    assert refused.cause == "it is refused for good on cpu, which a-good (anyaccel-good 0.1) serves"
+    assert refused.hint == "update or uninstall anyaccel-new, or leave it out with ANYACCEL_PLUGINS"
+
+
+@pytest.mark.parametrize("other", ["a-first", "z-last"])
+def test_the_plugin_named_after_a_framework_serves_it_in_any_order_of_loading(make, other):
+    home, stranger = TinyBackend("home", ("cpu", "gpu")), TinyBackend("home", ("cpu", "xpu"))
+    registry = make(offers("home", home), offers(other, stranger))
+    assert registry.find("home", "cpu") is registry.find("home", "gpu") is home
+    assert registry.find("home", "xpu") is stranger
+    assert {p.name: p.is_broken for p in registry.plugins} == {"numpy": False, "home": False, other: True}
+    assert sorted(registry.devices("home")) == [("home", Device(kind)) for kind in ("cpu", "gpu", "xpu")]
+
+
+def test_an_unavailable_device_names_both_plugins_of_a_conflict(make):
+    registry = make(offers("home", TinyBackend("home", ("cpu",))), offers("other", TinyBackend("home", ("cpu",))))
+    with pytest.raises(DeviceUnavailableError) as caught:
+        registry.serving("home", Device("cpu", 3))
+    assert (
+        "plugin other (anyaccel-other 0.1) is broken: it is refused for home on cpu, which home (anyaccel-home 0.1)"
+        in (str(caught.value))
+    )
 
 
 def test_the_remedy_for_a_missing_import_names_the_module(make):
@@ -144,11 +176,11 @@ def test_a_failing_generator_keeps_its_message(make):
     assert "move" in registry.plugins[-1].cause, registry.plugins[-1].cause
 
 
-def test_one_plugin_that_offers_a_pair_twice_is_refused(make):
-    twice = plugin_module("twice", backends=lambda: [TinyBackend("pair"), TinyBackend("pair")])
-    registry = make(entry("twice", twice, "anyaccel-twice"))
-    assert not registry.serves("pair", "cpu")
-    assert "pair on cpu" in registry.plugins[-1].cause
+def test_of_one_plugin_that_offers_a_pair_twice_the_first_serves(make):
+    first = TinyBackend("pair")
+    registry = make(offers("pair", first, TinyBackend("pair")))
+    assert registry.find("pair", "cpu") is first
+    assert "refused for pair on cpu, which pair (anyaccel-pair 0.1) serves" in registry.plugins[-1].cause
 
 
 def test_a_module_that_two_entry_points_name_is_listed_once_as_good(make):
@@ -159,9 +191,11 @@ def test_a_module_that_two_entry_points_name_is_listed_once_as_good(make):
 
 def test_register_by_hand_raises_what_is_wrong(make):
     registry = make(good_entry())
-    with pytest.raises(PluginError, match=r"offers good on cpu.*a-good.*uninstall"):
+    with pytest.raises(PluginError, match=r"theft is broken: it is refused for good on cpu.*a-good.*uninstall"):
         registry.register(plugin_module("theft", backends=lambda: [TinyBackend("good")]), "theft")
-    assert [p.name for p in registry.plugins] == ["numpy", "a-good"]
+    with pytest.raises(PluginError, match="returned int, not list"):
+        registry.register(plugin_module("number", backends=lambda: 7), "number")
+    assert [p.name for p in registry.plugins if not p.is_broken] == ["numpy", "a-good"]
 
 
 def test_register_by_hand_names_a_misspelt_hook_as_a_plugin_error(make):
@@ -192,11 +226,46 @@ def test_hookimpl_marks_a_hook():
     assert hasattr(hookimpl(lambda: None), "anyaccel_impl")
 
 
-@pytest.mark.parametrize("kinds", ["cpu", ("cuda",), ("GPU",), ()])
-def test_kinds_that_are_not_canonical_words_are_refused(make, kinds):
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        *(("kinds", kinds) for kinds in ("cpu", ("cuda",), ("GPU",), (), (3,), None)),
+        *(("framework", framework) for framework in (7, "", None)),
+        *(("import_roots", roots) for roots in ("odd", (3,), None)),
+        *(("environment", names) for names in ("ODD_DEVICES", 5)),
+    ],
+)
+def test_facts_of_another_type_are_refused(make, fact, value):
     """A text is read letter by letter, and an alias or a capital is never looked up: served, and never found."""
     backend = TinyBackend("odd")
-    backend.kinds = kinds
-    registry = make(entry("odd", plugin_module("odd", backends=lambda: [backend]), "anyaccel-odd"))
-    assert registry.plugins[-1].error is not None
-    assert "odd" not in registry.frameworks
+    setattr(backend, fact, value)
+    found = make(offers("odd", backend)).plugins[-1]
+    assert f"offers a backend with {fact}={value!r}" in found.cause and "tuples of words as kinds" in found.cause
+    assert found.hint == "write them so, or update anyaccel-odd"
+
+
+@pytest.mark.parametrize("fact", ["framework", "kinds", "import_roots", "environment"])
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3)], ids=["error", "exit"])
+def test_facts_that_raise_are_refused(make, fact, error):
+    def fail(self):
+        raise error
+
+    facts = {"framework": "odd", "kinds": ("cpu",), "import_roots": ("odd",)} | {fact: property(fail)}
+    backend = type("Odd", (TinyBackend,), {**facts, "__init__": lambda self: None})()
+    registry = make(offers("odd", backend))
+    assert registry.frameworks == ("numpy",)
+    assert type(error).__name__ in registry.plugins[-1].cause
+
+
+def test_a_slow_import_is_said_on_standard_error(make, monkeypatch, capfd):
+    monkeypatch.setattr(plugin_loader, "PATIENCE", 0.05)
+    make(entry("quick", plugin_module("quick"))).load()
+
+    def slow():
+        time.sleep(0.2)
+        return plugin_module("slow")
+
+    make(entry("slow", slow)).load()
+    expected = "waiting for plugin slow (import); ANYACCEL_PLUGINS says which plugins are loaded\n"
+    assert capfd.readouterr().err == expected
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]

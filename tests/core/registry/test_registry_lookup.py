@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import types
 
 import pytest
 
+from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import (
     AmbiguousOwnerError,
@@ -76,7 +78,9 @@ def test_an_unknown_framework_is_an_error_that_lists_the_known_ones(make):
 
 def test_a_known_framework_without_plugin_is_an_error_with_the_install_command(make):
     error = raised(FrameworkError, make().kinds, "jax")
-    assert error.hint == "python -m pip install anyaccel-jax"
+    assert (
+        error.hint == "python -m pip install ./plugins/jax in anyaccel's repository (anyaccel-jax is not on PyPI yet)"
+    )
 
 
 def test_serves_never_raises(make):
@@ -157,7 +161,10 @@ def test_an_object_of_a_known_framework_is_an_error_with_the_install_command(mak
     tensor = type("Tensor", (), {"__module__": "torch"})()
     error = raised(NoBackendError, make().owner, tensor)
     assert error.problem == "torch.Tensor has no backend: no plugin for the framework 'torch' is installed"
-    assert error.hint == "python -m pip install anyaccel-torch"
+    assert (
+        error.hint
+        == "python -m pip install ./plugins/torch in anyaccel's repository (anyaccel-torch is not on PyPI yet)"
+    )
 
 
 def test_an_object_whose_plugin_is_broken_is_an_error_with_the_cause(make):
@@ -182,13 +189,166 @@ def test_two_backends_of_one_framework_are_one_owner(make):
 
 def test_a_backend_whose_framework_is_not_imported_is_not_asked(make, monkeypatch):
     """Nobody imports a framework to find out: while its module is not there, no object can be its own."""
-    import sys
-
     backend = TinyBackend("absent")
     cell = backend.new()
     monkeypatch.delitem(sys.modules, "tiny_absent")
     monkeypatch.setattr(backend, "owns", lambda obj: pytest.fail("asked"), raising=False)
     assert make(offering(backend)).owners(cell) == ()
+
+
+class PlainModel:
+    """A model of a framework whose models derive from nothing, as tinygrad's: it holds tensors."""
+
+    def __init__(self, *cells):
+        self.cells = list(cells)
+
+
+class OwningByContent(TinyBackend):
+    """Owns cells, and whatever holds one of its cells."""
+
+    def owns(self, obj):
+        return any(isinstance(value, self.cell) for value in [obj, *getattr(obj, "cells", ())])
+
+
+def test_a_backend_with_an_owns_of_its_own_is_asked_about_classes_from_elsewhere(make):
+    backend = OwningByContent("a")
+    registry = make(offering(backend), offering(TinyBackend("b")))
+    assert registry.owner(PlainModel(backend.new())) == "a"
+    assert registry.owners(PlainModel()) == ()
+
+
+def test_each_object_of_such_a_class_is_asked_about_and_a_no_is_not_remembered(make):
+    a, b = OwningByContent("a"), OwningByContent("b")
+    registry, model = make(offering(a), offering(b)), PlainModel()
+    assert registry.owners(model) == ()
+    model.cells.append(a.new())
+    assert registry.owners(model) == ("a",)
+    assert registry.owners(PlainModel(b.new())) == ("b",)
+    assert registry.owners(PlainModel(a.new(), b.new())) == ("a", "b")
+
+
+def test_classes_of_a_framework_are_not_asked_about_elsewhere(make):
+    a, b = TinyBackend("a"), OwningByContent("b")
+    b.owns = lambda obj: isinstance(obj, a.cell)
+    assert make(offering(a), offering(b)).owners(a.new()) == ("a",)
+
+
+def test_texts_numbers_and_containers_are_asked_about_nowhere(make):
+    backend = OwningByContent("a")
+    assert backend.cell
+    backend.owns = lambda obj: pytest.fail("asked")
+    registry = make(offering(backend))
+    assert {registry.owners(plain) for plain in ("text", 3, 2.5, None, True, {"a": 1}, [1], (2,))} == {()}
+
+
+def test_a_backend_that_owns_everything_gets_nothing_of_others(make):
+    greedy, a = TinyBackend("greedy"), TinyBackend("a")
+    assert greedy.cell
+    greedy.owns = lambda obj: True
+    registry = make(offering(greedy), offering(a))
+    assert registry.owner(a.new()) == "a"
+    assert registry.owners(PlainModel()) == ()
+    assert registry.owner(greedy.new()) == "greedy"
+
+
+def test_a_framework_keeps_the_classes_of_the_module_of_its_name(make, monkeypatch):
+    monkeypatch.setitem(sys.modules, "home", types.ModuleType("home"))
+    home, stranger = TinyBackend("home"), TinyBackend("stranger")
+    home.import_roots = stranger.import_roots = ("home",)
+    model = type("Model", (), {"__module__": "home.nn"})()
+    assert make(offering(home), offering(stranger)).owners(model) == ("home",)
+
+
+# -- backends that do something wrong ----------------------------------------------------------------------------------
+
+
+def fail(error):
+    def method(*arguments):
+        raise error
+
+    return method
+
+
+WRONG = {
+    "devices raises": ("devices", fail(RuntimeError("no\ndriver")), "raised RuntimeError: no driver"),
+    "devices exits": ("devices", fail(SystemExit(3)), "raised SystemExit: 3"),
+    "devices is None": ("devices", lambda: None, "raised TypeError: 'NoneType' object is not iterable"),
+    "devices are texts": ("devices", lambda: ["cpu"], "returned ('cpu',), not devices of its kinds, each once"),
+    "of another kind": ("devices", lambda: [Device("mps")], "not devices of its kinds, each once"),
+    "listed twice": ("devices", lambda: [Device("gpu")] * 2, "not devices of its kinds, each once"),
+    "info raises": ("device_info", fail(OSError("gone")), "raised OSError: gone"),
+    "info is a text": ("device_info", lambda device: "H100", "returned 'H100', not a complete DeviceInfo"),
+    "info of numbers": ("device_info", lambda device: DeviceInfo(7), "not a complete DeviceInfo"),
+    "reason is None": ("unavailable_reason", lambda device: None, "returned None, not a text"),
+    "name is None": ("device_string", lambda device: None, "returned None, not a text"),
+    "owns is None": ("owns", lambda obj: None, "returned None, not True or False"),
+    "owns raises": ("owns", fail(ValueError("what?")), "raised ValueError: what?"),
+}
+ARGUMENTS = {"devices": (), "owns": (PlainModel(),)}
+STAND_INS = {
+    "devices": (),
+    "owns": False,
+    "device_info": DeviceInfo("gpu:0"),
+    "device_string": "gpu:0",
+    "unavailable_reason": "",
+}
+
+
+@pytest.mark.parametrize("way", WRONG)
+def test_a_wrong_answer_is_replaced_and_remembered_with_the_plugin(make, way):
+    name, method, cause = WRONG[way]
+    backend = TinyBackend("a", ("gpu:0",))
+    setattr(backend, name, method)
+    registry = make(offering(backend))
+    assert registry.plugins[-1].faults == []
+    for _ in range(2):
+        assert registry.ask(backend, name, *ARGUMENTS.get(name, (Device("gpu"),))) == STAND_INS[name]
+    plugin = registry.plugins[-1]
+    assert plugin.is_broken and len(plugin.faults) == 1
+    assert plugin.cause.startswith(f"{name}() of its backend for a ") and plugin.cause.endswith(cause)
+    assert plugin.hint == "update or uninstall anyaccel-a, or leave it out with ANYACCEL_PLUGINS"
+
+
+def test_an_interrupt_is_not_a_wrong_answer(make):
+    backend = TinyBackend("a")
+    backend.devices = fail(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        make(offering(backend)).devices()
+
+
+def test_a_device_of_a_broken_backend_is_an_error_that_names_plugin_and_cause(make):
+    backend = TinyBackend("a", ("gpu:0",))
+    backend.devices = fail(RuntimeError("no driver"))
+    registry = make(offering(backend), offering(TinyBackend("b", ("gpu:0",))))
+    error = raised(DeviceUnavailableError, registry.serving, "a", Device("gpu"))
+    assert error.problem == (
+        "gpu:0 is not on this machine for a (plugin a (anyaccel-a 0.1) is broken: "
+        "devices() of its backend for a raised RuntimeError: no driver)"
+    )
+    assert registry.devices() == [("numpy", Device(*at)) for at in (("cpu",), ("sim", 0), ("sim", 1))] + [
+        ("b", Device("gpu"))
+    ]
+
+
+def test_an_object_of_a_backend_whose_owns_fails_is_an_error_that_names_it(make):
+    backend = TinyBackend("a")
+    cell, backend.owns = backend.new(), fail(ValueError("what?"))
+    error = raised(NoBackendError, make(offering(backend)).owner, cell)
+    assert "plugin a (anyaccel-a 0.1) is broken: owns() of its backend for a raised ValueError: what?" in error.problem
+
+
+def test_backends_need_not_be_hashable_or_comparable(make):
+    class Odd(TinyBackend):
+        __hash__ = None
+
+        def __eq__(self, other):
+            raise TypeError("do not compare me")
+
+    odd = Odd("odd")
+    registry = make(offering(odd), offering(TinyBackend("a")))
+    assert registry.frameworks == ("numpy", "a", "odd")
+    assert registry.find("odd") is odd and len(registry.backends) == 3
+    assert registry.owner(odd.new()) == "odd" and len(registry.devices()) == 5
 
 
 def test_ownership_is_decided_anew_when_a_plugin_is_registered(make):

@@ -46,7 +46,6 @@ class RegistryMachine(RuleBasedStateMachine):
         self.table: dict[tuple[str, str], TinyBackend] = {}
         self.good: set[str] = {"numpy"}
         self.seen: set[str] = {"numpy"}
-        self.backends: list[TinyBackend] = []
         offered = [(name, made(offers)) for name, offers in found]
         entries = [
             entry(name, plugin_module(name, backends=lambda b=b: b), f"dist-{i}") for i, (name, b) in enumerate(offered)
@@ -57,25 +56,24 @@ class RegistryMachine(RuleBasedStateMachine):
         assert self.registry.frameworks[0] == "numpy"
 
     def model_takes(self, name: str, backends: list[TinyBackend]) -> bool:
-        """Whether the model takes a plugin found: its name is new, and none of its pairs is taken."""
+        """Whether the model takes a plugin as a whole: its name is new, and none of its pairs is taken."""
         pairs = {(b.framework, kind): b for b in backends for kind in b.kinds}
-        new = name not in self.seen
-        self.seen.add(name)
-        if not new or pairs.keys() & self.table.keys():
+        if name in self.seen:
             return False
-        self.good.add(name)
-        self.table.update(pairs)
-        self.backends.extend(backends)
-        return True
+        self.seen.add(name)
+        free = {pair: backend for pair, backend in pairs.items() if pair not in self.table}
+        self.table.update(free)
+        if len(free) == len(pairs):
+            self.good.add(name)
+        return len(free) == len(pairs)
 
     @rule(name=names, offers=rows)
     def register_good(self, name, offers) -> None:
-        backends, seen = made(offers), set(self.seen)
+        backends = made(offers)
         module = plugin_module(name, backends=lambda: backends)
         if self.model_takes(name, backends):
             self.registry.register(module, name)
         else:
-            self.seen = seen  # what is refused by hand is not remembered, and its name stays free
             with pytest.raises(AnyaccelError):
                 self.registry.register(module, name)
 
@@ -109,13 +107,13 @@ class RegistryMachine(RuleBasedStateMachine):
     def the_table_is_the_models(self) -> None:
         served = {framework for framework, _ in self.table}
         assert set(self.registry.frameworks) == served | {"numpy"}
-        assert set(self.registry.backends) - {self.registry.find("numpy")} == set(self.backends)
+        assert set(self.registry.backends) - {self.registry.find("numpy")} == set(self.table.values())
         for framework in served:
             assert set(self.registry.kinds(framework)) == {kind for name, kind in self.table if name == framework}
 
     @invariant()
     def plugins_that_work_are_the_models(self) -> None:
-        assert {p.name for p in self.registry.plugins if p.error is None} == self.good
+        assert {p.name for p in self.registry.plugins if not p.is_broken} == self.good
 
 
 TestRegistry = RegistryMachine.TestCase

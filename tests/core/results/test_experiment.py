@@ -22,6 +22,17 @@ from anyaccel.results import EvalResults, TrainResults
 LOSS = AppliedLoss("mse", on="guess")
 
 
+class Mean:
+    """An estimator that predicts the mean of its targets."""
+
+    def fit(self, x, y):
+        self.mean_ = y.mean()
+        return self
+
+    def predict(self, x):
+        return np.full(len(x), self.mean_)
+
+
 def test_runs_are_kept_in_their_order(experiment):
     results = experiment.run(TrainPhase("t", data="all", losses=[LOSS]), EvalPhase("e", data="last"))
     assert [type(one) for one in results] == [TrainResults, EvalResults]
@@ -136,3 +147,16 @@ def test_the_graph_goes_on_from_phase_to_phase(experiment):
     first, second = experiment.run(phase, phase)
     assert [epoch.number for epoch in (*first.epochs, *second.epochs)] == [0, 1, 2, 3]
     assert second.loss[-1] < first.loss[0]
+
+
+def test_all_phases_are_checked_before_the_first_runs(experiment):
+    before = experiment.graph.state()
+    with pytest.raises(SplitError, match=r"'fs' has no split 'nope'"):
+        experiment.run(TrainPhase("t", data="all", losses=[LOSS]), EvalPhase("e", data="nope"))
+    assert experiment.history == [] and experiment.graph.state().keys() == before.keys()
+
+
+def test_phases_after_a_fit_are_checked_when_it_has_ended(data):
+    nodes = [ModelNode("guess", Mean(), data.reference())]
+    fitted = Experiment("e", ModelGraph(nodes), progress="none")
+    assert len(fitted.run(FitPhase("f", data="all"), EvalPhase("e", data="last", metrics=["mse"]))) == 2

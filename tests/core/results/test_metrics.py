@@ -123,6 +123,10 @@ def test_a_function_is_a_metric_under_its_own_name():
         ),
         (None, "None is not a metric. Available: accuracy, mse, rmse, mae, r2. Hint: give a name or a function"),
         (3, "3 is not a metric"),
+        ("acc", r"no metric is called 'acc'.* Hint: did you mean 'accuracy'\?"),
+        ("mean_squared_error", r"Hint: did you mean 'mse'\?"),
+        ("ce", r"Hint: cross_entropy is a loss: write losses=\[AppliedLoss\('cross_entropy', on='NODE'\)\]"),
+        (dict, r"<class 'dict'> is not a metric.* Hint: create one: dict\(\)"),
     ],
 )
 def test_what_is_no_metric_is_told(given, message):
@@ -146,6 +150,13 @@ def test_metrics_are_over_all_rows_whatever_the_batches(experiment, data):
     parts = experiment.run_phase(EvalPhase("p", data="all", metrics=[Metric("mse", on="guess")], batch_size=4))
     expected = np.mean((whole.prediction("guess").reshape(6) - data.array("y")) ** 2)
     assert whole.metrics["mse"] == pytest.approx(expected, rel=1e-6) == parts.metrics["mse"]
+
+
+@pytest.mark.parametrize("wrong", [lambda outputs, targets: outputs.detach(), lambda outputs, targets: outputs])
+def test_a_metric_that_does_not_take_arrays_or_gives_no_number_is_told(experiment, wrong):
+    with pytest.raises(SpecError, match=r"metric 'own' on node 'guess' ended by \w+Error") as caught:
+        experiment.run_phase(EvalPhase("w", data="all", metrics=[Metric(wrong, "guess", label="own")]))
+    assert caught.value.__cause__ is not None
 
 
 def test_a_metric_of_ones_own_is_given_whole_arrays(experiment, data):

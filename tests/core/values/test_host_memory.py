@@ -41,6 +41,11 @@ def own(path: str, controllers: str = "") -> dict[str, str]:
     return {"proc/self/cgroup": f"{'0' if not controllers else '4'}:{controllers}:{path}\n"}
 
 
+def limits(address_space: str, used: int) -> dict[str, str]:
+    lines = f"Limit Soft Limit Hard Limit Units\nMax address space         {address_space}  unlimited  bytes\n"
+    return {"proc/self/limits": lines, "proc/self/status": f"Name:\tpython\nVmSize:\t {used // 1024} kB\n"}
+
+
 def test_available_memory_counts_as_free(tmp_path: Path) -> None:
     assert host_memory(system(tmp_path, {})) == HostMemory(64 * GIB, 40 * GIB)
 
@@ -74,6 +79,9 @@ def test_without_available_memory_unused_memory_is_free(tmp_path: Path) -> None:
         # both at once: version 2 beside the controllers of version 1
         (v1("a", 4 * GIB, GIB) | {"proc/self/cgroup": "4:memory:/a\n2:cpu:/a\n0::/a\n"}, (4, 3)),
         ({**v2("unified/a", 6 * GIB, GIB), **own("/a")}, (6, 5)),
+        # the address space of the process, of which it has reserved some (`ulimit -v`)
+        (limits("10737418240", 7 * GIB), (10, 3)),
+        (limits("unlimited", 7 * GIB), (64, 40)),
         # nothing that is understood
         ({"proc/self/cgroup": "\x00\n::\n0\n", **v2("", "many", 1)}, (64, 40)),
     ],

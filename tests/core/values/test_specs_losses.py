@@ -62,7 +62,7 @@ def test_a_class_takes_arguments():
         ),
         ({"loss": "mse", "loss_kwargs": {"a": 1, "b": 2}}, "loss 'mse' takes no arguments, got a, b"),
         ({"loss": own_loss, "loss_kwargs": {"a": 1}}, "loss 'own_loss' takes no arguments, got a"),
-        ({"loss": 3}, "3 is not a loss. Available: names: mse,"),
+        ({"loss": 3}, "3 is not a loss. Available: mse,"),
     ],
 )
 def test_every_message_of_a_loss(arguments, message):
@@ -87,7 +87,7 @@ def test_an_applied_loss_round_trips_through_its_configuration():
     [
         (
             {"inputs": "outputs"},
-            "loss on 'head': inputs='outputs' is not a list of names. Hint: write ['outputs', 'targets']",
+            "loss on 'head': inputs='outputs' is not a list of names. Hint: write inputs=['outputs', 'targets']",
         ),
         ({"inputs": []}, "loss on 'head': inputs=[] is not a list of names"),
         ({"weight": -1}, "loss on 'head': weight=-1 is not a finite number of at least 0"),

@@ -7,10 +7,10 @@ immutable arrays work as well as others.
 
 - `ArrayOps`, `ArrayProgram`: a framework as array operations and a vjp of its models; a segment run with them.
 - `TracedOps`, `TracedProgram`: the same for a framework that traces; steps are compiled.
-- `VjpResult`, `LossResult`, `LossFunction`, `Function`: what models and losses give.
+- `VjpResult`, `LossResult`, `LossFunction`, `Function`: what models and losses give. `Kind`: what an array holds.
 - `StepFunction`, `StepLoop`, `StepCursor`, `DeviceScalars`: for `TracedOps.compile_steps`.
 - `UpdateRule`, `PerParameterRule`, `update_rule`: how optimizers update parameters.
-- `IdentityKey`, `attributes_key`: for `TracedOps.cache_key`.
+- `IdentityKey`, `attributes_key`, `values_of`: for `TracedOps.cache_key`.
 - `loss_function`, `cast`, `factor_on_device`, `scaled`: losses and factors over any `ArrayOps`.
 
 Further modules hold what plugins have in common: `model_specs` (the models that exist in every framework) and helpers
@@ -20,6 +20,7 @@ for shapes, states, layers and devices.
 from anyaccel.adapter.array_ops import (
     ArrayOps,
     Function,
+    Kind,
     LossFunction,
     LossResult,
     VjpResult,
@@ -28,9 +29,10 @@ from anyaccel.adapter.array_ops import (
     scaled,
 )
 from anyaccel.adapter.array_program import ArrayProgram
-from anyaccel.adapter.cache_key import IdentityKey, attributes_key
+from anyaccel.adapter.cache_key import IdentityKey
 from anyaccel.adapter.losses import loss_function
 from anyaccel.adapter.optimizers import PerParameterRule, UpdateRule, update_rule
+from anyaccel.adapter.python_values import attributes_key, values_of
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
 from anyaccel.adapter.traced_ops import StepFunction, StepLoop, TracedOps
 from anyaccel.adapter.traced_program import TracedProgram
@@ -41,6 +43,7 @@ __all__ = [
     "DeviceScalars",
     "Function",
     "IdentityKey",
+    "Kind",
     "LossFunction",
     "LossResult",
     "PerParameterRule",
@@ -57,4 +60,5 @@ __all__ = [
     "loss_function",
     "scaled",
     "update_rule",
+    "values_of",
 ]

@@ -5,18 +5,29 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from anyaccel.adapter.optimizers import UpdateRule, update_rule
 from anyaccel.device import Device
-from anyaccel.errors import SpecError
+from anyaccel.errors import CapabilityError, SpecError
 from anyaccel.segment import Operation
 from anyaccel.specs import Loss, Optimizer
 
 Pullback = Callable[[tuple[Any, ...]], tuple[Mapping[str, Any], Sequence[Any]]]
-"""From a cotangent for each output to gradients by parameter name, and a cotangent (or None) for each input."""
+"""From a cotangent for each output to gradients by parameter name, and a cotangent (or None) for each input.
+
+Cotangents are computed from the outputs (that of `mse` is their difference from the targets) and are constants: nothing
+is differentiated through them. An integer or boolean output gets zeros of its dtype; an integer or boolean input has no
+gradient, so that its cotangent is None. Cotangents of complex values follow the framework's own convention.
+"""
+
+Kind = Literal["floating", "complex", "integer", "boolean"]
+"""What an array holds. Integer and boolean arrays have no gradients."""
+_KINDS: dict[str, Kind] = {"f": "floating", "c": "complex", "i": "integer", "u": "integer", "b": "boolean"}
+_FURTHER_KINDS: dict[str, Kind] = {"bfloat": "floating", "float": "floating", "int": "integer", "uint": "integer"}
+"""By the start of the name of a dtype that NumPy itself does not have, such as bfloat16 and float8_e4m3fn."""
 
 
 class VjpResult(NamedTuple):
@@ -45,12 +56,13 @@ LossFunction = Callable[[Sequence[Any]], LossResult]
 class ArrayOps(ABC):
     """What training needs of a framework. Models are functions of (parameters, buffers, inputs).
 
-    Arrays have `shape`, `ndim`, `dtype`, arithmetic, comparison and indexing by slices.
+    Arrays have `shape`, `ndim` and `dtype`, arithmetic with each other and with numbers, `==`, and indexing by slices,
+    `...` and None.
     """
 
     xp: Any
-    """Namespace with NumPy's any, all, abs, concatenate, exp, full_like, isfinite, log, log1p, max, maximum, minimum,
-    sign, sqrt, stack, sum, tanh, where, zeros and zeros_like, and `float32`; `StepFunction.flatten` needs reshape."""
+    """Namespace with functions by NumPy's names, and `float32`; docs/how-to/write-a-backend.md lists them and how each
+    is called."""
 
     @abstractmethod
     def parameters(self, model: Any) -> Mapping[str, Any]:
@@ -94,6 +106,35 @@ class ArrayOps(ABC):
         """The array in a dtype of the framework's; the default calls `array.astype`."""
         return array.astype(dtype)
 
+    def kind(self, array: Any) -> Kind:
+        """Whether an array is floating, complex, integer or boolean; the default knows NumPy's dtypes, and bfloat16.
+
+        Raises:
+            CapabilityError: the dtype is none of NumPy's, so that the framework's ops must define this.
+        """
+        dtype = self._numpy_dtype(array, "kind")
+        further = (kind for start, kind in _FURTHER_KINDS.items() if dtype.name.startswith(start))
+        kind = _KINDS.get(dtype.kind) or next(further, None)
+        if kind is None:
+            raise CapabilityError(
+                f"arrays of {dtype} are neither floating, complex, integer nor boolean", hint="convert them first"
+            )
+        return kind
+
+    def itemsize(self, array: Any) -> int:
+        """Bytes of an element, at least 1; the default knows NumPy's dtypes. Raises as `kind`."""
+        return self._numpy_dtype(array, "itemsize").itemsize
+
+    def _numpy_dtype(self, array: Any, method: str) -> np.dtype[Any]:
+        try:
+            dtype: np.dtype[Any] = np.dtype(array.dtype)
+        except TypeError:
+            raise CapabilityError(
+                f"{array.dtype} is not a dtype of NumPy's",
+                hint=f"define {method}(self, array) in {type(self).__name__}",
+            ) from None
+        return dtype
+
     def compile(self, function: Function) -> Function:
         """Compile a pure function of trees (dicts, tuples) of arrays; the default returns it unchanged.
 
@@ -129,6 +170,16 @@ class ArrayOps(ABC):
 def cast(ops: ArrayOps, array: Any, dtype: Any) -> Any:
     """The array in a dtype; the same object if it is already."""
     return array if array.dtype == dtype else ops.astype(array, dtype)
+
+
+def is_differentiable(ops: ArrayOps, array: Any) -> bool:
+    """Whether gradients flow through an array."""
+    return ops.kind(array) in ("floating", "complex")
+
+
+def at_least_float32(ops: ArrayOps, array: Any) -> Any:
+    """The array, in float32 if its dtype is narrower: in 16 bits squares overflow, and sums are inexact."""
+    return ops.astype(array, ops.xp.float32) if ops.itemsize(array) < 4 else array
 
 
 def factor_on_device(ops: ArrayOps, factor: Any, device: Device) -> Any:

@@ -14,6 +14,7 @@ from anyaccel.adapter.array_ops import (
     cast,
     concatenate_vjp,
     factor_on_device,
+    is_differentiable,
     scaled,
 )
 from anyaccel.adapter.parameter_state import ParameterState
@@ -120,9 +121,11 @@ class ArrayProgram(MultiStepProgram):
             return
         factor = factor_on_device(self._ops, term.weight / loss.weight if scale is None else scale, term.device)
         for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
-            if gradient is not None and name in self._layout.needs_cotangent:
-                dtype = values.at_home(name).dtype
-                sums.add(name, term.device, cast(self._ops, scaled(self._ops, gradient, factor), dtype))
+            if gradient is None or name not in self._layout.needs_cotangent:
+                continue
+            value = values.at_home(name)
+            if is_differentiable(self._ops, value):
+                sums.add(name, term.device, cast(self._ops, scaled(self._ops, gradient, factor), value.dtype))
 
     def _pull_operation(self, op: Operation, applied: VjpResult, sums: CotangentSums) -> None:
         cotangents = [sums.take(name) for name in op.outputs]
@@ -225,17 +228,21 @@ class ArrayProgram(MultiStepProgram):
 
     def sync_models(self) -> None:
         """Write parameters and buffers to the user's models."""
-        for label, model in self._layout.models.items():
-            self._ops.write(model, self._state.parameters[label], self._buffers[label])
+        parameters, buffers = self._state.parameters, self._buffers
         self._unshare_state()
+        self._write_models(parameters, buffers)
+
+    def _write_models(self, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
+        for label, model in self._layout.models.items():
+            self._ops.write(model, parameters[label], buffers[label])
 
     def _unshare_state(self) -> None:
         """Called when others hold the arrays of the state, which steps never change here."""
 
     def close(self) -> dict[str, NodeState]:
         """Write to the user's models, and return the optimizer state."""
-        self.sync_models()
-        return self.optimizer_states()
+        self._write_models(self._state.parameters, self._buffers)
+        return self._state.all_states()
 
 
 def _mean(sums: Sequence[tuple[Any, Any]]) -> Any:

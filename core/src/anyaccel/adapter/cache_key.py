@@ -1,16 +1,17 @@
-"""Cache keys: a hashable fingerprint of what a model's code depends on beside its arrays. Keys hold no model."""
+"""Cache keys: hashable stand-ins of single values, by which values of two times are compared. They hold no model."""
 
 from __future__ import annotations
 
+import enum
+import hashlib
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, np.dtype)
-_MAX_DEPTH = 6
-_MAX_ARRAY_BYTES = 2**20
+PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype, np.generic, type(Ellipsis), enum.Enum)
+"""Types of values that `plain_key` compares."""
+_MAX_ARRAY_BYTES = 2**28
 
 
 class IdentityKey:
@@ -34,64 +35,39 @@ class IdentityKey:
         return obj is not None and obj is other._ref()
 
 
-def attributes_key(
-    parts: Iterable[tuple[str, Any]], ignored: Callable[[Any], Container[str]], is_part: Callable[[Any], bool]
-) -> tuple[Any, ...] | None:
-    """A key from the plain attributes of a model's parts, by path; other objects count by identity.
-
-    Args:
-        parts: the path of each part, and the part.
-        ignored: the names of attributes of a part that do not matter.
-        is_part: whether a value is itself among `parts`, or a variable, whose value compiled functions are given.
-
-    Returns:
-        the key; None where an attribute can neither be compared nor be referenced weakly.
-    """
-    try:
-        return tuple((path, type(part), _attributes(part, ignored(part), is_part)) for path, part in parts)
-    except _NoKey:
-        return None
+class Incomparable:
+    """The key of a value that cannot be compared: it equals no other key, not even one of the same value."""
 
 
-class _NoKey(Exception):
-    pass
+def plain_key(value: Any) -> Any:
+    """The key of a value of a `PLAIN` type: equal for the same type and value, NaN included."""
+    if isinstance(value, enum.Enum):
+        return type(value), value.name
+    if isinstance(value, (float, complex, np.generic)):
+        return type(value), repr(value)  # -0.0 is not 0.0, NaN is NaN
+    return type(value), value
 
 
-def _attributes(part: Any, ignored: Container[str], is_part: Callable[[Any], bool]) -> tuple[Any, ...]:
-    attributes = getattr(part, "__dict__", {})
-    return tuple((name, _key(attributes[name], is_part, 0)) for name in sorted(attributes) if name not in ignored)
-
-
-def _key(value: Any, is_part: Callable[[Any], bool], depth: int) -> Any:
-    if isinstance(value, _PLAIN):
-        return type(value), value
-    if is_part(value):
-        return "part"
-    if depth >= _MAX_DEPTH:
-        raise _NoKey
-    if isinstance(value, Mapping):
-        return tuple((str(key), _key(item, is_part, depth + 1)) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(_key(item, is_part, depth + 1) for item in value)
-    return _array_key(value) if hasattr(value, "__array__") else _object_key(value)
-
-
-def _array_key(value: Any) -> Any:
+def array_key(value: Any) -> Any:
+    """The key of an array from its shape, dtype and bytes."""
     try:
         array = np.asarray(value)
     except Exception:  # a framework's placeholder without values
-        return _object_key(value)
+        return object_key(value)
     if array.nbytes > _MAX_ARRAY_BYTES or array.dtype.hasobject:
-        raise _NoKey
-    return array.shape, array.dtype.str, array.tobytes()
+        return Incomparable()
+    return array.shape, array.dtype.str, hashlib.blake2b(array.tobytes(), digest_size=16).digest()
 
 
-def _object_key(value: Any) -> Any:
+def object_key(value: Any) -> Any:
+    """The identity of an object; itself, if it cannot be referenced weakly and has a value, as a device has."""
     try:
         return IdentityKey(value)
     except TypeError:
         pass
     kind: Any = type(value)
+    if kind is object:
+        return value  # a sentinel, which holds nothing
     if kind.__eq__ is object.__eq__ or kind.__hash__ is None:
-        raise _NoKey
-    return type(value), value  # a value type, such as a device
+        return Incomparable()
+    return kind, value

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import Function
+from anyaccel.adapter.cache_key import Incomparable
+from anyaccel.adapter.compile_watch import CompileWatch
 from anyaccel.adapter.optimizer_step import CompiledOptimizerStep, OptimizerStep
+from anyaccel.adapter.python_values import ValueReader, Values
 from anyaccel.adapter.segment_analysis import GradientFlow, SegmentDataflow, SegmentLayout
 from anyaccel.adapter.segment_functions import SegmentFunctions, TrainStep
 from anyaccel.adapter.traced_ops import StepLoop, TracedOps, ValueAndPullback
 from anyaccel.segment import Segment
-from anyaccel.specs import Loss, Optimizer
 
 MAX_SEGMENTS = 32
 
@@ -36,10 +38,22 @@ class CompiledSegment:
         forward: `SegmentFunctions.forward` with its pullback.
         proven: names of the functions that have run compiled.
         ready: batch shapes for which whole steps are compiled.
+        watch: the Python values that the functions read.
     """
 
-    def __init__(self, functions: SegmentFunctions, ops: TracedOps, optimizer: OptimizerStep, as_a_whole: bool) -> None:
-        self.functions = functions
+    def __init__(
+        self,
+        functions: SegmentFunctions,
+        ops: TracedOps,
+        optimizer: OptimizerStep,
+        as_a_whole: bool,
+        watch: CompileWatch,
+    ) -> None:
+        self.functions, self.watch = functions, watch
+        if as_a_whole:
+            functions.tracing = watch.tracing
+        else:  # models are compiled one by one, at any time
+            watch.is_traced = True
         self.optimizer_functions = CompiledOptimizerStep(optimizer, ops.compile)
         self.evaluate: Function = ops.compile(functions.evaluate) if as_a_whole else functions.evaluate
         self.forward: Callable[[Any, Any], ValueAndPullback] = (
@@ -67,17 +81,21 @@ def compiled_segment(
     """The compiled functions of a segment; those of an earlier program with equal models and specs if any."""
     shareable = ops.shareable()
     key = None if shareable is None else _cache_key(dataflow.segment, dataflow.layout, ops, as_a_whole)
-    if shareable is None or key is None:
+    values = python_values(dataflow.segment, ops, lambda model: model)
+    if shareable is None or key is None or any(isinstance(value, Incomparable) for _, value in values):
         functions = SegmentFunctions(dataflow, ops, flow, optimizer, lambda model: model)
-        return CompiledSegment(functions, ops, optimizer, as_a_whole)
+        watch = CompileWatch(partial(python_values, dataflow.segment, ops, lambda model: model), values)
+        return CompiledSegment(functions, ops, optimizer, as_a_whole, watch)
     cached = CACHE.get(key)
-    if cached is None:
-        cached = _without_models(dataflow, shareable, flow, as_a_whole)
+    if cached is None or cached.watch.values != values:
+        cached = _without_models(dataflow, shareable, flow, as_a_whole, values)
         CACHE.add(key, dataflow.layout, cached)
     return cached
 
 
-def _without_models(dataflow: SegmentDataflow, ops: TracedOps, flow: GradientFlow, as_a_whole: bool) -> CompiledSegment:
+def _without_models(
+    dataflow: SegmentDataflow, ops: TracedOps, flow: GradientFlow, as_a_whole: bool, values: Values
+) -> CompiledSegment:
     """Compiled functions that refer to models weakly."""
     segment = dataflow.segment
     operations = tuple(
@@ -86,7 +104,28 @@ def _without_models(dataflow: SegmentDataflow, ops: TracedOps, flow: GradientFlo
     weak = SegmentDataflow(replace(segment, operations=operations, states={}), ops, dataflow.layout.without_models())
     optimizer = OptimizerStep(ops, segment.groups)
     functions = SegmentFunctions(weak, ops, flow, optimizer, lambda reference: reference())
-    return CompiledSegment(functions, ops, optimizer, as_a_whole)
+    watch = CompileWatch(partial(python_values, weak.segment, ops, lambda reference: reference()), values)
+    return CompiledSegment(functions, ops, optimizer, as_a_whole, watch)
+
+
+def python_values(segment: Segment, ops: TracedOps, model_of: Callable[[Any], Any]) -> Values:
+    """The Python values that a segment's models, losses and optimizers read."""
+    pairs: list[tuple[str, Any]] = []
+    models = {id(op.model): (op.label, model_of(op.model)) for op in segment.operations if op.model is not None}
+    for label, model in models.values():
+        key = ops.cache_key(model)
+        pairs += _owned(f"the model of {label!r}", Incomparable() if key is None else key)
+    for term in segment.losses:
+        reader = ValueReader(ops.is_live, ops.libraries)
+        reader.read("loss", term.loss.own)
+        reader.read("loss_kwargs", term.loss.kwargs)
+        pairs += _owned(f"the loss {term.label!r}", reader.pairs)
+    for group in segment.groups:
+        reader = ValueReader(ops.is_live, ops.libraries)
+        reader.read("optimizer", group.optimizer.own)
+        reader.read("settings", group.optimizer.settings)
+        pairs += _owned(f"the optimizer {group.optimizer.name!r}", reader.pairs)
+    return tuple(pairs)
 
 
 class CompileCache:
@@ -108,8 +147,9 @@ class CompileCache:
         return entry[0]
 
     def add(self, key: Hashable, layout: SegmentLayout, compiled: CompiledSegment) -> None:
-        """Keep a compiled segment until one of the layout's models is freed."""
+        """Keep a compiled segment until one of the layout's models is freed; it replaces one of an equal key."""
         references = [weakref.ref(model, lambda _: self._entries.pop(key, None)) for model in layout.models.values()]
+        self._entries.pop(key, None)
         self._entries[key] = (compiled, references)
         while len(self._entries) > self._max_segments:
             self._entries.pop(next(iter(self._entries)), None)
@@ -122,14 +162,16 @@ CACHE = CompileCache(MAX_SEGMENTS)
 
 
 def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_whole: bool) -> Hashable | None:
-    """Everything that the functions of a segment depend on; None where that is not known."""
-    models = [
-        (id(model), ops.cache_key(model), _parameter_specs(layout, label)) for label, model in layout.models.items()
+    """What the functions of a segment depend on besides `python_values`; None where they may not be kept."""
+    models = [(id(model), _parameter_specs(layout, label)) for label, model in layout.models.items()]
+    losses = [(term.label, term.loss.name, term.inputs, term.device, term.weight) for term in segment.losses]
+    groups = [
+        (group.name, spec.name, repr(spec.settings) if spec.own is None else "", spec.clip_norm, group.nodes)
+        for group, spec in ((group, group.optimizer) for group in segment.groups)
     ]
-    losses = [(term.label, _spec_key(term.loss), term.inputs, term.device, term.weight) for term in segment.losses]
-    groups = [(group.name, _spec_key(group.optimizer), group.nodes) for group in segment.groups]
-    if any(entry[1] is None for entry in (*models, *losses, *groups)):
-        return None
+    own = [*(term.loss.own for term in segment.losses), *(group.optimizer.own for group in segment.groups)]
+    if any(each is not None and not _is_module_attribute(each) for each in own):
+        return None  # it may hold a model, which would be kept
     operations = [replace(op, model=None if op.model is None else id(op.model)) for op in segment.operations]
     values = (tuple(segment.inputs.items()), segment.outputs, segment.needs_pullback)
     key = (type(ops), as_a_whole, tuple(operations), values, tuple(models), tuple(losses), tuple(groups))
@@ -140,13 +182,12 @@ def _parameter_specs(layout: SegmentLayout, label: str) -> tuple[tuple[str, tupl
     return tuple((name, tuple(array.shape), str(array.dtype)) for name, array in layout.parameters[label].items())
 
 
-def _spec_key(spec: Loss | Optimizer) -> Hashable | None:
-    """Of a loss, or of an optimizer without its rates, which are given in each step; None if it may hold a model."""
-    settings: Mapping[str, Any] = spec.kwargs if isinstance(spec, Loss) else spec.settings
-    if spec.own is not None and not _is_module_attribute(spec.own):
-        return None
-    clip_norm = None if isinstance(spec, Loss) else spec.clip_norm
-    return (spec.name, spec.own, repr(sorted(settings.items())), clip_norm)
+def _owned(owner: str, key: Any) -> list[tuple[str, Any]]:
+    """The pairs of a key with the owner in their paths; of a key of a plugin's own, one pair."""
+    is_values = isinstance(key, (list, tuple)) and all(
+        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in key
+    )
+    return [(f"{path} of {owner}", value) for path, value in key] if is_values else [(owner, key)]
 
 
 def _is_module_attribute(obj: Any) -> bool:

@@ -39,6 +39,12 @@ class CompileSwitch:
         ops.eager = off
         state.optimizer_functions = self._eager_functions if off or ops.eager_seconds else compiled.optimizer_functions
 
+    def replace(self, compiled: CompiledSegment) -> None:
+        """Run other compiled functions from now on."""
+        if self._state.optimizer_functions is self._compiled.optimizer_functions:
+            self._state.optimizer_functions = compiled.optimizer_functions
+        self._compiled = compiled
+
     @contextmanager
     def eagerly(self) -> Iterator[None]:
         """Nothing is compiled inside."""
@@ -70,7 +76,7 @@ class CompileSwitch:
         """
         try:
             result = compiled()
-        except AnyaccelError:
+        except (AnyaccelError, MemoryError):
             raise
         except Exception as error:
             if name in self._compiled.proven:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel import rng
+from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.specs import Loss
 
@@ -29,6 +30,8 @@ _ELEMENTWISE_LOSSES = frozenset(
         *("categoricalhinge", "kldivergence", "cosinesimilarity"),
     }
 )
+
+_TRAINING_METHODS = ("train_step", "compute_loss", "make_train_function", "compute_loss_and_updates")
 
 
 class LayerLibrary:
@@ -119,6 +122,13 @@ class LayerLibrary:
             return 2
         return int(name.startswith("_"))
 
+    def attribute_snapshot(self, model: Any) -> AttributeSnapshot:
+        """The user's attributes of all parts of a model that has its variables, which a trial call may change."""
+        return AttributeSnapshot((part for _, part in self.walk(model) if self.is_part(part)), self._public_attributes)
+
+    def _public_attributes(self, part: Any) -> list[str]:
+        return [name for name in vars(part) if not name.startswith("_") and self._rank(part, name) == 0]
+
     def named(self, model: Any, variables: Iterable[Any]) -> dict[str, Any]:
         """Variables of a model by the path that leads to each, in the order given."""
         paths = {id(obj): path for path, obj in self.walk(model) if self.is_variable(obj)}
@@ -170,6 +180,28 @@ class LayerLibrary:
     def _flat(self, layer: Any) -> list[Any]:
         layers = layer.layers if self.is_sequential(layer) else []
         return [leaf for inner in layers for leaf in self._flat(inner)] or [layer]
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def untrainable_reason(self, model: Any) -> str:
+        """As `Compute.untrainable_reason`: what the library's own loop does for a model, and no other."""
+        if not self.is_layer(model):
+            return ""
+        own = next((name for name in _TRAINING_METHODS if self._is_overridden(model, name)), None)
+        if own is not None:
+            return f"{type(model).__name__} has a {own} of its own, which would not be called"
+        named = self.named(model, model.trainable_variables)
+        constraints = {path: getattr(variable, "constraint", None) for path, variable in named.items()}
+        constrained = next((path for path, constraint in constraints.items() if constraint is not None), None)
+        if constrained is None:
+            return ""
+        return f"{constrained} has a constraint ({type(constraints[constrained]).__name__}), which would not be applied"
+
+    def _is_overridden(self, model: Any, method: str) -> bool:
+        """Whether a method of a model is not the library's."""
+        owner = next((cls for cls in type(model).__mro__ if method in vars(cls)), None)
+        package = str(self.module.__name__).partition(".")[0]
+        return method in vars(model) or (owner is not None and owner.__module__.partition(".")[0] != package)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 

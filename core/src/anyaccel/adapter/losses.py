@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyaccel.adapter.array_ops import ArrayOps, LossFunction, LossResult, cast
+from anyaccel.adapter.array_ops import ArrayOps, LossFunction, LossResult, at_least_float32, cast
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import LossTerm
 
@@ -41,20 +41,21 @@ class NamedLoss:
         """The result for (outputs, targets).
 
         Raises:
-            ShapeError: the shape or dtype of the targets does not match the outputs.
+            ShapeError: the shape or dtype of the targets does not match the outputs, or one of them is complex.
         """
         outputs, targets = inputs
-        signature = outputs.shape, targets.shape, targets.dtype
+        signature = outputs.shape, outputs.dtype, targets.shape, targets.dtype
         if signature not in self._checked:
             self._check(outputs, targets)
             self._checked.add(signature)
-        return self._formula(self._ops, _at_least_float32(self._ops, outputs), targets)
+        return self._formula(self._ops, at_least_float32(self._ops, outputs), targets)
 
     def _check(self, outputs: Any, targets: Any) -> None:
+        self._refuse_complex(outputs, targets)
         shape = list(outputs.shape)
         matches, expected = shape == list(targets.shape), f"targets of shape {shape}"
         if self._term.loss.name == "cross_entropy":
-            matches = _are_classes(outputs, targets)
+            matches = _are_classes(self._ops, outputs, targets)
             expected = f"class indices of shape {shape[:-1]}, or floating probabilities of shape {shape}"
         if not matches:
             raise ShapeError(
@@ -64,20 +65,25 @@ class NamedLoss:
                 hint="give the targets that shape",
             )
 
+    def _refuse_complex(self, outputs: Any, targets: Any) -> None:
+        for what, array in (("outputs", outputs), ("targets", targets)):
+            if self._ops.kind(array) == "complex":
+                raise ShapeError(
+                    f"loss {self._term.label!r} on {self._term.on!r}: {self._term.loss.name} does not take complex "
+                    f"{what} {_shown(array)}",
+                    hint="use their absolute values, or real and imaginary parts as two real numbers",
+                )
 
-def _are_classes(outputs: Any, targets: Any) -> bool:
-    if "int" in str(targets.dtype):
+
+def _are_classes(ops: ArrayOps, outputs: Any, targets: Any) -> bool:
+    kind = ops.kind(targets)
+    if kind == "integer":
         return outputs.ndim > 1 and tuple(targets.shape) == tuple(outputs.shape[:-1])
-    return "float" in str(targets.dtype) and tuple(targets.shape) == tuple(outputs.shape)
+    return kind == "floating" and tuple(targets.shape) == tuple(outputs.shape)
 
 
 def _shown(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"
-
-
-def _at_least_float32(ops: ArrayOps, outputs: Any) -> Any:
-    """In 16 bits neither a sum nor a count of some hundreds is exact."""
-    return ops.astype(outputs, ops.xp.float32) if "16" in str(outputs.dtype) else outputs
 
 
 def _result(ops: ArrayOps, total: Any, count: int, gradients: Callable[[], Sequence[Any]]) -> LossResult:

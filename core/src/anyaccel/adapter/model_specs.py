@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, SupportsIndex, cast
 
 import numpy as np
 
-from anyaccel import rng
+from anyaccel import arguments, rng
+from anyaccel.arguments import is_integer, shown
 from anyaccel.errors import ConfigError, ShapeError, SpecError
+from anyaccel.suggestions import did_you_mean
 
 _MAX_LAYERS, _MAX_WIDTH = 10_000, 2**24  # a configuration from anywhere must not end in a hang
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "identity")
@@ -21,27 +24,36 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def as_shape(shape: Sequence[int] | int) -> tuple[int, ...]:
-    """A shape as a tuple; a number is one axis."""
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+    """A shape as a tuple; a number is one axis.
+
+    Raises:
+        SpecError: neither a number nor a list of numbers.
+    """
+    if is_integer(shape):
+        return (operator.index(cast(SupportsIndex, shape)),)
+    if isinstance(shape, (str, bytes, Mapping)) or not isinstance(shape, Iterable):
+        raise SpecError(f"{shown(shape)} is not a shape", hint="write 16, or (16,)")
+    return tuple(shape)
 
 
 def _check_sizes(model: str, n_layers: Any, sizes: Mapping[str, Any]) -> None:
     for name, size in {"n_layers": n_layers, **sizes}.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise SpecError(f"{model}: {name}={size!r} is not a positive int")
+            raise SpecError(f"{model}: {name}={shown(size)} is not a positive int", hint=f"write {name}=16")
     widest = max(sizes.values())
     if n_layers > _MAX_LAYERS or widest > _MAX_WIDTH:
-        available = f"at most {_MAX_LAYERS} layers of {_MAX_WIDTH}"
-        raise SpecError(f"{model} is too large: {n_layers} layers of {widest}", available=available)
+        available, hint = f"at most {_MAX_LAYERS} layers of {_MAX_WIDTH}", "make it smaller"
+        problem = f"{model} is too large: {shown(n_layers)} layers of {shown(widest)}"
+        raise SpecError(problem, available=available, hint=hint)
 
 
 def _check_options(model: str, activation: str, dropout: float, dtype: str) -> None:
     if activation not in ACTIVATIONS:
-        raise SpecError(f"{model} has no activation {activation!r}", available=", ".join(ACTIVATIONS))
-    if not 0 <= dropout < 1:
-        raise SpecError(f"{model}: dropout={dropout!r} is not in [0, 1)")
+        problem, hint = f"{model} has no activation {shown(activation)}", "write activation='relu'"
+        raise SpecError(problem, available=", ".join(ACTIVATIONS), hint=hint)
+    arguments.number(SpecError, f"{model}: ", "dropout", dropout, lambda it: 0 <= it < 1, "in [0, 1)", 0.1)
     if dtype not in ("float32", "float64"):
-        raise SpecError(f"{model}: dtype={dtype!r} is not float32 or float64")
+        raise SpecError(f"{model}: dtype={shown(dtype)} is not float32 or float64", hint="write dtype='float32'")
 
 
 def _indexed(name: str, sizes: Sequence[Any]) -> dict[str, Any]:
@@ -89,7 +101,8 @@ class ModelSpec(ABC):
         known = [field.name for field in fields(cast(Any, cls))]
         unknown = sorted(set(config) - set(known))
         if unknown:
-            raise ConfigError(f"{cls.model} has no setting {', '.join(unknown)}", available=", ".join(known))
+            problem, hint = f"{cls.model} has no setting {', '.join(unknown)}", did_you_mean(unknown[0], known)
+            raise ConfigError(problem, available=", ".join(known), hint=hint)
         return cls(**config)
 
     @abstractmethod
@@ -195,7 +208,7 @@ class CNNSpec(ModelSpec):
         sizes.update(kernel_size=self.kernel_size, pool=self.pool)
         _check_sizes(self.model, len(self.channels), sizes)
         if self.kernel_size % 2 == 0:
-            raise SpecError(f"SequentialCNN: kernel_size={self.kernel_size} is not odd")
+            raise SpecError(f"SequentialCNN: kernel_size={self.kernel_size} is not odd", hint="write kernel_size=3")
         _check_options(self.model, self.activation, self.dropout, self.dtype)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from anyaccel.adapter.array_ops import ArrayOps, Function, cast, scaled
+from anyaccel.adapter.array_ops import ArrayOps, Function, at_least_float32, cast, scaled
 from anyaccel.adapter.optimizers import PerParameterRule
 from anyaccel.segment import ParameterGroup
 
@@ -75,7 +75,7 @@ class OptimizerStep:
     def gradient_stats(self, gradients: Any) -> tuple[Any, Any]:
         """The squared norm of gradients by node and name, and whether all are finite."""
         xp, arrays = self._ops.xp, [gradient for by_name in gradients.values() for gradient in by_name.values()]
-        squares = [xp.sum(g * g) for g in (self._at_least_float32(array) for array in arrays)]
+        squares = [xp.sum(g * g) for g in (at_least_float32(self._ops, array) for array in arrays)]
         return (
             xp.sum(xp.stack([cast(self._ops, square, squares[0].dtype) for square in squares])),
             xp.all(xp.stack([xp.all(xp.isfinite(g)) for g in arrays])),
@@ -87,10 +87,6 @@ class OptimizerStep:
         for square in squares[1:]:
             total = total + cast(self._ops, square, total.dtype)
         return self._ops.xp.minimum(1.0, limit / (self._ops.xp.sqrt(total) + 1e-6))
-
-    def _at_least_float32(self, gradient: Any) -> Any:
-        """In 16 bits a square overflows soon."""
-        return self._ops.astype(gradient, self._ops.xp.float32) if "16" in str(gradient.dtype) else gradient
 
     def _in_dtype(self, value: Any, dtype: Any) -> Any:
         """A scalar in a dtype; Python floats adapt to any."""

@@ -119,12 +119,17 @@ class ParameterState:
 
     def optimizer_step(self, scale: Mapping[str, Any]) -> None:
         """One optimizer step of every node that has gradients; then discard them."""
-        for name, nodes in self._layout.groups.items():
-            for on_device in self._nodes_with_gradients(nodes).values():
-                self._update(name, on_device, scale.get(name))
+        updates = [
+            self._updated(name, on_device, scale.get(name))
+            for name, nodes in self._layout.groups.items()
+            for on_device in self._nodes_with_gradients(nodes).values()
+        ]
+        for updated in updates:  # all of them or, where one fails, none
+            self.store(*updated)
         self.zero_grad()
 
-    def _update(self, group: str, nodes: Sequence[str], scale: Any) -> None:
+    def _updated(self, group: str, nodes: Sequence[str], scale: Any) -> tuple[Any, Any]:
+        """Parameters and slots of some nodes of a group after the step."""
         ops, gradients = self._ops, select_nodes(self._gradients, nodes)
         factor = None if scale is None else factor_on_device(ops, scale, self._layout.owner_device[nodes[0]])
         parameters = {node: {name: self.parameters[node][name] for name in grads} for node, grads in gradients.items()}
@@ -133,7 +138,10 @@ class ParameterState:
             node: {key: ops.scalar(value) for key, value in self._coefficients(group, node).items()} for node in nodes
         }
         scalar = ops.scalar(factor) if isinstance(factor, float) else factor
-        self.store(*self.optimizer_functions.update[group](parameters, slots, gradients, coefficients, scalar))
+        updated: tuple[Any, Any] = self.optimizer_functions.update[group](
+            parameters, slots, gradients, coefficients, scalar
+        )
+        return updated
 
     def slots(self, group: str, node: str, names: Iterable[str]) -> dict[str, Any]:
         """The slots of some of a node's parameters: the kept ones, else initial ones."""

@@ -28,7 +28,7 @@ class SegmentLayout:
         needs_cotangent: names of the values whose cotangents matter.
 
     Raises:
-        GraphError: two different models, one of which learns, share a parameter.
+        GraphError: two different models, one of which learns, share a parameter; or a complex parameter would learn.
     """
 
     def __init__(self, segment: Segment, ops: ArrayOps) -> None:
@@ -53,7 +53,11 @@ class SegmentLayout:
         self.home = {name: device for name, (_, device) in segment.inputs.items()}
         self.home.update((name, op.device) for op in segment.operations for name in op.outputs)
         self.needs_cotangent = self._needs_cotangent(segment)
-        _refuse_shared_parameters(self.parameters, {self.owner[label] for label in self.trained})
+        elsewhere = {label: model for label, model in segment.frozen.items() if label not in self.owner}
+        frozen = {label: dict(ops.parameters(model)) for label, model in elsewhere.items()} if self.trained else {}
+        trained = {self.owner[label] for label in self.trained}
+        _refuse_shared_parameters({**self.parameters, **frozen}, trained)
+        _refuse_complex_parameters(ops, self.parameters, trained)
 
     def without_models(self) -> SegmentLayout:
         """The same without models and their arrays."""
@@ -75,9 +79,24 @@ def _refuse_shared_parameters(parameters: Mapping[str, Mapping[str, Any]], train
         for name, array in arrays.items():
             holder = holders.setdefault(id(array), label)
             if holder != label and not trained.isdisjoint((holder, label)):
+                frozen = {holder, label} - trained
                 raise GraphError(
-                    f"nodes {holder!r} and {label!r} have different models that share the parameter {name!r}",
-                    hint="give both nodes the same model object, or each its own parameters",
+                    f"nodes {holder!r} and {label!r} have different models that share the parameter {name!r}"
+                    + (f", and {', '.join(map(repr, frozen))} is frozen" if frozen else ""),
+                    hint="freeze both, or give each node its own parameters"
+                    if frozen
+                    else "give both nodes the same model object, or each its own parameters",
+                )
+
+
+def _refuse_complex_parameters(ops: ArrayOps, parameters: Mapping[str, Mapping[str, Any]], trained: Set[str]) -> None:
+    """Update rules are those of real numbers, and frameworks disagree on whether a complex gradient is conjugated."""
+    for label in sorted(trained):
+        for name, array in parameters[label].items():
+            if ops.kind(array) == "complex":
+                raise GraphError(
+                    f"the parameter {name!r} of node {label!r} is complex ({array.dtype}) and cannot be trained",
+                    hint="hold its real and imaginary parts as two real parameters, or freeze the node",
                 )
 
 

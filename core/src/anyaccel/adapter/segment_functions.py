@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from anyaccel.adapter.array_ops import Function, LossResult, cast, concatenate_vjp, scaled
+from anyaccel.adapter.array_ops import Function, LossResult, cast, concatenate_vjp, is_differentiable, scaled
 from anyaccel.adapter.optimizer_step import OptimizerStep, select_nodes
 from anyaccel.adapter.parameter_flattening import ParameterFlattening, plan_flattening
 from anyaccel.adapter.segment_analysis import (
@@ -17,7 +18,7 @@ from anyaccel.adapter.segment_analysis import (
     devices_of,
     loss_sums,
 )
-from anyaccel.adapter.traced_ops import TracedOps, is_floating
+from anyaccel.adapter.traced_ops import TracedOps
 from anyaccel.device import Device
 from anyaccel.segment import LossTerm, Operation
 
@@ -34,6 +35,7 @@ class SegmentFunctions:
 
     Attributes:
         reached: by group, the owners that its losses reach; groups without any are left out.
+        tracing: entered around each computation.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class SegmentFunctions:
         optimizer: OptimizerStep,
         model_of: Callable[[Any], Any],
     ) -> None:
+        self.tracing: Callable[[], AbstractContextManager[None]] = nullcontext
         self._dataflow = dataflow
         self._model_of = model_of
         self._ops = ops
@@ -63,8 +66,9 @@ class SegmentFunctions:
     def evaluate(self, parameters: Any, buffers: Any, inputs: Mapping[str, Any]) -> Any:
         """Outputs by name and losses by label in evaluation mode; a missing input is left out of `inputs`."""
         call = partial(self._evaluate, parameters, buffers)
-        values = self._dataflow.run([inputs.get(name) for name in self._segment.inputs], call)
-        return self._outputs(values, ()), loss_sums(self._dataflow.losses(values))
+        with self.tracing():
+            values = self._dataflow.run([inputs.get(name) for name in self._segment.inputs], call)
+            return self._outputs(values, ()), loss_sums(self._dataflow.losses(values))
 
     def _evaluate(self, parameters: Any, buffers: Any, op: Operation, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if op.model is None:
@@ -91,10 +95,13 @@ class SegmentFunctions:
         inputs = [primals["inputs"].get(name, rest["inputs"].get(name)) for name in self._segment.inputs]
         buffers: dict[str, Any] = {}
         key = self._ops.fold(rest["key"], rest["draw"])
-        values = self._dataflow.run(inputs, partial(self._apply, primals, rest, buffers, key))
-        losses = self._dataflow.losses(values)
+        with self.tracing():
+            values = self._dataflow.run(inputs, partial(self._apply, primals, rest, buffers, key))
+            losses = self._dataflow.losses(values)
         ends = {name: values.at_home(name) for name in self._flow.ends}
-        live = {name: value for name, value in ends.items() if value is not None and is_floating(value)}
+        live = {
+            name: value for name, value in ends.items() if value is not None and is_differentiable(self._ops, value)
+        }
         return live, {
             "seeds": self._seeds(losses, rest["scale"], live),
             "losses": loss_sums(losses),

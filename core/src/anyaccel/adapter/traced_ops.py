@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
-from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult
+from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult, is_differentiable
 from anyaccel.adapter.step_cursor import StepCursor
 from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
@@ -54,6 +54,9 @@ class TracedOps(ArrayOps):
     Otherwise whole steps are compiled only on request.
     """
 
+    libraries: ClassVar[frozenset[str]] = frozenset()
+    """Top-level modules of the framework and its libraries: their code is constant, and is not searched for values."""
+
     eager = False
     """Set by the program: models are called one by one, with arrays that have values, and nothing is compiled."""
 
@@ -81,8 +84,8 @@ class TracedOps(ArrayOps):
         """Values, auxiliary results and the pullback of `function(primals, rest)`, which returns (values, auxiliary).
 
         The pullback takes a tree like `values`, a cotangent for each array, and returns one like `primals`, with zeros
-        where nothing flows. It is called at most once. `values` and `primals` are trees of floating arrays; arrays
-        that are also in `rest` are constants there.
+        where nothing flows. It is called at most once. `values` and `primals` are trees of floating or complex arrays;
+        arrays that are also in `rest` are constants there.
         """
 
     @abstractmethod
@@ -164,13 +167,29 @@ class TracedOps(ArrayOps):
     def cache_key(self, model: Any) -> Any:
         """A hashable key of everything that a compiled `apply` of a model depends on beside the arrays it is given.
 
-        The key holds nothing that holds the model. None, the default, where that is not known.
+        The key holds nothing that holds the model; `attributes_key` makes one. It is asked for at the start of a phase,
+        when functions are traced, and after callbacks: where it differs, functions are compiled anew. None, the
+        default, where that is not known.
         """
         return None
+
+    def is_live(self, value: Any) -> bool:
+        """Whether compiled functions read the value of this object in each call, as of a variable; by default not."""
+        return False
+
+    def forget_compiled(self) -> None:
+        """Forget what was compiled for single models; the default does nothing."""
 
     def copy(self, array: Any) -> Any:
         """An array with memory of its own; needed where `donates`."""
         return self.xp.copy(array)
+
+    def wait(self, arrays: Any) -> None:
+        """Wait until a tree of arrays is computed. The default does nothing: an operation that fails raises at once.
+
+        Raises:
+            OutOfMemoryError: there was not enough memory to compute them.
+        """
 
     # -- derived from the above ------------------------------------------------------------------------------------
 
@@ -189,7 +208,8 @@ class TracedOps(ArrayOps):
         `key` may also come from `fold`. An input that is not to be differentiated is passed to the model as it is,
         not as a tracer.
         """
-        active = [is_floating(x) and (differentiate is None or differentiate[i]) for i, x in enumerate(inputs)]
+        wanted = differentiate or [True] * len(inputs)
+        active = [is_differentiable(self, x) and want for x, want in zip(inputs, wanted, strict=True)]
         split: tuple[list[Any], list[Any]] = ([], [])
         for x, is_active in zip(inputs, active, strict=True):
             split[not is_active].append(x)
@@ -201,7 +221,7 @@ class TracedOps(ArrayOps):
             traced, constant = iter(primals["inputs"]), iter(rest["inputs"])
             arguments = tuple(next(traced) if is_active else next(constant) for is_active in active)
             outputs, changed = self.apply(model, primals["parameters"], rest["buffers"], arguments, train, rest["key"])
-            values = {str(i): output for i, output in enumerate(outputs) if is_floating(output)}
+            values = {str(i): output for i, output in enumerate(outputs) if is_differentiable(self, output)}
             return values, ({str(i): output for i, output in enumerate(outputs) if str(i) not in values}, changed)
 
         values, (others, changed), pull = self.value_and_pullback(function, primals, rest)
@@ -219,7 +239,7 @@ class TracedOps(ArrayOps):
         function = loss.own(**loss.kwargs) if isinstance(loss.own, type) else loss.own
 
         def evaluate(inputs: Sequence[Any]) -> LossResult:
-            floating = [i for i, value in enumerate(inputs) if is_floating(value)]
+            floating = [i for i, value in enumerate(inputs) if is_differentiable(self, value)]
 
             def total(primals: Any, rest: Any) -> tuple[Any, Any]:
                 arguments = [*rest]
@@ -245,11 +265,6 @@ def _checked_mean(loss: Loss, mean: Any) -> Any:
             f"the loss {loss.name!r} gives {shown}; a loss must give a scalar", hint="return the mean over the batch"
         )
     return mean
-
-
-def is_floating(array: Any) -> bool:
-    """Whether an array has a floating dtype (bfloat16 too)."""
-    return "float" in str(array.dtype)
 
 
 def _tree_sum(left: Any, right: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from anyaccel.adapter.array_ops import VjpResult, factor_on_device
+from anyaccel.adapter.array_ops import VjpResult, factor_on_device, is_differentiable
 from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.adapter.compile_cache import compiled_segment
 from anyaccel.adapter.compile_estimate import CompileEstimator
@@ -15,7 +15,7 @@ from anyaccel.adapter.compile_switch import CompileSwitch, first_line
 from anyaccel.adapter.optimizer_step import select_nodes
 from anyaccel.adapter.segment_analysis import GradientFlow, devices_of
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
-from anyaccel.adapter.traced_ops import TracedOps, is_floating
+from anyaccel.adapter.traced_ops import TracedOps
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
 from anyaccel.segment import NodeState, Operation, Segment
@@ -104,7 +104,9 @@ class TracedProgram(ArrayProgram):
         primals = {
             "parameters": {owner: parameters[owner] for owner in self._flow.trained_owners},
             "inputs": {
-                name: named[name] for name in self.segment.needs_pullback if name in named and is_floating(named[name])
+                name: named[name]
+                for name in self.segment.needs_pullback
+                if name in named and is_differentiable(self._ops, named[name])
             },
         }
         rest = {
@@ -291,26 +293,60 @@ class TracedProgram(ArrayProgram):
         devices = ", ".join(sorted(map(str, devices_of(self.segment))))
         return CompileError(f"{problem}: it uses several devices, {devices}", hint="put its nodes on one device")
 
+    def renew_compiled(self) -> list[str]:
+        """As of `Program`; what is compiled anew is compiled at its first call."""
+        watch = self._compiled.watch
+        changed = watch.changed()
+        if not changed:
+            return []
+        self._traced.forget_compiled()
+        self._compiled = compiled_segment(
+            self._dataflow, self._traced, self._flow, self._state.optimizer, self._as_a_whole
+        )
+        self._switch.replace(self._compiled)
+        return changed if watch.is_traced and not self._traced.eager else []
+
     # -- state -----------------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait for the state after all steps so far."""
+        slots = {node: kept.slots for node, kept in self._state.states.items()}
+        self._traced.wait((self._state.parameters, slots, self._buffers))
+
+    def snapshot(self) -> Any:
+        """As of `ArrayProgram`, once the steps so far are computed."""
+        self.synchronize()
+        return super().snapshot()
+
+    def sync_models(self) -> None:
+        """As of `ArrayProgram`, once the steps so far are computed."""
+        self.synchronize()
+        super().sync_models()
 
     def restore(self, snapshot: Any) -> None:
         """As of `ArrayProgram`."""
-        super().restore(snapshot)
         self._device_scalars.invalidate()
+        super().restore(snapshot)
 
     def _unshare_state(self) -> None:
-        """Go on with copies of the arrays that others hold now, if steps destroy the state."""
+        """Go on with copies of the arrays that others hold now, if steps destroy the state.
+
+        Raises:
+            OutOfMemoryError: no room for the copies; the state is what it was.
+        """
         if not self._traced.donates:
             return
         state, trained = self._state, self._flow.trained_owners
-        state.parameters = {
+        parameters = {
             owner: self._copied(arrays) if owner in trained else arrays for owner, arrays in state.parameters.items()
         }
-        state.states = {
+        states = {
             node: NodeState(kept.step, {name: self._copied(slots) for name, slots in kept.slots.items()})
             for node, kept in state.states.items()
         }
-        self._buffers = {owner: self._copied(arrays) for owner, arrays in self._buffers.items()}
+        buffers: dict[str, Mapping[str, Any]] = {owner: self._copied(arrays) for owner, arrays in self._buffers.items()}
+        self._traced.wait((parameters, {node: kept.slots for node, kept in states.items()}, buffers))
+        state.parameters, state.states, self._buffers = parameters, states, buffers
 
     def _copied(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._traced.copy(array) for name, array in arrays.items()}

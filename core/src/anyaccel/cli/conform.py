@@ -7,7 +7,6 @@ to a file while it runs.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 from anyaccel.backend import Backend
 from anyaccel.cli.console import console, print_json, print_line, print_table
+from anyaccel.cli.plugin_loading import child_environment
 from anyaccel.cli.plugins import hooks_of
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, DeviceUnavailableError, PluginError
@@ -48,7 +48,7 @@ globals().update(suite(select_subject({plugin!r}, {index}, {subject!r}, {device!
 _UNSET = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 
 
-def run(name: str, device: str | None, timeout: float, as_json: bool) -> int:
+def run(name: str, device: str | None, timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> int:
     """Test every backend of a plugin; returns 1 if a test failed, else 0.
 
     Args:
@@ -56,9 +56,10 @@ def run(name: str, device: str | None, timeout: float, as_json: bool) -> int:
         device: device of the tests; None leaves the choice to the plugin's Subject.
         timeout: seconds for each backend.
         as_json: print JSON instead of tables.
+        left_out: plugins that could not be imported, as `load_plugins` returns them.
     """
     target = Device.parse(device) if device else None
-    plugin = find_plugin(name)
+    plugin = find_plugin(name, left_out)
     indices = [i for i, backend in enumerate(plugin.backends) if target is None or target.kind in backend.kinds]
     if not indices:
         raise _not_served(plugin, target)
@@ -80,14 +81,14 @@ def run(name: str, device: str | None, timeout: float, as_json: bool) -> int:
 # -- the plugin --------------------------------------------------------------------------------------------------------
 
 
-def find_plugin(name: str) -> Plugin:
+def find_plugin(name: str, left_out: Sequence[Plugin] = ()) -> Plugin:
     """The installed plugin of this name, or whose distribution has this name.
 
     Raises:
         PluginError: it is not installed, or broken.
         CapabilityError: it has no backend to test.
     """
-    plugins = registry().plugins
+    plugins = (*registry().plugins, *left_out)
     plugin = next((each for each in plugins if each.name == name), None)
     plugin = plugin or next((p for p in plugins if canonical_name(p.distribution) == canonical_name(name)), None)
     if plugin is None:
@@ -197,7 +198,7 @@ def run_kit(plugin: str, index: int, subject: str, device: Device | None, timeou
 
 
 def _run_pytest(folder: Path, plugin: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _UNSET}
+    environment = {name: value for name, value in child_environment().items() if name not in _UNSET}
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_STORAGE_DIRECTORY": str(folder)}
     # -P: a file of the working directory must not stand in for a module.
     command = [sys.executable, "-P", "-m", "pytest", str(folder / "test_conformance.py")]
@@ -242,7 +243,7 @@ def _check_report(report: KitReport, backend: Backend, device: Device | None) ->
             hint=f"fix {report.subject or 'the plugin'}; run `python -m pytest` in its project for details",
         )
     if device is not None and str(device) not in report.facts.get("devices", [str(device)]):
-        reason = backend.unavailable_reason(device)
+        reason = registry().ask(backend, "unavailable_reason", device)
         raise DeviceUnavailableError(
             f"{backend.framework} has no device {device} on this machine" + (f" ({reason})" if reason else ""),
             available=", ".join(report.facts["devices"]) or "no device",

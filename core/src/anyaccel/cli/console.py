@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anyaccel.errors import AnyaccelError
+from anyaccel.printable import printable
 
 _PIPED_WIDTH = 10_000  # nothing is cut or wrapped in a pipe
 
@@ -22,11 +23,6 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     piped = not stream.isatty()
     return Console(stderr=stderr, width=_PIPED_WIDTH if piped else None, highlight=False, soft_wrap=piped)
-
-
-def printable(text: str) -> str:
-    """Text with control characters escaped, so that it cannot control the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def print_json(value: Any) -> None:

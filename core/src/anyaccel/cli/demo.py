@@ -11,11 +11,12 @@ from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, FrameworkError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.plugin_loader import BUILT_IN
 from anyaccel.registry import Registry, registry
 from anyaccel.results import EvalResults, TrainResults
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 _MODEL = "SequentialMLP"
 
@@ -68,15 +69,14 @@ def choose_framework(plugins: Registry, device: Device | None) -> str:
 
 
 def _devices(plugins: Registry, framework: str) -> list[Device]:
-    backends = [backend for backend in plugins.backends if backend.framework == framework]
-    return [device for backend in backends for device in backend.devices()]
+    return [device for _, device in plugins.devices(framework)]
 
 
 def _check_framework(plugins: Registry, framework: str) -> None:
     """Raise FrameworkError if the plugin of a framework is installed, and the framework itself is not."""
     backend = plugins.find(framework)
     if not _devices(plugins, framework):
-        reason = backend.unavailable_reason(Device("cpu"))
+        reason = plugins.ask(backend, "unavailable_reason", Device("cpu"))
         raise FrameworkError(
             f"{framework} has no device here" + (f" ({reason})" if reason else ""),
             available=", ".join(name for name in plugins.frameworks if name != framework),
@@ -87,7 +87,14 @@ def _check_framework(plugins: Registry, framework: str) -> None:
 def _can_run_demo(plugins: Registry, framework: str) -> bool:
     """Whether a framework is installed with its plugin, computes, and has the model of the demo."""
     backend = plugins.find(framework)
-    return bool(_devices(plugins, framework)) and isinstance(backend, Compute) and _MODEL in backend.models()
+    return bool(_devices(plugins, framework)) and isinstance(backend, Compute) and _has_model(backend)
+
+
+def _has_model(backend: Compute) -> bool:
+    try:
+        return _MODEL in backend.models()
+    except (Exception, SystemExit):  # a broken plugin does not keep the others from the demo
+        return False
 
 
 def best_device_of(plugins: Registry, framework: str) -> Device:

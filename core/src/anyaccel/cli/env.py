@@ -14,12 +14,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from anyaccel.cli.console import format_size, print_json, printable
+from anyaccel.cli.console import format_size, print_json
 from anyaccel.cli.devices import probe
+from anyaccel.cli.plugin_loading import TIMEOUT
+from anyaccel.cli.plugins import status_of
 from anyaccel.host_memory import host_memory
 from anyaccel.install_hints import HINTS
 from anyaccel.numpy_backend.sim_device import SWITCH as SIMULATE
-from anyaccel.plugin_loader import SWITCH, own_distribution
+from anyaccel.plugin_loader import SWITCH, Plugin, own_distribution
+from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.testing.subject_discovery import canonical_name
 
@@ -50,18 +53,24 @@ _DRIVER_FILES = {"NVIDIA": Path("/proc/driver/nvidia/version"), "amdgpu": Path("
 _VERSION = re.compile(r"\b\d+(\.\d+)+\b")
 
 
-def run(as_json: bool) -> None:
-    """Print the facts as Markdown or JSON."""
-    facts = collect()
+def run(timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> None:
+    """Print the facts as Markdown or JSON; see `collect`."""
+    facts = collect(timeout, left_out)
     if as_json:
         print_json(facts)
     else:
         sys.stdout.write("\n".join(markdown(facts)) + "\n")
 
 
-def collect() -> dict[str, Any]:
-    """Versions, drivers, variables, plugins and devices as plain data; devices are listed in child processes."""
-    plugins = registry()
+def collect(timeout: float = TIMEOUT, left_out: Sequence[Plugin] = ()) -> dict[str, Any]:
+    """Versions, drivers, variables, plugins and devices as plain data.
+
+    Args:
+        timeout: seconds for listing the devices of each backend, in a child process.
+        left_out: plugins that could not be imported, as `load_plugins` returns them.
+    """
+    listings = probe(None, timeout)
+    plugins = (*registry().plugins, *left_out)
     return {
         "anyaccel": own_distribution()[1],
         "python": f"{platform.python_version()} ({platform.python_implementation()}, {struct.calcsize('P') * 8} bit)",
@@ -69,18 +78,18 @@ def collect() -> dict[str, Any]:
         "cores": os.cpu_count() or 0,
         "memory": host_memory().total,
         "drivers": drivers(),
-        "packages": packages(plugin.distribution for plugin in plugins.plugins),
-        "variables": variables(name for backend in plugins.backends for name in backend.environment),
+        "packages": packages(plugin.distribution for plugin in plugins),
+        "variables": variables(name for backend in registry().backends for name in backend.environment),
         "plugins": [
             {
                 "name": plugin.name,
                 "distribution": f"{plugin.distribution} {plugin.version}".strip(),
-                "status": "ok" if plugin.error is None else "broken",
+                "status": status_of(plugin),
                 "cause": _redact(plugin.cause),
             }
-            for plugin in plugins.plugins
+            for plugin in plugins
         ],
-        "frameworks": [_redact_listing(listing) for listing in probe(plugins.frameworks)],
+        "frameworks": [_redact_listing(listing) for listing in listings],
     }
 
 

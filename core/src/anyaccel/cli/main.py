@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,15 @@ from typing import Any
 import click
 
 from anyaccel.cli import completion as shell_completion
-from anyaccel.errors import AnyaccelError
+from anyaccel.errors import AnyaccelError, ConfigError
 
+_TIMEOUT = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60,
+    show_default=True,
+    help="Seconds for each plugin; one that takes longer is broken.",
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 
 
@@ -34,9 +43,8 @@ class _Command(click.Command):
             sys.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
-        if ctx.params.get("as_json"):
-            _load_plugins()
         try:
+            ctx.obj = _load_plugins(ctx.params)
             return super().invoke(ctx)
         except AnyaccelError as error:
             from anyaccel.cli.console import print_error
@@ -45,12 +53,28 @@ class _Command(click.Command):
             sys.exit(2)
 
 
-def _load_plugins() -> None:
-    """Load the plugins, with their output on standard error: standard output is for JSON."""
-    from anyaccel.registry import registry
+def _load_plugins(params: Mapping[str, Any]) -> Sequence[Any]:
+    """Load the plugins; returns those that are left out. With `--json`, their output is on standard error."""
+    from anyaccel.cli.plugin_loading import TIMEOUT, load_plugins
 
-    with redirect_stdout(sys.stderr):
-        registry().load()
+    with redirect_stdout(sys.stderr) if params.get("as_json") else nullcontext():
+        return load_plugins(min(TIMEOUT, params.get("timeout", TIMEOUT)))
+
+
+def _check_folder() -> None:
+    """Check that the working folder is there: a command that reads or writes files would end in a traceback."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError(
+            f"the working folder cannot be read: {error}", hint="change to a folder that exists"
+        ) from None
+
+
+def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a number of seconds.")
+    return value
 
 
 def _command(**attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
@@ -112,11 +136,13 @@ def demo(framework: str | None, device: str | None, epochs: int, seed: int, as_j
 
 @_command(short_help="List the devices of this machine.")
 @click.option("--framework", shell_complete=shell_completion.frameworks, help="Only this one.")
+@_TIMEOUT
 @_JSON
-def devices(framework: str | None, as_json: bool) -> None:
+@click.pass_obj
+def devices(left_out: Sequence[Any], framework: str | None, timeout: float, as_json: bool) -> None:
     """List the devices of this machine for every installed framework.
 
-    Each framework runs in a process of its own, so that a failure of one does not affect the others.
+    Each backend runs in a process of its own, so that a failure of one does not affect the others.
 
     \b
     Examples:
@@ -125,15 +151,17 @@ def devices(framework: str | None, as_json: bool) -> None:
     """
     from anyaccel.cli.devices import run
 
-    run(framework, as_json)
+    run(framework, timeout, as_json, left_out)
 
 
 @_command(short_help="List the plugins, and why a plugin is broken.")
+@_TIMEOUT
 @_JSON
-def plugins(as_json: bool) -> None:
+@click.pass_obj
+def plugins(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     """List the plugins: the frameworks and devices of each, and the cause and a hint for a broken one.
 
-    The exit status is 1 if a plugin is broken.
+    Each plugin is imported and asked for its devices. The exit status is 1 if a plugin is broken.
 
     \b
     Examples:
@@ -142,7 +170,7 @@ def plugins(as_json: bool) -> None:
     """
     from anyaccel.cli.plugins import run
 
-    sys.exit(run(as_json))
+    sys.exit(run(timeout, as_json, left_out))
 
 
 @_command(short_help="Test a plugin with the conformance kit.")
@@ -157,10 +185,12 @@ def plugins(as_json: bool) -> None:
     type=click.FloatRange(min=0, min_open=True),
     default=1800,
     show_default=True,
+    callback=_finite,
     help="Seconds for each backend.",
 )
 @_JSON
-def conform(name: str, device: str | None, timeout: float, as_json: bool) -> None:
+@click.pass_obj
+def conform(left_out: Sequence[Any], name: str, device: str | None, timeout: float, as_json: bool) -> None:
     """Run the conformance kit on an installed plugin, and print the results for each of its backends.
 
     NAME is the name of a plugin, as `anyaccel plugins` lists it, or of its distribution. The kit runs in a process of
@@ -173,7 +203,8 @@ def conform(name: str, device: str | None, timeout: float, as_json: bool) -> Non
     """
     from anyaccel.cli.conform import run
 
-    sys.exit(run(name, device, timeout, as_json))
+    _check_folder()
+    sys.exit(run(name, device, timeout, as_json, left_out))
 
 
 @_command(name="new-plugin", short_help="Generate a plugin project.")
@@ -205,12 +236,15 @@ def new_plugin(
     """
     from anyaccel.cli.new_plugin import run
 
+    _check_folder()
     run(name, kind, path, framework, base, author, as_json)
 
 
 @_command(short_help="Print what a bug report needs.")
+@_TIMEOUT
 @_JSON
-def env(as_json: bool) -> None:
+@click.pass_obj
+def env(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     """Print versions, drivers, devices, relevant environment variables and plugins as Markdown, for an issue.
 
     The output has no host and user names, no folders outside the home folder, no serial numbers, and only those
@@ -223,7 +257,7 @@ def env(as_json: bool) -> None:
     """
     from anyaccel.cli.env import run
 
-    run(as_json)
+    run(timeout, as_json, left_out)
 
 
 @_command(short_help="Print a shell completion script.")
@@ -247,6 +281,15 @@ def completion(shell: str) -> None:
     shell_completion.run(shell, group)
 
 
+def _closed() -> int:
+    sys.stderr.write("error: standard output is closed. Hint: run anyaccel with an open standard output.\n")
+    return 2
+
+
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; with status 2 if standard output is closed, as nothing could be told."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
+    if sys.stdout is None:
+        sys.exit(_closed())
     group(prog_name="anyaccel")

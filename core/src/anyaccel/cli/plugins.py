@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from anyaccel.backend import capabilities
-from anyaccel.cli.console import print_json, print_line, print_table
+from anyaccel.cli.console import print_json, print_table
+from anyaccel.cli.device_probe import served_kinds
+from anyaccel.cli.devices import print_broken, probe
 from anyaccel.hookspecs import HOOKS
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
 
 
-def run(as_json: bool) -> int:
-    """Print the plugins; returns 1 if one is broken, else 0."""
-    plugins = registry().plugins
+def run(timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> int:
+    """Print the plugins; returns 1 if one is broken, else 0. Every backend is asked for its devices to find that out.
+
+    Args:
+        timeout: seconds for each backend.
+        as_json: print JSON instead of a table.
+        left_out: plugins that could not be imported, as `load_plugins` returns them.
+    """
+    probe(None, timeout)
+    plugins = (*registry().plugins, *left_out)
     if as_json:
         print_json({"plugins": [_describe(plugin) for plugin in plugins]})
     else:
         _print_plugins(plugins)
-    return int(any(plugin.error is not None for plugin in plugins))
+    return int(any(plugin.is_broken for plugin in plugins))
 
 
 def hooks_of(plugin: Plugin) -> tuple[str, ...]:
@@ -29,15 +39,21 @@ def hooks_of(plugin: Plugin) -> tuple[str, ...]:
     return tuple(name for name in ("policies", *HOOKS) if name in names)
 
 
+def status_of(plugin: Plugin) -> str:
+    """`ok` or `broken`."""
+    return "broken" if plugin.is_broken else "ok"
+
+
 def _describe(plugin: Plugin) -> dict[str, Any]:
     return {
         "name": plugin.name,
         "distribution": plugin.distribution,
         "version": plugin.version,
-        "status": "ok" if plugin.error is None else "broken",
+        "status": status_of(plugin),
         "backends": [
-            {"framework": backend.framework, "kinds": list(backend.kinds), "capabilities": list(capabilities(backend))}
+            {"framework": backend.framework, "kinds": kinds, "capabilities": list(capabilities(backend))}
             for backend in plugin.backends
+            if (kinds := served_kinds(backend))
         ],
         "hooks": list(hooks_of(plugin)),
         "cause": plugin.cause,
@@ -48,13 +64,11 @@ def _describe(plugin: Plugin) -> dict[str, Any]:
 def _print_plugins(plugins: tuple[Plugin, ...]) -> None:
     rows = []
     for plugin in plugins:
-        serves = "; ".join(f"{backend.framework} on {', '.join(backend.kinds)}" for backend in plugin.backends)
-        offered = "; ".join(", ".join(capabilities(backend)) for backend in plugin.backends)
-        status, hooks = "ok" if plugin.error is None else "broken", ", ".join(hooks_of(plugin))
+        backends = [(backend, kinds) for backend in plugin.backends if (kinds := served_kinds(backend))]
+        serves = "; ".join(f"{backend.framework} on {', '.join(kinds)}" for backend, kinds in backends)
+        offered = "; ".join(", ".join(capabilities(backend)) for backend, _ in backends)
+        hooks, source = ", ".join(hooks_of(plugin)), f"{plugin.distribution} {plugin.version}".strip()
         serves = serves or ("hooks only" if hooks else "")
-        rows.append((plugin.name, f"{plugin.distribution} {plugin.version}".strip(), status, serves, offered, hooks))
+        rows.append((plugin.name, source, status_of(plugin), serves, offered, hooks))
     print_table(("plugin", "distribution", "status", "serves", "capabilities", "hooks"), rows)
-    for plugin in plugins:
-        if plugin.error is not None:
-            print_line(f"{plugin.name} is broken: {plugin.cause}", style="red")
-            print_line(f"  Hint: {plugin.hint}")
+    print_broken(plugin for plugin in plugins if plugin.is_broken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from anyaccel.arguments import shown
 from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.data.rows import Rows
 from anyaccel.errors import ColumnError, ConfigError, SamplerError
@@ -44,9 +45,11 @@ def check_config(config: Any, labels: Iterable[str]) -> None:
     """Check the configuration of a reference, given the labels of the feature sets it may name."""
     if not isinstance(config, Mapping) or "feature_set" not in config or set(config) - set(CONFIG_KEYS):
         raise ConfigError(
-            f"{config!r} is not the configuration of a reference", available=f"keys: {listed(CONFIG_KEYS)}"
+            f"{shown(config)} is not the configuration of a reference",
+            available=f"keys: {listed(CONFIG_KEYS)}",
+            hint="give the dict that get_config() made",
         )
-    labels = list(labels)
+    labels = list(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else []
     if config["feature_set"] not in labels:
         raise ConfigError(
             f"a reference names the feature set {config['feature_set']!r}, which was not given",

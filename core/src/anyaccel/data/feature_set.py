@@ -15,6 +15,8 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from anyaccel import arguments
+from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import check_complete, check_numbers, contiguous, is_readable, read_only, to_numpy
 from anyaccel.data.arrow_columns import to_arrow as arrow_column
 from anyaccel.data.casting import cast_array
@@ -22,7 +24,7 @@ from anyaccel.data.column_reference import CONFIG_KEYS, check_config, checked_st
 from anyaccel.data.display import data_frame, rows_html, summary
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.file_discovery import Paths
-from anyaccel.data.roles import Names, NamesOrRest, RoleNames, brief, check_label, listed, selected
+from anyaccel.data.roles import Names, NamesOrRest, RoleNames, WithRoles, brief, check_label, listed, names_of, selected
 from anyaccel.data.row_filters import checked_indices, described, positions_where
 from anyaccel.data.rows import Rows
 from anyaccel.data.splitting.group_keys import group_keys
@@ -33,6 +35,7 @@ from anyaccel.data.transforms import sklearn_calls
 from anyaccel.data.transforms.fitted_transform import FittedTransform
 from anyaccel.data.transforms.transform_log import FitRequest, Log
 from anyaccel.errors import ColumnError, DataError, SplitError, TransformError
+from anyaccel.printable import printable
 from anyaccel.suggestions import did_you_mean
 
 ALL = "all"
@@ -69,7 +72,8 @@ class _SplitRows(Rows):
             ColumnError: there is no such column.
         """
         positions = positions_where(self, "the filter", conditions)
-        return self.take(positions, name=name or f"{self.view().name}.filter({described(conditions)})")
+        derived = f"{self.view().name}.filter({described(conditions)})"
+        return self.take(positions, name=derived if name is None else name)
 
     def split_random(
         self, ratios: Mapping[str, float], seed: int = 0, *, stratify_by: Names = None, group_by: Names = None
@@ -148,12 +152,17 @@ class FeatureSetView(_SplitRows):
     def __init__(
         self, feature_set: FeatureSet, name: str, rows: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None
     ) -> None:
+        if not isinstance(feature_set, FeatureSet):
+            problem = f"a view of {shown(feature_set)} cannot be made"
+            raise SplitError(problem, hint="give the FeatureSet: FeatureSetView(feature_set, 'NAME', [0, 1])")
         schema = feature_set.schema
         if columns is not None:
-            schema = pa.schema([schema.field(column) for column in columns], schema.metadata)
+            for column in names_of(columns):
+                feature_set.role(column)
+            schema = pa.schema([schema.field(column) for column in names_of(columns)], schema.metadata)
         super().__init__(feature_set.label, schema)
         self._feature_set = feature_set
-        self._name = name
+        self._name = arguments.text(SplitError, f"view of {feature_set.label!r}: ", "name", name)
         self._rows = checked_indices(f"split {name!r} of {feature_set.label!r}", len(feature_set), rows)
         start, stop = int(self._rows[0]), int(self._rows[0]) + len(self._rows)
         self._slice = slice(start, stop) if np.array_equal(self._rows, np.arange(start, stop)) else None
@@ -238,7 +247,7 @@ class FeatureSetView(_SplitRows):
             SplitError: positions that are empty, not integers, or out of range.
         """
         chosen = self._rows[checked_indices(f"take() from {self._name!r} of {self._label!r}", len(self), positions)]
-        return self._with_rows(name or f"{self._name}.take({len(chosen)} rows)", chosen)
+        return self._with_rows(f"{self._name}.take({len(chosen)} rows)" if name is None else name, chosen)
 
     def intersection(self, other: FeatureSetView) -> FeatureSetView:
         """The rows that are in `other` too, in their order here.
@@ -268,7 +277,9 @@ class FeatureSetView(_SplitRows):
     def _with_mask(self, mask: np.ndarray, name: str) -> FeatureSetView:
         if not mask.any():
             raise SplitError(
-                f"{name!r} of {self._label!r} has no rows", available=f"{len(self)} rows in {self._name!r}"
+                f"{name!r} of {self._label!r} has no rows",
+                available=f"{len(self)} rows in {self._name!r}",
+                hint="choose views that leave at least one row",
             )
         return self._with_rows(name, self._rows[mask])
 
@@ -312,6 +323,9 @@ class Reference:
         tags: Names = None,
         stream: str | None = None,
     ) -> None:
+        if not isinstance(feature_set, WithRoles):
+            problem = f"a reference cannot be made to {shown(feature_set)}"
+            raise DataError(problem, hint="write feature_set.reference(...)")
         object.__setattr__(self, "feature_set", feature_set)
         object.__setattr__(self, "features", columns_of_role(feature_set, "feature", feature_set.features, features))
         object.__setattr__(self, "targets", columns_of_role(feature_set, "target", feature_set.targets, targets))
@@ -322,7 +336,7 @@ class Reference:
         roles = {"features": self.features, "targets": self.targets, "tags": self.tags}
         parts = [f"{role}: {brief(names)}" for role, names in roles.items() if names]
         parts += [] if self.stream is None else [f"stream: {self.stream}"]
-        return f"Reference({self.feature_set.label!r}, {'; '.join(parts)})"
+        return printable(f"Reference({self.feature_set.label!r}, {'; '.join(parts)})")
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict that `from_config` reads back; the feature set is given by its label."""
@@ -490,7 +504,7 @@ class FeatureSet(_SplitRows):
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {len(view)}" for name, view in self._splits.items())
-        return f"FeatureSet({self._label!r}, {summary(self)}{'; splits: ' if splits else ''}{splits})"
+        return printable(f"FeatureSet({self._label!r}, {summary(self)}{'; splits: ' if splits else ''}{splits})")
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
@@ -526,6 +540,7 @@ class FeatureSet(_SplitRows):
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
         """
+        self.role(name)
         if name not in self._arrays:
             self.spec(name)
             check_complete(name, self._columns[name])
@@ -559,7 +574,7 @@ class FeatureSet(_SplitRows):
         """
         if name == ALL:
             return self.view()
-        if name not in self._splits:
+        if not isinstance(name, str) or name not in self._splits:
             hint = "make splits with split_random({'train': 0.8, ...})"
             hint = did_you_mean(name, self._splits) if self._splits else hint
             raise SplitError(
@@ -576,6 +591,7 @@ class FeatureSet(_SplitRows):
             SplitError: the name is `"all"`, not text or that of other rows, or the rows are empty, not integers or out
                 of range.
         """
+        self._check_name(name)
         return self.add_splits({name: rows})[name]
 
     def add_splits(
@@ -592,6 +608,9 @@ class FeatureSet(_SplitRows):
             SplitError: as `add_split`, or a group that crosses splits.
             ColumnError: a column of `group_by` that is not there, has nulls or NaN, or is not scalar.
         """
+        if not isinstance(rows, Mapping):
+            problem = f"the splits of {self._label!r} must be a mapping by name, got {shown(rows)}"
+            raise SplitError(problem, hint="write add_splits({'train': [0, 1], 'test': [2]})")
         for name in rows:
             self._check_name(name)
         views = {name: self._new_or_same(FeatureSetView(self, name, chosen)) for name, chosen in rows.items()}
@@ -621,6 +640,7 @@ class FeatureSet(_SplitRows):
                 available=f"columns: {listed(self.columns)}",
                 hint=f"write cast({{{self.columns[0]!r}: {dtypes if isinstance(dtypes, str) else 'float32'!r}}})",
             )
+        arguments.flag(ColumnError, "cast: ", "keep_splits", keep_splits)
         table = self.to_arrow()
         for name, dtype in dtypes.items():
             column = arrow_column(cast_array(name, self.array(name), dtype))
@@ -767,7 +787,8 @@ class FeatureSet(_SplitRows):
 
     def _check_name(self, name: Any) -> None:
         if not isinstance(name, str) or not name:
-            raise SplitError(f"the name of a split of {self._label!r} must be text, got {name!r}")
+            problem = f"the name of a split of {self._label!r} must be text, got {shown(name)}"
+            raise SplitError(problem, hint="write add_split('NAME', rows)")
         if name == ALL:
             raise self._name_taken(name, "choose another name")
 

@@ -46,7 +46,7 @@ class Rows(WithRoles, ABC):
         Raises:
             ColumnError: there is no such column.
         """
-        if name not in self._roles:
+        if not isinstance(name, str) or name not in self._roles:
             raise no_column(self._label, name, self._roles)
         return self._roles[name]
 

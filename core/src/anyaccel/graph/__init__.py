@@ -4,6 +4,7 @@ Offers ModelGraph with its nodes, `resolve` from a graph and a phase's request t
 `data`, `display`, `numpy_backend` and the kernel.
 """
 
+from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.device_assignment import PolicyNode, precedence
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.nodes import ConcatNode, ModelNode
@@ -12,6 +13,7 @@ from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
 from anyaccel.graph.resolve import Request, Resolution, resolve
 
 __all__ = [
+    "AppliedLoss",
     "Assignment",
     "Column",
     "ConcatNode",

@@ -7,8 +7,9 @@ assignments.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.device import Device
@@ -18,6 +19,7 @@ from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.registry import Registry
+from anyaccel.suggestions import kind_hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +80,21 @@ class DeviceAssigner:
         return {label: assigned[label] for label in labels}
 
     def _check_on_this_machine(self, accelerator: Accelerator) -> None:
-        backends = self.registry.backends
-        used = set(self.shapes.frameworks.values())
-        serving = [backend for backend in backends if accelerator.device.kind in backend.kinds]
-        serving.sort(key=lambda backend: backend.framework not in used)  # listing devices may import other frameworks
-        if any(accelerator.device in backend.devices() for backend in serving):
+        registry, device, used = self.registry, accelerator.device, set(self.shapes.frameworks.values())
+        serving = [framework for framework in registry.frameworks if registry.serves(framework, device.kind)]
+        serving.sort(key=lambda framework: framework not in used)  # listing devices may import other frameworks
+        backends = (registry.find(framework, device.kind) for framework in serving)
+        if any(device in registry.ask(backend, "devices") for backend in backends):
             return
-        devices = {device for backend in backends for device in backend.devices()}
-        reasons = {backend.unavailable_reason(accelerator.device) for backend in serving} - {""}
+        devices = {device for _, device in registry.devices()}
+        asked = [framework for framework in serving if framework in used] or serving
+        reasons = {registry.unavailable_reason(framework, device) for framework in asked} - {""}
+        reasons |= set() if serving else {f"no installed plugin runs a framework on {device.kind!r}"}
+        otherwise = "use one of these; `anyaccel devices` lists devices and `anyaccel plugins` the installed plugins"
         raise DeviceUnavailableError(
             f"{accelerator.spec!r} is not on this machine" + (f" ({'; '.join(sorted(reasons))})" if reasons else ""),
             available=", ".join(map(str, sorted(devices))),
-            hint="use one of these; `anyaccel devices` lists devices and `anyaccel plugins` the installed plugins",
+            hint=otherwise if serving else kind_hint(device.kind, {each.kind for each in devices}, otherwise),
         )
 
     def _model(self, node: ModelNode, chosen: Device | None) -> Assignment:
@@ -120,7 +125,7 @@ class DeviceAssigner:
             node=label,
             framework=framework,
             device=near.device,
-            native_name=backend.device_string(near.device),
+            native_name=self.registry.ask(backend, "device_string", near.device),
             backend=backend,
             native_device=backend.native_device(near.device),
             reason="neighbour",
@@ -142,7 +147,7 @@ class DeviceAssigner:
             node=label,
             framework=framework,
             device=wanted.device,
-            native_name=backend.device_string(wanted.device),
+            native_name=self.registry.ask(backend, "device_string", wanted.device),
             backend=backend,
             native_device=backend.native_device(wanted.device),
             reason=reason,
@@ -152,7 +157,7 @@ class DeviceAssigner:
 
     def _by_policy(self, policy: str, models: Iterable[ModelNode]) -> dict[str, Device]:
         nodes = tuple(map(self._policy_node, models))
-        devices = self.registry.policy(policy)(nodes=nodes)
+        devices = self._offered_policy(policy)(nodes=nodes)
         hint = "update the plugin that offers it, or leave policy= out"
         if not isinstance(devices, Mapping):
             raise PluginError(
@@ -167,11 +172,21 @@ class DeviceAssigner:
             )
         return {label: Device.parse(device) for label, device in devices.items()}
 
+    def _offered_policy(self, policy: str) -> Callable[..., Any]:
+        self.registry.load()
+        policies = self.registry.policies
+        if policy not in policies:
+            raise PluginError(
+                f"no plugin offers the placement policy {policy!r}",
+                available=", ".join(sorted(policies)) or "none",
+                hint="install the plugin that offers it, or leave policy= out",
+            )
+        return policies[policy]
+
     def _policy_node(self, node: ModelNode) -> PolicyNode:
         framework = self.shapes.frameworks[node.label]
-        backends = [backend for backend in self.registry.backends if backend.framework == framework]
         nbytes = sum(spec.nbytes for spec in self.shapes.backends[node.label].parameters(node.model).values())
-        return PolicyNode(node.label, framework, nbytes, tuple(d for backend in backends for d in backend.devices()))
+        return PolicyNode(node.label, framework, nbytes, tuple(d for _, d in self.registry.devices(framework)))
 
 
 def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment]) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel import arguments
+from anyaccel.arguments import shown
 from anyaccel.display import guarded
-from anyaccel.errors import GraphError, StateError
+from anyaccel.errors import ConfigError, GraphError, StateError
 from anyaccel.graph import serialization, state_dict, topology
 from anyaccel.graph.drawing import mermaid, notebook
-from anyaccel.graph.nodes import ModelNode, Node, check_label, checked_optimizer
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, check_label, checked_optimizer
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
 from anyaccel.registry import registry
@@ -48,6 +50,7 @@ class ModelGraph:
         self.refresh: Callable[[], None] | None = None
         """While a phase runs: updates models and optimizer states from its programs."""
         self._shapes: Shapes | None = None
+        self._built_with: dict[ModelNode, Any] = {}
         self._nodes: dict[str, Node] = {}
         self._become(nodes)
 
@@ -59,7 +62,7 @@ class ModelGraph:
         if not labelled:
             raise GraphError(f"graph {self.label!r} has no node", hint="give it ModelNode(...) objects")
         topology.topological(labelled)
-        self._nodes, self._shapes = labelled, None
+        self._nodes, self._shapes, self._built_with = labelled, None, {}
         self.optimizer_states.nodes = labelled
         return self
 
@@ -76,7 +79,7 @@ class ModelGraph:
         Raises:
             GraphError: no node has this label.
         """
-        if label not in self._nodes:
+        if not isinstance(label, str) or label not in self._nodes:
             raise topology.unknown_node(f"graph {self.label!r} has no node {label!r}", label, self._nodes)
         return self._nodes[label]
 
@@ -110,32 +113,48 @@ class ModelGraph:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def build(self, force: bool = False) -> ModelGraph:
-        """Infer every shape, and build models that are not built yet. Does nothing if that is done.
+        """Infer every shape, and build models that are not built yet. Does nothing if that is done for these models.
 
         The output of an estimator is known once it is fitted; until then shapes after it are unknown.
 
         Args:
-            force: infer again, after a model was changed by hand.
+            force: infer again, after a model itself was changed by hand.
 
         Raises:
             ShapeError: shapes or dtypes do not fit; names the node and both sides.
             NoBackendError: no installed plugin runs the framework of a model.
         """
-        if self._shapes is None or force or unfitted(self._nodes) != self._shapes.unfitted:
+        arguments.flag(GraphError, "build: ", "force", force)
+        is_known = self._shapes is not None and unfitted(self._nodes) == self._shapes.unfitted
+        if force or not is_known or any(self._built_with.get(node) is not node.model for node in self._model_nodes()):
             self._shapes = infer(self._nodes, registry(), self.seed)
+            self._built_with = {node: node.model for node in self._model_nodes()}
         return self
+
+    def _model_nodes(self) -> list[ModelNode]:
+        return [node for node in self._nodes.values() if isinstance(node, ModelNode)]
+
+    def exchange_model(self, before: Any, after: Any) -> None:
+        """Give every node with the model `before` the model `after`: the same one, in another place."""
+        for node in self._model_nodes():
+            if node.model is before:
+                node.model = self._built_with[node] = after
 
     def add_node(self, node: Node) -> ModelGraph:
         """Add a node."""
         return self._become([*self._nodes.values(), node])
 
-    def replace_node(self, label: str, node: Node) -> ModelGraph:
+    def replace_node(self, label: str | Node, node: Node) -> ModelGraph:
         """Replace a node; the new one feeds what the old one fed, and the old one's optimizer state is dropped.
+
+        Args:
+            label: the node of this graph to replace, or its label.
+            node: the new one.
 
         Raises:
             GraphError: there is no such node, or the new one does not fit; the graph is then as it was.
         """
-        self[label]
+        label = self._label_of(label)
         topology.check_node(node)
         upstreams = {name: other.upstreams for name, other in self._nodes.items()}
         states = self.optimizer_states.without(label)
@@ -149,13 +168,24 @@ class ModelGraph:
         self.optimizer_states.replace(states)
         return self
 
-    def remove_node(self, label: str) -> ModelGraph:
-        """Remove a node.
+    def _label_of(self, given: str | Node) -> str:
+        """The label of a node of this graph, from either."""
+        if isinstance(given, (ModelNode, ConcatNode)) and self._nodes.get(given.label) is not given:
+            raise GraphError(
+                f"{given!r} is not a node of graph {self.label!r}",
+                available=", ".join(self._nodes),
+                hint="name the node of this graph first, then the new one: replace_node('LABEL', node)",
+            )
+        label: Any = getattr(given, "label", given)
+        return self[label].label
+
+    def remove_node(self, label: str | Node) -> ModelGraph:
+        """Remove a node of this graph, given by itself or its label.
 
         Raises:
             GraphError: there is no such node, or others depend on it.
         """
-        self[label]
+        label = self._label_of(label)
         dependents = topology.consumers(label, self._nodes)
         if dependents:
             raise GraphError(
@@ -169,6 +199,9 @@ class ModelGraph:
 
     def freeze(self, *labels: str | Iterable[str]) -> ModelGraph:
         """Do not train these nodes, or any node if none is named, in later phases.
+
+        What a frozen node holds stays as it is: a phase that would train its model, or a parameter that it shares, in
+        another node raises a GraphError that names both.
 
         Raises:
             GraphError: an object that is not the label of a node, or an empty list.
@@ -272,9 +305,10 @@ class ModelGraph:
         """
         plain = serialization.checked(given, {"label", "seed", "optimizer", "nodes"}, {"nodes"}, "a graph")
         sets = serialization.by_label(feature_sets)
-        own = dict(models or {})
-        nodes = serialization.read_nodes(serialization.entries(plain, "nodes", "a graph"), sets, own, tuple(allow))
-        optimizer = Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") else None
+        own = arguments.mapping(ConfigError, "", "models", models, "{'NODE': model}")
+        classes = serialization.checked_classes(allow)
+        nodes = serialization.read_nodes(serialization.entries(plain, "nodes", "a graph"), sets, own, classes)
+        optimizer = Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") is not None else None
         graph = cls(nodes, optimizer, plain.get("label", "graph"), seed=plain.get("seed", 0))
         for label in own:
             graph[label]
@@ -299,4 +333,4 @@ def _checked_seed(label: str, seed: Any) -> int:
         number = 2**63
     if -(2**63) <= number < 2**63:
         return number
-    raise GraphError(f"graph {label!r}: seed={seed!r} is not an int of 64 bits", hint="write seed=0")
+    raise GraphError(f"graph {label!r}: seed={shown(seed)} is not an int of 64 bits", hint="write seed=0")

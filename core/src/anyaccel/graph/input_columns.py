@@ -12,11 +12,11 @@ from anyaccel.data import FeatureSet, Reference, joined_changes, joined_spec
 from anyaccel.data.roles import brief
 from anyaccel.errors import ColumnError, SamplerError, ShapeError, SpecError
 from anyaccel.graph import topology
+from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan_entries import Assignment, Column
 from anyaccel.graph.shape_inference import Shapes, cast, is_floating, lifted
 from anyaccel.segment import TensorSpec
-from anyaccel.specs import AppliedLoss
 from anyaccel.suggestions import did_you_mean
 
 _ELEMENTWISE = ("mse", "mae", "binary_cross_entropy")
@@ -181,7 +181,7 @@ def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpe
         dtypes = dict.fromkeys(names, output.dtype)
         raise SpecError(
             f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
-            hint=f"convert the integers: feature_set.cast({dtypes}, keep_splits=True)",
+            hint=f"build the graph on a copy with other numbers: feature_set.cast({dtypes})",
         )
     if loss.loss.name == "cross_entropy" and len(output.shape) != 1:
         raise _unfit(loss, stored, output, name)

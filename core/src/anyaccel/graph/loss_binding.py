@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from anyaccel.backend import ComputingBackend
 from anyaccel.errors import ColumnError, SpecError
 from anyaccel.graph import input_columns
+from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.segment import LossTerm, TensorSpec
-from anyaccel.specs import AppliedLoss, Loss, Optimizer
+from anyaccel.specs import LOSSES, OPTIMIZERS, Loss, Optimizer
 
 _SYMMETRIC = ("mse", "mae")
 
@@ -28,7 +29,7 @@ def check_supported(label: str, spec: Loss | Optimizer, backend: ComputingBacken
         what = "loss" if isinstance(spec, Loss) else "optimizer"
         raise SpecError(
             f"node {label!r}: {backend.framework} does not support the {what} {spec.name!r}: {reason}",
-            hint=f"use a named {what}, or one of {backend.framework}'s own",
+            hint=f"use a named {what}: {', '.join(LOSSES if isinstance(spec, Loss) else OPTIMIZERS)}",
         )
 
 

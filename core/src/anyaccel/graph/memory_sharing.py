@@ -25,7 +25,7 @@ def share_while_building(frameworks: Iterable[str], registry: Registry) -> None:
     users: dict[Device, list[Backend]] = {}
     for backend in registry.backends if len(names) > 1 else ():
         if backend.framework in names and isinstance(backend, Memory):
-            for device in (device for device in backend.devices() if device.kind != "cpu"):
+            for device in (device for device in registry.ask(backend, "devices") if device.kind != "cpu"):
                 users.setdefault(device, []).append(backend)
     for device, backends in users.items():
         if len({backend.framework for backend in backends}) > 1:

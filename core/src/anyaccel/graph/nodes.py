@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Number
+from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
+from anyaccel.arguments import integer, shown, text
 from anyaccel.data import Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
@@ -16,6 +19,10 @@ from anyaccel.specs import Optimizer, is_own_optimizer
 
 Upstream = Reference | str
 """What feeds a node: columns of a FeatureSet, or the label of a node (`"label"` or `"label.OUTPUT"`)."""
+
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+_NO_MODELS = (NoneType, str, bytes, Number, *_FUNCTIONS)
+_CONTAINERS = (list, tuple, dict, set)  # themselves: frameworks derive models from them
 
 _LABEL = re.compile(r"[^./\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
@@ -27,7 +34,9 @@ def check_label(label: Any, what: str) -> str:
         GraphError: it is not valid.
     """
     if not isinstance(label, str) or not _LABEL.fullmatch(label) or label != label.strip():
-        raise GraphError(f"{label!r} is not a valid label of {what}", hint="use text without '.', '/' or outer spaces")
+        raise GraphError(
+            f"{shown(label)} is not a valid label of {what}", hint="use text without '.', '/' or outer spaces"
+        )
     return label
 
 
@@ -41,7 +50,7 @@ def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
         return given
     if not (isinstance(given, str) or is_own_optimizer(given)):
         raise GraphError(
-            f"the optimizer of {whose} is a {type(given).__name__}", hint="write Optimizer('adam', lr=1e-3)"
+            f"the optimizer of {whose} is a {type(given).__name__}", hint="write optimizer=Optimizer('adam', lr=1e-3)"
         )
     return Optimizer(given)
 
@@ -90,7 +99,7 @@ class ModelNode:
         self.upstreams = _upstreams(label, upstream_ref)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
         self.optimizer = checked_optimizer(optimizer, f"node {label!r}")
-        self.framework = framework
+        self.framework = None if framework is None else text(GraphError, f"node {label!r}: ", "framework", framework)
         self.outputs = None if outputs is None else _outputs(label, outputs)
         self.frozen = False
 
@@ -98,12 +107,19 @@ class ModelNode:
         where = f" on {self.accelerator}" if self.accelerator else ""
         return f"ModelNode({self.label!r}, {model_name(self.model)}{where})"
 
+    def reference(self, output: str | None = None) -> str:
+        """What another node takes as `upstream_ref`: the label, or `LABEL.OUTPUT` for one of several outputs."""
+        if output is None:
+            return self.label
+        return f"{self.label}.{text(GraphError, f'node {self.label!r}: ', 'output', output)}"
+
     def value_names(self, count: int) -> tuple[str, ...]:
         """Names of the node's `count` outputs: the label for one, `label.OUTPUT` for several.
 
         Raises:
             GraphError: `outputs` has another number of names.
         """
+        integer(GraphError, f"node {self.label!r}: ", "count", count, 0)
         if self.outputs is not None and len(self.outputs) != count:
             raise GraphError(
                 f"node {self.label!r} names {len(self.outputs)} outputs, and its model gives {count}",
@@ -135,7 +151,8 @@ class ConcatNode:
         self.label = check_label(label, "a node")
         self.upstreams = _upstreams(label, upstream_refs)
         if not isinstance(concat_axis, int) or isinstance(concat_axis, bool):
-            raise GraphError(f"ConcatNode {label!r}: concat_axis must be an int, got {concat_axis!r}", hint="write -1")
+            problem = f"ConcatNode {label!r}: concat_axis must be an int, got {shown(concat_axis)}"
+            raise GraphError(problem, hint="write concat_axis=-1")
         self.axis = concat_axis
         if len(self.upstreams) < 2:
             raise GraphError(
@@ -144,6 +161,10 @@ class ConcatNode:
 
     def __repr__(self) -> str:
         return f"ConcatNode({self.label!r}, {len(self.upstreams)} inputs)"
+
+    def reference(self) -> str:
+        """What another node takes as `upstream_ref`: the label."""
+        return self.label
 
 
 Node = ModelNode | ConcatNode
@@ -160,6 +181,11 @@ def _checked_model(label: str, model: Any) -> Any:
             f"the model of node {label!r} is the class {model.__name__}",
             hint=f"create one: {model.__name__}(...)",
         )
+    if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS:
+        hint = "give a model object of a framework, such as SequentialMLP(...)"
+        if isinstance(model, _FUNCTIONS):
+            hint = "give an object of a model class of its framework that calls the function"
+        raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
     return model
 
 

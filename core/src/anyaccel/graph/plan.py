@@ -13,6 +13,7 @@ from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
 from anyaccel.graph.plan_html import plan_page
 from anyaccel.html import text
 from anyaccel.segment import TensorSpec
+from anyaccel.suggestions import did_you_mean
 
 _ROUTES = {
     "move": "a move within the framework",
@@ -60,6 +61,7 @@ class Plan:
         raise GraphError(
             f"the plan of {self.phase!r} has no node {node!r}",
             available=", ".join(assignment.node for assignment in self.assignments),
+            hint=did_you_mean(node, [assignment.node for assignment in self.assignments], "use one of these labels"),
         )
 
     def device(self, node: str) -> Device:

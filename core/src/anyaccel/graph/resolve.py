@@ -11,6 +11,7 @@ from anyaccel.backend import ComputingBackend
 from anyaccel.data import Reference
 from anyaccel.errors import GraphError, PhaseError
 from anyaccel.graph import input_columns, topology
+from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.device_assignment import DeviceAssigner
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.loss_binding import LossBinder, check_supported
@@ -24,7 +25,6 @@ from anyaccel.graph.transfers import Crossings
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import ParameterGroup, Segment
-from anyaccel.specs import AppliedLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,19 @@ class _Resolver:
                 + ", ".join(f"{label} ({reason})" for label, reason in reasons.items()),
                 hint="unfreeze a node that a loss depends on",
             )
+        self._check_not_frozen(labels)
         return labels
+
+    def _check_not_frozen(self, in_training: Sequence[str]) -> None:
+        """A model that one node trains must not be that of a frozen node, which would change."""
+        frozen = {label for label, node in self._nodes.items() if isinstance(node, ModelNode) and node.frozen}
+        for label in in_training:
+            twin = next((other for other in frozen if self._model(other) is self._model(label)), None)
+            if twin is not None:
+                raise GraphError(
+                    f"node {label!r} is trained, and its model is also that of node {twin!r}, which is frozen",
+                    hint=f"freeze both, graph.freeze({label!r}), or give {twin!r} a copy: copy.deepcopy(model)",
+                )
 
     def _live(self, trained: Sequence[str]) -> frozenset[str]:
         """Names of the values through which gradients flow."""
@@ -207,10 +219,21 @@ class _Resolver:
                     hint="give one to the graph, ModelGraph(..., optimizer='adam'), or to the node, or freeze it",
                 )
             check_supported(label, optimizer, self._assigned[label].backend)
+            self._check_trainable(label)
             name = self._first_with_model(label) if own else ".graph"  # which is the label of no node
             group = groups.get(name, ParameterGroup(name, optimizer, ()))
             groups[name] = replace(group, nodes=(*group.nodes, label))
         return tuple(groups.values())
+
+    def _check_trainable(self, label: str) -> None:
+        model = self._model(label)
+        reason = "" if model is None else self._assigned[label].backend.untrainable_reason(model)
+        if reason:
+            raise PhaseError(
+                f"node {label!r} cannot be trained: {reason}",
+                hint="leave that out, or train the model by its framework's own loop and freeze the node: "
+                f"graph.freeze({label!r})",
+            )
 
     def _first_with_model(self, label: str) -> str:
         return next(other for other in self._nodes if self._model(other) is self._model(label))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from anyaccel.device import Device
 from anyaccel.graph.nodes import ModelNode, Node
@@ -55,7 +56,13 @@ class SegmentBuilder:
                 name for name in arrivals if name in self.live and is_floating(self._spec(name).dtype)
             ),
             states={node: self.states[node] for node in part if node in self.states},
+            frozen=self._frozen(self.shapes.frameworks[part[0]]),
         )
+
+    def _frozen(self, framework: str) -> dict[str, Any]:
+        models = {label: node for label, node in self.nodes.items() if isinstance(node, ModelNode) and node.frozen}
+        alike = (label for label in models if self.shapes.frameworks[label] == framework)
+        return {label: models[label].model for label in alike if self.shapes.outputs[label]}
 
     def _operation(self, label: str) -> Operation:
         node = self.nodes[label]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
+from anyaccel.arguments import flag, shown
 from anyaccel.backend import Compute
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import ConfigError
@@ -16,6 +17,7 @@ from anyaccel.specs import Optimizer
 _MODEL_KEYS = {"type", "label", "upstreams", "accelerator", "optimizer", "framework", "outputs", "frozen", "model"}
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
 _SHARED = "shared_with"
+_HINT = "give the dict that get_config() made"
 _MODEL_HINT = "write {'framework': ..., 'name': ..., 'config': {...}}"
 
 
@@ -26,16 +28,20 @@ def checked(config: Any, keys: set[str], needed: set[str], what: str) -> dict[st
         ConfigError: it is not a dict, or has other keys.
     """
     if not isinstance(config, Mapping):
-        raise ConfigError(f"{config!r} is not the configuration of {what}", hint="give the dict that get_config() made")
+        raise ConfigError(f"{shown(config)} is not the configuration of {what}", hint=_HINT)
     unknown = sorted(set(map(str, config)) - keys)
     if unknown:
         raise ConfigError(
-            f"the configuration of {what} has unknown keys: {', '.join(unknown)}", available=", ".join(sorted(keys))
+            f"the configuration of {what} has unknown keys: {', '.join(unknown)}",
+            available=", ".join(sorted(keys)),
+            hint=_HINT,
         )
     missing = sorted(needed - set(config))
     if missing:
         raise ConfigError(
-            f"the configuration of {what} lacks {', '.join(missing)}", available=", ".join(sorted(config))
+            f"the configuration of {what} lacks {', '.join(missing)}",
+            available=", ".join(sorted(map(str, config))),
+            hint=_HINT,
         )
     return dict(config)
 
@@ -47,7 +53,10 @@ def by_label(feature_sets: Iterable[FeatureSet]) -> dict[str, FeatureSet]:
         ConfigError: two have the same label.
     """
     labelled: dict[str, FeatureSet] = {}
-    for feature_set in feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets:
+    given = feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets
+    if not isinstance(given, Iterable) or isinstance(given, str) or not all(isinstance(it, FeatureSet) for it in given):
+        raise ConfigError(f"feature_sets={shown(feature_sets)} are not feature sets", hint="write feature_sets=[data]")
+    for feature_set in given:
         if labelled.setdefault(feature_set.label, feature_set) is not feature_set:
             raise ConfigError(f"two feature sets are called {feature_set.label!r}", hint="give each its own label")
     return labelled
@@ -60,8 +69,20 @@ def entries(config: Mapping[str, Any], key: str, what: str) -> list[Any]:
         ConfigError: it is not a list.
     """
     if not isinstance(config[key], (list, tuple)):
-        raise ConfigError(f"{key} of {what} must be a list, got {config[key]!r}")
+        raise ConfigError(f"{key} of {what} must be a list, got {shown(config[key])}", hint=_HINT)
     return list(config[key])
+
+
+def checked_classes(allow: Iterable[type]) -> tuple[type, ...]:
+    """Classes that a configuration may name.
+
+    Raises:
+        ConfigError: not a list of classes.
+    """
+    classes = tuple(allow) if isinstance(allow, Iterable) and not isinstance(allow, str) else (allow,)
+    if not all(isinstance(cls, type) for cls in classes):
+        raise ConfigError(f"allow={shown(allow)} is not a list of classes", hint="write allow=[MyModel]")
+    return classes
 
 
 def node_configs(nodes: Iterable[Node]) -> list[dict[str, Any]]:
@@ -139,19 +160,19 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
         plain = checked(entry, _CONCAT_KEYS, _CONCAT_KEYS - {"type"}, "a ConcatNode")
         return ConcatNode(plain["label"], _read_upstreams(plain, sets), plain["axis"])
     if kind != "model":
-        raise ConfigError(f"unknown type of a node: {kind!r}", available="model, concat")
+        raise ConfigError(f"unknown type of a node: {shown(kind)}", available="model, concat", hint=_HINT)
     plain = checked(entry, _MODEL_KEYS, {"label", "upstreams"}, "a ModelNode")
     check_label(plain["label"], "a node")
     node = ModelNode(
         plain["label"],
         models[plain["label"]] if plain["label"] in models else _read_model(plain, models, allow),
         _read_upstreams(plain, sets),
-        Accelerator.from_config(plain["accelerator"]) if plain.get("accelerator") else None,
-        optimizer=Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") else None,
+        Accelerator.from_config(plain["accelerator"]) if plain.get("accelerator") is not None else None,
+        optimizer=Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") is not None else None,
         framework=plain.get("framework"),
         outputs=plain.get("outputs"),
     )
-    node.frozen = bool(plain.get("frozen", False))
+    node.frozen = flag(ConfigError, f"node {node.label!r}: ", "frozen", plain.get("frozen", False))
     return node
 
 
@@ -167,13 +188,13 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
             f"the configuration does not have the model of node {label!r}", hint=f"give it: models={{{label!r}: ...}}"
         )
     if not isinstance(named, Mapping):
-        raise ConfigError(f"node {label!r}: {named!r} is not the configuration of a model", hint=_MODEL_HINT)
+        raise ConfigError(f"node {label!r}: {shown(named)} is not the configuration of a model", hint=_MODEL_HINT)
     if _SHARED in named:
         return _shared(label, named[_SHARED], models)
     cls = _allowed(label, named["class"], allow) if "class" in named else _named(label, named)
     config = named.get("config", {})
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
-        raise ConfigError(f"{config!r} is not the configuration of a model", hint="give a dict with text keys")
+        raise ConfigError(f"{shown(config)} is not the configuration of a model", hint="give a dict with text keys")
     try:
         return cls(**config)
     except TypeError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -158,8 +159,30 @@ def _wrap_models(nodes: Mapping[str, Node], backends: Mapping[str, ComputingBack
         if isinstance(node, ModelNode):
             model = node.model
             if id(model) not in wrapped:
-                wrapped[id(model)] = backends[label].wrap(model)
+                with _named_framework(node):
+                    wrapped[id(model)] = backends[label].wrap(model)
             node.model = wrapped[id(model)]
+
+
+@contextmanager
+def _named_framework(node: ModelNode) -> Iterator[None]:
+    """Errors of a backend that was named as framework= for a model that it does not know.
+
+    Raises:
+        GraphError: in place of whatever the backend raised.
+    """
+    try:
+        yield
+    except AnyaccelError:
+        raise
+    except Exception as error:
+        if node.framework is None:
+            raise
+        raise GraphError(
+            f"node {node.label!r}: {node.framework} cannot use a {type(node.model).__name__} as a model "
+            f"({type(error).__name__}: {error})",
+            hint="give a model of this framework, or leave framework= out",
+        ) from error
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -209,7 +232,8 @@ class _Inference:
     def _dtype(self, label: str) -> str | None:
         node = self._nodes[label]
         if isinstance(node, ModelNode):
-            return self._backends[label].dtype_of(node.model)
+            with _named_framework(node):
+                return self._backends[label].dtype_of(node.model)
         dtypes = (self._dtypes.get(other) for other in topology.consumers(label, self._nodes))
         return next(filter(None, dtypes), None)
 
@@ -296,7 +320,8 @@ def _outputs(
     if isinstance(node, ConcatNode):
         return [_concatenated(node, specs)]
     try:
-        return backend.infer(node.model, specs, rng.key(seed, "weights", node.label))
+        with _named_framework(node):
+            return backend.infer(node.model, specs, rng.key(seed, "weights", node.label))
     except EstimatorError as error:
         raise EstimatorError(
             f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint

@@ -13,6 +13,7 @@ from anyaccel.errors import StateError
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.segment import NodeState
+from anyaccel.specs import Optimizer
 
 _VALUES = ("parameters/", "buffers/")
 _SLOTS, _STEP, _PROGRESS = "optimizer/", "optimizer_step", "progress/"
@@ -26,6 +27,7 @@ class HasState(Protocol):
     label: str
     seed: int
     progress: dict[str, int]
+    optimizer: Optimizer | None
     optimizer_states: OptimizerStates
 
     @property
@@ -40,40 +42,58 @@ class HasState(Protocol):
 class OptimizerStates(MutableMapping[str, NodeState]):
     """Optimizer state by node; nodes that share a model share one state, which each of their labels gives.
 
+    A state is that of the model which its node had when it was set: a node with another model has none.
+
     Attributes:
         nodes: the graph's current nodes, by label.
     """
 
     def __init__(self) -> None:
         self.nodes: Mapping[str, Node] = {}
-        self._states: dict[str, NodeState] = {}
+        self._states: dict[str, tuple[NodeState, Any]] = {}
 
     def __repr__(self) -> str:
-        return repr(self._states)
+        return repr(dict(self))
+
+    def _model(self, label: str) -> Any:
+        return getattr(self.nodes.get(label), "model", None)
 
     def sharing(self, label: str) -> list[str]:
         """Labels of the nodes with the same model, the node itself included, in the graph's order."""
-        model = getattr(self.nodes.get(label), "model", None)
+        model = self._model(label)
         if model is None:
             return []
-        return [other for other, node in self.nodes.items() if getattr(node, "model", None) is model]
+        return [other for other in self.nodes if self._model(other) is model]
+
+    def _drop_replaced(self) -> None:
+        """Drop the states of models that no node has any more; one that another node has goes there."""
+        for home, (state, model) in list(self._states.items()):
+            if model is not self._model(home):
+                del self._states[home]
+                heir = next((label for label in self.nodes if model is not None and self._model(label) is model), None)
+                if heir is not None:
+                    self._states[heir] = state, model
 
     def _home(self, label: str) -> str:
+        """The label under which the state of a node is kept."""
+        self._drop_replaced()
         return next(iter(self.sharing(label)), label)
 
     def __getitem__(self, label: str) -> NodeState:
-        return self._states[self._home(label)]
+        return self._states[self._home(label)][0]
 
     def __setitem__(self, label: str, state: NodeState) -> None:
-        self._states[self._home(label)] = state
+        self._states[self._home(label)] = state, self._model(label)
 
     def __delitem__(self, label: str) -> None:
         del self._states[self._home(label)]
 
     def __iter__(self) -> Iterator[str]:
+        self._drop_replaced()
         return iter(self._states)
 
     def __len__(self) -> int:
+        self._drop_replaced()
         return len(self._states)
 
     def replace(self, states: Mapping[str, NodeState]) -> None:
@@ -84,8 +104,10 @@ class OptimizerStates(MutableMapping[str, NodeState]):
     def without(self, label: str) -> dict[str, NodeState]:
         """The states without a node; nodes that share its model keep theirs."""
         heirs = [other for other in self.sharing(label) if other != label]
-        states = self._states.items()
-        return {(heirs[0] if home == label else home): state for home, state in states if home != label or heirs}
+        states = {home: self._states[home][0] for home in self}
+        return {
+            (heirs[0] if home == label else home): state for home, state in states.items() if home != label or heirs
+        }
 
 
 def state(graph: HasState) -> dict[str, np.ndarray]:
@@ -131,6 +153,7 @@ def load_state(graph: HasState, given: Mapping[str, Any]) -> None:
                 hint="put the fitted estimator into the graph first: neither a state nor a configuration has it",
             )
         _check(label, current, by_node[label])
+        _check_slots_complete(graph, label, by_node[label])
     for label, node in models.items():
         if label not in unknown or _values(graph, label):
             _load_node(graph, label, node.model, by_node[label])
@@ -223,10 +246,23 @@ def _check_optimizer(label: str, current: Mapping[str, np.ndarray], given: Mappi
             raise StateError(
                 f"the state of node {label!r} does not fit: it has {name}", available=", ".join(current), hint=_HINT
             )
-        elif array.dtype.kind not in "biuf":
+        elif array.dtype.kind not in "biufc":
             raise StateError(f"{label}/{name} in the state must have a numeric dtype, got {array.dtype}")
         elif name.removeprefix(_SLOTS).partition("/")[0] in _NAMED_SLOTS:
             _check_like(f"{label}/{name}", array, current[parameter], with_dtype=False)
+
+
+def _check_slots_complete(graph: HasState, label: str, given: Mapping[str, np.ndarray]) -> None:
+    """Refuse a part of what a named optimizer keeps for a parameter; slots of another optimizer are no part of it."""
+    spec = getattr(graph.nodes[label], "optimizer", None) or graph.optimizer
+    if spec is None or spec.own is not None:
+        return
+    kept = ("m", "v") if "betas" in spec.settings else ("velocity",)
+    slots = {name.removeprefix(_SLOTS) for name in given if name.startswith(_SLOTS)}
+    parameters = {slot.partition("/")[2] for slot in slots if slot.partition("/")[0] in kept}
+    lacking = [f"{_SLOTS}{slot}/{name}" for name in parameters for slot in kept if f"{slot}/{name}" not in slots]
+    if lacking:
+        raise StateError(f"the state of node {label!r} lacks {', '.join(sorted(lacking))}", hint=_HINT)
 
 
 def _check_like(name: str, given: np.ndarray, current: np.ndarray, *, with_dtype: bool) -> None:

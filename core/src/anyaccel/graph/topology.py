@@ -10,7 +10,11 @@ from anyaccel.errors import GraphError
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node
 from anyaccel.suggestions import did_you_mean
 
-_RESERVED = "progress"  # the state of a graph has an entry of this name
+_RESERVED = {
+    "progress": "is reserved for the state of a graph",
+    "outputs": "is reserved: in the inputs of a loss it means the outputs of the loss's node",
+    "targets": "is reserved: in the inputs of a loss and in metrics it means the targets of the data",
+}
 
 
 def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
@@ -30,6 +34,9 @@ def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
     for label in feature_sets(labelled.values()):
         if label in labelled:
             raise GraphError(f"{label!r} names a node and a feature set", hint="rename one of them")
+        if label == "outputs":
+            problem = "'outputs' is the label of a feature set, and 'outputs.NAME' is an output in the inputs of a loss"
+            raise GraphError(problem, hint="give the feature set another label")
     return labelled
 
 
@@ -44,8 +51,8 @@ def check_node(node: Any) -> None:
             f"nodes must be ModelNode or ConcatNode, got {type(node).__name__}",
             hint="wrap it: ModelNode('LABEL', model, upstream_ref)",
         )
-    if node.label == _RESERVED:
-        raise GraphError(f"the label {_RESERVED!r} is reserved for the state of a graph", hint="choose another label")
+    if node.label in _RESERVED:
+        raise GraphError(f"the label {node.label!r} {_RESERVED[node.label]}", hint="choose another label")
 
 
 def _listed(nodes: Iterable[Node]) -> list[Node]:

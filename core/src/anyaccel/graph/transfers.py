@@ -8,6 +8,7 @@ from typing import Literal
 
 from anyaccel.backend import Backend
 from anyaccel.device import Device
+from anyaccel.errors import GraphError
 from anyaccel.graph.plan_entries import Assignment, Crossing
 from anyaccel.graph.shape_inference import Shapes, is_floating
 from anyaccel.segment import LossTerm, Operation, Segment
@@ -34,7 +35,11 @@ class Crossings:
     live: Set[str]
 
     def of(self, segments: Iterable[Segment]) -> Iterator[Crossing]:
-        """All crossings, segments in order: each value once for each device that it goes to, and its gradient."""
+        """All crossings, segments in order: each value once for each device that it goes to, and its gradient.
+
+        Raises:
+            GraphError: the gradient of a complex value would cross.
+        """
         homes: dict[str, str] = {}
         for segment in segments:
             homes.update({name: operation.label for operation in segment.operations for name in operation.outputs})
@@ -86,8 +91,12 @@ class Crossings:
             for name in taker.inputs
         }
         for key, crossing in crossings.items():
-            floating = is_floating(self.shapes.specs[crossing.value].dtype)
-            if floating and crossing.value in self.live and key in back:
+            if crossing.value not in self.live or key not in back:
+                continue
+            dtype = self.shapes.specs[crossing.value].dtype
+            if dtype.startswith("complex"):
+                raise self._complex(crossing, dtype)
+            if is_floating(dtype):
                 maker, taker = self.assigned[crossing.source], self.assigned[crossing.target]
                 yield replace(
                     crossing,
@@ -98,6 +107,14 @@ class Crossings:
                     route=route(taker.backend, taker.device, maker.backend, maker.device),
                     gradient=True,
                 )
+
+    def _complex(self, crossing: Crossing, dtype: str) -> GraphError:
+        source, target = self.assigned[crossing.source], self.assigned[crossing.target]
+        return GraphError(
+            f"the gradient of {crossing.value!r} ({dtype}) cannot go back from {target.framework} on {target.device} "
+            f"to {source.framework} on {source.device}: frameworks define gradients of complex numbers differently",
+            hint=f"let {crossing.source!r} give real and imaginary parts as real numbers, or freeze it",
+        )
 
 
 def _takers(segment: Segment) -> Iterator[tuple[str, Operation | LossTerm]]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel import arguments
+from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
 from anyaccel.errors import StateError
 from anyaccel.registry import registry
@@ -38,8 +40,11 @@ def copy_weights(
         StateError: names or shapes do not fit; nothing is written.
         NoBackendError: no installed plugin runs a model's framework.
     """
+    names = arguments.mapping(StateError, "copy_weights: ", "names", names, "{'TARGET': 'SOURCE'}")
+    if change is not None and not callable(change):
+        raise StateError(f"change={shown(change)} is not a function", hint="write change=lambda name, array: array")
     source_arrays, target_arrays = _backend(source).state(source), _backend(target).state(target)
-    source_names = _source_names(source, target, list(source_arrays), list(target_arrays), names or {})
+    source_names = _source_names(source, target, list(source_arrays), list(target_arrays), names)
     values = {
         name: _converted(_short(name), source_arrays[source_names[name]], array, change)
         for name, array in target_arrays.items()
@@ -76,6 +81,8 @@ def _source_names(
 
 
 def _backend(model: Any) -> ComputingBackend:
+    if isinstance(model, np.generic):  # NumPy owns it, and its backend takes only modules
+        raise StateError(f"{shown(model)} has no weights", hint="give two built models")
     return registry().computing(registry().owner(model))
 
 

@@ -211,8 +211,18 @@ class Estimator(Module):
         array = _copied_array(outputs)
         if array is None or array.dtype.kind not in "biuf":
             raise self._no_numbers_error(outputs, array)
-        cast = bool(self.output_dtype) and array.dtype.kind == "f"
-        return array.astype(self.output_dtype, copy=False) if cast else array
+        return self._cast(array) if self.output_dtype and array.dtype.kind == "f" else array
+
+    def _cast(self, array: np.ndarray) -> np.ndarray:
+        try:
+            with np.errstate(over="raise"):
+                return array.astype(self.output_dtype, copy=False)
+        except FloatingPointError:
+            raise EstimatorError(
+                f"{self._call} returned numbers that are too large for output_dtype={self.output_dtype!r}",
+                available=f"the largest is {np.abs(array[np.isfinite(array)]).max()}",
+                hint="leave output_dtype out, or scale the targets of the estimator",
+            ) from None
 
     def _no_numbers_error(self, outputs: Any, array: np.ndarray | None) -> EstimatorError:
         if array is None or not array.shape:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from anyaccel.arguments import shown
 from anyaccel.errors import EstimatorError
 from anyaccel.suggestions import did_you_mean
 
@@ -68,7 +69,9 @@ def check(obj: Any, method: Any, output_dtype: Any) -> None:
         )
     if output_dtype is not None and output_dtype not in _FLOATS:
         raise EstimatorError(
-            f"Estimator: output_dtype={output_dtype!r} is not a floating dtype", available=", ".join(_FLOATS)
+            f"Estimator: output_dtype={shown(output_dtype)} is not a floating dtype",
+            available=", ".join(_FLOATS),
+            hint="write output_dtype='float32'",
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter.model_specs import ACTIVATIONS
+from anyaccel.arguments import shown
 from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.sim_array import Array, put_like
 
@@ -112,8 +113,8 @@ def activation(name: str, x: Array) -> tuple[Array, Pullback]:
     Raises:
         SpecError: an unknown name.
     """
-    if name not in _ACTIVATIONS:
-        raise SpecError(f"unknown activation {name!r}", available=", ".join(ACTIVATIONS))
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise SpecError(f"unknown activation {shown(name)}", available=", ".join(ACTIVATIONS), hint="use one of these")
     return _ACTIVATIONS[name](x)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import rng
+from anyaccel import arguments, rng
 from anyaccel.adapter import VjpResult
+from anyaccel.arguments import shown
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.numpy_backend import functional
 from anyaccel.numpy_backend.module import Module, Values, single_input
@@ -43,8 +44,8 @@ class Dense(_WeightedLayer):
     def __init__(self, features: int, *, bias: bool = True, dtype: str = "float32") -> None:
         super().__init__()
         self.features = _positive("Dense: features", features)
-        self.bias = bias
-        self.dtype = dtype
+        self.bias = arguments.flag(SpecError, "Dense: ", "bias", bias)
+        self.dtype = _floating("Dense", dtype)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """Draw the parameters for one input [..., in].
@@ -98,9 +99,7 @@ class Dropout(Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        if not 0 <= rate < 1:
-            raise SpecError(f"Dropout: rate={rate!r} is not in [0, 1)")
-        self.rate = rate
+        self.rate = arguments.number(SpecError, "Dropout: ", "rate", rate, lambda it: 0 <= it < 1, "in [0, 1)", 0.1)
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """One input of any shape; the same key zeroes the same elements."""
@@ -125,9 +124,10 @@ class BatchNorm(_WeightedLayer):
 
     def __init__(self, *, momentum: float = 0.1, eps: float = 1e-5, dtype: str = "float32") -> None:
         super().__init__()
-        self.momentum = momentum
-        self.eps = eps
-        self.dtype = dtype
+        where, check = "BatchNorm: ", arguments.number
+        self.momentum = check(SpecError, where, "momentum", momentum, lambda it: 0 <= it <= 1, "in [0, 1]", 0.1)
+        self.eps = check(SpecError, where, "eps", eps, lambda it: it > 0, "a positive number", 1e-5)
+        self.dtype = _floating("BatchNorm", dtype)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """Ones and zeros for one input [features].
@@ -183,8 +183,8 @@ class Conv2d(_WeightedLayer):
         self.channels = _positive("Conv2d: channels", channels)
         self.kernel_size = _positive("Conv2d: kernel_size", kernel_size)
         if kernel_size % 2 == 0:
-            raise SpecError(f"Conv2d: kernel_size={kernel_size} is not odd")
-        self.dtype = dtype
+            raise SpecError(f"Conv2d: kernel_size={kernel_size} is not odd", hint="write kernel_size=3")
+        self.dtype = _floating("Conv2d", dtype)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """Draw the parameters for one input [in, height, width].
@@ -259,8 +259,14 @@ def _uniform(shape: tuple[int, ...], seed: int, dtype: str | None) -> dict[str, 
 
 def _positive(name: str, size: int) -> int:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise SpecError(f"{name}={size!r} is not a positive int")
+        raise SpecError(f"{name}={shown(size)} is not a positive int", hint=f"write {name.rpartition(' ')[2]}=2")
     return size
+
+
+def _floating(layer: str, dtype: Any) -> str:
+    if dtype not in ("float32", "float64"):
+        raise SpecError(f"{layer}: dtype={shown(dtype)} is not float32 or float64", hint="write dtype='float32'")
+    return str(dtype)
 
 
 def _check_features(layer: str, x: Array, features: int, dtype: np.dtype[Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.state_check import check_state, state_names
 from anyaccel.errors import EstimatorError, ShapeError
 from anyaccel.numpy_backend.layers import BatchNorm
@@ -35,7 +36,11 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
     try:
         if not model.is_built:
             model.build(inputs, seed)
-        return output_specs(model, inputs)
+        snapshot = AttributeSnapshot([model], vars)
+        try:
+            return output_specs(model, inputs)
+        finally:
+            snapshot.restore()
     except (ShapeError, EstimatorError):
         raise
     except Exception as error:  # a user's module may raise anything

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
 from anyaccel import rng
 from anyaccel.adapter import VjpResult
+from anyaccel.arguments import shown
+from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.module import Module, Values, output_specs
 from anyaccel.numpy_backend.sim_array import Array
 from anyaccel.segment import TensorSpec
@@ -45,6 +47,10 @@ class Sequential(Module):
     """
 
     def __init__(self, *layers: Module) -> None:
+        for layer in layers:
+            if not isinstance(layer, Module):
+                hint = "write Sequential(Dense(16), Dense(1))"
+                raise SpecError(f"Sequential: {shown(layer)} is not a Module", hint=hint)
         self.layers = layers
         first = {id(layer): index for index, layer in reversed(list(enumerate(layers)))}
         self.parts = [(f"{first[id(layer)]}.", layer) for layer in layers]

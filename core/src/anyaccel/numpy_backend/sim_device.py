@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel import arguments
+from anyaccel.arguments import shown
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, MoveError, OutOfMemoryError
 
@@ -111,7 +114,7 @@ class SimDevice:
     def _reserve(self, nbytes: int) -> None:
         if self.capacity is not None and self.used + nbytes > self.capacity:
             raise OutOfMemoryError(
-                f"{self} has no room for {nbytes} bytes",
+                f"not enough memory for {nbytes} bytes on {self}",
                 available=f"{self.capacity - self.used} bytes free of {self.capacity}",
                 hint="free arrays, use smaller batches, or simulate more capacity",
             )
@@ -182,9 +185,12 @@ def simulate(count: int = 2, *, capacity: int | None = None, float64: bool = Tru
         ConfigError: a count or capacity that is not a positive int.
     """
     if not _is_count(count) or count > _MAX_DEVICES:
-        raise ConfigError(f"simulate({count!r}) is not a number of devices", available=f"1 to {_MAX_DEVICES}")
+        available, hint = f"1 to {_MAX_DEVICES}", "write simulate(2)"
+        raise ConfigError(f"simulate({shown(count)}) is not a number of devices", available=available, hint=hint)
     if capacity is not None and not _is_count(capacity):
-        raise ConfigError(f"simulate(capacity={capacity!r}) is not a positive number of bytes", hint="give an int")
+        problem = f"simulate(capacity={shown(capacity)}) is not a positive number of bytes"
+        raise ConfigError(problem, hint="give an int")
+    arguments.flag(ConfigError, "simulate: ", "float64", float64)
     simulation = Simulation([SimDevice(index, capacity, float64) for index in range(count)])
     with _lock:
         _running.append(simulation)
@@ -203,14 +209,22 @@ def running() -> Sequence[SimDevice]:
 
 @functools.cache
 def _from_environment(text: str) -> Sequence[SimDevice]:
-    count = int(text) if text.isdecimal() else 0
-    return [SimDevice(index, None, True) for index in range(min(count, _MAX_DEVICES))]
+    wrong = _not_a_count(text)
+    if wrong:
+        warnings.warn(f"{wrong}: no device is simulated. Write {SWITCH}=2, or unset it.", UserWarning, stacklevel=2)
+    return [SimDevice(index, None, True) for index in range(int(text or 0) if not wrong else 0)]
+
+
+def _not_a_count(text: str) -> str:
+    """What is wrong with the text of the environment variable, `""` if nothing is."""
+    valid = not text or (text.isdecimal() and len(text) < 9 and int(text) <= _MAX_DEVICES)
+    return "" if valid else f"{SWITCH}={shown(text)} is not a count from 0 to {_MAX_DEVICES}"
 
 
 def missing(device: Device) -> str:
     """Why there is no such simulated device."""
-    text, count = os.environ.get(SWITCH, ""), len(running())
-    if text and not text.isdecimal():
-        return f"{SWITCH}={text!r} is not a count"
+    wrong, count = _not_a_count(os.environ.get(SWITCH, "")), len(running())
+    if wrong and not count:
+        return wrong
     made = f"{count} simulated device{'s were' if count > 1 else ' was'} made" if count else "none was made"
     return f"{made}; anyaccel.simulate({device.index + 1}) or {SWITCH}={device.index + 1} makes it"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.adapter.out_of_memory import out_of_memory
 from anyaccel.backend import AsyncCopy
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
@@ -39,7 +40,12 @@ def moved(tensor: Any, device: Device) -> Any:
 def from_host(array: Array, device: Device) -> Array:
     """A copy of a plain array on a device, the CPU too. Raises as `moved`."""
     plain, on = _as_numbers(array), handle(device)
-    return plain.copy() if on is None else upload(plain, on)
+    if on is not None:
+        return upload(plain, on)
+    try:
+        return plain.copy()
+    except MemoryError as error:
+        raise out_of_memory(f"an array of {plain.nbytes} bytes on {device}", str(error)) from None
 
 
 def from_host_owned(array: Array, device: Device) -> Array:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from anyaccel import arguments
+from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
 from anyaccel.suggestions import did_you_mean
 
@@ -21,6 +23,12 @@ class Callback:
 
     A method may leave out arguments that it does not use: `def phase_end(self, error)`. `phase` is the TrainPhase,
     EvalPhase or FitPhase (Any here: phases hold callbacks, and stand above them).
+
+    In `epoch_start` and `epoch_end` the models of the graph have their current values. In `step_end` those of JAX and
+    TensorFlow have the values of the last epoch: there, `run.model(label)` gives the model with its current ones.
+
+    A Python value that a loss or a model reads (to anneal it) may be changed in `epoch_start` and `epoch_end`: what was
+    compiled is dropped then, and an event says so. With `compile="off"` it may be changed in `step_end` too.
     """
 
     def phase_start(self, phase: Any, run: Run) -> None:
@@ -73,18 +81,16 @@ class EarlyStopping(Callback):
         mode: str = "min",
         restore_best: bool = False,
     ) -> None:
+        where = "EarlyStopping: "
         if mode not in ("min", "max"):
-            raise PhaseError(f"EarlyStopping: unknown mode={mode!r}", available="'min', 'max'")
-        if not (patience >= 1 and min_delta >= 0):
-            raise PhaseError(
-                f"EarlyStopping: patience={patience!r} and min_delta={min_delta!r} are out of range",
-                available="patience of 1 or more, min_delta of 0 or more",
-            )
-        self.monitor = monitor
-        self.patience = patience
-        self.min_delta = min_delta
+            raise PhaseError(f"{where}unknown mode={shown(mode)}", available="'min', 'max'", hint="write mode='min'")
+        self.monitor = arguments.text(PhaseError, where, "monitor", monitor, "the name of a value", "'val_loss'")
+        self.patience = arguments.integer(PhaseError, where, "patience", patience, 1, 5)
+        wanted = "a number of 0 or more"
+        delta = arguments.number(PhaseError, where, "min_delta", min_delta, lambda it: it >= 0, wanted, 0.0)
+        self.min_delta = float(delta)
         self.sign = 1.0 if mode == "min" else -1.0
-        self.restore_best = restore_best
+        self.restore_best = arguments.flag(PhaseError, where, "restore_best", restore_best)
         self._reset()
 
     def _reset(self) -> None:

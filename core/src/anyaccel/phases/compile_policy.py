@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 
 from anyaccel.backend import CompileEstimate
-from anyaccel.errors import CompileError, CompileWarning, OutOfMemoryError
+from anyaccel.errors import CompileError, CompileWarning
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.traceback_cleanup import release_frames
@@ -182,14 +182,14 @@ class CompilePolicy:
         began = time.perf_counter()
         try:
             runner.compile(batch_size, microbatch_size)
-        except (CompileError, OutOfMemoryError) as error:  # neither has changed anything
+        except (CompileError, MemoryError) as error:  # neither has changed anything
             self._failed(error)
         else:
             self._log_event("compile", f"steps compiled in {time.perf_counter() - began:.1f} s: {why}")
         finally:
             self._on_activity("")
 
-    def _failed(self, error: CompileError | OutOfMemoryError) -> None:
+    def _failed(self, error: CompileError | MemoryError) -> None:
         self._decided = True
         release_frames(error)
         self._log_event("compile", f"steps run uncompiled: {error}")

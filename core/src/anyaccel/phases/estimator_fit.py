@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from anyaccel import interrupts
 from anyaccel.data import Rows
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, ModelNode, Plan
@@ -173,7 +174,8 @@ def _fit(
 ) -> None:
     """Fit a node's estimator; if that fails, none of the nodes that share it counts as fitted."""
     try:
-        node.model.fit(inputs, targets)
+        with interrupts.allowed():
+            node.model.fit(inputs, targets)
     except BaseException as error:
         for other in sharing:
             other.model.mark_failed()

@@ -9,8 +9,8 @@ import numpy as np
 from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import ColumnError
 from anyaccel.graph import ModelGraph, input_columns
+from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.numpy_backend import Estimator
-from anyaccel.specs import AppliedLoss
 
 
 def estimators(graph: ModelGraph) -> dict[str, Estimator]:

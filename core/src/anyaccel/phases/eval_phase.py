@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from anyaccel.arguments import shown
 from anyaccel.data import Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.phases.metrics import Metric
@@ -44,6 +45,9 @@ class EvalPhase(Phase):
         **settings: Any,
     ) -> None:
         metrics = (metrics,) if isinstance(metrics, (str, Metric)) or callable(metrics) else metrics
+        if not isinstance(metrics, Iterable):
+            problem = f"phase {label!r}: metrics must be a list, got {shown(metrics)}"
+            raise PhaseError(problem, hint="write metrics=['mse']")
         self.metrics = tuple(metric if isinstance(metric, Metric) else Metric(metric) for metric in metrics)
         self.outputs = node_labels(outputs)
         self.sampler: Samplers = SimpleSampler(batch_size) if sampler is None else samplers_of(sampler)

@@ -8,20 +8,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anyaccel import interrupts
 from anyaccel.data import joined_array
 from anyaccel.errors import ColumnError, OutOfMemoryError, SpecError
 from anyaccel.graph import ModelGraph, input_columns, topology
+from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
-from anyaccel.phases.metrics import Metric
+from anyaccel.phases.memory_error import as_out_of_memory
+from anyaccel.phases.metrics import METRICS, Metric
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
-from anyaccel.specs import AppliedLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ def bind_metrics(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGr
     Raises:
         ColumnError: there is no target to compare with.
         GraphError: a node that is not in the graph.
-        SpecError: two metrics with one label.
+        SpecError: two metrics with one label, or one with the name of a loss.
     """
     default_nodes = list(dict.fromkeys(loss.on for loss in losses)) or list(graph.output_nodes)
     bound = []
@@ -61,6 +63,13 @@ def bind_metrics(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGr
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
         raise SpecError(f"phase {phase.label!r} has two metrics called {', '.join(twice)}", hint="give each a label=")
+    names_of_losses = {"loss", *(f"loss.{loss.label}" for loss in losses)}
+    taken = next((label for label in labels if label in names_of_losses), None)
+    if taken is not None:
+        raise SpecError(
+            f"phase {phase.label!r} has a metric called {taken!r}, which is the name of a loss in the results",
+            hint="give the metric another label=",
+        )
     return bound
 
 
@@ -125,26 +134,28 @@ class Evaluation:
         """
         while True:
             losses, parts = LossAccumulator(), {name: list[np.ndarray]() for name in self._wanted}
-            failure = self._attempt(losses, parts)
-            if failure is None:
+            all_means = self._attempt(losses, parts)
+            if not isinstance(all_means, OutOfMemoryError):
                 break
-            self._policy.make_room(failure, self._policy.batch_size)
+            self._policy.make_room(all_means, self._policy.batch_size)
         outputs = {name: np.concatenate(arrays) for name, arrays in parts.items()}
-        all_means = losses.means()
         means = {loss.label: all_means[loss.label] for loss in self._losses}
         total = sum(loss.weight * means[loss.label] for loss in self._losses) if self._losses else float("nan")
         metrics = {metric.label: self._measure(metric, outputs) for metric in self._metrics}
         return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
 
-    def _attempt(self, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]) -> OutOfMemoryError | None:
+    def _attempt(
+        self, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]
+    ) -> dict[str, float] | OutOfMemoryError:
+        """Compute all rows; mean losses, or what ended it."""
         try:
             with closing(self._policy.loader.chunks(0)) as chunks:
                 for chunk in chunks:
                     self._compute(chunk, losses, parts)
                     del chunk  # its rows must not outlive the next
-        except OutOfMemoryError as error:
-            return error
-        return None
+            return losses.means()
+        except MemoryError as error:
+            return as_out_of_memory(error)
 
     def _compute(self, chunk: Chunk, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]) -> None:
         """Outputs come to the host when the chunk is over, so that nothing waits for a device before."""
@@ -155,6 +166,7 @@ class Evaluation:
                 values, step_losses = runner.evaluate(part.rows)
                 losses.add(step_losses)
                 pending += [(name, values[name]) for name in parts if values[name] is not None]
+                interrupts.check()
         for name, value in pending:
             parts[name].append(np.array(self._pipeline.to_host(name, value)))
 
@@ -164,8 +176,11 @@ class Evaluation:
         else:
             predicted = outputs[self._names[metric.node][0]]
         targets = joined_array(self._rows.of(metric.feature_set, metric.stream), metric.columns)
+        if metric.metric.measure not in METRICS.values():  # it may write to its arguments
+            predicted, targets = np.array(predicted), np.array(targets)
         try:
-            return float(metric.metric.measure(predicted, targets))
+            with interrupts.allowed():
+                return float(metric.metric.measure(predicted, targets))
         except SpecError as error:
             others = [
                 other.node for other in self._metrics if other.metric is metric.metric and other.node != metric.node
@@ -173,6 +188,12 @@ class Evaluation:
             on = f"name the node to judge: Metric({metric.metric.label!r}, on={others[0]!r})" if others else error.hint
             problem = f"metric {metric.label!r} on node {metric.node!r}: {error.problem}"
             raise SpecError(problem, available=error.available, hint=on) from None
+        except (TypeError, AttributeError) as error:  # a metric of a framework, say, which does not take arrays
+            raise SpecError(
+                f"metric {metric.metric.label!r} on node {metric.node!r} ended by {type(error).__name__}: {error}",
+                available="a metric is called with outputs and targets as NumPy arrays, and returns a number",
+                hint="give a function: def metric(outputs, targets): return float(...)",
+            ) from error
 
 
 Compared = tuple[str, tuple[str, ...]]

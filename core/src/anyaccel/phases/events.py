@@ -9,7 +9,7 @@ from typing import Any, Protocol
 _LOG = logging.getLogger("anyaccel")
 _LOG.addHandler(logging.NullHandler())  # without a logging setup, progress and results show events
 
-KINDS = ("compile", "residency", "memory", "source")
+KINDS = ("compile", "residency", "memory", "source", "transfer")
 """Kinds of events."""
 
 
@@ -20,6 +20,10 @@ class LogEvent(Protocol):
         """Log an event; `verbose` ones appear in results and debug logs only."""
 
 
+def discard_event(kind: str, message: str, *, verbose: bool = False) -> None:
+    """A `LogEvent` that nobody hears."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One event of a run.
@@ -27,7 +31,7 @@ class Event:
     Attributes:
         epoch, step: when it happened, counted from 0 within the run; both -1 before the loop.
         kind: `"compile"` (how steps are computed), `"residency"` (where the data are), `"memory"` (memory ran out, and
-            what was done) or `"source"` (streamed data).
+            what was done), `"source"` (streamed data) or `"transfer"` (how values go from one framework to another).
         message: what happened, and why.
         verbose: an event that needs no attention, such as why steps are not compiled: shown in the results and the
             debug log only.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pluggy
 
+from anyaccel import interrupts
 from anyaccel.phases.callbacks import Callback
 
 
@@ -26,11 +28,24 @@ class HookCaller:
         """Whether a callback sees epochs or steps and may therefore stop the run early."""
         return any(self._methods(name) for name in ("epoch_start", "step_end", "epoch_end"))
 
+    @property
+    def reads_models(self) -> bool:
+        """Whether a callback of the user's own sees epochs, and may look at the models."""
+        methods = [method for name in ("epoch_start", "epoch_end") for method in self._methods(name)]
+        return any(not str(getattr(method, "__module__", "")).startswith("anyaccel.") for method in methods)
+
     def call(self, hook: str, **arguments: Any) -> None:
-        """Call a hook of everybody; the first exception propagates."""
-        getattr(self._hooks.hook, hook)(**arguments)
-        for callback in self._callbacks:
-            _call_with_named(getattr(callback, hook), **arguments)
+        """Call a hook of everybody; the first exception propagates, with a note if it comes from a plugin."""
+        with interrupts.allowed():
+            _call_plugins(getattr(self._hooks.hook, hook), **arguments)
+            for callback in self._callbacks:
+                _call_with_named(getattr(callback, hook), **arguments)
+
+    def step_end(self, **arguments: Any) -> None:
+        """Call `step_end` of everybody who listens."""
+        with interrupts.allowed():
+            for listener in self.step_listeners:
+                listener(**arguments)
 
     def phase_end(self, error: BaseException | None, **arguments: Any) -> None:
         """Call `phase_end` of everybody, whatever one raises.
@@ -47,25 +62,44 @@ class HookCaller:
             return
         for failure in failures:
             if failure is not first:
-                first.add_note(f"phase_end also failed: {type(failure).__name__}: {failure}")
+                origin = "".join(f" ({note})" for note in getattr(failure, "__notes__", ()))
+                first.add_note(f"phase_end also failed: {type(failure).__name__}: {failure}{origin}")
         if first is not error:
             raise first
 
     def _ends(self) -> Iterator[Callable[..., Any]]:
         plugins = [impl.plugin for impl in reversed(self._hooks.hook.phase_end.get_hookimpls())]
         for plugin in plugins:
-            yield self._hooks.subset_hook_caller("phase_end", [other for other in plugins if other is not plugin])
+            others = [other for other in plugins if other is not plugin]
+            yield partial(_call_plugins, self._hooks.subset_hook_caller("phase_end", others))
         for callback in self._callbacks:
             yield partial(_call_with_named, callback.phase_end)
 
     def _listening(self, hook_name: str) -> tuple[Callable[..., Any], ...]:
         hook = getattr(self._hooks.hook, hook_name)
-        return ((hook,) if hook.get_hookimpls() else ()) + self._methods(hook_name)
+        plugins = (partial(_call_plugins, hook),) if hook.get_hookimpls() else ()
+        return plugins + self._methods(hook_name)
 
     def _methods(self, hook_name: str) -> tuple[Callable[..., Any], ...]:
         """The callbacks' overrides of a hook."""
         base, methods = getattr(Callback, hook_name), [getattr(callback, hook_name) for callback in self._callbacks]
         return tuple(method for method in methods if getattr(method, "__func__", None) is not base)
+
+
+def _call_plugins(hook: pluggy.HookCaller, **arguments: Any) -> None:
+    """Call a hook of plugins; an exception of one gets a note with the plugin's name."""
+    try:
+        hook(**arguments)
+    except Exception as error:
+        error.add_note(f"raised in {hook.name} of plugin {', '.join(_plugins_in(error, hook.get_hookimpls()))}")
+        raise
+
+
+def _plugins_in(error: Exception, implementations: Sequence[pluggy.HookImpl]) -> list[str]:
+    """The plugins whose functions the exception came through; if that cannot be told, all that were called."""
+    codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    passed = [each.plugin_name for each in implementations if getattr(each.function, "__code__", None) in codes]
+    return passed or [each.plugin_name for each in implementations]
 
 
 def _call_with_named(method: Callable[..., Any], **arguments: Any) -> None:
@@ -79,7 +113,8 @@ def _call_with_named(method: Callable[..., Any], **arguments: Any) -> None:
 
 def _failure(function: Callable[[], Any]) -> BaseException | None:
     try:
-        function()
+        with interrupts.allowed():
+            function()
     except BaseException as failure:  # neither an error nor an interrupt may keep the others from being called
         return failure
     return None

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel import arguments
+from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, SpecError
+from anyaccel.specs import LOSS_ALIASES, LOSSES
 from anyaccel.suggestions import did_you_mean
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
@@ -68,7 +71,7 @@ class Metric:
 
     Args:
         measure: a name (accuracy, mse, rmse, mae, r2), or a function of outputs and targets (NumPy arrays, samples
-            along the first axis) that returns a number.
+            along the first axis; copies of its own) that returns a number.
         on: label of the node whose output it measures; None for every node with a loss in the phase, else the output
             nodes of the graph.
         targets: what outputs are compared with: `"targets"` as for losses, or `"FEATURE_SET.COLUMN"`.
@@ -86,14 +89,14 @@ class Metric:
     def __init__(self, measure: Any, on: str | None = None, targets: str = "targets", label: str | None = None) -> None:
         if isinstance(measure, str) and measure not in METRICS:
             raise SpecError(
-                f"no metric is called {measure!r}",
-                available=", ".join(METRICS),
-                hint=did_you_mean(measure.lower(), METRICS, "use one of these, or give a function"),
+                f"no metric is called {shown(measure)}", available=", ".join(METRICS), hint=_hint(measure.lower())
             )
-        if not isinstance(measure, str) and not callable(measure):
-            raise SpecError(
-                f"{measure!r} is not a metric", available=", ".join(METRICS), hint="give a name or a function"
-            )
+        if isinstance(measure, type) or not (isinstance(measure, str) or callable(measure)):
+            hint = f"create one: {measure.__name__}()" if isinstance(measure, type) else "give a name or a function"
+            raise SpecError(f"{shown(measure)} is not a metric", available=", ".join(METRICS), hint=hint)
+        for name, value in (("on", on), ("targets", targets), ("label", label)):
+            if value is not None or name == "targets":
+                arguments.text(SpecError, "Metric: ", name, value)
         object.__setattr__(self, "measure", METRICS[measure] if isinstance(measure, str) else measure)
         object.__setattr__(self, "on", on)
         object.__setattr__(self, "targets", targets)
@@ -125,11 +128,27 @@ class Metric:
         known = ("measure", "on", "targets", "label")
         if not isinstance(config, Mapping) or not isinstance(config.get("measure"), str) or set(config) - set(known):
             raise ConfigError(
-                f"{config!r} is not the configuration of a metric",
+                f"{shown(config)} is not the configuration of a metric",
                 available=f"keys: {', '.join(known)}",
                 hint="write {'measure': 'accuracy'}",
             )
         return cls(**dict(config))
+
+
+_ALIASES = {
+    "acc": "accuracy",
+    "mean_squared_error": "mse",
+    "root_mean_squared_error": "rmse",
+    "mean_absolute_error": "mae",
+    "r2_score": "r2",
+}
+
+
+def _hint(name: str) -> str:
+    loss = LOSS_ALIASES.get(name, name)
+    if loss in LOSSES and loss not in METRICS:
+        return f"{loss} is a loss: write losses=[AppliedLoss({loss!r}, on='NODE')]"
+    return did_you_mean(_ALIASES.get(name, name), METRICS, "use one of these, or give a function")
 
 
 def _indices(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:

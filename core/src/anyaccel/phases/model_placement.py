@@ -50,18 +50,16 @@ def warn_of_fallbacks(plan: Plan) -> None:
 
 def place(graph: ModelGraph, devices: Mapping[str, Device]) -> None:
     """Place nodes, with the optimizer state that training left them, on devices; the graph holds the placed models."""
-    models = [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
     for label, device in devices.items():
         node = graph[label]
         if not isinstance(node, ModelNode):
             continue
         backend = registry().find(graph.shapes.frameworks[label], device.kind)
-        before, after = node.model, backend.place(node.model, device)
-        for other in models:  # nodes that share the model go on sharing it, whether they take part or not
-            if other.model is before:
-                other.model = after
-        if label in graph.optimizer_states:
-            graph.optimizer_states[label] = _moved(graph.optimizer_states[label], backend, device)
+        before, state = node.model, graph.optimizer_states.get(label)
+        after = backend.place(before, device)
+        graph.exchange_model(before, after)  # nodes that share the model go on sharing it, taking part or not
+        if state is not None:
+            graph.optimizer_states[label] = _moved(state, backend, device)
 
 
 def _moved(state: NodeState, backend: Backend, device: Device) -> NodeState:

@@ -13,6 +13,7 @@ from anyaccel.graph import Column, Plan
 from anyaccel.numpy_backend import Estimator
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.printable import printable
 from anyaccel.segment import Segment
 
 
@@ -47,7 +48,7 @@ def notes(
 def warn(label: str, nan_notes: Sequence[str]) -> None:
     """Issue one NaNWarning with the notes on the phase of this label, if there are any."""
     if nan_notes:
-        warnings.warn(f"phase {label!r}: {'. '.join(nan_notes)}.", NaNWarning, stacklevel=7)
+        warnings.warn(printable(f"phase {label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=7)
 
 
 def _reached(segments: Sequence[Segment]) -> set[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from anyaccel.errors import EstimatorError, OutOfMemoryError
@@ -12,12 +14,17 @@ from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.loader import BatchLoader
+from anyaccel.phases.loading.loader_factory import free_memory
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.traceback_cleanup import release_frames
 
 _SNAPSHOT_SHARE = 0.002
 """The part of a loop's time that snapshots may take. They also drive what steps use out of the caches."""
+
+
+_WORTHWHILE_SHARE = 0.1
+"""Snapshots are given up only if they take at least this share of the memory that is free."""
 
 
 class OutOfMemoryRecovery:
@@ -72,16 +79,42 @@ class OutOfMemoryRecovery:
         n_rows = n_rows or self.batch_size
         at_once = min(self.microbatch_size or n_rows, n_rows)
         indivisible = at_once <= 1 or bool(self._report.couplings)
-        if not indivisible:
+        if not indivisible and self._gives_up_snapshots(at_once):
+            self._log(error, "snapshots, beside which whole steps do not fit, are not taken any more")
+        elif not indivisible:
             self.microbatch_size = smaller(n_rows, at_once)
             self.loader.limit_rows(self.microbatch_size)
             self._log(error, f"{self.microbatch_size} rows of {n_rows} at once now")
         elif shrunk:
             self._log(error, "rows are streamed in smaller blocks now")
-        elif self.snapshots is not None and self.snapshots.give_up():
+        elif self._snapshots_hold(unknown=True) and self.snapshots is not None and self.snapshots.give_up():
             self._log(error, "snapshots, which need room, are not taken any more")
         else:
             raise self.final_error(error, at_once) from None
+
+    def _gives_up_snapshots(self, at_once: int) -> bool:
+        """Whether steps as they are fit without snapshots, so that these were given up.
+
+        Just restored, a state of immutable arrays is the snapshot itself, and they take memory once: what fits now
+        fits without snapshots. Where a snapshot is a copy, what fits beside it fits without. Otherwise they are kept:
+        without one, a step that fails is the end. Streamed blocks are made as small as can be then, for a margin.
+        """
+        snapshots = self.snapshots
+        if snapshots is None or not (self.loader.repeatable and self._snapshots_hold(unknown=False)):
+            return False
+        if not snapshots.after_trial(partial(self._report.fits, self.loader, at_once)):
+            return False
+        while self.loader.shrink():
+            pass
+        return snapshots.give_up()
+
+    def _snapshots_hold(self, *, unknown: bool) -> bool:
+        """Whether they take a worthwhile share of what is free on some device; `unknown` if devices do not say."""
+        sizes = [(nbytes, free_memory(place)) for place, nbytes in self._report.snapshot_bytes().items()]
+        known = [(nbytes, free) for nbytes, free in sizes if free is not None]
+        return any(nbytes >= _WORTHWHILE_SHARE * free for nbytes, free in known) or (
+            unknown and len(known) < len(sizes)
+        )
 
     def final_error(self, error: OutOfMemoryError, n_rows: int) -> OutOfMemoryError:
         """The error that ends the phase after a step of `n_rows` rows has failed."""
@@ -157,7 +190,11 @@ class Snapshots:
         self._take(0, 0)
 
     def after_step(self, step: int, losses: LossAccumulator) -> None:
-        """So many steps are done: take one if it is time."""
+        """So many steps are done: take one if it is time.
+
+        Raises:
+            OutOfMemoryError: one of them did not fit; the snapshot before is kept.
+        """
         if not self._within_epoch or self._last is None:
             return
         if time.perf_counter() - self._taken_at > self._seconds / _SNAPSHOT_SHARE:
@@ -167,10 +204,11 @@ class Snapshots:
         if self._given_up:
             return
         began = time.perf_counter()
-        self._last = None  # the old one makes room
+        self._pipeline.synchronize()  # a step may have failed that was launched since the old one, which is good
+        self._last = None  # it makes room
         try:
             self._last = _Snapshot(step, n_losses, self._pipeline.snapshot())
-        except (OutOfMemoryError, EstimatorError) as error:  # without a copy, a later failure is final
+        except (MemoryError, EstimatorError) as error:  # without a copy, a later failure is final
             release_frames(error)
         self._taken_at = time.perf_counter()
         self._seconds = self._taken_at - began
@@ -182,6 +220,27 @@ class Snapshots:
         self._pipeline.restore(self._last.state)
         losses.truncate(self._last.n_losses)
         return self._last.step
+
+    def after_trial(self, trial: Callable[[], bool]) -> bool:
+        """What a trial says, whose steps are undone; False without a snapshot."""
+        if self._last is None:
+            return False
+        try:
+            return trial()
+        finally:
+            self._pipeline.restore(self._last.state)
+
+    def rescue(self, losses: LossAccumulator) -> int | None:
+        """Go back to the last snapshot if steps that were launched have failed; the steps done by then, else None."""
+        if self._last is None:
+            return None
+        try:
+            self._pipeline.synchronize()
+        except Exception as error:
+            release_frames(error)
+            with suppress(MemoryError):  # without room for the values, closing the programs says that they are lost
+                return self.restore(losses)
+        return None
 
     def give_up(self) -> bool:
         """Take no more snapshots, which need memory themselves; False if that is so already."""

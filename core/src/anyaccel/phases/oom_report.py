@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from anyaccel.backend import Memory
 from anyaccel.display import size
 from anyaccel.errors import AnyaccelError, OutOfMemoryError
-from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.loading.epoch_batches import StepRows
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loading.loader_factory import LoaderFactory, Place
 from anyaccel.phases.loading.residency import state_slots
+from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.registry import registry
 
 _MAX_TRIALS = 10
+
+Answer = TypeVar("Answer")
+Trial = Callable[[StepRows], None]
+"""Computes some rows of a step, and raises if they do not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +53,9 @@ class OutOfMemoryReport:
         fitting = self._largest_batch(loader, n_rows)
         known = [] if fitting is None else ["not even one row fits" if fitting == 0 else f"{_rows(fitting)} would fit"]
         why = f", and micro-batches are ruled out by {' and '.join(self.couplings)}" if self.couplings else ""
+        doing = "to train" if self.trains else "for"
         return OutOfMemoryError(
-            f"phase {self.label!r}: no room {'to train' if self.trains else 'for'} {_rows(n_rows)} at once{why}: "
-            f"{cause.problem}",
+            f"phase {self.label!r}: not enough memory {doing} {_rows(n_rows)} at once{why}: {cause.problem}",
             available="; ".join([*self._memory_use(loader.residency), *known]),
             hint=", or ".join(self._hints(fitting)),
         )
@@ -82,17 +89,62 @@ class OutOfMemoryReport:
 
     def _largest_batch(self, loader: BatchLoader, n_rows: int) -> int | None:
         """The most rows that fit at once, by at most `_MAX_TRIALS` trials that change nothing; None if unknown."""
+        if not self._can_try:
+            return None
         try:
             snapshot = self.pipeline.snapshot()
-            with closing(loader.chunks(0)) as chunks:
-                chunk = next(chunks)
-                runner = self.pipeline.runner(chunk.columns)
-                fitting = _search(runner.try_step if self.trains else runner.evaluate, chunk.steps[0], n_rows)
-            self.pipeline.restore(snapshot)
-        except AnyaccelError as error:  # no room for a copy or for rows, or they cannot be loaded again
+            try:
+                return self._first_step(loader, partial(_search, n_rows=n_rows))
+            finally:
+                self.pipeline.restore(snapshot)
+        except (AnyaccelError, MemoryError) as error:  # no room for a copy or for rows, or they cannot be loaded again
             release_frames(error)
             return None
-        return fitting
+
+    def fits(self, loader: BatchLoader, n_rows: int) -> bool:
+        """Whether a trial step of so many rows fits now; the caller restores a snapshot afterwards."""
+        if not self._can_try:
+            return False
+        try:
+            return self._first_step(loader, lambda trial, step: _fits(trial, _first_rows(step, n_rows)))
+        except (AnyaccelError, MemoryError) as error:
+            release_frames(error)
+            return False
+
+    @property
+    def _can_try(self) -> bool:
+        return all(stage.program.raises_out_of_memory for stage in self.pipeline.stages)
+
+    def _first_step(self, loader: BatchLoader, judge: Callable[[Trial, StepRange], Answer]) -> Answer:
+        """What `judge` says of the first step of an epoch, given what computes some of its rows."""
+        with closing(loader.chunks(0)) as chunks:
+            chunk = next(chunks)
+            return judge(partial(self._compute, self.pipeline.runner(chunk.columns)), chunk.steps[0])
+
+    def _compute(self, runner: ChunkRunner, rows: StepRows) -> None:
+        """Compute some rows, and wait for the results."""
+        if self.trains:
+            runner.try_step(rows)
+            self.pipeline.synchronize()
+            return
+        values, step_losses = runner.evaluate(rows)
+        for name, value in values.items():
+            if value is not None:
+                self.pipeline.to_host(name, value)
+        losses = LossAccumulator()
+        losses.add(step_losses)
+        losses.means()
+
+    def snapshot_bytes(self) -> dict[Place, int]:
+        """Bytes of a snapshot: parameters that are trained, and their optimizer state, by framework and device."""
+        groups = [group for stage in self.pipeline.stages for group in stage.segment.groups]
+        slots = {node: state_slots(group.optimizer) for group in groups for node in group.nodes}
+        nbytes: dict[Place, int] = {}
+        for assignment in self.factory.plan.assignments:
+            if assignment.node in slots:
+                place = (assignment.framework, assignment.device)
+                nbytes[place] = nbytes.get(place, 0) + assignment.nbytes * (1 + slots[assignment.node])
+        return nbytes
 
 
 def _rows(count: int) -> str:
@@ -108,7 +160,7 @@ def _measured(place: Place) -> str:
     return f"what is left of {size(memory.total)}, of which {size(memory.free)} are free now"
 
 
-def _search(trial: Callable[[StepRows], object], step: StepRange, n_rows: int) -> int:
+def _search(trial: Trial, step: StepRange, n_rows: int) -> int:
     low, high = 0, n_rows
     for _ in range(_MAX_TRIALS):
         middle = (low + high) // 2
@@ -126,7 +178,7 @@ def _first_rows(step: StepRange, n: int) -> StepRows:
     return {name: (start, min(start + n, stop)) for name, (start, stop) in step.rows.items()}
 
 
-def _fits(trial: Callable[[StepRows], object], step: StepRows) -> bool:
+def _fits(trial: Trial, step: StepRows) -> bool:
     try:
         trial(step)
     except Exception as error:  # some models take no single row, say: a size that does not fit

@@ -6,11 +6,13 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from anyaccel import arguments
 from anyaccel.accelerator import Accelerator
+from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases.callbacks import Callback
-from anyaccel.specs import AppliedLoss
 from anyaccel.suggestions import did_you_mean
 
 MODES = ("auto", "off", "steps")
@@ -77,12 +79,14 @@ class Phase:
         self.label = check_label(label, "a phase")
         if unknown:
             raise _unknown_setting(type(self), next(iter(unknown)))
-        self.data = data
-        self.losses = (losses,) if isinstance(losses, AppliedLoss) else _as_tuple(label, "losses", losses)
+        self.data = _checked_data(label, data)
+        own = (losses,) if isinstance(losses, AppliedLoss) else losses
+        self.losses = _as_tuple(f"phase {label!r}", "losses", own)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
-        self.strict = strict
-        self.policy = policy
-        self.callbacks = _as_tuple(label, "callbacks", callbacks)
+        where = f"phase {label!r}: "
+        self.strict = arguments.flag(PhaseError, where, "strict", strict)
+        self.policy = None if policy is None else arguments.text(PhaseError, where, "policy", policy)
+        self.callbacks = checked_callbacks(f"phase {label!r}", callbacks)
         self.final_device = None if final_device is None else Accelerator.of(final_device)
         self.compile = one_of(label, "compile", compile, MODES)
         self.residency = one_of(label, "residency", residency, RESIDENCIES)
@@ -95,7 +99,7 @@ class Phase:
         for loss in self.losses:
             if not isinstance(loss, AppliedLoss):
                 raise PhaseError(
-                    f"phase {self.label!r}: losses must be AppliedLoss objects, got {loss!r}",
+                    f"phase {self.label!r}: losses must be AppliedLoss objects, got {shown(loss)}",
                     hint=f"write losses=[AppliedLoss({loss if isinstance(loss, str) else 'mse'!r}, on='NODE')]",
                 )
         labels = [loss.label for loss in self.losses]
@@ -105,15 +109,11 @@ class Phase:
                 f"phase {self.label!r} has several losses with the label {', '.join(sorted(duplicates))}",
                 hint="give each its own: AppliedLoss(..., label='NAME')",
             )
-        for callback in self.callbacks:
-            if not isinstance(callback, Callback):
-                is_class = isinstance(callback, type) and issubclass(callback, Callback)
-                hint = f"create an instance: {callback.__name__}()" if is_class else "derive it from anyaccel.Callback"
-                raise PhaseError(f"phase {self.label!r}: {callback!r} is not a Callback", hint=hint)
 
     @classmethod
     def from_split(cls, label: str, *, split: str, **settings: Any) -> Self:
         """A phase over the split of this name, in every feature set that the graph uses."""
+        arguments.text(PhaseError, f"phase {label!r}: ", "split", split, "the name of a split", "'train'")
         return cls(label, data=split, **settings)
 
     def get_config(self) -> dict[str, Any]:
@@ -144,25 +144,38 @@ class Phase:
         """
         kind = config.get("type") if isinstance(config, Mapping) else None
         if not isinstance(kind, str) or kind not in Phase.kinds:
-            raise ConfigError(f"unknown type of phase {kind!r}", available=", ".join(sorted(Phase.kinds)))
+            available, hint = ", ".join(sorted(Phase.kinds)), "give the dict that get_config() of a phase made"
+            raise ConfigError(f"unknown type of phase {shown(kind)}", available=available, hint=hint)
         settings = {key: value for key, value in config.items() if key != "type"}
         for key in settings:
             if key not in ("label", *_settings_of(Phase.kinds[kind])):
                 error = _unknown_setting(Phase.kinds[kind], key)
                 raise ConfigError(error.problem, available=error.available, hint=error.hint)
         try:
+            for key in ("losses", "metrics"):
+                if not isinstance(settings.get(key, []), (list, tuple)):
+                    raise TypeError(f"{key} must be a list, got {shown(settings[key])}")
             settings["losses"] = [AppliedLoss.from_config(loss) for loss in settings.get("losses", ())]
             for key in ("accelerator", "final_device"):
                 if settings.get(key) is not None:
                     settings[key] = Accelerator.from_config(settings[key])
             return Phase.kinds[kind](**Phase.kinds[kind].read_settings(settings))
         except TypeError as error:
-            raise ConfigError(f"the configuration of a phase of type {kind!r} does not fit: {error}") from None
+            problem = f"the configuration of a phase of type {kind!r} does not fit: {error}"
+            raise ConfigError(problem, hint="give the dict that get_config() of a phase made") from None
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Turn a configuration into keyword arguments; those common to all phases are converted already."""
         return settings
+
+
+def _checked_data(label: str, data: Any) -> Data:
+    """Data, which are looked at with the graph; a mapping must have labels as its keys."""
+    if isinstance(data, Mapping) and not all(isinstance(name, str) for name in data):
+        problem = f"phase {label!r}: data={shown(data)} must have the labels of feature sets as its keys"
+        raise PhaseError(problem, hint="write data={'LABEL': 'train'}")
+    return data
 
 
 def one_of(label: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
@@ -175,16 +188,33 @@ def one_of(label: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
         return str(value)
     hint = did_you_mean(value, choices, "use one of these")
     hint = "write compile='off'" if name == "compile" and value is False else hint
-    raise PhaseError(f"phase {label!r}: unknown {name}={value!r}", available=", ".join(map(repr, choices)), hint=hint)
+    raise PhaseError(
+        f"phase {label!r}: unknown {name}={shown(value)}", available=", ".join(map(repr, choices)), hint=hint
+    )
 
 
 _EXAMPLES = {"losses": "AppliedLoss('mse', on='NODE')", "callbacks": "EarlyStopping()"}
 
 
-def _as_tuple(label: str, name: str, value: Any) -> tuple[Any, ...]:
+def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:
+    """Callbacks from the argument of a phase or experiment.
+
+    Raises:
+        PhaseError: not a list of Callback objects.
+    """
+    callbacks = _as_tuple(whose, "callbacks", given)
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            is_class = isinstance(callback, type) and issubclass(callback, Callback)
+            hint = f"create an instance: {callback.__name__}()" if is_class else "derive it from anyaccel.Callback"
+            raise PhaseError(f"{whose}: {shown(callback)} is not a Callback", hint=hint)
+    return callbacks
+
+
+def _as_tuple(whose: str, name: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
         raise PhaseError(
-            f"phase {label!r}: {name} must be a list, got {value!r}", hint=f"write {name}=[{_EXAMPLES[name]}]"
+            f"{whose}: {name} must be a list, got {shown(value)}", hint=f"write {name}=[{_EXAMPLES[name]}]"
         )
     return tuple(value)
 
@@ -199,7 +229,7 @@ def node_labels(nodes: Sequence[str] | str | None) -> tuple[str, ...] | None:
         return None if nodes is None else (nodes,)
     labels = tuple(nodes) if isinstance(nodes, Iterable) else (nodes,)
     if not all(isinstance(label, str) for label in labels):
-        raise PhaseError(f"labels of nodes must be strings, got {nodes!r}", hint="write ['encoder', 'head']")
+        raise PhaseError(f"labels of nodes must be strings, got {shown(nodes)}", hint="write ['encoder', 'head']")
     return labels
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from anyaccel.data import FeatureSet, Sampler, SimpleSampler
 from anyaccel.graph import ModelGraph, Plan, Request, topology
+from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.estimator_fit import next_to_fit
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import learning_nodes
@@ -15,7 +16,6 @@ from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.samplers import Samplers
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.specs import AppliedLoss
 
 
 def parts_of(phase: Phase) -> list[Phase]:
@@ -48,6 +48,14 @@ def kept_outputs(phase: EvalPhase, graph: ModelGraph) -> tuple[str, ...]:
     return graph.output_nodes if phase.outputs is None else phase.outputs
 
 
+def _checked_outputs(validation: EvalPhase, graph: ModelGraph) -> tuple[str, ...]:
+    """None of the outputs that a validation names, which count where it is run on its own; they must exist."""
+    for label in validation.outputs or ():
+        if label not in graph.nodes:
+            raise topology.unknown_node(f"phase {validation.label!r} names the node {label!r}", label, graph.nodes)
+    return ()
+
+
 def samplers_of(phase: Phase) -> Samplers | None:
     """What draws rows in a phase; None if rows are taken as they are."""
     if not isinstance(phase, (TrainPhase, EvalPhase)):
@@ -76,7 +84,7 @@ def plan_request(phase: Phase, graph: ModelGraph, done: Collection[str] = ()) ->
     wants = dict.fromkeys(upstream_nodes(learners, graph))
     for part in parts_of(phase):
         if isinstance(part, EvalPhase):
-            wants.update(dict.fromkeys(kept_outputs(part, graph) if part is phase else ()))
+            wants.update(dict.fromkeys(kept_outputs(part, graph) if part is phase else _checked_outputs(part, graph)))
             judged = (metric.node for metric in metrics_of(phase, part, graph))
             wants.update(dict.fromkeys(node for node in judged if node not in learners))
     if isinstance(phase, FitPhase):

@@ -15,7 +15,7 @@ from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
-from anyaccel.phases.loading.host_columns import class_counts, make_host_columns
+from anyaccel.phases.loading.host_columns import TargetRange, make_host_columns, target_ranges
 from anyaccel.phases.loading.input_data import InputData, ReadCache, input_data
 from anyaccel.phases.loading.loader_factory import (
     LoaderFactory,
@@ -85,7 +85,7 @@ def prepare(
         AnyaccelError: data, samplers, metrics or columns that do not fit.
     """
     plan = resolution.plan
-    classes, known = class_counts(resolution), topology.feature_sets(graph.nodes.values())
+    known = topology.feature_sets(graph.nodes.values())
     parts = [_draw(phase, part, plan, graph, done, read=True, cache=cache) for part in parts_of(phase)]
     return [
         PreparedPart(
@@ -93,7 +93,7 @@ def prepare(
             rows=drawn.data.rows,
             evaluated=drawn.evaluated,
             metrics=drawn.metrics,
-            factory=_factory(plan, drawn, classes, known),
+            factory=_factory(plan, drawn, target_ranges(resolution, accumulates=_accumulates(drawn.part)), known),
         )
         for drawn in parts
     ]
@@ -143,23 +143,29 @@ def _draw(
     return _Drawn(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
 
 
+def _accumulates(part: Phase) -> bool:
+    return isinstance(part, TrainPhase) and part.accumulate > 1
+
+
 def _training_epochs(part: TrainPhase, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> EpochPlan:
     batches = SampledBatches(part.label, part.sampler, part.schedule or ZIP_STRICT, rows)
     check_alignment(part.label, batches.steps, combinations, by_sampler=True)
     return TrainingEpochs(part.label, batches, part.accumulate)
 
 
-def _factory(plan: Plan, drawn: _Drawn, classes: Mapping[str, int], known: Mapping[str, FeatureSet]) -> LoaderFactory:
+def _factory(
+    plan: Plan, drawn: _Drawn, ranges: Mapping[str, TargetRange], known: Mapping[str, FeatureSet]
+) -> LoaderFactory:
     part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
     if source is None:
         assert epochs is not None
-        return RowsLoaderFactory(plan, partial(make_host_columns, plan, rows, classes, known), epochs)
-    make_host_columns(plan, dict.fromkeys(rows, source.example), classes, known)  # fails before anything moves
+        return RowsLoaderFactory(plan, partial(make_host_columns, plan, rows, ranges, known), epochs)
+    make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):
         assert isinstance(part, TrainPhase)
-        return batch_source_loaders(plan, source, classes, part.accumulate)
+        return batch_source_loaders(plan, source, ranges, part.accumulate)
     assert isinstance(source, MapSource) and epochs is not None
-    return map_source_loaders(plan, source, classes, epochs)
+    return map_source_loaders(plan, source, ranges, epochs)
 
 
 def _check_sampler_labels(part: Phase, samplers: Mapping[str, Sampler], sets: Mapping[str, FeatureSet]) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, input_columns, topology
+from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.evaluation import BoundMetric
 from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
-from anyaccel.specs import AppliedLoss
 
 Combination = tuple[str, frozenset[str]]
 """What combines feature sets, for messages, and their labels."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anyaccel.data import Rows
-from anyaccel.errors import PhaseError
+from anyaccel.errors import GraphError, PhaseError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.phases.events import Event, log
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.outcomes import EvaluationValues, Fitted
+from anyaccel.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +119,12 @@ class Run:
         """Add an event to the results and the log, and show it in the progress.
 
         Args:
-            kind: `"compile"`, `"residency"`, `"memory"` or `"source"`.
+            kind: `"compile"`, `"residency"`, `"memory"`, `"source"` or `"transfer"`.
             message: what happened, and why.
             verbose: leave it out of the progress.
         """
         epoch, step = (self.epoch, self.step) if self.looping else (-1, -1)
-        event = Event(epoch, step, kind, message, verbose)
+        event = Event(epoch, step, kind, printable(message), verbose)
         self.events.append(event)
         log(event, self.phase.label)
         if self.heard is not None and not verbose:
@@ -134,6 +135,23 @@ class Run:
         losses = LossAccumulator()
         losses.add(self.last_losses)
         return losses.means()
+
+    def model(self, label: str) -> Any:
+        """The model of a node with the values that it has now, also between two steps.
+
+        Raises:
+            GraphError: the graph has no such node, or the node has no model.
+        """
+        node = self.graph[label]
+        if not hasattr(node, "model"):
+            raise GraphError(
+                f"node {label!r} has no model",
+                available=", ".join(name for name, each in self.graph.nodes.items() if hasattr(each, "model")),
+                hint="give the label of one of these",
+            )
+        if self._pipeline is not None:
+            self._pipeline.sync_values()
+        return node.model
 
     def attach(self, pipeline: Pipeline | None) -> None:
         """Set the programs of this run; None drops them and everything the run holds on devices."""

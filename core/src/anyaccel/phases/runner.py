@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from anyaccel import interrupts
+from anyaccel.data import BatchSource
 from anyaccel.device import Device
-from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
-from anyaccel.phases import nan_check
+from anyaccel.phases import nan_check, running
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import Evaluation
+from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.fit_phase import FitPhase
@@ -29,7 +30,7 @@ from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, tra
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import kept_outputs, learners_of, losses_of, plan_request, streams_of
+from anyaccel.phases.plan_request import kept_outputs, learners_of, losses_of, parts_of, plan_request, streams_of
 from anyaccel.phases.prepare import PreparedPart, check, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
@@ -38,9 +39,6 @@ from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import registry
 from anyaccel.segment import Segment
-
-# While a phase runs its programs hold the state: the models must not be read or changed by another phase.
-_RUNNING: MutableMapping[ModelGraph, Run] = weakref.WeakKeyDictionary()
 
 
 def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
@@ -51,6 +49,7 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
     """
     plan = with_fit_note(phase, resolve(graph, plan_request(phase, graph)).plan, graph)
     check(phase, plan, graph)
+    final_devices(phase, plan)
     return plan
 
 
@@ -63,38 +62,31 @@ def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | N
     Raises:
         AnyaccelError: whatever keeps the phase from running; PhaseError if another phase is running on the graph.
     """
-    shown = (progress or Progress()).begin(run.phase.label)
-    run.heard = shown.event
-    try:
-        return _execute(
-            _PhaseExecution(run, HookCaller(registry().hooks, [*callbacks, *run.phase.callbacks]), shown), run
-        )
-    finally:
-        shown.end()
+    with interrupts.deferred():
+        shown = (progress or Progress()).begin(run.phase.label)
+        run.heard = shown.event
+        try:
+            return _execute(
+                _PhaseExecution(run, HookCaller(registry().hooks, [*callbacks, *run.phase.callbacks]), shown), run
+            )
+        finally:
+            shown.end()
 
 
 def _execute(execution: _PhaseExecution, run: Run) -> EvaluationValues | None:
     try:
-        _claim_graph(run)
+        running.claim(run)
         return execution.run()
     except BaseException as error:
         run.error = error
         raise
     finally:
         try:
-            execution.end()
+            with interrupts.deferred():
+                execution.end()
         except KeyboardInterrupt as interrupt:  # it may have come before anything was given back
             execution.end(interrupt)
             raise
-
-
-def _claim_graph(run: Run) -> None:
-    other = _RUNNING.setdefault(run.graph, run)
-    if other is not run:
-        raise PhaseError(
-            f"phase {run.phase.label!r} cannot start: {other.phase.label!r} is running on graph {run.graph.label!r}",
-            hint="evaluate with TrainPhase(validation=...), or when that phase has ended",
-        )
 
 
 class _PhaseExecution:
@@ -126,9 +118,10 @@ class _PhaseExecution:
     def _round(self) -> EvaluationValues | None:
         """From a plan to its end. A FitPhase has several rounds if estimators need each other's outputs."""
         phase, graph, run = self._phase, self._graph, self._run
-        resolution = resolve(graph, plan_request(phase, graph, run.done))
-        run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
-        parts = prepare(phase, resolution, graph, run.done, self._read_cache)
+        with interrupts.allowed():  # shapes are inferred, files are read
+            resolution = resolve(graph, plan_request(phase, graph, run.done))
+            run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
+            parts = prepare(phase, resolution, graph, run.done, self._read_cache)
         own = parts[0]
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
@@ -144,13 +137,15 @@ class _PhaseExecution:
         self._hooks.call("after_placement", phase=phase, plan=plan, run=run)
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
-        loaders = self._load(parts, resolution)
-        pipeline = self._pipeline = _build(resolution, graph, phase.compile, learners)
+        with interrupts.allowed():
+            loaders = self._load(parts, resolution)
+        pipeline = self._pipeline = _build(resolution, graph, phase.compile, learners, run.log_event)
         run.attach(pipeline)
         graph.refresh = partial(pipeline.sync_models, graph.optimizer_states)
         self._policies = [self._policy(*pair, pipeline, learners) for pair in zip(parts, loaders, strict=True)]
         del loaders  # a loader that is replaced must not be kept
         self._hooks.call("after_loading", phase=phase, plan=plan, run=run)
+        interrupts.renew()  # the first workers of torch's loaders set a handler
         return self._loop(pipeline, parts, learners, resolution.shapes.outputs)
 
     def _load(self, parts: Sequence[PreparedPart], resolution: Resolution) -> list[BatchLoader]:
@@ -244,7 +239,7 @@ class _PhaseExecution:
     def end(self, interrupt: BaseException | None = None) -> None:
         """Give the state back to the models, and call `phase_end`, whatever else fails. A second call is ignored."""
         run = self._run
-        if _RUNNING.get(self._graph) is not run:
+        if not running.is_claimed(run):
             return
         if run.error is None:
             run.error = interrupt
@@ -257,7 +252,7 @@ class _PhaseExecution:
             run.error.add_note(f"release also failed: {type(failure).__name__}: {failure}")
         finally:
             run.attach(None)
-            _RUNNING.pop(self._graph, None)
+            running.release(run)
             if run.error is not None:
                 release_frames(run.error)
             self._hooks.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)
@@ -275,7 +270,17 @@ class _PhaseExecution:
 
     def _release(self) -> None:
         self._close()
+        if self._run.error is not None:  # a phase that has not come to its loaders may have opened its source
+            for source in _sources(self._phase):
+                source.close()
         place(self._graph, self._final_devices)
+
+
+def _sources(phase: Phase) -> Iterator[BatchSource]:
+    """The sources of batches that a phase and its validation were given."""
+    for part in parts_of(phase):
+        values = part.data.values() if isinstance(part.data, Mapping) else [part.data]
+        yield from (value for value in values if isinstance(value, BatchSource))
 
 
 def _couplings(part: Phase, pipeline: Pipeline, learners: HostLearners) -> list[str]:
@@ -288,7 +293,9 @@ def _couplings(part: Phase, pipeline: Pipeline, learners: HostLearners) -> list[
     return training_couplings(pipeline.stages) + each_batch
 
 
-def _build(resolution: Resolution, graph: ModelGraph, compile_mode: str, learners: HostLearners) -> Pipeline:
+def _build(
+    resolution: Resolution, graph: ModelGraph, compile_mode: str, learners: HostLearners, log_event: LogEvent
+) -> Pipeline:
     """Programs over the models as they were placed; if one cannot be built, those before it are closed."""
     stages: list[PipelineStage] = []
     try:
@@ -300,7 +307,7 @@ def _build(resolution: Resolution, graph: ModelGraph, compile_mode: str, learner
     except BaseException:
         Pipeline(stages).close({})
         raise
-    return Pipeline(stages, learners or None)
+    return Pipeline(stages, learners or None, log_event)
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:
@@ -308,4 +315,5 @@ def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:
         replace(operation, model=getattr(graph[operation.label], "model", None)) for operation in segment.operations
     )
     states = {label: graph.optimizer_states[label] for label in segment.states}
-    return replace(segment, operations=operations, states=states)
+    frozen = {label: getattr(graph[label], "model", None) for label in segment.frozen}
+    return replace(segment, operations=operations, states=states, frozen=frozen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from anyaccel.arguments import is_integer, shown
 from anyaccel.data import Sampler, SimpleSampler, sampler_from_config
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.epoch_batches import SCHEDULES
@@ -18,7 +19,7 @@ def samplers_of(value: Any) -> Any:
     """Samplers from the argument of a phase; integers (NumPy's too) are batch sizes."""
     if isinstance(value, Mapping):
         return {name: samplers_of(sampler) for name, sampler in value.items()}
-    return SimpleSampler(value, shuffle=True) if hasattr(value, "__index__") else value
+    return SimpleSampler(value, shuffle=True) if isinstance(value, bool) or is_integer(value) else value
 
 
 def check_samplers(label: str, samplers: Any) -> None:
@@ -26,7 +27,7 @@ def check_samplers(label: str, samplers: Any) -> None:
     for sampler in samplers.values() if isinstance(samplers, Mapping) and samplers else [samplers]:
         if not isinstance(sampler, Sampler):
             raise PhaseError(
-                f"phase {label!r}: sampler must be a Sampler or a batch size, got {sampler!r}",
+                f"phase {label!r}: sampler must be a Sampler or a batch size, got {shown(sampler)}",
                 hint="write sampler=32, or sampler=SimpleSampler(32, shuffle=True)",
             )
 
@@ -55,7 +56,7 @@ def check_schedule(label: str, schedule: str | None, samplers: Samplers) -> None
         return
     if schedule not in SCHEDULES:
         raise PhaseError(
-            f"phase {label!r}: unknown schedule={schedule!r}",
+            f"phase {label!r}: unknown schedule={shown(schedule)}",
             available=", ".join(SCHEDULES),
             hint=did_you_mean(schedule, SCHEDULES, "use one of these"),
         )

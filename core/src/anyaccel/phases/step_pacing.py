@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from anyaccel import interrupts
 from anyaccel.phases.executor.stage import Losses
 
 # A call may last half a second; this is what is aimed at.
@@ -63,6 +64,7 @@ class PendingCalls:
                 if len(self._calls) < 2:
                     return
                 time.sleep(_POLL_SECONDS)
+                interrupts.check()
             yield self._finish()
 
     def finish(self) -> Iterator[tuple[int, float]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from anyaccel import rng
-from anyaccel.errors import OutOfMemoryError
+from anyaccel import interrupts, rng
+from anyaccel.errors import CompileError, OutOfMemoryError
 from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.evaluation import Evaluation
@@ -18,6 +18,7 @@ from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Epoch, Run
@@ -70,6 +71,7 @@ class TrainLoop:
         self._pending = PendingCalls()
         self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable)
         self._tried_rows, self._full_batch = 0, policy.batch_size
+        self._uncounted = 0  # steps of the call that is running
 
     def run(self) -> None:
         """All epochs, or fewer if the run is asked to stop."""
@@ -96,6 +98,8 @@ class TrainLoop:
         self._hooks.call("epoch_start", run=run)
         if run.stopped:
             return
+        if self._hooks.may_stop:  # and change what compiled code has read
+            self._renew_compiled()
         began = time.perf_counter()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number))
         losses, n_steps = self._train(number)
@@ -105,7 +109,28 @@ class TrainLoop:
         run.history.append(Epoch(number, total, losses, n_steps, seconds))
         self._validate(epoch)  # the epoch is complete, and recorded, whatever comes of this
         self._progress.epoch(run.history[-1].figures)
+        if self._hooks.reads_models:
+            self._pipeline.sync_values()
         self._hooks.call("epoch_end", run=run)
+
+    def _renew_compiled(self) -> None:
+        names = self._pipeline.renew_compiled()
+        if names:
+            self._run.log_event("compile", f"what was compiled is dropped, as {_changed(names)} changed")
+
+    def _refuse_changes_between_steps(self) -> None:
+        """Compiled steps of this epoch cannot have seen what `step_end` has changed.
+
+        Raises:
+            CompileError: it has changed a value that they read.
+        """
+        names = self._pipeline.renew_compiled()
+        if names:
+            raise CompileError(
+                f"{_changed(names)} changed between steps of epoch {self._run.epoch}, and the compiled steps have not "
+                "seen it",
+                hint="change it in epoch_start or epoch_end, or set compile='off'",
+            )
 
     def _validate(self, epoch: int) -> None:
         due = (epoch + 1) % self._phase.validate_every == 0 or epoch + 1 == self._phase.n_epochs
@@ -120,24 +145,50 @@ class TrainLoop:
         losses, run = LossAccumulator(), self._run
         self._snapshots.begin_epoch()
         while True:
-            failure = self._attempt(number, losses)
-            if failure is None:
+            means = self._attempt(number, losses)
+            if not isinstance(means, OutOfMemoryError):
                 break
+            failure = means
             release_frames(failure)  # what it holds would be in the way
-            resumed = self._snapshots.restore(losses)
+            resumed, failed = self._snapshots.restore(losses), run.step
             if resumed is None:
                 raise self._policy.final_error(failure, self._tried_rows) from None
-            self._policy.make_room(failure, self._tried_rows)
+            try:
+                self._policy.make_room(failure, self._tried_rows)
+            finally:  # its events say at which step memory ran out
+                run.step, self._uncounted = resumed, 0
             self._pending.clear()
-            self._compile_policy.repeat(run.step - resumed)
-            self._progress.advance(resumed - run.step)
-            run.step = resumed
+            self._compile_policy.repeat(failed - resumed)
+            self._progress.advance(resumed - failed)
+        if self._hooks.step_listeners:
+            self._refuse_changes_between_steps()
         self._snapshots.clear()  # a validation may need the room
-        means = losses.means()
         self._record(self._pending.finish())
         return {label: means[label] for label in self._weights if label in means}, run.step
 
-    def _attempt(self, number: int, losses: LossAccumulator) -> OutOfMemoryError | None:
+    def _settle(self, error: BaseException, losses: LossAccumulator) -> None:
+        """An error within a call: count the steps that are done, or go back if one failed or may be done by half."""
+        rescued = self._snapshots.rescue(losses)
+        if rescued is not None:
+            self._run.step, self._uncounted = rescued, 0
+            error.add_note(f"a step before it failed too: values are those after {rescued} steps of this epoch")
+        if not self._uncounted:
+            return
+        try:
+            if not interrupts.was_forced() and not self._pipeline.is_updating:
+                earlier = sum(epoch.steps for epoch in self._run.history)
+                counted = self._pipeline.count_steps() - earlier - self._run.step
+                self._run.step += min(max(counted, 0), self._uncounted)
+            elif (resumed := self._snapshots.restore(losses)) is not None:
+                self._run.step = resumed
+                error.add_note(f"a step was broken off: values are those after {self._run.step} steps of this epoch")
+            else:
+                error.add_note("a step was broken off, and there is no snapshot: values may be those of two steps")
+        except Exception as failure:  # the error itself matters more
+            error.add_note(f"the steps of the last call could not be counted: {type(failure).__name__}: {failure}")
+
+    def _attempt(self, number: int, losses: LossAccumulator) -> dict[str, float] | OutOfMemoryError:
+        """The rest of an epoch; mean losses, or what ended it. It is over once all that was launched is computed."""
         self._tried_rows = 0
         loader = self._policy.loader
         prefetches = self._run.epoch + 1 < self._phase.n_epochs
@@ -151,9 +202,14 @@ class TrainLoop:
                     if self._run.stopped:
                         break
                     del chunk
-        except OutOfMemoryError as error:
-            return error
-        return None
+            means = losses.means()
+            self._pipeline.synchronize()
+        except MemoryError as error:
+            return as_out_of_memory(error)
+        except BaseException as error:
+            self._settle(error, losses)
+            raise
+        return means
 
     def _chunk(self, chunk: Chunk, losses: LossAccumulator) -> None:
         if self._learners is not None:
@@ -167,6 +223,7 @@ class TrainLoop:
                 continue
             max_rows = self._policy.microbatch_size
             self._tried_rows = smallest(max_rows, steps.batch_size) or 0
+            self._uncounted = 1
             self._step_done(losses, runner.train_step(steps.rows, max_rows), 1)
 
     def _uniform_steps(self, runner: ChunkRunner, steps: StepRange, losses: LossAccumulator) -> None:
@@ -181,7 +238,7 @@ class TrainLoop:
             if size == self._full_batch:  # a last, partial batch is not worth a compilation
                 policy.before_call(runner, size, microbatch)
             count = min(self._pacing.next(), n_steps - done, policy.max_steps)
-            began = time.perf_counter()
+            began, self._uncounted = time.perf_counter(), count
             step_losses = runner.train_steps(start + done * size, count, size, microbatch)
             self._step_done(losses, step_losses, count)
             self._record(self._pending.launched(step_losses, count, began))
@@ -193,16 +250,25 @@ class TrainLoop:
             self._compile_policy.record(n_steps, seconds)
 
     def _step_done(self, losses: LossAccumulator, step_losses: list[Losses], n_steps: int) -> None:
-        losses.add(step_losses)
-        self._progress.advance(n_steps)
-        if self._hooks.step_listeners:
-            self._run.last_losses = step_losses
-            for listener in self._hooks.step_listeners:
-                listener(run=self._run)
-        self._run.step += n_steps
+        self._uncounted = 0
+        try:
+            losses.add(step_losses)
+            self._progress.advance(n_steps)
+            if self._hooks.step_listeners:
+                self._run.last_losses = step_losses
+                self._hooks.step_end(run=self._run)
+        finally:  # the step is done, whatever others raise
+            self._run.step += n_steps
         self._snapshots.after_step(self._run.step, losses)
+        interrupts.check()
 
 
 def smallest(*sizes: int | None) -> int | None:
     """The smallest of some limits, of which None is no limit."""
     return min((size for size in sizes if size is not None), default=None)
+
+
+def _changed(names: Sequence[str]) -> str:
+    """Some of the names that have changed."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more} " + ("has" if len(names) == 1 else "have")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from anyaccel.arguments import shown
 from anyaccel.data import Sampler
 from anyaccel.errors import PhaseError
+from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.phase import Data, Phase, one_of
 from anyaccel.phases.samplers import (
@@ -17,7 +20,6 @@ from anyaccel.phases.samplers import (
     samplers_from,
     samplers_of,
 )
-from anyaccel.specs import AppliedLoss
 
 MICROBATCHING = ("exact", "approximate")
 
@@ -41,8 +43,9 @@ class TrainPhase(Phase):
             phase's sampler, if it draws such.
         validate_every: epochs between validations.
         accumulate: batches per optimizer step. Their gradients are added, weighted by rows, which equals one batch of
-            all these rows unless a model mixes the rows of a batch (batch normalization). A step is an optimizer step.
-            Batches left over at the end of an epoch make a step of their own.
+            all these rows unless a model mixes the rows of a batch (batch normalization). A loss of your own that is
+            seen to be no mean over rows (`reduction="sum"`, class weights, targets that it ignores) is refused. A step
+            is an optimizer step. Batches left over at the end of an epoch make a step of their own.
         microbatching: what to do when memory runs out although rows are streamed: `"exact"` splits a batch into
             micro-batches only where that gives the same numbers; `"approximate"` also where the rows of a batch depend
             on each other (batch normalization) or this is unknown (your own losses).
@@ -90,12 +93,14 @@ class TrainPhase(Phase):
         super()._check()
         check_samplers(self.label, self.sampler)
         check_schedule(self.label, self.schedule, self.sampler)
+        if self.accumulate > 1:
+            check_accumulation(self.label, self.losses)
         if self.validation is None:
             return
         if not isinstance(self.validation, EvalPhase):
             raise PhaseError(
                 f"phase {self.label!r}: validation must be an EvalPhase or the name of a split, "
-                f"got {self.validation!r}",
+                f"got {shown(self.validation)}",
                 hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
             )
         for loss in self.validation.losses:
@@ -132,7 +137,7 @@ class TrainPhase(Phase):
         return {
             **settings,
             "sampler": samplers_from(settings.get("sampler", {})),
-            "validation": Phase.from_config(validation) if validation else None,
+            "validation": None if validation is None else Phase.from_config(validation),
         }
 
 
@@ -148,5 +153,5 @@ def _validation_of(split: str, samplers: Samplers) -> EvalPhase:
 def _count(label: str, name: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         hint = f"write {name}={max(least, 1)}"
-        raise PhaseError(f"phase {label!r}: {name} must be an int of at least {least}, got {value!r}", hint=hint)
+        raise PhaseError(f"phase {label!r}: {name} must be an int of at least {least}, got {shown(value)}", hint=hint)
     return value

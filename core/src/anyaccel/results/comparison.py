@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel import display
+from anyaccel.arguments import shown
 from anyaccel.errors import ResultError
 from anyaccel.phases.metrics import HIGHER_IS_BETTER, METRICS
 from anyaccel.results import formatting
@@ -85,7 +86,10 @@ def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
     Raises:
         ResultError: no runs, an object that is not a result, or a value that no run has.
     """
-    figures = (figures,) if isinstance(figures, str) else tuple(figures)
+    figures = (figures,) if isinstance(figures, str) else figures
+    if not isinstance(figures, Iterable):
+        raise ResultError(f"figures={shown(figures)} are not names", hint="write figures=['loss']")
+    figures = tuple(figures)
     named = list(_named(runs))
     if not named:
         raise ResultError("there is no run to compare", hint="run a phase first, or pass results")
@@ -112,7 +116,7 @@ def _named(runs: Iterable[Any]) -> Iterator[tuple[str | None, PhaseResults]]:
             yield from _named(run)
         else:
             raise ResultError(
-                f"{run!r} is not the result of a phase",
+                f"{shown(run)} is not the result of a phase",
                 hint="pass what run_phase(...) returned, or experiment.history",
             )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.arguments import flag
 from anyaccel.data import Rows
 from anyaccel.errors import ResultError
 from anyaccel.phases import EvaluationValues
@@ -64,7 +65,8 @@ class EvalResults(PhaseResults):
             ResultError: the run kept no predictions of it.
             TransformError: a transform has no inverse, or it is unknown what the node is compared with.
         """
-        if name not in self.predictions:
+        flag(ResultError, "prediction: ", "undo", undo)
+        if not isinstance(name, str) or name not in self.predictions:
             raise self._no_prediction(name)
         values = self.predictions[name]
         return inverse_transform.original(name, values, self.rows, self.compared) if undo else values
@@ -201,6 +203,7 @@ class EvalResults(PhaseResults):
         """
         import pyarrow as pa
 
+        flag(ResultError, "to_arrow: ", "undo", undo)
         arrays = {f"prediction.{name}": self.prediction(name, undo) for name in self.predictions}
         if not arrays:
             raise ResultError(f"run {self.label!r} kept no predictions", hint="name nodes in EvalPhase(outputs=[...])")

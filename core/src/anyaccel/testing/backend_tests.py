@@ -14,6 +14,7 @@ import pytest
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
+from anyaccel.registry import Registry
 from anyaccel.testing.harness import Array, Harness
 from anyaccel.testing.subject import Subject
 
@@ -195,6 +196,11 @@ class TensorTests(Subject):
     def test_it_owns_its_tensors(self, harness: Harness) -> None:
         """A tensor of the framework belongs to the backend."""
         assert harness.backend.owns(harness.put(VALUES))
+
+    def test_a_registry_finds_it_by_its_tensors(self, harness: Harness) -> None:
+        """Core finds the backend of a tensor, by `import_roots` or an `owns` of its own."""
+        registry = Registry(lambda: harness.backend, lambda: ())
+        assert registry.owners(harness.put(VALUES)) == (harness.backend.framework,)
 
     @pytest.mark.parametrize(
         "foreign", [object(), 3, 2.5, "text", None, [1], {"a": 1}, Device("cpu")], ids=lambda it: type(it).__name__

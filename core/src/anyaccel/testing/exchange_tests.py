@@ -214,6 +214,12 @@ class ExchangeTests(OwnershipTests):
         with pytest.raises(MoveError):
             exchange.from_dlpack(object(), device)
 
+    def test_a_device_in_host_memory_exports_its_tensors(self, backend: Backend, exchange: Exchange) -> None:
+        """`np.from_dlpack` reads tensors on a device whose `memory_space` is "host", as other frameworks do then."""
+        for device in backend.devices():
+            if backend.device_info(device).memory_space == "host":
+                np.testing.assert_array_equal(np.from_dlpack(exchange.from_host(ROWS, device)), ROWS)
+
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def test_index_dtype_is_a_dtype_of_the_backend(self, backend: Backend, exchange: Exchange) -> None:

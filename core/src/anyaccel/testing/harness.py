@@ -55,6 +55,7 @@ class SegmentOptions:
     needs_pullback: tuple[str, ...] = ()
     states: Mapping[str, NodeState] = field(default_factory=dict)
     weight: float = 1.0
+    compile: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ class Harness:
             groups=(ParameterGroup(GROUP, chosen.optimizer, (NODE,)),) if chosen.optimizer is not None else (),
             needs_pullback=chosen.needs_pullback,
             states=chosen.states,
+            compile=chosen.compile,
         )
 
     def operation(
@@ -167,6 +169,10 @@ class Harness:
     def build(self, model: Any, **options: Any) -> Program:
         """A program of `segment(model, **options)`."""
         return self.compute.build(self.segment(model, **options))
+
+    def build_reference(self, segment: Segment) -> Program:
+        """An uncompiled program, whose results others are compared with: it is ready sooner where compiling is slow."""
+        return self.compute.build(replace(segment, compile="off"))
 
     def inputs(self, batch: Batch, loss: str = "mse") -> tuple[Any, Any]:
         """The inputs x and t of a program of `segment`, on the device."""
@@ -218,8 +224,8 @@ class Harness:
         return gradients
 
     def gradient_of(self, model: Any, batch: Batch, **options: Any) -> dict[str, Array]:
-        """The gradient of the mean loss on a batch, by parameter, from a program of its own."""
-        program = self.build(model, **options)
+        """The gradient of the mean loss on a batch, by parameter, from a program of its own, by default uncompiled."""
+        program = self.build(model, **{"compile": "off", **options})
         self.forward_backward(program, self.inputs(batch, options.get("loss", "mse")))
         gradients = dict(zip(self.compute.parameters(model), self.gradients(program), strict=True))
         program.close()

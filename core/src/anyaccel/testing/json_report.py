@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from anyaccel.testing.pytest_plugin import capability_of
 
 OPTION = "--anyaccel-report"
 _SEVERITY = ("passed", "skipped", "failed")
+_GROUP = re.compile(r"(\w+\.)*(Base)?ExceptionGroup: |  \+ Exception Group")
+_ERROR = re.compile(r"(\w+\.)*[A-Z]\w+(: .*)?")
+_NUMPY = re.compile(r"(Not|Arrays are not|Items are not) (almost )?equal")
+_ONLY_VALUES = re.compile(r"assert ((not|and|or|in|is|True|False|None|nan|inf)\b|[-\d.e+\s()<>=!,\[\]])+")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -123,6 +128,37 @@ def _outcome(report: pytest.TestReport) -> tuple[str, str]:
 
 
 def _first_line(report: pytest.TestReport) -> str:
+    """The first line of a failure that says something; of an assertion that shows values alone, with its source."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else str(report.longrepr)
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    text = str(report.longrepr) if crash is None else crash.message
+    if _GROUP.match(text):
+        text = _first_of_group(str(report.longrepr))
+    lines = list(filter(None, map(str.strip, text.removeprefix("AssertionError").lstrip(": ").splitlines())))
+    if not lines or _ONLY_VALUES.fullmatch(lines[0]):
+        source, values = _failed_statement(report), "".join(lines[:1]).removeprefix("assert ")
+        shown = f" ({values})" if " " in values else ""  # `assert False` has no values
+        return f"{source}{shown}" if source else "".join(lines[:1]) or text
+    return _with_figures(lines) if _NUMPY.match(lines[0]) else lines[0]
+
+
+def _with_figures(lines: list[str]) -> str:
+    """What NumPy says of two arrays that differ, without the arrays."""
+    figures = [line for line in lines[1:] if line.startswith(("Mismatched elements", "Max absolute"))]
+    label = [line for line in lines[1:2] if line not in figures]
+    return "; ".join([lines[0], *label, *figures])
+
+
+def _first_of_group(text: str) -> str:
+    """The first error inside an exception group: its own line in the traceback, and what follows."""
+    lines = [line.strip(" |+-") for line in text.splitlines()]
+    errors = [i for i, line in enumerate(lines) if _ERROR.fullmatch(line) and not _GROUP.match(line)]
+    return "\n".join(lines[errors[0] :] if errors else lines)
+
+
+def _failed_statement(report: pytest.TestReport) -> str:
+    """The source of the statement that failed, as one line; `""` if the traceback does not have it."""
+    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", [])
+    lines: list[str] = getattr(entries[-1], "lines", []) if entries else []
+    start = next((i for i, line in enumerate(lines) if line.startswith(">")), len(lines))
+    source = [line.removeprefix(">").strip() for line in lines[start:] if not line.startswith("E ")]
+    return " ".join(line for line in source if line.strip("^"))

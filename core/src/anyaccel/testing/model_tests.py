@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import new_class
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from anyaccel.adapter.model_specs import MLPSpec
 from anyaccel.device import Device
 from anyaccel.errors import ShapeError, StateError
+from anyaccel.registry import Registry
 from anyaccel.segment import TensorSpec
 from anyaccel.specs import LOSSES, OPTIMIZERS, Loss, Optimizer
 from anyaccel.testing.harness import Array, Batch, Harness, assert_equal
@@ -37,9 +39,12 @@ class ShapeTests(Subject):
         """Shapes are per sample, without the batch: [4] to [3]."""
         assert harness.compute.infer(harness.compute.wrap(model()), [X], 0) == (TensorSpec((3,), "float32"),)
 
-    def test_infer_keeps_the_weights_of_a_built_model(self, harness: Harness, model: Make) -> None:
-        """A built model keeps its weights, whatever the seed."""
-        prepared = harness.prepare_model(model)
+    @pytest.mark.parametrize("name", ["model", "buffered_model"])
+    def test_infer_keeps_the_values_of_a_built_model(
+        self, harness: Harness, request: pytest.FixtureRequest, name: str
+    ) -> None:
+        """A built model keeps its weights and buffers, whatever the seed."""
+        prepared = harness.prepare_model(request.getfixturevalue(name))
         before = harness.compute.state(prepared)
         harness.compute.infer(prepared, [X], 99)
         assert_equal(harness.compute.state(prepared), before)
@@ -119,6 +124,21 @@ class StateTests(Subject):
     def test_it_owns_its_models(self, harness: Harness, model: Make) -> None:
         """The backend owns models of its framework."""
         assert harness.backend.owns(harness.prepare_model(model))
+
+    def test_a_registry_finds_it_by_a_model_of_a_users_class(self, harness: Harness, model: Make) -> None:
+        """Core finds the backend of a model whose class a user has derived in another module."""
+        registry = Registry(lambda: harness.backend, lambda: ())
+        if not registry.owners(harness.put(np.zeros(3, "float32"))):
+            pytest.skip("its tensors are not found either")
+        prepared = harness.prepare_model(model)
+        assert registry.owners(prepared) == (harness.backend.framework,)
+        body = {"__module__": "a_module_of_the_user", "__slots__": ()}
+        try:
+            derived = new_class("Derived", (type(prepared),), exec_body=lambda namespace: namespace.update(body))
+            object.__setattr__(prepared, "__class__", derived)
+        except TypeError:
+            pytest.skip("models of this class cannot become those of a derived one")
+        assert registry.owners(prepared) == (harness.backend.framework,)
 
     def test_state_maps_names_to_arrays(self, harness: Harness, model: Make) -> None:
         """Values are NumPy arrays named `parameters/NAME` or `buffers/NAME`."""

@@ -33,11 +33,11 @@ class ForwardTests(Subject):
         assert harness.mean_loss(first[LOSS]) == harness.mean_loss(second[LOSS])
 
     def test_forward_is_per_sample(self, harness: Harness, model: Make) -> None:
-        """The outputs of a batch are those of its parts."""
+        """The outputs of a batch are those of its parts, also of a single row."""
         program = harness.build(harness.prepare_model(model))
         whole, head, tail = (
             harness.to_numpy(program.forward(harness.inputs(BATCH.rows(rows)))[0][0])
-            for rows in (slice(None), slice(0, 4), slice(4, 6))
+            for rows in (slice(None), slice(0, 5), slice(5, 6))
         )
         assert_close(whole, np.concatenate([head, tail]))
 
@@ -64,6 +64,25 @@ class ForwardTests(Subject):
         (second,), _ = program.forward(harness.inputs(BATCH))
         np.testing.assert_array_equal(harness.to_numpy(first), harness.to_numpy(second))
 
+    def test_equal_rows_have_equal_outputs(self, harness: Harness, random_model: Make) -> None:
+        """A dropout that stays active in evaluation is seen even if it draws the same numbers every time."""
+        program = harness.build(harness.prepare_model(random_model))
+        rows = BATCH.rows(np.zeros(6, int))
+        outputs = harness.to_numpy(program.forward(harness.inputs(rows))[0][0])
+        assert_close(outputs, np.repeat(outputs[:1], 6, axis=0))
+
+    def test_evaluation_equals_that_without_dropout(
+        self, harness: Harness, random_model: Make, dropout_free_model: Make
+    ) -> None:
+        """With the same parameters, a model at a dropout rate of 0 gives the same outputs."""
+        prepared, twin = harness.prepare_model(random_model), harness.prepare_model(dropout_free_model)
+        state = harness.compute.state(prepared)  # dropout may have a buffer of its own: the state of its generator
+        assert list(harness.compute.parameters(twin)) == list(harness.compute.parameters(prepared))
+        harness.compute.load_state(twin, {name: state[name] for name in harness.compute.state(twin)})
+        (actual,), _ = harness.build(prepared).forward(harness.inputs(BATCH))
+        (expected,), _ = harness.build(twin, compile="off").forward(harness.inputs(BATCH))
+        assert_close(harness.to_numpy(actual), harness.to_numpy(expected))
+
     @pytest.mark.parametrize("name", ["random_model", "buffered_model"])
     def test_a_trained_program_evaluates_like_a_new_one(
         self, harness: Harness, request: pytest.FixtureRequest, name: str
@@ -74,33 +93,36 @@ class ForwardTests(Subject):
         harness.train(program, BATCH, 2)
         (trained,), _ = program.forward(harness.inputs(BATCH))
         program.close()
-        (rebuilt,), _ = harness.build(prepared, optimizer=None).forward(harness.inputs(BATCH))
+        (rebuilt,), _ = harness.build(prepared, optimizer=None, compile="off").forward(harness.inputs(BATCH))
         assert_close(harness.to_numpy(trained), harness.to_numpy(rebuilt))
 
     def test_training_randomness_follows_the_seed(self, harness: Harness, random_model: Make) -> None:
-        """A seed determines the outputs of all steps, and every step draws new numbers."""
+        """A seed determines the outputs of all steps, every step draws new numbers, and evaluation draws none."""
         program = harness.build(harness.prepare_model(random_model))
 
-        def outputs(seed: int) -> Array:
+        def outputs(seed: int, *, evaluate: bool = False) -> Array:
             program.seed(seed)
-            steps = [program.forward_pullback(harness.inputs(BATCH))[0][0] for _ in range(2)]
-            return np.stack([harness.to_numpy(step) for step in steps])
+            steps = []
+            for _ in range(2):
+                steps.append(harness.to_numpy(program.forward_pullback(harness.inputs(BATCH))[0][0]))
+                if evaluate:
+                    program.forward(harness.inputs(BATCH))
+            return np.stack(steps)
 
         first = outputs(2**63 + 1)
-        np.testing.assert_array_equal(first, outputs(2**63 + 1))
+        np.testing.assert_array_equal(first, outputs(2**63 + 1, evaluate=True))
         assert (first != outputs(2)).any()
         assert (first[0] != first[1]).any()
 
     @pytest.mark.parametrize("train", [False, True])
-    @pytest.mark.parametrize("name", LOSSES)
-    def test_a_named_loss_follows_its_formula(self, harness: Harness, model: Make, name: str, train: bool) -> None:
+    def test_named_losses_follow_their_formulas(self, harness: Harness, model: Make, train: bool) -> None:
         """A loss is (sum, weight) as in docs/reference/formulas.md, in evaluation and training."""
-        prepared = harness.prepare_model(model)
-        program = harness.build(prepared, loss=name)
-        inputs = harness.inputs(BATCH, name)
-        outputs, losses = program.forward_pullback(inputs)[:2] if train else program.forward(inputs)
-        expected = reference_formulas.loss(name, harness.to_numpy(outputs[0]), BATCH.targets[name])
-        assert_close([float(harness.to_numpy(part)) for part in losses[LOSS]], expected)
+        program = harness.compute.build(all_losses(harness, harness.prepare_model(model)))
+        inputs = all_inputs(harness, BATCH)
+        (y,), losses = program.forward_pullback(inputs)[:2] if train else program.forward(inputs)
+        actual = {name: [float(harness.to_numpy(part)) for part in loss] for name, loss in losses.items()}
+        outputs = harness.to_numpy(y)
+        assert_close(actual, {name: reference_formulas.loss(name, outputs, BATCH.targets[name]) for name in LOSSES})
 
     def test_cross_entropy_takes_probabilities_too(self, harness: Harness, model: Make) -> None:
         """Floating-point targets of the logits' shape are probabilities."""
@@ -144,25 +166,27 @@ class ForwardTests(Subject):
 class BackwardTests(Subject):
     """Gradients and cotangents, compared with finite differences."""
 
-    @pytest.mark.parametrize("name", LOSSES)
-    def test_gradients_are_those_of_the_loss(
-        self, harness: Harness, model: Make, float64_model: Make, name: str
-    ) -> None:
-        """The mean loss changes along a random direction as the gradients predict."""
+    def test_gradients_are_those_of_the_losses(self, harness: Harness, model: Make, float64_model: Make) -> None:
+        """The mean of each loss changes along a random direction as its gradients predict."""
         prepared = harness.prepare_most_precise(float64_model, model)
         batch, step, tolerance = difference_settings(harness, prepared)
         start = harness.compute.state(prepared)
-        gradient = harness.gradient_of(prepared, batch, loss=name)
+        gradients = gradients_of_losses(harness, prepared, batch)
         random = np.random.default_rng(3)
-        direction = {key: random.normal(size=value.shape) for key, value in gradient.items()}
-        losses = []
+        direction = {key: random.normal(size=value.shape) for key, value in gradients["mse"].items()}
+        means = []
         for sign in (1, -1):
             shifted = {f"parameters/{key}": sign * step * value for key, value in direction.items()}
             moved = {key: (value + shifted.get(key, 0)).astype(value.dtype) for key, value in start.items()}
             harness.compute.load_state(prepared, moved)
-            losses.append(harness.eval_loss(harness.build(prepared, loss=name), batch, name))
-        expected = sum(float((gradient[key] * direction[key]).sum()) for key in gradient)
-        assert_close((losses[0] - losses[1]) / (2 * step), expected, tolerance, tolerance)
+            losses = harness.build_reference(all_losses(harness, prepared)).forward(all_inputs(harness, batch))[1]
+            means.append({name: harness.mean_loss(loss) for name, loss in losses.items()})
+        actual = {name: (means[0][name] - means[1][name]) / (2 * step) for name in LOSSES}
+        expected = {
+            name: sum(float((gradient[key] * direction[key]).sum()) for key in gradient)
+            for name, gradient in gradients.items()
+        }
+        assert_close(actual, expected, tolerance, tolerance)
 
     def test_backward_uses_the_random_numbers_of_forward(self, harness: Harness, random_model: Make) -> None:
         """For a seed, the training loss changes along a direction as the gradients of that seed predict."""
@@ -218,7 +242,9 @@ class BackwardTests(Subject):
         c = np.ones((6, 3), "float32")
         actual = {}
         for losses, cotangent in ((True, None), (False, c), (True, c)):
-            program = harness.compute.build(segment if losses else replace(segment, losses=()))
+            chosen = segment if losses else replace(segment, losses=())
+            is_both = losses and cotangent is not None
+            program = harness.compute.build(chosen) if is_both else harness.build_reference(chosen)
             pullback = program.forward_pullback(harness.inputs(BATCH))[2]
             (back,) = pullback([None if cotangent is None else harness.put(cotangent)])
             actual[losses, cotangent is not None] = harness.to_numpy(back), harness.gradients(program)
@@ -231,7 +257,8 @@ class BackwardTests(Subject):
     def test_a_weight_scales_the_gradients(self, harness: Harness, model: Make) -> None:
         """A loss of weight 5 has five times the gradient."""
         prepared = harness.prepare_model(model)
-        plain, weighted = (harness.gradient_of(prepared, BATCH, weight=weight) for weight in (1.0, 5.0))
+        plain = harness.gradient_of(prepared, BATCH)
+        weighted = harness.gradient_of(prepared, BATCH, weight=5.0, compile="auto")
         assert_close(weighted, {name: 5 * value for name, value in plain.items()})
 
     def test_two_half_batches_are_one_batch(self, harness: Harness, model: Make) -> None:
@@ -295,6 +322,34 @@ class InputProtectionTests(Subject):
 
 class ProgramTests(ForwardTests, BackwardTests, InputProtectionTests):
     """Everything that `Program.forward` and `Program.forward_pullback` promise."""
+
+
+def all_losses(harness: Harness, model: Any) -> Segment:
+    """A segment of one model with every named loss, labelled by its name, each with targets of its own."""
+    segment, targets = harness.segment(model), {}
+    for name, target in Batch.of(1, harness.input_dtype(model)).targets.items():
+        dtype = harness.target(Batch(target, {name: target}), name).dtype.name
+        targets[name] = (TensorSpec(target.shape[1:], dtype), harness.device)
+    terms = tuple(harness.loss_term(("y", name), name, name) for name in LOSSES)
+    return replace(segment, inputs={"x": segment.inputs["x"], **{name: targets[name] for name in LOSSES}}, losses=terms)
+
+
+def all_inputs(harness: Harness, batch: Batch) -> list[Any]:
+    """The inputs of a program of `all_losses`."""
+    return [harness.put(batch.x), *(harness.put(harness.target(batch, name)) for name in LOSSES)]
+
+
+def gradients_of_losses(harness: Harness, model: Any, batch: Batch) -> dict[str, dict[str, Array]]:
+    """The gradient of the mean of each loss, by loss and parameter, from one program whose `scale` selects the loss."""
+    program, gradients = harness.compute.build(all_losses(harness, model)), {}
+    for name in LOSSES:
+        weight = reference_formulas.loss(name, np.zeros((len(batch.x), 3)), batch.targets[name])[1]
+        scale = {other: 1 / weight if other == name else 0.0 for other in LOSSES}
+        harness.forward_backward(program, all_inputs(harness, batch), scale)
+        gradients[name] = dict(zip(harness.compute.parameters(model), harness.gradients(program), strict=True))
+        program.zero_grad()
+    program.close()
+    return gradients
 
 
 def narrow_target_segment(harness: Harness, model: Any, name: str) -> Segment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from anyaccel.errors import SpecError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel.testing import reference_formulas
-from anyaccel.testing.harness import GROUP, LOSS, Batch, Harness, assert_close, assert_equal
+from anyaccel.testing.harness import GROUP, LOSS, Array, Batch, Harness, assert_close, assert_equal
 from anyaccel.testing.subject import Subject
 
 Make = Callable[[], Any]
@@ -76,9 +76,11 @@ class SegmentTests(Subject):
     def test_a_chain_equals_its_parts_in_sequence(self, harness: Harness, model: Make) -> None:
         """An operation gets the outputs that it names as inputs."""
         first, second = harness.prepare_model(model), harness.prepare_model(model, seed=8)
-        (y,), _ = harness.build(first).forward(harness.inputs(BATCH))
+        (y,), _ = harness.build(first, compile="off").forward(harness.inputs(BATCH))
         concatenated = np.concatenate([harness.to_numpy(y), BATCH.x[:, :1]], axis=1)
-        (expected,), _ = harness.build(second).forward(harness.inputs(Batch(concatenated, BATCH.targets)))
+        (expected,), _ = harness.build(second, compile="off").forward(
+            harness.inputs(Batch(concatenated, BATCH.targets))
+        )
         (actual,), _ = harness.compute.build(chain(harness, first, second, (True, True))).forward(chain_inputs(harness))
         assert_close(harness.to_numpy(actual), harness.to_numpy(expected))
 
@@ -99,29 +101,75 @@ class SegmentTests(Subject):
         assert any((after[trained][name] != value).any() for name, value in before[trained].items())
         assert states[("first", "second")[trained]].step == 1
 
-    def test_a_frozen_operation_is_in_evaluation_mode(self, harness: Harness, buffered_model: Make) -> None:
-        """Its buffers do not change while others train."""
-        frozen, trained = harness.prepare_model(buffered_model), harness.prepare_model(buffered_model)
+    @pytest.mark.parametrize("name", ["buffered_model", "random_model"])
+    def test_a_frozen_operation_is_in_evaluation_mode(
+        self, harness: Harness, request: pytest.FixtureRequest, model: Make, name: str
+    ) -> None:
+        """While others train, its outputs are those of evaluation and its buffers do not change."""
+        frozen, trained = harness.prepare_model(request.getfixturevalue(name)), harness.prepare_model(model)
         before = harness.compute.state(frozen)
-        program = harness.compute.build(chain(harness, trained, frozen, (True, False)))
-        harness.forward_backward(program, chain_inputs(harness))
+        segment = chain(harness, trained, frozen, (True, False))
+        program = harness.compute.build(segment)
+        (expected,), _ = harness.build_reference(segment).forward(chain_inputs(harness))
+        (actual,), _, pullback = program.forward_pullback(chain_inputs(harness))
+        assert_close(harness.to_numpy(actual), harness.to_numpy(expected))
+        pullback([None])
         program.optimizer_step()
         program.close()
         assert_equal(harness.compute.state(frozen), before)
 
     def test_a_shared_model_gets_the_sum_of_its_gradients(self, harness: Harness, model: Make) -> None:
-        """A model in two operations is updated once, with the sum of both gradients."""
+        """A model in two operations is updated once, with the sum of both gradients, which enters the norm once."""
         prepared, other = harness.prepare_model(model), Batch.of(6, seed=2)
         start = harness.parameter_values(prepared)
         first, second = (harness.gradient_of(prepared, batch) for batch in (BATCH, other))
+        total = {name: first[name] + second[name] for name in start}
         program = harness.compute.build(shared_model_segment(harness, prepared))
         harness.forward_backward(program, (*harness.inputs(BATCH), *harness.inputs(other)))
+        assert_close(float(harness.to_numpy(program.grad_stats()[GROUP][0])), squared_norm(start, total))
         program.optimizer_step()
         program.close()
-        assert_close(
-            harness.parameter_values(prepared),
-            {name: w - 0.1 * (first[name] + second[name]) for name, w in start.items()},
-        )
+        assert_close(harness.parameter_values(prepared), {name: w - 0.1 * total[name] for name, w in start.items()})
+
+    def test_a_tied_parameter_is_one_parameter(self, harness: Harness, tied_model: Make) -> None:
+        """It learns from all its places, and its gradient enters the norm once, however many names it has."""
+        prepared = harness.prepare_model(tied_model)
+        start, program = harness.compute.state(prepared), harness.build(prepared, optimizer=Optimizer("sgd", lr=1.0))
+        harness.forward_backward(program, harness.inputs(BATCH))
+        squared = float(harness.to_numpy(program.grad_stats()[GROUP][0]))
+        program.optimizer_step()
+        program.close()
+        end, losses = harness.compute.state(prepared), []
+        gradient = {name: value - end[name] for name, value in start.items()}
+        assert_close(squared, squared_norm(start, gradient), rtol=1e-4)
+        for sign in (1, -1):
+            moved = {name: (value + sign * 1e-2 * gradient[name]).astype(value.dtype) for name, value in start.items()}
+            harness.compute.load_state(prepared, moved)
+            losses.append(harness.eval_loss(harness.build(prepared, compile="off"), BATCH))
+        assert_close((losses[0] - losses[1]) / 2e-2, squared, 2e-2, 2e-2)
+
+    def test_a_model_without_parameters_is_placed_and_trained_through(
+        self, harness: Harness, model: Make, parameter_free_model: Make
+    ) -> None:
+        """It works on every device like any other model, and what is before it learns."""
+        for device in [harness.device, *(d for d in harness.backend.devices() if d != harness.device)][:2]:
+            on = harness.on_device(device)
+            plain = on.compute.wrap(parameter_free_model())
+            on.compute.infer(plain, [TensorSpec((3,), "float32")], 0)
+            plain, first = on.backend.place(plain, device), on.prepare_model(model)
+            assert not on.compute.parameters(plain) and not on.parameter_values(plain)
+            assert on.backend.device_of(plain) in (None, device)
+            segment = on.segment(first)
+            operations = (*segment.operations, on.operation("plain", plain, ("y",), ("z",)))
+            groups = (replace(segment.groups[0], nodes=("node", "plain")),)
+            program = on.compute.build(replace(segment, operations=operations, outputs=("z",), groups=groups))
+            before = on.parameter_values(first)
+            (z,), _, pullback = program.forward_pullback(on.inputs(BATCH))
+            pullback([on.put(np.ones((6, 3), "float32"))])
+            program.optimizer_step()
+            program.close()
+            assert on.backend.device_of(z) == device
+            assert any((on.parameter_values(first)[name] != value).any() for name, value in before.items())
 
     @pytest.mark.parametrize("axis", [0, 1, -1, -2])
     def test_values_are_concatenated_along_a_sample_axis(self, harness: Harness, axis: int) -> None:
@@ -212,14 +260,15 @@ class SegmentTests(Subject):
 class ClippingTests(Subject):
     """`Program.clip_factor`, for gradients whose norm is taken over several segments."""
 
-    @pytest.mark.parametrize("name", SQUARES)
-    def test_a_clip_factor_follows_its_formula(self, harness: Harness, model: Make, name: str) -> None:
+    def test_a_clip_factor_follows_its_formula(self, harness: Harness, model: Make) -> None:
         """`min(1, limit / (norm + 1e-6))` of all squared norms: 0 for an infinite norm, NaN for NaN."""
-        limit, squares = SQUARES[name]
-        program = harness.build(harness.prepare_model(model))
-        factor = program.clip_factor(limit, [harness.put(np.array(square, "float32")) for square in squares])
-        norm = np.sqrt(np.sum(squares))
-        assert_close(harness.as_float(factor), norm if np.isnan(norm) else min(1.0, limit / (norm + 1e-6)))
+        program, actual, expected = harness.build(harness.prepare_model(model)), {}, {}
+        for name, (limit, squares) in SQUARES.items():
+            factor = program.clip_factor(limit, [harness.put(np.array(square, "float32")) for square in squares])
+            norm = np.sqrt(np.sum(squares))
+            actual[name] = harness.as_float(factor)
+            expected[name] = norm if np.isnan(norm) else min(1.0, limit / (norm + 1e-6))
+        assert_close(actual, expected)
 
     @pytest.mark.parametrize("limit", [1e-3, 1e3])
     def test_a_clip_factor_can_be_given_to_optimizer_step(self, harness: Harness, model: Make, limit: float) -> None:
@@ -236,7 +285,13 @@ class ClippingTests(Subject):
         )
 
 
-def shared_model_segment(harness: Harness, model: Any) -> Segment:
+def squared_norm(start: Mapping[str, Array], gradient: Mapping[str, Array]) -> float:
+    """The squared norm of gradients by name; arrays of equal values and gradients are one parameter with two names."""
+    distinct = {(start[name].tobytes(), g.tobytes()): g for name, g in gradient.items()}
+    return sum(float(np.square(g.astype("float64")).sum()) for g in distinct.values())
+
+
+def shared_model_segment(harness: Harness, model: Any, optimizer: Optimizer = SGD) -> Segment:
     """One model in two operations, each with its own inputs, targets and loss."""
     specs = {name: (TensorSpec((size,), "float32"), harness.device) for name, size in (("x", 4), ("t", 3))}
     return Segment(
@@ -245,5 +300,5 @@ def shared_model_segment(harness: Harness, model: Any) -> Segment:
         inputs={f"{name}{i}": spec for i in (1, 2) for name, spec in specs.items()},
         outputs=("y1", "y2"),
         losses=tuple(harness.loss_term((f"y{i}", f"t{i}"), label=f"loss{i}") for i in (1, 2)),
-        groups=(ParameterGroup(GROUP, SGD, ("node1", "node2")),),
+        groups=(ParameterGroup(GROUP, optimizer, ("node1", "node2")),),
     )

@@ -88,6 +88,21 @@ class Subject:
         _skip("no buffered_model was given")
 
     @pytest.fixture
+    def dropout_free_model(self, backend: Backend, random_model: Callable[[], Any]) -> Callable[[], Any]:
+        """As `random_model`, at a dropout rate of 0: with the same parameters, by the same names."""
+        return _without_dropout(backend, random_model) or _skip("no dropout_free_model was given")
+
+    @pytest.fixture
+    def tied_model(self) -> Callable[[], Any]:
+        """As `model`, with one parameter that is used in two places: a layer that is called twice."""
+        _skip("no tied_model was given")
+
+    @pytest.fixture
+    def parameter_free_model(self) -> Callable[[], Any]:
+        """Makes a model without parameters whose output has the shape of its input: an activation."""
+        _skip("no parameter_free_model was given")
+
+    @pytest.fixture
     def mutating_model(self) -> Callable[[], Any]:
         """As `model`, and writes to its input: an in-place activation, for instance."""
         _skip("no mutating_model was given")
@@ -132,6 +147,14 @@ def _standard_model(backend: Backend, **settings: Any) -> Callable[[], Any] | No
         return None
     cls: Callable[..., Any] = models[STANDARD_MODEL]
     return lambda: cls(**{"output_shape": (3,), "n_layers": 2, "hidden_dim": 5, **settings})
+
+
+def _without_dropout(backend: Backend, random_model: Callable[[], Any]) -> Callable[[], Any] | None:
+    cls: Any = backend.models().get(STANDARD_MODEL) if isinstance(backend, Compute) else None
+    sample = random_model()
+    if cls is None or type(sample) is not cls:
+        return None
+    return lambda: cls(**{**sample.get_config(), "dropout": 0.0})
 
 
 def _skip(reason: str) -> NoReturn:

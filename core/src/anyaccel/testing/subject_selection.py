@@ -11,7 +11,7 @@ import pytest
 from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import PluginError
-from anyaccel.numpy_backend import BatchNorm, Dense, Sequential, zeros
+from anyaccel.numpy_backend import Activation, BatchNorm, Dense, Sequential, zeros
 from anyaccel.plugin_loader import BUILT_IN
 from anyaccel.registry import registry
 from anyaccel.testing.subject import Subject
@@ -29,6 +29,21 @@ class NumpySubject(Subject):
     def buffered_model(self) -> Callable[[], Any]:
         """A model with batch normalization."""
         return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
+
+    @pytest.fixture
+    def tied_model(self) -> Callable[[], Any]:
+        """A model that calls one layer twice."""
+
+        def make() -> Sequential:
+            tied = Dense(4)
+            return Sequential(tied, Activation("tanh"), tied, Dense(3))
+
+        return make
+
+    @pytest.fixture
+    def parameter_free_model(self) -> Callable[[], Any]:
+        """An activation."""
+        return lambda: Activation("tanh")
 
 
 class DerivedSubject(Subject):

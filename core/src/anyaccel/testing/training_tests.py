@@ -18,19 +18,18 @@ from anyaccel.testing.subject import Subject
 Make = Callable[[], Any]
 BATCH = Batch.of(6)
 OPTIMIZERS = {
-    "sgd": Optimizer("sgd", lr=0.1),
     "sgd with decay": Optimizer("sgd", lr=0.1, weight_decay=0.3),
     "sgd with momentum": Optimizer("sgd", lr=0.1, momentum=0.5, weight_decay=0.1),
-    "momentum": Optimizer("momentum", lr=0.05),
     "nesterov": Optimizer("momentum", lr=0.05, nesterov=True, weight_decay=0.1),
-    "adam": Optimizer("adam", lr=0.05),
     "adam with betas": Optimizer("adam", lr=0.05, betas=(0.5, 0.7), eps=1e-2),
     "adam with decay": Optimizer("adam", lr=0.05, weight_decay=0.3),
-    "adamw": Optimizer("adamw", lr=0.05, weight_decay=0.3),
-    "a schedule": Optimizer("sgd", lr=0.2, schedule=Schedule("linear", steps=3, final=0.25, warmup=2)),
+    "a schedule": Optimizer("sgd", lr=0.2, schedule=Schedule("linear", steps=1, final=0.25, warmup=1)),
     "adamw with a schedule": Optimizer("adamw", lr=0.1, weight_decay=0.5, schedule=Schedule("step", rate=0.5, every=2)),
 }
+SGD = Optimizer("sgd", lr=0.1)
 ADAM = Optimizer("adam", lr=0.05, schedule=Schedule("exponential", rate=0.7))
+# For models with batch normalization, whose biases before it have gradients of rounding errors, which Adam enlarges.
+MOMENTUM = Optimizer("momentum", lr=0.05, schedule=Schedule("exponential", rate=0.7))
 SLOTS = {"sgd": set(), "momentum": {"velocity"}, "adam": {"m", "v"}, "adamw": {"m", "v"}}
 
 
@@ -39,11 +38,11 @@ class OptimizerStepTests(Subject):
 
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_an_optimizer_follows_its_formula(self, harness: Harness, model: Make, name: str) -> None:
-        """Five steps with the program's gradients follow docs/reference/formulas.md."""
+        """Three steps with the program's gradients follow docs/reference/formulas.md."""
         prepared = harness.prepare_model(model)
         start = harness.parameter_values(prepared)
         program = harness.build(prepared, optimizer=OPTIMIZERS[name])
-        gradients = harness.train(program, BATCH, 5)
+        gradients = harness.train(program, BATCH, 3)
         program.close()
         assert_close(
             harness.parameter_values(prepared),
@@ -58,7 +57,7 @@ class OptimizerStepTests(Subject):
         prepared = harness.prepare_model(model)
         start = harness.parameter_values(prepared)
         program = harness.build(prepared, optimizer=OPTIMIZERS[name])
-        gradients = harness.train(program, BATCH, 3, scale={GROUP: 0.125})
+        gradients = harness.train(program, BATCH, 2, scale={GROUP: 0.125})
         program.close()
         assert_close(
             harness.parameter_values(prepared),
@@ -72,7 +71,8 @@ class OptimizerStepTests(Subject):
         prepared = harness.prepare_model(model)
         other = harness.clone_model(model, prepared)
         for each, clip in ((prepared, None), (other, 1e-3)):
-            program = harness.build(each, optimizer=Optimizer("sgd", lr=0.1, clip_norm=clip))
+            compile = "off" if clip is None else "auto"
+            program = harness.build(each, optimizer=Optimizer("sgd", lr=0.1, clip_norm=clip), compile=compile)
             harness.train(program, BATCH, 2)
             program.close()
         assert_close(harness.parameter_values(other), harness.parameter_values(prepared))
@@ -102,7 +102,7 @@ class OptimizerStepTests(Subject):
         """Later reads and the step use what the function returns."""
         prepared = harness.prepare_model(model)
         start, gradient = harness.parameter_values(prepared), harness.gradient_of(prepared, BATCH)
-        program = harness.build(prepared, optimizer=OPTIMIZERS["sgd"])
+        program = harness.build(prepared, optimizer=SGD)
         harness.forward_backward(program, harness.inputs(BATCH))
         program.map_gradients(lambda g: g * 3)
         for mapped, g in zip(harness.gradients(program), gradient.values(), strict=True):
@@ -147,23 +147,22 @@ class LifecycleTests(Subject):
     def test_restore_undoes_everything_a_step_changes(
         self, harness: Harness, request: pytest.FixtureRequest, name: str
     ) -> None:
-        """Steps after `restore` give the same losses bit for bit, any number of times."""
+        """A step after `restore` and the evaluation give the same losses bit for bit, any number of times."""
         program = harness.build(harness.prepare_model(request.getfixturevalue(name)), optimizer=ADAM)
         program.seed(5)
-        harness.train(program, BATCH, 2)
+        harness.train(program, BATCH, 1)
         snapshot = program.snapshot()
 
         def losses() -> list[float]:
-            steps = []
-            for _ in range(3):
-                steps.append(harness.mean_loss(harness.forward_backward(program, harness.inputs(BATCH))[LOSS]))
-                program.optimizer_step()
-            return [*steps, harness.eval_loss(program, BATCH)]
+            in_training = harness.mean_loss(harness.forward_backward(program, harness.inputs(BATCH))[LOSS])
+            program.optimizer_step()
+            return [in_training, harness.eval_loss(program, BATCH)]
 
         first = losses()
-        for _ in range(2):
-            program.restore(snapshot)
-            assert losses() == first
+        program.restore(snapshot)
+        assert losses() == first
+        program.restore(snapshot)
+        assert losses() == first
 
     def test_restore_clears_gradients(self, harness: Harness, model: Make) -> None:
         """A step that failed halfway leaves no gradients."""
@@ -181,10 +180,10 @@ class LifecycleTests(Subject):
         """By node: the step count, and for each parameter its slots, on the node's device."""
         prepared = harness.prepare_model(model)
         program = harness.build(prepared, optimizer=Optimizer(name, lr=0.01))
-        harness.train(program, BATCH, 3)
+        harness.train(program, BATCH, 1)
         states = program.optimizer_states()
         assert set(states) == {NODE}
-        assert states[NODE].step == 3
+        assert states[NODE].step == 1
         for parameter, spec in harness.compute.parameters(prepared).items():
             slots = states[NODE].slots.get(parameter, {})
             assert set(slots) == SLOTS[name]
@@ -201,7 +200,7 @@ class LifecycleTests(Subject):
         program.close()
         assert any((before[name] != value).any() for name, value in harness.parameter_values(prepared).items())
         assert harness.backend.device_of(prepared) == harness.device
-        assert_close(harness.eval_loss(harness.build(prepared), BATCH), after)
+        assert_close(harness.eval_loss(harness.build(prepared, compile="off"), BATCH), after)
 
     def test_sync_models_writes_current_values_and_training_continues(self, harness: Harness, model: Make) -> None:
         """A checkpoint in the middle of a phase reads the values of the last step."""
@@ -238,36 +237,45 @@ class LifecycleTests(Subject):
         assert {node: state.step for node, state in first.items()} == {node: s.step for node, s in second.items()}
         assert_equal(harness.parameter_values(prepared), values)
 
-    @pytest.mark.parametrize("optimizer", [ADAM, OPTIMIZERS["nesterov"]], ids=["adam", "nesterov"])
-    def test_training_continues_from_returned_states(self, harness: Harness, model: Make, optimizer: Optimizer) -> None:
-        """Three steps, `close`, and three more from its states equal six steps."""
+    def test_training_continues_from_returned_states(self, harness: Harness, model: Make) -> None:
+        """Two steps, `close`, and one more from its states equal three steps."""
         prepared = harness.prepare_model(model)
         other = harness.clone_model(model, prepared)
-        uninterrupted = harness.build(prepared, optimizer=optimizer)
-        harness.train(uninterrupted, BATCH, 6)
+        uninterrupted = harness.build(prepared, optimizer=ADAM, compile="off")
+        harness.train(uninterrupted, BATCH, 3)
         uninterrupted.close()
         states: dict[str, NodeState] = {}
-        for _ in range(2):
-            program = harness.build(other, optimizer=optimizer, states=states)
-            harness.train(program, BATCH, 3)
+        for steps in (2, 1):
+            program = harness.build(other, optimizer=ADAM, states=states)
+            harness.train(program, BATCH, steps)
             states = program.close()
-        assert_close(harness.parameter_values(other), harness.parameter_values(prepared), rtol=1e-6, atol=1e-7)
+        assert_close(harness.parameter_values(other), harness.parameter_values(prepared), rtol=1e-5, atol=1e-6)
 
-    def test_training_continues_on_another_device(self, harness: Harness, model: Make, second_device: Device) -> None:
-        """Optimizer states follow a model that was placed elsewhere in between."""
-        prepared = harness.prepare_model(model)
-        other, elsewhere = harness.clone_model(model, prepared), harness.on_device(second_device)
-        uninterrupted = harness.build(prepared, optimizer=ADAM)
-        harness.train(uninterrupted, BATCH, 6)
+    @pytest.mark.parametrize("name", ["model", "buffered_model"])
+    def test_training_continues_on_another_device(
+        self, harness: Harness, request: pytest.FixtureRequest, second_device: Device, name: str
+    ) -> None:
+        """All that training changed is placed elsewhere (parameters, buffers, optimizer states) and trains on there."""
+        make: Make = request.getfixturevalue(name)
+        optimizer = ADAM if name == "model" else MOMENTUM
+        prepared = harness.prepare_model(make)
+        other, elsewhere = harness.clone_model(make, prepared), harness.on_device(second_device)
+        uninterrupted = harness.build(prepared, optimizer=optimizer, compile="off")
+        harness.train(uninterrupted, BATCH, 2)
+        expected_loss = harness.eval_loss(uninterrupted, BATCH)
+        harness.train(uninterrupted, BATCH, 1)
         uninterrupted.close()
-        program = harness.build(other, optimizer=ADAM)
-        harness.train(program, BATCH, 3)
-        states = program.close()
+        program = harness.build(other, optimizer=optimizer, compile="off")
+        harness.train(program, BATCH, 2)
+        states, before = program.close(), harness.compute.state(other)
         moved = harness.backend.place(other, second_device)
-        program = elsewhere.build(moved, optimizer=ADAM, states=states)
-        elsewhere.train(program, BATCH, 3)
+        assert_equal(harness.compute.state(moved), before)
+        program = elsewhere.build(moved, optimizer=optimizer, states=states)
+        assert_close(elsewhere.eval_loss(program, BATCH), expected_loss)
+        elsewhere.train(program, BATCH, 1)
         program.close()
-        assert_close(harness.parameter_values(moved), harness.parameter_values(prepared))
+        back = harness.backend.place(moved, harness.device)
+        assert_close(harness.compute.state(back), harness.compute.state(prepared))
 
 
 class TrainingTests(OptimizerStepTests, LifecycleTests):

@@ -23,6 +23,7 @@ class Standard(MlxSubject):
 
     model = Subject.model
     random_model = Subject.random_model
+    dropout_free_model = Subject.dropout_free_model
 
 
 class Uncompiled(MlxSubject):

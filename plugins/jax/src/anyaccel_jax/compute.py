@@ -46,6 +46,10 @@ class JaxCompute(JaxPlacement, Compute):
         """As `Compute.batch_coupling`, for layers of Flax, Equinox and Keras; of a `Function` nothing is known."""
         return self._model(model).batch_coupling
 
+    def untrainable_reason(self, model: Any) -> str:
+        """As `Compute.untrainable_reason`, for models of Keras."""
+        return self._model(model).untrainable_reason
+
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; on shapes alone, in evaluation mode."""
         from anyaccel_jax.shape_inference import infer
@@ -66,12 +70,12 @@ class JaxCompute(JaxPlacement, Compute):
 
     def build(self, segment: Segment) -> Program:
         """As `Compute.build`; the adapter's program, compiled as a whole where the segment is on one device."""
-        from anyaccel.adapter import TracedProgram
         from anyaccel_jax.ops import DonatingOps, JaxOps
+        from anyaccel_jax.program import JaxProgram
 
         models = {id(op.model): op.model for op in segment.operations if op.model is not None}
         size = sum(array.nbytes for model in models.values() for array in self._model(model).parameters.values())
-        return TracedProgram(segment, (JaxOps if size < DONATED_BYTES else DonatingOps)(self._move_array))
+        return JaxProgram(segment, (JaxOps if size < DONATED_BYTES else DonatingOps)(self._move_array))
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`.

@@ -10,6 +10,7 @@ import pytest
 
 from anyaccel.backend import Backend
 from anyaccel.testing import Subject
+from anyaccel_jax import Function
 from anyaccel_jax.backend import JaxBackend
 
 
@@ -25,3 +26,8 @@ class JaxSubject(Subject):
     def new_tensor(self) -> Callable[[], Any]:
         """On the framework's default device."""
         return lambda: jnp.zeros(3)
+
+    @pytest.fixture
+    def parameter_free_model(self) -> Callable[[], Any]:
+        """A pure function without parameters."""
+        return lambda: Function(lambda parameters, x: jnp.tanh(x), {})

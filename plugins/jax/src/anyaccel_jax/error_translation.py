@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from anyaccel.errors import AnyaccelError, DeviceMismatchError, OutOfMemoryError
+from anyaccel.adapter.out_of_memory import out_of_memory
+from anyaccel.errors import AnyaccelError, DeviceMismatchError
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+# The last is what the library that multiplies matrices on a CPU says when it cannot allocate.
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "std::bad_alloc", "YNNPACK operation failed")
 
 
 @contextmanager
@@ -54,9 +56,7 @@ def _raise_translated(error: Exception, subject: str) -> None:
     if isinstance(error, AnyaccelError):
         return
     if any(words in message for words in _OUT_OF_MEMORY):
-        hint = "use smaller batches, free memory on the device, or choose a device with more memory"
-        problem = f"out of memory: no room for {subject}"
-        raise OutOfMemoryError(problem, available=first_line(error), hint=hint) from error
+        raise out_of_memory(subject, first_line(error)) from error
     if "incompatible devices" in message:
         hint = "move them to one device with anyaccel.move(obj, device)"
         problem = f"{subject}: arrays are on several devices"

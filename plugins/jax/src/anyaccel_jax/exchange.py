@@ -57,7 +57,8 @@ class JaxExchange(JaxPlacement, Exchange):
     def to_host(self, tensor: Any) -> np.ndarray:
         """As `Exchange.to_host`; read-only, and on the CPU the array's own memory."""
         try:
-            return np.asarray(tensor)
+            with translate_errors(f"the computation of an array of {tensor.nbytes} bytes"):
+                return np.asarray(tensor)
         except TypeError as error:
             raise MoveError(
                 f"NumPy cannot hold an array of dtype {tensor.dtype}",
@@ -83,7 +84,8 @@ class JaxExchange(JaxPlacement, Exchange):
         limit = len(column if order is None else order)
         start, stop = min(start, limit), min(stop, limit)
         begin, size = np.int32(start), max(stop - start, 0)
-        return slice_rows(column, begin, size) if order is None else gather_rows(column, order, begin, size)
+        with translate_errors(f"rows {start} to {stop} of a column of shape {list(column.shape)}"):
+            return slice_rows(column, begin, size) if order is None else gather_rows(column, order, begin, size)
 
     def is_ready(self, tensor: Any) -> bool:
         """As `Exchange.is_ready`."""
@@ -93,7 +95,8 @@ class JaxExchange(JaxPlacement, Exchange):
         """As `Exchange.scalars`; all transfers are started before the first is waited for."""
         import jax
 
-        return np.array([float(value) for value in jax.device_get(list(values))], dtype=np.float64)
+        with translate_errors("the losses of training steps"):
+            return np.array([float(value) for value in jax.device_get(list(values))], dtype=np.float64)
 
 
 def _from_foreign(foreign: Any) -> Any:

@@ -15,9 +15,9 @@ from anyaccel.adapter import LossFunction, StepFunction, StepLoop, TracedOps, Up
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.specs import Loss, Optimizer
-from anyaccel_jax.error_translation import with_translated_errors
+from anyaccel_jax.error_translation import translate_errors, with_translated_errors
 from anyaccel_jax.losses import scalar_loss
-from anyaccel_jax.models.base import Model, outputs_of
+from anyaccel_jax.models.base import LIBRARIES, Model, outputs_of
 from anyaccel_jax.models.dispatch import as_model
 from anyaccel_jax.namespace import Namespace
 from anyaccel_jax.optimizers import optax_rule
@@ -52,6 +52,7 @@ class JaxOps(TracedOps):
     xp = Namespace()
     donates = False
     multi_device = False
+    libraries = LIBRARIES
     eager_seconds = None  # eagerly, JAX compiles every operation by itself, which takes longer
 
     def __init__(self, move_array: Callable[[Any, Device], Any], *, keeps_models: bool = True) -> None:
@@ -72,8 +73,12 @@ class JaxOps(TracedOps):
         return type(self)(self._move_array, keeps_models=False)
 
     def cache_key(self, model: Any) -> Any:
-        """As in `Model`."""
-        return self._model(model).cache_key
+        """As in `Model`, of the model as it is now."""
+        return as_model(model).cache_key
+
+    def forget_compiled(self) -> None:
+        """Forget functions of single models."""
+        self._compiled.clear()
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -192,6 +197,12 @@ class JaxOps(TracedOps):
     def copy(self, array: Any) -> Any:
         """`jnp.copy`."""
         return jnp.copy(array)
+
+    def wait(self, arrays: Any) -> None:
+        """`jax.block_until_ready`: JAX computes later, and says only then that memory ran out."""
+        wait: Any = jax.block_until_ready
+        with translate_errors("a training step"):
+            wait(arrays)
 
     # -- randomness, losses, optimizers ----------------------------------------------------------------------------
 

@@ -28,7 +28,11 @@ def infer(model: Model, inputs: Sequence[TensorSpec], seed: int) -> tuple[Tensor
     try:
         with translate_errors(f"the parameters of a {name}"):
             model.build(inputs, seed)
-        return probe_output_specs(name, lambda batch: _outputs(model, inputs, batch), _spec_of)
+            snapshot = model.attribute_snapshot()
+        try:
+            return probe_output_specs(name, lambda batch: _outputs(model, inputs, batch), _spec_of)
+        finally:
+            snapshot.restore()
     except AnyaccelError:
         raise
     except Exception as error:

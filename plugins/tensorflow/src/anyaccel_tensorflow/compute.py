@@ -27,6 +27,12 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
 
         return batch_coupling(model)
 
+    def untrainable_reason(self, model: Any) -> str:
+        """As `Compute.untrainable_reason`, for models of Keras, and for layers that assign to weights they train."""
+        from anyaccel_tensorflow.shape_inference import untrainable_reason
+
+        return untrainable_reason(model)
+
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; a built model is traced on shapes alone, and not changed."""
         from anyaccel_tensorflow.shape_inference import infer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -25,3 +26,24 @@ class TensorFlowSubject(Subject):
     def new_tensor(self) -> Callable[[], Any]:
         """On the framework's default device."""
         return lambda: tf.zeros(3)
+
+    @pytest.fixture
+    def buffered_model(self) -> Callable[[], Any]:
+        """A Keras model with batch normalization."""
+        layers = keras.layers
+        return lambda: keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
+
+    @pytest.fixture
+    def tied_model(self) -> Callable[[], Any]:
+        """A Keras model that calls one layer twice."""
+
+        def make() -> Any:
+            inputs, tied = keras.Input((4,)), keras.layers.Dense(4, "tanh")
+            return keras.Model(inputs, keras.layers.Dense(3)(tied(tied(inputs))))
+
+        return make
+
+    @pytest.fixture
+    def parameter_free_model(self) -> Callable[[], Any]:
+        """An activation of Keras."""
+        return lambda: keras.layers.Activation("tanh")

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel.adapter import Function
-from anyaccel_tensorflow.functional_call import FunctionalCall, OutputsAndBuffers, gradient_function
+from anyaccel_tensorflow.functional_call import FunctionalCall, OutputsAndBuffers, gradient_function, is_differentiable
 from anyaccel_tensorflow.transfers import is_on, move_tensor
 
 
@@ -64,8 +64,8 @@ def call_on_device(
     key: Any,
 ) -> OutputsAndBuffers:
     """A call of a model as one operation whose forward and backward pass are both computed on the model's device."""
-    is_floating = [x.dtype.is_floating for x in inputs]
-    primals = (dict(parameters), [x for x in inputs if x.dtype.is_floating])
+    is_active = [is_differentiable(x) for x in inputs]
+    primals = (dict(parameters), [x for x in inputs if is_differentiable(x)])
     kept: list[Any] = []
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -74,10 +74,10 @@ def call_on_device(
             tape.watch(arrays)
             own_parameters, floating_inputs = tf.nest.pack_sequence_as(primals, arrays)
             floating = iter(floating_inputs)
-            given = [next(floating) if yes else x for yes, x in zip(is_floating, inputs, strict=True)]
+            given = [next(floating) if yes else x for yes, x in zip(is_active, inputs, strict=True)]
             outputs, after = call(own_parameters, buffers, given, train, key)
         kept[:] = outputs, after
-        targets = [output for output in outputs if output.dtype.is_floating] or [tf.zeros(())]
+        targets = [output for output in outputs if is_differentiable(output)] or [tf.zeros(())]
         gradients_of = gradient_function(tape, targets, arrays)
 
         def on_device(*cotangents: Any, variables: Any = None) -> Any:
@@ -89,4 +89,4 @@ def call_on_device(
     with tf.device(device):  # also for what TensorFlow puts around what it runs
         floating_outputs = iter(run(*tf.nest.flatten(primals)))
     outputs, after = kept
-    return tuple(next(floating_outputs) if output.dtype.is_floating else output for output in outputs), after
+    return tuple(next(floating_outputs) if is_differentiable(output) else output for output in outputs), after

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError, OutOfMemoryError
+from anyaccel.adapter.out_of_memory import out_of_memory
+from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError
 
 # What Keras puts around the messages of others, in bold; and the names that TensorFlow gives to nodes.
 _AROUND = re.compile(r"^Exception encountered when calling [^\n]*\n+|\x1b\[\d*m|\{\{(?:function_)?node [^}]*\}\}")
@@ -41,8 +42,7 @@ def _translated(error: Exception, subject: str) -> AnyaccelError | None:
 
     message = first_line(error)
     if isinstance(error, tf.errors.ResourceExhaustedError):
-        hint = "use smaller batches, free memory on the device, or choose a device with more memory"
-        return OutOfMemoryError(f"out of memory: no room for {subject}", available=message, hint=hint)
+        return out_of_memory(subject, message)
     if isinstance(error, tf.errors.InvalidArgumentError) and "device specification" in message:
         return DeviceUnavailableError(
             f"{subject}: TensorFlow has no such device",

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel.adapter.model_outputs import output_tuple
+from anyaccel.errors import PhaseError
 from anyaccel_tensorflow import variables
 from anyaccel_tensorflow.builtin_models import SpecModel
 from anyaccel_tensorflow.stateless_rng import random_state
@@ -18,6 +19,11 @@ from anyaccel_tensorflow.variables import keras, tf_variable
 
 Values = Mapping[str, Any]
 OutputsAndBuffers = tuple[tuple[Any, ...], dict[str, Any] | None]
+
+
+def is_differentiable(tensor: Any) -> bool:
+    """Whether gradients flow through a tensor."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 class FunctionalCall(ABC):
@@ -79,10 +85,26 @@ class StatelessCall(FunctionalCall):
         values = {**parameters, **self._seeded(buffers, train, key)}
         mapping = [(named[name], value) for name, value in values.items()]
         with keras().module.StatelessScope(state_mapping=mapping, collect_losses=train) as scope:
+            given = [scope.get_current_value(parameter) for parameter in self.variables.parameters.values()]
             outputs = outputs_of(call_model(self.model, inputs, train))
+            if train:
+                self._refuse_assignments(scope, given)
             added = list(self.model.losses) if train else []
             after = {name: scope.get_current_value(buffer) for name, buffer in self._lasting.items()}
         return (_with_added_losses(outputs, added) if added else outputs), ({**buffers, **after} if train else None)
+
+    def _refuse_assignments(self, scope: Any, given: Sequence[Any]) -> None:
+        """Refuse a call that assigned to a parameter: gradients would not be those of its new value.
+
+        Raises:
+            PhaseError: it did.
+        """
+        for (name, parameter), value in zip(self.variables.parameters.items(), given, strict=True):
+            if scope.get_current_value(parameter) is not value:
+                raise PhaseError(
+                    f"a {type(self.model).__name__} cannot be trained: its call assigns to {name}, which is trained",
+                    hint="make that weight trainable=False, or train the model by Keras's own loop and freeze its node",
+                )
 
 
 class AssigningCall(FunctionalCall):
@@ -103,12 +125,12 @@ class AssigningCall(FunctionalCall):
         for name, value in self._seeded(buffers, train, key).items():
             tf_variable(self.variables.buffers[name]).assign(value)
         primals = [parameters[name] for name in self.variables.parameters]
-        primals += [x for x in inputs if x.dtype.is_floating]
+        primals += [x for x in inputs if is_differentiable(x)]
         kept: list[Any] = []
-        floating = self._run(primals, [None if x.dtype.is_floating else x for x in inputs], train, kept)
+        floating = self._run(primals, [None if is_differentiable(x) else x for x in inputs], train, kept)
         remaining = iter([floating] if isinstance(floating, tf.Tensor) else floating)
         outputs, after = kept
-        values = tuple(next(remaining) if output.dtype.is_floating else output for output in outputs)
+        values = tuple(next(remaining) if is_differentiable(output) else output for output in outputs)
         return values, ({**buffers, **after} if train else None)
 
     def _run(self, primals: Sequence[Any], constants: Sequence[Any], train: bool, kept: list[Any]) -> Any:
@@ -132,7 +154,7 @@ class AssigningCall(FunctionalCall):
                 inputs = [next(floating_inputs) if x is None else x for x in constants]
                 outputs = outputs_of(call_model(self.model, inputs, train))
             kept[:] = outputs, {name: tf.identity(tf_variable(b).read_value()) for name, b in self._lasting.items()}
-            targets = [output for output in outputs if output.dtype.is_floating] or [tf.zeros(())]
+            targets = [output for output in outputs if is_differentiable(output)] or [tf.zeros(())]
             return targets, gradient_function(tape, targets, sources)
 
         return run(*primals)
@@ -190,7 +212,7 @@ def _python_call(model: Any) -> Callable[..., Any]:
 
 def _with_added_losses(outputs: tuple[Any, ...], added: Sequence[Any]) -> tuple[Any, ...]:
     """The outputs; on the way back, each added loss has the gradient 1, whichever output it begins from."""
-    places = [i for i, output in enumerate(outputs) if output.dtype.is_floating]
+    places = [i for i, output in enumerate(outputs) if is_differentiable(output)]
     if not places:
         return outputs
 

@@ -10,7 +10,16 @@ from weakref import WeakValueDictionary
 
 import tensorflow as tf
 
-from anyaccel.adapter import Function, IdentityKey, LossFunction, StepFunction, StepLoop, TracedOps, attributes_key
+from anyaccel.adapter import (
+    Function,
+    IdentityKey,
+    Kind,
+    LossFunction,
+    StepFunction,
+    StepLoop,
+    TracedOps,
+    attributes_key,
+)
 from anyaccel.device import Device
 from anyaccel.segment import Segment
 from anyaccel.specs import Loss
@@ -43,6 +52,7 @@ class TensorFlowOps(TracedOps):
 
     xp = numpy_namespace
 
+    libraries = frozenset({"tensorflow", "keras", "tf_keras", "absl", "ml_dtypes", "anyaccel_tensorflow"})
     eager_seconds: float = 0.2
 
     def __init__(self, segment: Segment, device_string: Callable[[Device], str]) -> None:
@@ -73,8 +83,13 @@ class TensorFlowOps(TracedOps):
         identities = tuple((name, IdentityKey(tf_variable(variable))) for name, variable in named)
         if isinstance(model, SpecModel):
             return identities, repr(model.spec.get_config())
-        attributes = attributes_key(variables.named_parts(model), keras().skipped_attributes, keras().is_listed)
-        return None if attributes is None else (identities, attributes)
+        parts = variables.named_parts(model)
+        attributes = attributes_key(parts, keras().skipped_attributes, keras().is_listed, self.libraries)
+        return (("variables", identities), *attributes)
+
+    def is_live(self, value: Any) -> bool:
+        """Variables, which functions refer to."""
+        return keras().is_variable(value)
 
     def _call(self, model: Any) -> FunctionalCall:
         if not self._keeps_models:
@@ -82,6 +97,19 @@ class TensorFlowOps(TracedOps):
         if id(model) not in self._calls:
             self._calls[id(model)] = functional_call(model)
         return self._calls[id(model)]
+
+    # -- arrays ----------------------------------------------------------------------------------------------------
+
+    def kind(self, array: Any) -> Kind:
+        """As TensorFlow's dtype says."""
+        dtype = array.dtype
+        if dtype.is_floating or dtype.is_complex:
+            return "floating" if dtype.is_floating else "complex"
+        return "boolean" if dtype.is_bool else "integer"
+
+    def itemsize(self, array: Any) -> int:
+        """As TensorFlow's dtype says."""
+        return int(array.dtype.size)
 
     # -- models ----------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ class TensorFlowProgram(TracedProgram):
         self._ops_in_use = ops
         self._is_on_first_cpu = is_first_cpu(ops.home)
         self._strict_devices = StrictDevices(self)
+        # on a CPU, the libraries that multiply matrices end the process where they cannot allocate memory
+        self.raises_out_of_memory = all(operation.device.kind != "cpu" for operation in segment.operations)
         try:
             with self._on_device(f"segment {segment.label!r}"):
                 super().__init__(segment, ops)
@@ -127,6 +129,7 @@ class TensorFlowProgram(TracedProgram):
     def close(self) -> dict[str, NodeState]:
         """As in `TracedProgram`; restores soft placement and the device policy."""
         try:
-            return super().close()
+            with self._on_device("the state of models"):
+                return super().close()
         finally:
             self._strict_devices.end()

@@ -34,7 +34,11 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
     try:
         with translate_errors(f"a batch through {name}"), tf.device(device_name_of(model) or "/CPU:0"):
             _build(model, inputs, seed)
-            return probe_output_specs(name, lambda batch: _trace(model, inputs, batch), _spec_of)
+            snapshot = keras().attribute_snapshot(model)
+            try:
+                return probe_output_specs(name, lambda batch: _trace(model, inputs, batch), _spec_of)
+            finally:
+                snapshot.restore()
     except AnyaccelError:
         raise
     except Exception as error:
@@ -55,7 +59,8 @@ def parameter_dtype(model: Any) -> str | None:
     """Dtype of the first floating parameter, or the one that an unbuilt model will have."""
     if is_built(model):
         for variable in model_variables(model).parameters.values():
-            return str(tf.as_dtype(variable.dtype).name)
+            if tf.as_dtype(variable.dtype).is_floating:
+                return str(tf.as_dtype(variable.dtype).name)
     for part in variables.parts(model):
         if isinstance(part, SpecModel):
             return part.spec.dtype
@@ -82,6 +87,7 @@ def _build(model: Any, inputs: Sequence[TensorSpec], seed: int) -> None:
     if keras().is_layer(model) and model.built:
         return
     before = [(variable, variables.read(variable)) for variable in variables.variables_in(model)]
+    snapshot = keras().attribute_snapshot(model)
     keras().seed_initializers(model, seed)
     for path, part in variables.named_parts(model):
         if isinstance(part, SpecModel):
@@ -90,6 +96,8 @@ def _build(model: Any, inputs: Sequence[TensorSpec], seed: int) -> None:
         outputs_of(call_model(model, [_zeros(spec, 2) for spec in inputs], train=False))
     for variable, value in before:
         variables.write(variable, value)
+    if len(list(variables.variables_in(model))) == len(before):  # nothing had to be built
+        snapshot.restore()
 
 
 def _zeros(spec: TensorSpec, batch: int) -> Any:
@@ -136,3 +144,13 @@ def batch_coupling(model: Any) -> str:
         if name and getattr(part, "trainable", True):
             return name
     return ""
+
+
+def untrainable_reason(model: Any) -> str:
+    """As `Compute.untrainable_reason`."""
+    reason = keras().untrainable_reason(model)
+    kind = getattr(getattr(keras().module, "layers", None), "SpectralNormalization", ())
+    for path, part in () if reason else variables.named_parts(model):
+        if isinstance(part, kind) and part.trainable_variables:
+            return f"{path or type(part).__name__} (SpectralNormalization) assigns to a weight that it trains"
+    return reason

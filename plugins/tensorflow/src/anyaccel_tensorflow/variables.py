@@ -89,7 +89,7 @@ def model_variables(model: Any) -> ModelVariables:
     """A built model's variables by the path of attributes that leads to each, without leading underscores.
 
     Parameters are those that gradients can train: the `trainable_variables` of a Keras layer, of other models the
-    floating variables that are `trainable`. All others are buffers.
+    floating and complex variables that are `trainable`. All others are buffers.
     """
     if keras().is_layer(model):
         named = keras().named(model, model.variables)
@@ -98,7 +98,8 @@ def model_variables(model: Any) -> ModelVariables:
         pairs = ((path or "value", obj) for path, obj in keras().walk(model) if keras().is_variable(obj))
         named = unique_names(pairs)
         trained = {id(variable) for variable in named.values() if variable.trainable}
-    trained &= {id(variable) for variable in named.values() if tf.as_dtype(variable.dtype).is_floating}
+    dtypes = {id(variable): tf.as_dtype(variable.dtype) for variable in named.values()}
+    trained &= {key for key, dtype in dtypes.items() if dtype.is_floating or dtype.is_complex}
     parameters = {name: variable for name, variable in named.items() if id(variable) in trained}
     return ModelVariables(parameters, {name: v for name, v in named.items() if name not in parameters})
 

@@ -57,6 +57,13 @@ class TorchCompute(TorchPlacement, Compute):
 
         return batch_coupling(model)
 
+    def untrainable_reason(self, model: Any) -> str:
+        """As `Compute.untrainable_reason`, for models of Keras."""
+        from anyaccel_torch import keras
+
+        reasons = (keras.library().untrainable_reason(layer) for layer in keras.outermost(model))
+        return next(filter(None, reasons), "")
+
     def data_format(self, model: Any) -> tuple[str, str]:
         """As `Compute.data_format`, for single layers and plain sequences of them."""
         from anyaccel_torch.module_traits import data_format
@@ -73,8 +80,11 @@ class TorchCompute(TorchPlacement, Compute):
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`; without buffers that the module does not save (`persistent=False`).
 
+        The extra state of modules (`get_extra_state`) is among the buffers.
+
         Raises:
-            StateError: the model is not built yet, or has a dtype that NumPy lacks.
+            StateError: the model is not built yet, has a dtype that NumPy lacks, or an extra state with other objects
+                than tensors, arrays, numbers and text.
         """
         return {name: _host_copy(name, tensor) for name, tensor in _named_state(model).items()}
 
@@ -83,14 +93,17 @@ class TorchCompute(TorchPlacement, Compute):
         import torch
 
         from anyaccel.adapter.state_check import check_state
+        from anyaccel_torch.extra_state import extra_tensors, load_extra
         from anyaccel_torch.host_transfer import copied
         from anyaccel_torch.shape_inference import tensor_spec
 
-        named = _named_state(model)
+        named, extra = _named_state(model), extra_tensors(model)
         check_state(state, {name: tensor_spec(tensor) for name, tensor in named.items()})
         with torch.no_grad():
             for name, tensor in named.items():
-                tensor.copy_(copied(np.asarray(state[name])))
+                if name.removeprefix("buffers/") not in extra:
+                    tensor.copy_(copied(np.asarray(state[name])))
+        load_extra(model, {name: state[f"buffers/{name}"] for name in extra})
 
     def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
         """As `Compute.unsupported_reason`; takes Keras losses, and says what to use instead of Keras optimizers."""
@@ -127,9 +140,10 @@ def _check_built(model: torch.nn.Module, named: Mapping[str, torch.Tensor]) -> M
 def _named_state(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
     """Parameters and buffers by their names in a state; shared ones once."""
     from anyaccel.adapter.state_check import state_names
+    from anyaccel_torch.extra_state import extra_tensors
     from anyaccel_torch.module_state import buffers, parameters
 
-    return _check_built(model, state_names(parameters(model), buffers(model)))
+    return _check_built(model, state_names(parameters(model), buffers(model) | extra_tensors(model)))
 
 
 def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:

@@ -56,6 +56,27 @@ class TorchSubject(Subject):
         return lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
     @pytest.fixture
+    def dropout_free_model(self) -> Make:
+        """The random model at a rate of 0."""
+        return lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.0), nn.Linear(8, 3))
+
+    @pytest.fixture
+    def tied_model(self) -> Make:
+        """One layer in two places, and one weight in two layers."""
+
+        def make() -> nn.Module:
+            tied, other = nn.Linear(4, 4), nn.Linear(4, 4)
+            other.weight = tied.weight
+            return nn.Sequential(tied, nn.Tanh(), tied, nn.Tanh(), other, nn.Linear(4, 3))
+
+        return make
+
+    @pytest.fixture
+    def parameter_free_model(self) -> Make:
+        """Tanh."""
+        return nn.Tanh
+
+    @pytest.fixture
     def mutating_model(self) -> Make:
         """With an activation that writes to its input."""
         return lambda: nn.Sequential(nn.ELU(inplace=True), nn.Linear(4, 3))

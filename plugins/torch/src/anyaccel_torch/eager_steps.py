@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.errors import PhaseError
+from anyaccel_torch.forward_call import share_of_batch
 from anyaccel_torch.forward_plan import Run
 from anyaccel_torch.losses import BoundLoss
 
@@ -78,8 +79,9 @@ class EagerSteps:
             totals: list[Tensor] = []
             for microbatch in _split(values, min(n_microbatches, rows)):
                 share = next(len(value) for value in microbatch if value is not None) / rows
-                for run in self._runs:
-                    run(microbatch)
+                with share_of_batch(share):
+                    for run in self._runs:
+                        run(microbatch)
                 losses: list[Tensor] = []
                 for mean in means:
                     losses.append(mean(microbatch))

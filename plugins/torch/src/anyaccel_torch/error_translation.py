@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from anyaccel.errors import AnyaccelError, DeviceMismatchError, MoveError, OutOfMemoryError
+from anyaccel.adapter.out_of_memory import out_of_memory
+from anyaccel.errors import AnyaccelError, DeviceMismatchError, MoveError
 
 _KERAS_FRAME = re.compile(r"^Exception encountered when calling [^\n]*\n+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "std::bad_alloc")
 # torch words it differently in most operators, in indexing, in recurrent layers and in convolutions.
 _DEVICE_MISMATCH = (
     *("on the same device", "at the same device", "on a different device"),
@@ -72,10 +73,7 @@ def first_line(error: BaseException) -> str:
 def _translated(error: RuntimeError, what: str) -> AnyaccelError | None:
     text = str(error)
     if any(mark in text for mark in _OUT_OF_MEMORY):
-        return OutOfMemoryError(
-            f"not enough memory for {what}: {first_line(error)}",
-            hint="use smaller batches, free memory on the device, or choose a device with more",
-        )
+        return out_of_memory(what, first_line(error))
     if _is_device_mismatch(text):
         return DeviceMismatchError(
             f"{what}: an operation was given tensors on several devices: {first_line(error)}",

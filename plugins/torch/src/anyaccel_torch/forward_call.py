@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,18 @@ from anyaccel.specs import Loss
 from anyaccel_torch import keras
 
 Call = Callable[..., Any]
+
+_share: ContextVar[float] = ContextVar("share", default=1.0)
+
+
+@contextmanager
+def share_of_batch(share: float) -> Iterator[None]:
+    """Inside, modules are called with this share of a batch, by which losses that they add themselves are weighted."""
+    token = _share.set(share)
+    try:
+        yield
+    finally:
+        _share.reset(token)
 
 
 def force_eager() -> AbstractContextManager[Any]:
@@ -99,7 +112,7 @@ def _with_losses(outputs: tuple[Tensor, ...], added: Sequence[Tensor]) -> tuple[
     floating = [i for i, output in enumerate(outputs) if output.is_floating_point()]
     if not floating:
         return outputs
-    total = torch.stack([loss.sum() for loss in added]).sum()
+    total = torch.stack([loss.sum() for loss in added]).sum() * _share.get()
     apply: Call = _AddLoss.apply
     carrying = dict(zip(floating, apply(total, *(outputs[i] for i in floating)), strict=True))
     return tuple(carrying.get(i, output) for i, output in enumerate(outputs))

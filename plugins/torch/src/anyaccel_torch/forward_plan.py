@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anyaccel.device import Device
-from anyaccel.errors import GraphError, ShapeError, SpecError
+from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
 from anyaccel.segment import Operation, Segment
 from anyaccel_torch.error_translation import raise_if_device_mismatch
 from anyaccel_torch.forward_call import bind_call, output_tensors
@@ -101,17 +101,30 @@ class ForwardPlan:
         if all(self._readers[name] <= 1 for name in operation.inputs):
             return model
         parts = submodules(operation.model) if isinstance(operation.model, torch.nn.Module) else ()
-        return _with_copies(model, writes=any(getattr(part, "inplace", False) for part in parts))
+        return _with_copies(model, operation.label, writes=any(getattr(part, "inplace", False) for part in parts))
 
 
-def _with_copies(model: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
-    """A call with copies of the inputs if the model writes to them: known, or seen in its first call in each mode."""
+def _with_copies(model: Callable[..., Any], label: str, *, writes: bool) -> Callable[..., Any]:
+    """A call with copies of the inputs if the model writes to them: known, or seen in its first call in each mode.
+
+    Raises:
+        (when called) PhaseError: a model has written to an input that it left alone in its first call.
+    """
     known = {True: True, False: True} if writes else {}
 
     def call(*inputs: Tensor) -> Any:
         training = torch.is_grad_enabled()
         if not known.get(training, True):
-            return model(*inputs)
+            if torch.compiler.is_compiling():  # versions are not known there; a trial run has checked them before
+                return model(*inputs)
+            versions = [tensor._version for tensor in inputs]  # noqa: SLF001
+            result = model(*inputs)
+            if [tensor._version for tensor in inputs] != versions:  # noqa: SLF001
+                raise PhaseError(
+                    f"node {label!r} has written to an input that others read, which it did not do in the first batch",
+                    hint="copy the input before writing to it: x = x.clone()",
+                )
+            return result
         copies = [tensor.clone() for tensor in inputs]
         result = model(*copies)
         if training not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from anyaccel.specs import Optimizer
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.optimizer_state import (
     TORCH_SLOTS,
+    Counters,
     OptimizerSnapshot,
     load_slots,
     matching_state,
@@ -85,17 +87,29 @@ def _create_own(cls: type, spec: Optimizer, parameters: list[nn.Parameter]) -> t
 
 
 def slot_names(spec: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
-    """Names of the tensors that an optimizer keeps per parameter; a class is asked by a trial step."""
-    if spec.own is None:
-        return set(named_slots(spec.settings))
+    """Names of the tensors and numbers that an optimizer keeps per parameter; a class is asked by a trial step."""
+    return set(named_slots(spec.settings)) if spec.own is None else set(trial_state(spec, parameters)) - {"step"}
+
+
+def trial_state(spec: Optimizer, parameters: list[nn.Parameter]) -> dict[str, Any]:
+    """The state of a parameter after a step of an optimizer class: tensors and numbers by name; empty if it fails."""
     tiny = nn.Parameter(parameters[0].new_zeros([1] * parameters[0].ndim))
     tiny.grad = torch.zeros_like(tiny)
     optimizer = create_optimizer(spec, [tiny])
     try:
         optimizer.step()
     except Exception:  # unknown then: no earlier state matches, and the optimizer starts afresh
-        return set()
-    return set(read_slots(optimizer, tiny, {}))
+        return {}
+    state: dict[str, Any] = optimizer.state.get(tiny, {})
+    kept = {key: state[key] for key in state if key == "step" or key in read_slots(optimizer, tiny, {})}
+    others = [f"{key} ({type(state[key]).__name__})" for key in state if key not in kept and state[key] is not None]
+    if others:
+        warnings.warn(
+            f"the optimizer {spec.name} keeps {', '.join(others)} for each parameter, which a new phase does not "
+            "continue: only its tensors and numbers last",
+            stacklevel=2,
+        )
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +151,7 @@ class GroupOptimizer:
         scheduled = self.spec.schedule.name != "constant" or self.spec.schedule.warmup
         self._rate = self.spec.rate if scheduled else None
         self._optimizer = create_optimizer(self.spec, self.parameters, sparse=sparse) if self.parameters else None
+        self._counters = None if self.spec.own is None or self._optimizer is None else Counters(self._optimizer)
         self._steps = dict.fromkeys(members, 0)
         self._counted = [(node, tuple(named.values())) for node, named in members.items() if named]
         self._node = {parameter: node for node, named in members.items() for parameter in named.values()}
@@ -147,13 +162,19 @@ class GroupOptimizer:
 
     def _load(self, states: Mapping[str, NodeState]) -> dict[str, NodeState]:
         """Continue the states that match; returns what each node starts with."""
-        slots = slot_names(self.spec, self.parameters) if states and self.parameters else set()
+        asked = self.spec.own is not None and states and self.parameters
+        like = trial_state(self.spec, self.parameters) if asked else {}
+        slots = set(named_slots(self.spec.settings)) if self.spec.own is None else set(like) - {"step"}
         resumed = {node: matching_state(state, self.members[node], slots) for node, state in states.items()}
         if self._optimizer is None:
             return resumed
-        for node, state in resumed.items():
+        for node, state in sorted(
+            resumed.items(), key=lambda item: item[1].step
+        ):  # counters of the longest trained win
             for name, values in state.slots.items():
-                load_slots(self._optimizer, self.members[node][name], state.step, values, self._torch_slots)
+                load_slots(self._optimizer, self.members[node][name], state.step, values, self._torch_slots, like)
+                if self._counters is not None:
+                    self._counters.load(self.members[node][name], values)
         if self.spec.own is None and self.spec.settings.get("momentum", 0) > 0:
             # torch's fused SGD needs all velocities or none, and a parameter may get its first gradient later
             for parameter in self.parameters:
@@ -280,8 +301,9 @@ class GroupOptimizer:
         result: dict[str, dict[str, Tensor]] = {}
         if self._optimizer is None:
             return result
+        counters = {} if self._counters is None else self._counters.slots()
         for name, parameter in named.items():
-            if slots := read_slots(self._optimizer, parameter, self._torch_slots):
+            if slots := read_slots(self._optimizer, parameter, self._torch_slots) | counters.get(parameter, {}):
                 result[name] = {slot: value.clone() for slot, value in slots.items()} if copies else slots
         return result
 

@@ -20,7 +20,13 @@ from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.losses import bind
 from anyaccel_torch.module_state import parameters, seed_states, submodules
 from anyaccel_torch.optimizers import GroupOptimizer, GroupSnapshot
-from anyaccel_torch.segment_parameters import initial_states, segment_modules, shared_with_all, trained_parameters
+from anyaccel_torch.segment_parameters import (
+    check_frozen,
+    initial_states,
+    segment_modules,
+    shared_with_all,
+    trained_parameters,
+)
 from anyaccel_torch.state_guard import (
     BufferSnapshot,
     GradientFlags,
@@ -57,6 +63,7 @@ class TorchProgram(MultiStepProgram):
 
     Raises:
         SpecError: an optimizer or loss that torch lacks.
+        GraphError: what is trained is a part of a frozen node.
     """
 
     supports_microbatching = True
@@ -72,6 +79,7 @@ class TorchProgram(MultiStepProgram):
         self._pulled = [list(segment.inputs).index(name) for name in segment.needs_pullback]
         self._empty_slots = [None] * (self._plan.size - len(segment.inputs))
         self._devices = {torch_device(operation.device) for operation in segment.operations}
+        check_frozen(segment, self._losses)
         self._modules = segment_modules(segment, self._losses)
         self._seeds = [state for module in self._modules for state in seed_states(module)]
         self._modes, self._random = TrainingModes(self._modules), RandomState(self._devices, self._seeds)
@@ -177,6 +185,10 @@ class TorchProgram(MultiStepProgram):
             self._enter(training=True)
             self.zero_grad()
             self._compiler.compile(columns, orders, batch_size, n_microbatches, device)
+
+    def renew_compiled(self) -> Sequence[str]:
+        """As `Program.renew_compiled`."""
+        return self._compiler.renew()
 
     @property
     def compiled_as(self) -> str:

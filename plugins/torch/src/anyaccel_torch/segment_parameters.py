@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
+from anyaccel.errors import GraphError
 from anyaccel.segment import NodeState, Segment
 from anyaccel_torch.losses import BoundLoss
-from anyaccel_torch.module_state import parameters
+from anyaccel_torch.module_state import parameters, submodules
 
 _FRESH = NodeState()
 
@@ -46,6 +47,43 @@ def trained_parameters(
             members[node] = own
         seen.update(map(id, (model, *own.values())))
     return members
+
+
+def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
+    """Refuse a segment that would change a frozen node through what its model shares with a trained one.
+
+    Raises:
+        GraphError: they share a parameter that is trained, or a module that acts otherwise in training mode.
+    """
+    trained = {op.label: op.model for op in segment.operations if op.trainable and isinstance(op.model, nn.Module)}
+    own_losses = {loss.label: loss.module for loss in losses if loss.module is not None}
+    on_trained = {term.label: term.on for term in segment.losses if term.on in trained}
+    holders = [(f"node {label!r}", model) for label, model in trained.items()]
+    holders += [(f"the loss {label!r}", own_losses[label]) for label in on_trained if label in own_losses]
+    for label, model in segment.frozen.items():
+        if isinstance(model, nn.Module):
+            for holder, other in holders:
+                _check_not_shared(label, model, holder, other)
+
+
+def _check_not_shared(frozen: str, model: nn.Module, holder: str, other: nn.Module) -> None:
+    kept = {id(parameter) for parameter in parameters(model).values()}
+    names = [name for name, value in parameters(other).items() if value.requires_grad and id(value) in kept]
+    parts = {id(part) for part in submodules(model)}
+    modes = [name for name, part in other.named_modules() if id(part) in parts and _depends_on_mode(part)]
+    if names or modes:
+        shared = f"the parameter {names[0]!r}" if names else f"the module {modes[0]!r}, which depends on the mode"
+        raise GraphError(
+            f"{holder} is trained and shares {shared} with node {frozen!r}, which is frozen",
+            hint="freeze both, give each its own, or switch off requires_grad of what is not to be trained"
+            if names
+            else "freeze both, or give each its own",
+        )
+
+
+def _depends_on_mode(part: nn.Module) -> bool:
+    """Whether a module itself has buffers, such as running statistics, or is random in training."""
+    return "ropout" in type(part).__name__ or next(part.buffers(recurse=False), None) is not None
 
 
 def shared_with_all(segment: Segment, states: Mapping[str, NodeState]) -> dict[str, NodeState]:

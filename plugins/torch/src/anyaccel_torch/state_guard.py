@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.errors import PhaseError
 from anyaccel.segment import Segment
 from anyaccel_torch import keras
+from anyaccel_torch.builtin_models import BuiltinModel
 from anyaccel_torch.module_state import states, submodules
 
 
@@ -107,10 +110,69 @@ def seed_generators(devices: Iterable[torch.device], key: int, seed_states: Sequ
         _set_generator_state(device, torch.Generator(device).manual_seed(key).get_state())
 
 
+class PlainAttributes:
+    """The attributes of a module and its parts that are neither parameters, buffers nor submodules; hooks too.
+
+    Modules that build themselves in their first call, by new parameters, buffers or submodules, stay as that left them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parts = submodules(module)
+        self._builders = {id(part) for part in parts if _builds_itself(part)}
+        self._registered = {id(part): self._registered_in(part) for part in parts}
+        self._snapshot = AttributeSnapshot(parts, _plain_names, save_tensor)
+
+    def restore(self) -> None:
+        """Set every attribute, and what it holds, to what it was."""
+        self._snapshot.restore(unless=lambda part: self._registered_in(part) != self._registered[id(part)])
+
+    def _registered_in(self, part: nn.Module) -> Any:
+        """What changes when a module builds itself: its class, and what is registered in it.
+
+        Also in the modules in it, as a list that layers are added to, but not in those that build themselves.
+        """
+        names = (*part._parameters, *part._buffers, *part._modules)  # noqa: SLF001
+        inner = [child for child in part.children() if id(child) not in self._builders]
+        return type(part), names, getattr(part, "built", None), [self._registered_in(child) for child in inner]
+
+
+def _builds_itself(part: nn.Module) -> bool:
+    return isinstance(part, (LazyModuleMixin, BuiltinModel)) or keras.library().is_layer(part)
+
+
+def _plain_names(part: nn.Module) -> list[str]:
+    """Names of plain attributes; of a Keras layer only the public ones, as it keeps its own records in the others."""
+    names = [name for name in vars(part) if name not in _REGISTRIES]
+    return [name for name in names if not name.startswith("_")] if keras.library().is_layer(part) else names
+
+
+_REGISTRIES = frozenset(("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
+
+
+def save_tensor(value: Any) -> Callable[[], None] | None:
+    """For an `AttributeSnapshot`: what writes a tensor's values back; parameters are others' business."""
+    if not isinstance(value, Tensor):
+        return None
+    if isinstance(value, nn.Parameter) or is_lazy(value) or value.is_inference():  # the last have no version
+        return _nothing
+    version, copy = value._version, value.detach().clone()  # noqa: SLF001
+
+    def restore() -> None:
+        if value._version != version:  # noqa: SLF001
+            with torch.no_grad():
+                value.copy_(copy)
+
+    return restore
+
+
+def _nothing() -> None:
+    pass
+
+
 @contextmanager
 def evaluating(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]:
-    """Inside, the model is in evaluation mode; afterwards modes, buffers and random states are as before."""
-    saved = (TrainingModes([model]), BufferSnapshot([model]), RandomState(devices))
+    """Inside, the model is in evaluation mode; afterwards modes, attributes, buffers, random states are as before."""
+    saved = (PlainAttributes(model), TrainingModes([model]), BufferSnapshot([model]), RandomState(devices))
     try:
         model.eval()
         yield

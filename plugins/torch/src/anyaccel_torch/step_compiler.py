@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from anyaccel.adapter.python_values import Values, changed_paths
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError
 from anyaccel.segment import Segment
@@ -55,6 +56,7 @@ class StepCompiler:
         self._segment_module: SegmentModule | None = None
         self._eager_time: tuple[float, int] | None = None  # seconds a step, and its batch size
         self._failed = False
+        self._captured_values: Values | None = None
 
     def record_eager_time(self, seconds: float, batch: int) -> None:
         """Remember what an uncompiled step takes: the least at the largest batch, as other work may disturb it."""
@@ -124,8 +126,28 @@ class StepCompiler:
         except CompileError:
             self._failed = True  # what failed once is not offered again
             raise
+        if device.type == "cuda":
+            self.renew()
+            self.watch()
         self._compiled[batch, n_micro] = compiled
         remember(request_key(request, batch), compiled.compile_seconds)
+
+    def watch(self) -> None:
+        """Remember the Python values that steps have read which were captured just now."""
+        from anyaccel_torch.compiling.watched_values import watched_values
+
+        self._captured_values = watched_values(self._segment, self._modules)
+
+    def renew(self) -> list[str]:
+        """As `Program.renew_compiled`, for captured steps; what torch's compiler has compiled has guards."""
+        if self._captured_values is None:
+            return []
+        before = self._captured_values
+        self.watch()
+        changed = changed_paths(before, self._captured_values)
+        if changed:
+            self._compiled.clear()
+        return changed
 
     @property
     def description(self) -> str:

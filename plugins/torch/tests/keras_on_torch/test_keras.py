@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import anyaccel as aa
+from anyaccel.errors import PhaseError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, TensorSpec
 from anyaccel_torch.backend import TorchBackend
 
@@ -235,3 +236,60 @@ def test_variables_of_one_path_get_distinct_names(backend: TorchBackend) -> None
 
     model = initialized(backend, Twice())
     assert sorted(backend.parameters(model)) == ["one.bias", "one.kernel", "two.bias", "two.kernel"]
+
+
+# -- what Keras's own loop does beside -------------------------------------------------------------------------------
+
+
+def trained_in_graph(model: Any, batch: int = 8, **settings: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
+    source = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", model, source.reference())], aa.Optimizer("sgd", lr=0.1))
+    sampler = aa.SimpleSampler(batch, shuffle=False)
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=sampler, **settings)
+    aa.Experiment("e", graph, progress="none").run_phase(phase)
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, *given: Any) -> Any:
+        return super().train_step(*given)
+
+
+def test_what_only_kerass_own_loop_does_is_refused(backend: TorchBackend) -> None:
+    constrained = layers.Dense(1, kernel_constraint="max_norm")
+    for model, message in (
+        (OwnStep([layers.Dense(1)]), "OwnStep has a train_step of its own, which would not be called"),
+        (keras.Sequential([constrained]), r"layers\.0\.kernel has a constraint \(MaxNorm\)"),
+        (
+            nn.Sequential(initialized(backend, layers.Dense(1, kernel_constraint="max_norm"))),
+            r"kernel has a constraint",
+        ),
+    ):
+        with pytest.raises(PhaseError, match=f"node 'net' cannot be trained: {message}"):
+            trained_in_graph(model)
+
+
+def test_losses_that_a_model_adds_keep_their_scale_in_accumulated_batches() -> None:
+    decay, result = keras.regularizers.L2(0.1), []
+    for batch, accumulate in ((8, 1), (4, 2)):
+        dense = layers.Dense(4, kernel_regularizer=decay, activity_regularizer=decay, kernel_initializer="ones")
+        model = keras.Sequential([dense, layers.Dense(1, kernel_initializer="ones")])
+        trained_in_graph(model, batch, accumulate=accumulate)
+        result.append([variable.value.detach().clone() for variable in model.variables])
+    for one, other in zip(*result, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_spectral_normalization_trains_as_fit_does() -> None:
+    x = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(1)
+        models.append(keras.Sequential([layers.SpectralNormalization(layers.Dense(4)), layers.Dense(1)]))
+        models[-1].build((None, 3))
+    own, given = models
+    own.compile(keras.optimizers.SGD(0.1), "mse")
+    own.fit(x, x[:, :1], batch_size=8, epochs=1, shuffle=False, verbose=0)
+    trained_in_graph(given)
+    for one, other in zip(own.variables, given.variables, strict=True):
+        torch.testing.assert_close(one.value, other.value, rtol=1e-5, atol=1e-6)

@@ -21,10 +21,10 @@ layers = keras.layers
 class Residual(keras.Model):
     """Layers in attributes and in a list, a call without a training argument, and lazy weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float = 0.5) -> None:
         super().__init__()
         self.first = layers.Dense(5, "tanh")
-        self.others = [layers.Dense(5, "tanh"), layers.Dropout(0.5), layers.BatchNormalization()]
+        self.others = [layers.Dense(5, "tanh"), layers.Dropout(rate), layers.BatchNormalization()]
         self.last = layers.Dense(3)
 
     def call(self, x: Any) -> Any:
@@ -51,8 +51,26 @@ class Keras(TorchSubject):
         return lambda: keras.Sequential([layers.Dense(8), layers.Dropout(0.5, seed=1), layers.Dense(3)])
 
     @pytest.fixture
+    def dropout_free_model(self) -> Make:
+        return lambda: keras.Sequential([layers.Dense(8), layers.Dropout(0.0), layers.Dense(3)])
+
+    @pytest.fixture
     def buffered_model(self) -> Make:
         return lambda: keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
+
+    @pytest.fixture
+    def tied_model(self) -> Make:
+        """One layer in two places."""
+
+        def make() -> Any:
+            inputs, tied = keras.Input((4,)), layers.Dense(4, "tanh")
+            return keras.Model(inputs, layers.Dense(3)(tied(tied(inputs))))
+
+        return make
+
+    @pytest.fixture
+    def parameter_free_model(self) -> Make:
+        return lambda: layers.Activation("tanh")
 
     @pytest.fixture
     def mutating_model(self) -> Make:
@@ -66,6 +84,7 @@ class Subclassed(Keras):
     """Subclassed models with everything in them."""
 
     random_model = pytest.fixture(lambda self: Residual)
+    dropout_free_model = pytest.fixture(lambda self: lambda: Residual(rate=0.0))
     buffered_model = pytest.fixture(lambda self: Residual)
 
 
@@ -83,6 +102,12 @@ class Holding(Keras):
         from torch import nn
 
         return lambda: nn.Sequential(layers.Dense(8), layers.Dropout(0.5), layers.Dense(3))
+
+    @pytest.fixture
+    def dropout_free_model(self) -> Make:
+        from torch import nn
+
+        return lambda: nn.Sequential(layers.Dense(8), layers.Dropout(0.0), layers.Dense(3))
 
     buffered_model = pytest.fixture(lambda self: lambda: _holding(Residual()))
 

@@ -239,6 +239,16 @@ def test_single_things_are_refused(value: object, kind: str) -> None:
     assert f"column 'x' has no rows: it is a single {kind}" in refusal(value)
 
 
+def test_a_sparse_matrix_is_refused_with_what_makes_it_dense() -> None:
+    class Sparse:
+        def toarray(self) -> np.ndarray:
+            return np.eye(2)
+
+    message = refusal(Sparse())
+    assert "column 'x' is a sparse Sparse. Available: columns are dense arrays [n, *shape]" in message
+    assert "Hint: write 'x': x.toarray()" in message
+
+
 def test_empty_shapes_are_refused() -> None:
     assert "column 'x' has samples of shape [0, 3], which are empty" in refusal(np.zeros((4, 0, 3)))
     assert "shape [0]" in refusal([[], []])

@@ -279,8 +279,8 @@ def test_functions_that_give_something_else_than_a_mask() -> None:
         (lambda: PairSampler(2, Same("a"), unlike_per_anchor=1.5), "unlike_per_anchor=1.5 is not an integer"),
         (lambda: TripletSampler(2, Same("a"), Same("b"), shuffle=1), "shuffle=1 is not True or False"),
         (lambda: Same(3), "Same needs the name of a column, got 3"),
-        (lambda: Within("t", -1), "Within('t', -1) has no valid distance. Hint: give a number of 0 or more"),
-        (lambda: Beyond("t", "far"), "Beyond('t', 'far') has no valid distance"),
+        (lambda: Within("t", -1), "Within('t'): distance=-1 is not a number of 0 or more. Hint: write distance=0.5"),
+        (lambda: Beyond("t", "far"), "Beyond('t'): distance='far' is not a number of 0 or more"),
         (lambda: Where("t", 3), "Where('t', 3) has no function"),
     ],
 )

@@ -534,6 +534,13 @@ def test_close_closes_the_iterator_of_the_example() -> None:
     assert opened.open == 0
 
 
+def test_close_keeps_the_batch_that_was_taken_of_a_users_iterator() -> None:
+    made = source(pairs())
+    assert len(made.example) == 3
+    made.close()
+    assert len(taken(made, 0)) == 3, "an iterator cannot give it again"
+
+
 def test_an_error_closes_what_was_opened() -> None:
     class Loader(list):  # type: ignore[type-arg]
         closed = 0

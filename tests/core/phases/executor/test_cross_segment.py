@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from anyaccel import AppliedLoss
 from anyaccel.device import Device
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
 from anyaccel.phases.metrics import Metric
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 SORT = AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"], weight=0.4)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anyaccel import PairSampler, Same, SimpleSampler
+from anyaccel import AppliedLoss, PairSampler, Same, SimpleSampler
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet
 from anyaccel.errors import PhaseError, SamplerError
@@ -24,7 +24,7 @@ from anyaccel.phases import Callback, EvalPhase, Phase, TrainPhase
 from anyaccel.phases.loading.epoch_batches import SCHEDULES
 from anyaccel.phases.metrics import Metric
 from anyaccel.registry import Registry
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 
 def numbered(label: str, n: int) -> FeatureSet:

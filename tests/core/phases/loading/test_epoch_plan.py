@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense
@@ -19,7 +20,7 @@ from anyaccel.phases import TrainPhase
 from anyaccel.phases.loading import epoch_plan
 from anyaccel.phases.loading.epoch_batches import RowSpan, SampledBatches, StreamKey
 from anyaccel.phases.loading.epoch_plan import EpochSteps, StepBlock, StepRange, TrainingEpochs, uniform_range
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 Step = dict[str, RowSpan]
 

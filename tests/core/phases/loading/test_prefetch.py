@@ -234,3 +234,17 @@ def test_an_item_is_not_kept_while_the_next_is_waited_for() -> None:
         del item
         alive.append(sum(ref() is not None for ref in refs))
     assert max(alive) <= 4 and all(ref() is None for ref in refs)
+
+
+def test_without_memory_for_a_thread_blocks_are_an_out_of_memory_failure_and_calls_are_made_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(MemoryError, match="can't start new thread"):
+        next(prefetch.prefetch(lambda: (item for item in range(3))))
+    assert prefetch.BackgroundCall(divmod, 7, 2).result() == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        prefetch.BackgroundCall(divmod, 7, 0).result()

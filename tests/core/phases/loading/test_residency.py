@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet, IterableSource
 from anyaccel.errors import ConfigError, OutOfMemoryError, PhaseError
 from anyaccel.experiment import Experiment
@@ -24,7 +25,7 @@ from anyaccel.phases import EvalPhase, FitPhase, Phase, TrainPhase
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, uniform_range
 from anyaccel.phases.loading.streaming import StreamingLoader
 from anyaccel.phases.metrics import Metric
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 ROWS, WIDTH = 1000, 30
@@ -178,8 +179,8 @@ def test_residency_resident_is_an_error_if_data_do_not_fit(owned: Callable[..., 
         with pytest.raises(OutOfMemoryError) as caught:
             run(made, phase(residency="resident"))
         assert str(caught.value) == (
-            "the data of t: sim:0 has no room for 120000 bytes. Available: 29972 bytes free of 31000; all rows take "
-            "121.1 KiB on sim:0 (numpy). Hint: write residency='auto', so that rows that do not fit are "
+            "the data of t: not enough memory for 120000 bytes on sim:0. Available: 29972 bytes free of 31000; "
+            "all rows take 121.1 KiB on sim:0 (numpy). Hint: write residency='auto', so that rows that do not fit are "
             "streamed."
         )
         assert sims[0].used == owned(made, "sim:0")

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel import Beyond, Different, EpochOrders, PairSampler, Same, Sampler, SimpleSampler, TripletSampler
+from anyaccel import (
+    AppliedLoss,
+    Beyond,
+    Different,
+    EpochOrders,
+    PairSampler,
+    Same,
+    Sampler,
+    SimpleSampler,
+    TripletSampler,
+)
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import ColumnError, PhaseError, SamplerError
 from anyaccel.experiment import Experiment
@@ -18,7 +28,7 @@ from anyaccel.phases import EvalPhase, Phase, TrainPhase
 from anyaccel.phases.loading.device_columns import load
 from anyaccel.phases.loading.host_columns import make_host_columns
 from anyaccel.phases.metrics import Metric
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 N = 12
 LABELS = np.arange(N) % 3

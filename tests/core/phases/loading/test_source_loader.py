@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from anyaccel import IterableSource, MapSource, PairSampler, ParquetStream, Same, SimpleSampler, Source
+from anyaccel import AppliedLoss, IterableSource, MapSource, PairSampler, ParquetStream, Same, SimpleSampler, Source
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet
 from anyaccel.errors import AnyaccelError, ColumnError, ConfigError, OutOfMemoryError, PhaseError, SourceError
@@ -33,7 +33,7 @@ from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.loading import loader_factory, source_loader
 from anyaccel.phases.loading.source_loader import BatchSourceLoader
 from anyaccel.phases.progress.log import LineProgress
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 ROWS = 50
 SIZES = (8, 8, 3, 8, 8, 1, 8, 6)  # of batches that differ, and a last one that is small
@@ -682,7 +682,7 @@ def test_memory_that_runs_out_ends_a_source_that_cannot_restart(failing: Any, sm
 
 def test_an_error_says_that_not_even_one_row_fits(failing: Any) -> None:
     failing(0)
-    with pytest.raises(OutOfMemoryError, match=r"no room to train 1 row.*data|not even one row fits"):
+    with pytest.raises(OutOfMemoryError, match=r"not enough memory to train 1 row.*data|not even one row fits"):
         run(graph_of(table()), phase(batches()))
 
 
@@ -693,7 +693,7 @@ def test_memory_that_runs_out_while_a_block_is_copied_is_recovered() -> None:
         graph = ModelGraph([ModelNode("net", Dense(1), data.reference())], Optimizer("sgd", lr=0.1))
         with pytest.raises(OutOfMemoryError) as caught:
             run(graph, phase(wide, accelerator="sim:0"))
-        assert "no room" in str(caught.value) and "0 rows" not in str(caught.value)
+        assert "not enough memory" in str(caught.value) and "0 rows" not in str(caught.value)
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------

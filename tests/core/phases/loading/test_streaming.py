@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel import Different, PairSampler, Same, SimpleSampler, TripletSampler
+from anyaccel import AppliedLoss, Different, PairSampler, Same, SimpleSampler, TripletSampler
 from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
@@ -16,7 +16,7 @@ from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Estimator, Sequent
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, FitPhase, Phase, TrainPhase
 from anyaccel.phases.loading.streaming import StreamingLoader
 from anyaccel.phases.metrics import Metric
-from anyaccel.specs import AppliedLoss, Optimizer
+from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")
 SIZES = [1, 200, 2**20]  # bytes of a block: one step, a few, everything

@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
+from anyaccel import AppliedLoss
 from anyaccel.errors import PhaseError
 from anyaccel.phases import LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.metrics import Metric
-from anyaccel.specs import AppliedLoss
 
 
 class Teller(Progress):
@@ -166,7 +166,7 @@ def test_other_choices_are_refused(choice):
     with pytest.raises(PhaseError) as caught:
         progress_for(choice)
     named = "'auto', 'rich', 'html', 'lines', 'none', or a Progress object"
-    assert str(caught.value) == f"unknown progress={choice!r}. Available: {named}."
+    assert str(caught.value) == f"unknown progress={choice!r}. Available: {named}. Hint: write progress='none'."
 
 
 # -- the bar -----------------------------------------------------------------------------------------------------------

@@ -520,3 +520,34 @@ def test_an_interrupt_leaves_a_real_terminal_sane(times, tmp_path):
     assert written.rfind(b"\x1b[?25h") > written.rfind(b"\x1b[?25l") > -1, "the cursor is there again"
     if times == 1:
         assert b"interrupted after True TextIOWrapper TextIOWrapper" in written and child.returncode == 0
+
+
+BROKEN_PIPE = """
+import os, sys
+import numpy as np
+read, write = os.pipe()
+os.dup2(write, 2)
+os.close(write)
+os.close(read)
+from anyaccel.data import FeatureSet
+from anyaccel.experiment import Experiment
+from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.numpy_backend import Dense
+from anyaccel.phases import TrainPhase
+from anyaccel.graph import AppliedLoss
+data = FeatureSet.from_dict("d", {"x": np.ones((8, 1)), "y": np.ones((8, 1))}, ["x"], ["y"])
+graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))], "sgd")
+phase = TrainPhase("t", data=data, losses=[AppliedLoss("mse", on="net")], sampler=4, n_epochs=3)
+results = Experiment("e", graph, progress="rich").run_phase(phase)
+print(f"{len(results.epochs)} epochs", flush=True)
+os._exit(0)  # Python's own end flushes standard error, which fails
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes end in another way there")
+def test_training_goes_on_when_nobody_reads_standard_error_any_more(tmp_path):
+    script = tmp_path / "broken_pipe.py"
+    script.write_text(BROKEN_PIPE, encoding="utf-8")
+    environment = {**os.environ, "FORCE_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, script], env=environment, stdout=subprocess.PIPE, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, b"3 epochs\n")

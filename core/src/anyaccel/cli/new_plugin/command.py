@@ -25,6 +25,8 @@ from anyaccel.errors import ConfigError, FrameworkError
 from anyaccel.install_hints import HINTS, distribution_for
 from anyaccel.plugin_loader import BUILT_IN
 
+MARKER = "REPLACE"
+"""Marks every place that the author of a plugin changes, followed by a colon and what to write there."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _MAX_LENGTH = 30
 _RESERVED = {BUILT_IN, *NUMPY_BASE.cls.kinds, "any", *ALIASES}
@@ -153,8 +155,9 @@ def _report(
     name: str, kind: str, target: Path, files: Mapping[str, str], about: Mapping[str, str], as_json: bool
 ) -> None:
     if as_json:
+        places = [{"file": file, "line": line, "text": text} for file, line, text in marked_places(files)]
         values: dict[str, Any] = {"plugin": name, "kind": kind, **about, "path": str(target), "files": list(files)}
-        print_json(values)
+        print_json({**values, "replace": places})
         return
     derived = f", derived from {about['base']}" if "base" in about else ""
     print_line(f"{target}: {len(files)} files of the {kind} {name}{derived}")
@@ -163,6 +166,18 @@ def _report(
         "python -m pip install --editable . pytest hypothesis",
         "python -m pytest",
         f"anyaccel conform {name}",
-        "grep -rn REPLACE .     # what is left for you to write",
     ):
         print_line(f"  {line}")
+    print_line(f"What to replace; `grep -rn {MARKER} .` finds what is left:")
+    for file, number, text in marked_places(files):
+        print_line(f"  {file}:{number}  {text}")
+
+
+def marked_places(files: Mapping[str, str]) -> list[tuple[str, int, str]]:
+    """Every place that the author of the plugin changes: file, line counted from 1, and what to write there."""
+    return [
+        (file, number, line.partition(f"{MARKER}:")[2].strip(" \"',"))
+        for file, text in files.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if f"{MARKER}:" in line
+    ]

@@ -175,7 +175,7 @@ def _facts(options: PluginOptions) -> str:
     return (
         f'    framework = "{options.framework}"\n'
         "    # Arrays of NumPy stay on its own devices; a node asks for these: ModelNode(..., framework=...)\n"
-        f'    import_roots = ("{options.framework}",)  # type: ignore[assignment, unused-ignore]\n'
+        f'    import_roots = ("anyaccel_{options.name}",)  # type: ignore[assignment, unused-ignore]\n'
     )
 
 

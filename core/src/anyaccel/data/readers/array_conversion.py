@@ -83,6 +83,12 @@ def _numbers(name: str, values: Any) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         raise missing_values(name, any_by_row(np.ma.getmaskarray(values)), "masked values")
     array = _array(name, values)
+    if array.ndim == 0 and callable(getattr(values, "toarray", None)):
+        raise ColumnError(
+            f"column {name!r} is a sparse {type(values).__name__}",
+            available="columns are dense arrays [n, *shape]",
+            hint=f"write {name!r}: x.toarray(), or make fewer columns of it first (TruncatedSVD)",
+        )
     if array.ndim == 0:
         raise ColumnError(
             f"column {name!r} has no rows: it is a single {type(values).__name__}",

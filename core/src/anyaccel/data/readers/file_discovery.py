@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,12 @@ from anyaccel.data.roles import listed
 from anyaccel.errors import DataError
 
 SUFFIXES = (".parquet", ".parq", ".pq")
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -26,7 +33,31 @@ class DataFile:
 
 
 def discover_files(label: str, path: Paths) -> list[DataFile]:
-    """The files that a path, a folder or a list of paths names; none of them is opened."""
+    """The files that a path, a folder or a list of paths names; none of them is opened.
+
+    Raises:
+        DataError: no file, or something that is no regular file.
+    """
+    files = _discovered(label, path)
+    for file in files:
+        _check_regular(label, file.path)
+    return files
+
+
+def _check_regular(label: str, path: str) -> None:
+    """Refuse pipes, sockets and devices: to open one may wait for ever, where not even Ctrl-C is heard."""
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:
+        return  # opening it says what is wrong
+    if not stat.S_ISREG(mode):
+        raise DataError(
+            f"{path} of {label!r} is not a regular file, but {_KINDS.get(stat.S_IFMT(mode), 'something else')}",
+            hint="give a folder or a list of regular files; copy what comes from a pipe to a file first",
+        )
+
+
+def _discovered(label: str, path: Paths) -> list[DataFile]:
     if not isinstance(path, (str, os.PathLike)):
         return _listed_files(label, path)
     if not os.fspath(path):  # pathlib reads it as the current folder

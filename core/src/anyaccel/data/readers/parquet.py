@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from anyaccel.arguments import is_integer
 from anyaccel.data.readers.file_discovery import DataFile, Paths, discover_files
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.roles import RoleNames, chosen_roles, listed, stamp
@@ -194,7 +195,7 @@ def _row_group_numbers(label: str, shown: str, count: int, row_groups: int | Seq
         return list(range(count))
     given = list(row_groups) if isinstance(row_groups, (Sequence, range, np.ndarray)) else [row_groups]
     for number in given:
-        if isinstance(number, bool) or not hasattr(number, "__index__") or operator.index(number) not in range(count):
+        if not is_integer(number) or operator.index(number) not in range(count):
             raise DataError(
                 f"{shown} has no row group {number!r} for {label!r}",
                 available=f"row groups 0 to {count - 1}" if count else "no row group at all",

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anyaccel import arguments
+from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.roles import listed
 from anyaccel.data.rows import Rows
@@ -38,7 +40,9 @@ class PairCondition(ABC):
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column:
-            raise SamplerError(f"{type(self).__name__} needs the name of a column, got {self.column!r}")
+            name = type(self).__name__
+            problem = f"{name} needs the name of a column, got {shown(self.column)}"
+            raise SamplerError(problem, hint=f"write {name}('COLUMN')")
 
     @abstractmethod
     def read(self, rows: Mapping[str, Rows]) -> ComparedColumn:
@@ -100,12 +104,9 @@ class _Distance(PairCondition):
 
     def __post_init__(self) -> None:
         super(_Distance, self).__post_init__()
-        distance: Any = self.distance
-        if isinstance(distance, bool) or not isinstance(distance, (int, float, np.number)) or not distance >= 0:
-            raise SamplerError(
-                f"{type(self).__name__}({self.column!r}, {distance!r}) has no valid distance",
-                hint="give a number of 0 or more",
-            )
+        where = f"{type(self).__name__}({self.column!r}): "
+        wanted = "a number of 0 or more"
+        distance = arguments.number(SamplerError, where, "distance", self.distance, lambda it: it >= 0, wanted, 0.5)
         object.__setattr__(self, "distance", float(distance))
 
     def __repr__(self) -> str:
@@ -245,8 +246,9 @@ def condition_from_config(config: Any) -> PairCondition:
     cls = _CLASSES.get(kind) if isinstance(kind, str) else None
     if cls is None or set(config) != {"condition", *field_names(cls)}:
         raise ConfigError(
-            f"{config!r} is not the configuration of a condition",
+            f"{shown(config)} is not the configuration of a condition",
             available="; ".join(f"{name}: {', '.join(field_names(each))}" for name, each in _CLASSES.items()),
+            hint="give the dict that get_config() made",
         )
     condition: PairCondition = cls(**{key: value for key, value in config.items() if key != "condition"})
     return condition

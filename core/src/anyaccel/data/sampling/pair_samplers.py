@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from anyaccel import rng
+from anyaccel.arguments import shown
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.pair_conditions import (
     Conditions,
@@ -56,12 +57,14 @@ class _ConditionSampler(Sampler):
         given = dict(config) if isinstance(config, Mapping) else {}
         if given.pop("type", None) != cls.kind or set(given) - set(known) or not needed <= set(given):
             raise ConfigError(
-                f"{config!r} is not the configuration of a {cls.kind} sampler",
+                f"{shown(config)} is not the configuration of a {cls.kind} sampler",
                 available=f"keys: type, {', '.join(known)}",
+                hint="give the dict that get_config() made",
             )
         for name in set(cls.conditions) & set(given):
             if not isinstance(given[name], (list, tuple)):
-                raise ConfigError(f"{name} of a {cls.kind} sampler must be a list of conditions, got {given[name]!r}")
+                problem = f"{name} of a {cls.kind} sampler must be a list of conditions, got {shown(given[name])}"
+                raise ConfigError(problem, hint="give the dict that get_config() made")
             given[name] = [condition_from_config(each) for each in given[name]]
         return cls(**{name: value for name, value in given.items() if value or name not in cls.optional})
 
@@ -228,7 +231,8 @@ def sampler_from_config(config: Mapping[str, Any]) -> Sampler:
     for cls in (PairSampler, TripletSampler):
         if cls.kind == kind:
             return cls.from_config(config)
-    raise ConfigError(f"a sampler has no type {kind!r}", available="pair, triplet, or no type for a SimpleSampler")
+    available = "pair, triplet, or no type for a SimpleSampler"
+    raise ConfigError(f"a sampler has no type {shown(kind)}", available=available, hint="write {'type': 'pair', ...}")
 
 
 def _set(sampler: Sampler, **settings: Any) -> None:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel import rng
+from anyaccel import arguments, rng
+from anyaccel.arguments import is_integer, shown
 from anyaccel.data.rows import Rows
 from anyaccel.errors import ConfigError, SamplerError
 
@@ -70,7 +71,9 @@ class Sampler(ABC):
 
     def shuffled(self, orders: EpochOrders, epoch: int) -> tuple[np.ndarray, ...]:
         """The orders of an epoch (0 is the first) as they are trained with, shuffled if `shuffle`: int64 [n] each."""
-        streams = orders.orders(epoch)
+        if not isinstance(orders, EpochOrders):
+            raise SamplerError(f"{shown(orders)} is not an EpochOrders", hint="give what epoch_orders(rows) returned")
+        streams = orders.orders(integer("epoch", epoch))
         if not self.shuffle:
             return streams
         # NumPy's integers would give another stream.
@@ -132,6 +135,8 @@ class SimpleSampler(Sampler):
         Raises:
             SamplerError: there are no rows.
         """
+        if not isinstance(rows, Mapping) or not rows or not all(isinstance(part, Rows) for part in rows.values()):
+            raise SamplerError(f"{shown(rows)} is not a mapping of rows", hint="write {'LABEL': feature_set}")
         n = len(next(iter(rows.values())))
         check_rows(n)
         order = (np.arange(n, dtype=np.int64),)
@@ -162,7 +167,7 @@ class SimpleSampler(Sampler):
         known = [field.name for field in fields(cls)]
         if not isinstance(config, Mapping) or "batch_size" not in config or set(config) - set(known):
             raise ConfigError(
-                f"{config!r} is not the configuration of a sampler",
+                f"{shown(config)} is not the configuration of a sampler",
                 available=f"keys: {', '.join(known)}",
                 hint="give batch_size and no key that is not listed",
             )
@@ -179,21 +184,17 @@ def check_settings(sampler: Sampler, *counts: str) -> None:
         if getattr(sampler, name) < 1:
             raise SamplerError(f"{name}={getattr(sampler, name)} is below 1", hint="give 1 or more")
     for name in ("shuffle", "drop_last"):
-        if not isinstance(getattr(sampler, name), bool):
-            raise SamplerError(f"{name}={getattr(sampler, name)!r} is not True or False", hint=f"write {name}=True")
+        arguments.flag(SamplerError, "", name, getattr(sampler, name))
 
 
 def integer(name: str, value: Any) -> int:
     """A Python int from any integer."""
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise SamplerError(f"{name}={value!r} is not an integer", hint=f"write a whole number, such as {name}=32")
+    if is_integer(value):
+        return operator.index(value)
+    raise SamplerError(f"{name}={shown(value)} is not an integer", hint=f"write a whole number, such as {name}=32")
 
 
 def check_rows(n: int) -> None:
     """Check that there is a row."""
-    if n < 1:
+    if arguments.integer(SamplerError, "", "n", n, 0) < 1:
         raise SamplerError(f"{n} rows make no batch", hint="give data with at least one row")

@@ -7,11 +7,12 @@ import operator
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import combinations
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 
 from anyaccel import rng
+from anyaccel.arguments import is_integer, shown
 from anyaccel.data.roles import listed
 from anyaccel.data.row_filters import positions_where
 from anyaccel.data.rows import Rows
@@ -84,9 +85,9 @@ def check_distinct(label: str, name: str, indices: np.ndarray) -> None:
 
 def _checked_seed(label: str, seed: object) -> int:
     """The seed as a plain int, because NumPy's integers would give another stream."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise SplitError(f"the seed of a split of {label!r} must be an integer, got {seed!r}")
-    return operator.index(seed)
+    if not is_integer(seed):
+        raise SplitError(f"the seed of a split of {label!r} must be an integer, got {shown(seed)}", hint="write seed=0")
+    return operator.index(cast(SupportsIndex, seed))
 
 
 def _checked_shares(label: str, ratios: Mapping[str, float]) -> dict[str, Fraction]:

@@ -11,6 +11,7 @@ import numpy as np
 from anyaccel.data.feature_set import FeatureSet, Reference
 from anyaccel.data.roles import Names, RoleNames, WithRoles, assign_roles, check_label, listed, names_of
 from anyaccel.data.streaming.source_errors import error_context
+from anyaccel.printable import printable
 from anyaccel.segment import TensorSpec
 
 EXAMPLE_ROWS = 4
@@ -43,7 +44,7 @@ class Source(WithRoles, ABC):
     def __repr__(self) -> str:
         rows = "" if self.rows is None else f"{self.rows:,} rows; "
         steps = "" if self.steps is None else f"{self.steps:,} batches; "
-        return f"{type(self).__name__}({self._label!r}, {rows}{steps}columns: {listed(self.columns)})"
+        return printable(f"{type(self).__name__}({self._label!r}, {rows}{steps}columns: {listed(self.columns)})")
 
     def __enter__(self) -> Self:
         return self

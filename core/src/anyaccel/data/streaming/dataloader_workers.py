@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from anyaccel.arguments import shown
 from anyaccel.errors import SourceError
 from anyaccel.registry import registry
 
@@ -30,7 +31,8 @@ def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
     cores = usable_cores() if cores is None else cores
     for name, count in (("devices", devices), ("cores", cores)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise SourceError(f"suggested_num_workers: {name} must be a whole number of 1 or more, got {count!r}")
+            problem = f"suggested_num_workers: {name} must be a whole number of 1 or more, got {shown(count)}"
+            raise SourceError(problem, hint=f"write {name}=1")
     return 0 if cores == 1 else max(1, min((cores - 1) // devices, MOST_WORKERS))
 
 

@@ -7,11 +7,15 @@ import traceback
 from collections.abc import Generator, Iterator
 from typing import Any
 
+from anyaccel import interrupts
+from anyaccel.arguments import is_integer, shown
 from anyaccel.data.roles import Names
+from anyaccel.data.sampling.sampler import integer
 from anyaccel.data.streaming.base import BatchSource, Columns
 from anyaccel.data.streaming.batch_schema import BatchSchema
 from anyaccel.data.streaming.dataloader_workers import check_fork, worker_notes, workers_of
 from anyaccel.data.streaming.iterator_factory import iterator_factory, length_of, never_ends
+from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.source_errors import BatchPosition, failed
 from anyaccel.errors import SourceError
 
@@ -78,9 +82,13 @@ class IterableSource(BatchSource):
         return worker_notes(self._label, self._source)
 
     def close(self) -> None:
-        """Close what was opened for the example, if no epoch has continued with it; an iterator loses that batch."""
+        """Close what was opened for the example, if no epoch has continued with it. An iterator keeps that batch."""
+        if self._factory.once:
+            return
         held, self._held = self._held, None
-        if held is not None:
+        if held is not None and workers_of(self._source):
+            call_off_main_thread(held[2].close)
+        elif held is not None:
             held[2].close()
 
     def batches(self, epoch: int) -> Generator[Columns]:
@@ -90,7 +98,7 @@ class IterableSource(BatchSource):
         Raises:
             SourceError: also from the call, for an iterator that was read before and has no `steps`.
         """
-        held = self._held
+        epoch, held = integer("epoch", epoch), self._held
         if held is not None and (self._factory.once or held[0] == epoch):
             self._held = None
             return _continued(held[1], held[2])
@@ -104,10 +112,18 @@ class IterableSource(BatchSource):
         return self._run(epoch)
 
     def _first(self) -> Columns:
-        run = self._run(0)
-        first = next(run)
-        self._held = (0, first, run)
+        if not workers_of(self._source):
+            first, run = self._started()
+            self._held = (0, first, run)
+            return first
+        with interrupts.deferred():
+            first, run = call_off_main_thread(self._started, undo=_close_started)
+            self._held = (0, first, run)
         return first
+
+    def _started(self) -> tuple[Columns, Generator[Columns]]:
+        run = self._run(0)
+        return next(run), run
 
     def _run(self, epoch: int) -> Generator[Columns]:
         self._was_read = True
@@ -173,6 +189,10 @@ def _continued(first: Columns, run: Generator[Columns]) -> Generator[Columns]:
         run.close()
 
 
+def _close_started(started: tuple[Columns, Generator[Columns]]) -> None:
+    started[1].close()
+
+
 def _close(iterator: Any) -> None:
     close = getattr(iterator, "close", None)
     if callable(close):
@@ -182,6 +202,6 @@ def _close(iterator: Any) -> None:
 def _checked_steps(label: str, steps: Any) -> int | None:
     if steps is None:
         return None
-    if isinstance(steps, bool) or not hasattr(steps, "__index__") or steps < 1:
-        raise SourceError(f"source {label!r}: steps={steps!r} is not a number of batches", hint="write steps=1000")
+    if not is_integer(steps) or steps < 1:
+        raise SourceError(f"source {label!r}: steps={shown(steps)} is not a number of batches", hint="write steps=1000")
     return int(steps)

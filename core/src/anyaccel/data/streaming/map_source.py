@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.arguments import is_integer, shown
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, listed
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, Columns, Source
@@ -83,12 +84,15 @@ class MapSource(Source):
         array = np.asarray(indices)
         if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
             raise SourceError(
-                f"rows of source {self._label!r} must be integers [k], k > 0, got {array.dtype}{list(array.shape)}"
+                f"rows of source {self._label!r} must be integers [k], k > 0, got {array.dtype}{list(array.shape)}",
+                hint="write gather([0, 1])",
             )
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self._rows:
             raise SourceError(
-                f"source {self._label!r} has no row {low if low < 0 else high}", available=f"rows 0 to {self._rows - 1}"
+                f"source {self._label!r} has no row {low if low < 0 else high}",
+                available=f"rows 0 to {self._rows - 1}",
+                hint="number the rows from 0",
             )
         return [int(number) for number in array]
 
@@ -198,8 +202,8 @@ def _length(label: str, dataset: Any) -> int:
 
 
 def _checked_workers(label: str, workers: Any) -> int:
-    if isinstance(workers, bool) or not hasattr(workers, "__index__") or workers < 0:
+    if not is_integer(workers) or workers < 0:
         raise SourceError(
-            f"source {label!r}: workers={workers!r} is not a number of threads", hint="write workers=0, or a few"
+            f"source {label!r}: workers={shown(workers)} is not a number of threads", hint="write workers=0, or a few"
         )
     return int(workers)

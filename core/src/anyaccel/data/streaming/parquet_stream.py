@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel import rng
+from anyaccel.arguments import is_integer, shown
 from anyaccel.data.readers.file_discovery import Paths
 from anyaccel.data.readers.parquet import choose_files
 from anyaccel.data.roles import ROLES, NamesOrRest, RoleNames, of_role
@@ -125,18 +126,18 @@ class ParquetStream(BatchSource):
     def _checked_buffer_size(self, buffer_size: Any) -> int:
         if buffer_size is None:
             return min(self._rows, BUFFER_GROUPS * max(group.rows for group in self._groups))
-        shown = f"source {self._label!r}: buffer_size={buffer_size!r}"
-        if isinstance(buffer_size, bool) or not hasattr(buffer_size, "__index__") or buffer_size < 1:
-            raise SourceError(f"{shown} is not a number of rows", hint="give 1 or more, or leave it out")
+        given = f"source {self._label!r}: buffer_size={shown(buffer_size)}"
+        if not is_integer(buffer_size) or buffer_size < 1:
+            raise SourceError(f"{given} is not a number of rows", hint="give 1 or more, or leave it out")
         if not self._sampler.shuffle:
             raise SourceError(
-                f"{shown}, but nothing is shuffled",
+                f"{given}, but nothing is shuffled",
                 available="rows come in the order of the files",
                 hint="leave it out, or write sampler=SimpleSampler(..., shuffle=True)",
             )
         if buffer_size > self._rows:
             raise SourceError(
-                f"{shown} is larger than the data",
+                f"{given} is larger than the data",
                 available=f"{self._rows} rows",
                 hint=f"write buffer_size={self._rows} to shuffle all rows together, or use FeatureSet.from_parquet",
             )
@@ -156,9 +157,9 @@ def _source_errors(label: str) -> Iterator[None]:
 def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
     if isinstance(sampler, SimpleSampler):
         return sampler
-    if isinstance(sampler, bool) or not hasattr(sampler, "__index__"):
+    if not is_integer(sampler):
         raise SourceError(
-            f"source {label!r} cannot be read by {sampler!r}",
+            f"source {label!r} cannot be read by {shown(sampler)}",
             available="rows of a stream have no numbers, which other samplers need",
             hint="give a SimpleSampler or a batch size",
         )

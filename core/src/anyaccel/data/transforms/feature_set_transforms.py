@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import KINDS, is_numeric
 from anyaccel.data.roles import ROLES, Names, listed, names_of, no_column
 from anyaccel.data.rows import Rows
@@ -55,7 +56,9 @@ def _result_role(rows: Rows, request: FitRequest) -> str | None:
     """The requested role, or for a new column that of its sources; None if each column keeps its own."""
     role, into, what = request.role, request.into, request.what
     if role not in (None, *ROLES):
-        raise TransformError(f"{what}: role={role!r} is not a role", available=listed(ROLES))
+        raise TransformError(
+            f"{what}: role={shown(role)} is not a role", available=listed(ROLES), hint="name one of these"
+        )
     if into is None:
         return role
     if not isinstance(into, str) or not into or into in rows.columns:

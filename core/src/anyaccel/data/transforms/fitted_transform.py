@@ -12,6 +12,7 @@ import numpy as np
 from anyaccel.data.transforms.sklearn_calls import described, inverted, narrowed
 from anyaccel.data.transforms.state_equality import same_state
 from anyaccel.errors import TransformError
+from anyaccel.printable import printable
 
 Shape = tuple[int, ...]
 
@@ -44,7 +45,7 @@ class FittedTransform:
     def __repr__(self) -> str:
         into = "" if self.results == self.columns else f" into {', '.join(self.results)}"
         name = type(self.transform).__name__
-        return f"FittedTransform({name} on {', '.join(self.columns)}{into}, fitted on {self.fit_on!r})"
+        return printable(f"FittedTransform({name} on {', '.join(self.columns)}{into}, fitted on {self.fit_on!r})")
 
     @property
     def width(self) -> int:

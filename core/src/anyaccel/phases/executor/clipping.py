@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyaccel.device import Device
+from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.stage import PipelineStage
-from anyaccel.phases.executor.transfers import Transfer, transfer
+from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,10 @@ class GradientClipping:
     """The parameter groups that have a `clip_norm`, and the stages that each lies in.
 
     The first stage of a group adds up the squared norms of all and computes the factor; nothing waits for a device
-    where memory is shared.
+    where memory is shared; `log_event` is told if that fails.
     """
 
-    def __init__(self, stages: Sequence[PipelineStage]) -> None:
+    def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent = discard_event) -> None:
         self._stages = tuple(stages)
         limits = {
             group.name: group.optimizer.clip_norm
@@ -35,7 +36,7 @@ class GradientClipping:
             for group in stage.segment.groups
             if group.optimizer.clip_norm is not None
         }
-        self._groups = [(name, limit, _members(name, stages)) for name, limit in limits.items()]
+        self._groups = [(name, limit, _members(name, stages, log_event)) for name, limit in limits.items()]
 
     def scales(self) -> Mapping[int, Mapping[str, Any] | None]:
         """By `id` of a stage, the factor for the gradients of each of its groups that has a limit."""
@@ -51,16 +52,16 @@ class GradientClipping:
         return scales
 
 
-def _members(name: str, stages: Sequence[PipelineStage]) -> list[_Member]:
+def _members(name: str, stages: Sequence[PipelineStage], log_event: LogEvent) -> list[_Member]:
     devices = [(stage, device) for stage in stages if (device := _norm_device(name, stage)) is not None]
-    first, first_device = devices[0]
+    ends = [TransferEnd(stage.backend, device) for stage, device in devices]
     return [
         _Member(
             stage,
-            transfer(stage.backend, device, first.backend, first_device),
-            transfer(first.backend, first_device, stage.backend, device),
+            transfer(end, ends[0], "gradient norms", log_event),
+            transfer(ends[0], end, "clipping factors", log_event),
         )
-        for stage, device in devices
+        for (stage, _), end in zip(devices, ends, strict=True)
     ]
 
 

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from anyaccel.device import Device
+from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.clipping import GradientClipping
 from anyaccel.phases.executor.stage import Losses, PipelineStage
-from anyaccel.phases.executor.transfers import Transfer, transfer
+from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
 
@@ -40,16 +41,23 @@ class _GradientOutput:
 
 
 class CrossSegmentStep:
-    """Single steps over the stages of a pipeline; every transfer between them is chosen once, here."""
+    """Single steps over the stages of a pipeline; every transfer between them is chosen once, here.
 
-    def __init__(self, stages: Sequence[PipelineStage]) -> None:
+    `log_event` is told if a transfer cannot go on as it was chosen.
+    """
+
+    def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent = discard_event) -> None:
         self._stages = tuple(stages)
         makers = {name: stage for stage in stages for name in stage.segment.outputs}
-        self._inputs = [tuple(_inputs_of(stage, makers)) for stage in stages]
-        self._gradients = {id(stage): tuple(_gradients_of(stage, makers)) for stage in stages if stage.has_gradient}
-        self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient])
+        self._inputs = [tuple(_inputs_of(stage, makers, log_event)) for stage in stages]
+        self._gradients = {
+            id(stage): tuple(_gradients_of(stage, makers, log_event)) for stage in stages if stage.has_gradient
+        }
+        self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient], log_event)
         self.watcher: Watcher | None = None
         """Is called with the values and rows of every training step when it is done."""
+        self.is_updating = False
+        """Whether a step has begun to change state and has not ended, as after an error between two updates."""
 
     def bind(self, columns: DeviceColumns) -> StageRows:
         """The columns of a chunk as the stages take them."""
@@ -124,8 +132,10 @@ class CrossSegmentStep:
         if len(parts) > 1:
             _rescale(trained.values(), scale / sum(size for _, size in parts))
         clip_scales = self._clipping.scales()
+        self.is_updating = True
         for stage in trained.values():
             stage.program.optimizer_step(clip_scales[id(stage)])
+        self.is_updating = False
         return losses
 
     def _forward_backward(self, rows: StageRows, span_of: SpanOf, losses: list[Losses]) -> list[PipelineStage]:
@@ -147,6 +157,7 @@ class CrossSegmentStep:
             losses.append(Losses(stage.backend, 0, tuple(pairs), pairs=pairs))
         self._backward(pullbacks)
         if self.watcher is not None:
+            self.is_updating = True
             self.watcher(values, span_of)
         return [stage for stage, _ in pullbacks]
 
@@ -160,23 +171,26 @@ class CrossSegmentStep:
                     cotangents[name] = moved if name not in cotangents else cotangents[name] + moved
 
 
-def _inputs_of(stage: PipelineStage, makers: Mapping[str, PipelineStage]) -> list[_Input]:
+def _inputs_of(stage: PipelineStage, makers: Mapping[str, PipelineStage], log_event: LogEvent) -> list[_Input]:
     return [
-        _Input(name, None if name not in makers else _between(makers[name], name, stage, device))
+        _Input(name, _arrival(makers[name], name, stage, device, log_event) if name in makers else None)
         for name, (_, device) in stage.segment.inputs.items()
     ]
 
 
-def _between(maker: PipelineStage, name: str, taker: PipelineStage, device: Device) -> Transfer:
-    return transfer(maker.backend, maker.device_of(name), taker.backend, device)
+def _arrival(maker: PipelineStage, name: str, taker: PipelineStage, device: Device, log_event: LogEvent) -> Transfer:
+    source, target = TransferEnd(maker.backend, maker.device_of(name)), TransferEnd(taker.backend, device)
+    return transfer(source, target, f"outputs of {name!r}", log_event)
 
 
-def _gradients_of(stage: PipelineStage, makers: Mapping[str, PipelineStage]) -> list[_GradientOutput]:
+def _gradients_of(
+    stage: PipelineStage, makers: Mapping[str, PipelineStage], log_event: LogEvent
+) -> list[_GradientOutput]:
     targets = []
     for name in stage.segment.needs_pullback:
         maker, (_, device) = makers[name], stage.segment.inputs[name]
-        back = transfer(stage.backend, device, maker.backend, maker.device_of(name))
-        targets.append(_GradientOutput(name, back))
+        source, target = TransferEnd(stage.backend, device), TransferEnd(maker.backend, maker.device_of(name))
+        targets.append(_GradientOutput(name, transfer(source, target, f"gradients of {name!r}", log_event)))
     return targets
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from anyaccel.backend import MultiStepProgram
 from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep
 from anyaccel.phases.executor.stage import Losses, PipelineStage
 from anyaccel.phases.loading.device_columns import DeviceColumns
@@ -91,13 +92,19 @@ class Pipeline:
     Args:
         stages: in the order of computation.
         learners: estimators that learn from every training step; with some, steps are taken one by one.
+        log_event: is told if values cannot go from one framework to another as planned.
     """
 
-    def __init__(self, stages: Sequence[PipelineStage], learners: HostLearners | None = None) -> None:
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        learners: HostLearners | None = None,
+        log_event: LogEvent = discard_event,
+    ) -> None:
         self._stages = tuple(stages)
         self._learners = learners
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
-        self._cross_segment = CrossSegmentStep(self._stages)
+        self._cross_segment = CrossSegmentStep(self._stages, log_event)
         if learners is not None:
             self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
         only = stages[0].program if len(stages) == 1 and learners is None else None
@@ -149,6 +156,33 @@ class Pipeline:
         for stage in self._stages:
             stage.program.seed(key)
 
+    def synchronize(self) -> None:
+        """Wait for all steps so far.
+
+        Raises:
+            OutOfMemoryError: one of them did not fit, which its device told only now.
+        """
+        for stage in self._stages:
+            stage.program.synchronize()
+
+    @property
+    def is_updating(self) -> bool:
+        """Whether an error came between the first and the last update of one step."""
+        return self._cross_segment.is_updating
+
+    def count_steps(self) -> int:
+        """Steps since the programs were built, as the optimizers count them: the most of any node."""
+        counts = [0]
+        for stage in self._stages:
+            before = stage.segment.states
+            for label, state in stage.program.optimizer_states().items():
+                counts.append(state.step - (before[label].step if label in before else 0))
+        return max(counts)
+
+    def renew_compiled(self) -> list[str]:
+        """As of `Program`, of all programs."""
+        return [name for stage in self._stages for name in stage.program.renew_compiled()]
+
     def snapshot(self) -> tuple[Any, list[Any]]:
         """A copy of everything that a step changes.
 
@@ -162,6 +196,7 @@ class Pipeline:
     def restore(self, snapshot: tuple[Any, Sequence[Any]]) -> None:
         """Go back to a snapshot."""
         learned, states = snapshot
+        self._cross_segment.is_updating = False
         if self._learners is not None:
             self._learners.restore(learned)
         for stage, state in zip(self._stages, states, strict=True):
@@ -169,9 +204,14 @@ class Pipeline:
 
     def sync_models(self, states: MutableMapping[str, NodeState]) -> None:
         """Copy the current values to the user's models, and the optimizer state of each node to `states`."""
+        self.sync_values()
+        for stage in self._stages:
+            states.update(stage.program.optimizer_states())
+
+    def sync_values(self) -> None:
+        """Copy the current values to the user's models."""
         for stage in self._stages:
             stage.program.sync_models()
-            states.update(stage.program.optimizer_states())
 
     def close(self, states: MutableMapping[str, NodeState]) -> None:
         """End all programs: the user's models receive the result, `states` the optimizer state of each node.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,15 +15,32 @@ from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import ColumnError
 from anyaccel.graph import Column, Plan, Resolution
+from anyaccel.phases.accumulation import ignored_target
+from anyaccel.segment import LossTerm
 
 Batch = Mapping[str, np.ndarray]
 """Columns of a batch in host memory by name, [rows, *shape]."""
 
 
+@dataclass(frozen=True, slots=True)
+class TargetRange:
+    """What losses take as targets.
+
+    Attributes:
+        n_classes: class indices are below it; None if they are not.
+        probabilities: whether they are numbers from 0 to 1.
+        excluded: a class index that a loss leaves out of its mean, where batches are accumulated; None for none.
+    """
+
+    n_classes: int | None = None
+    probabilities: bool = False
+    excluded: int | None = None
+
+
 def make_host_columns(
     plan: Plan,
     rows: Mapping[str, Rows],
-    classes: Mapping[str, int],
+    ranges: Mapping[str, TargetRange],
     known: Mapping[str, FeatureSet] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """The columns of a plan in host memory, cast and shaped as the plan loads them.
@@ -31,19 +48,20 @@ def make_host_columns(
     Args:
         plan: whose columns.
         rows: the data, by feature set.
-        classes: the number of classes of each column of class indices, by value name.
+        ranges: what the losses take as targets, by value name.
         known: the feature sets that the graph was built for, by label, to explain a missing column.
 
     Raises:
-        ColumnError: data that are not what the plan was made for, or class indices out of range.
+        ColumnError: data that are not what the plan was made for, targets out of range, or numbers that are too large
+            for the dtype in which they are loaded.
     """
     arrays: dict[str, np.ndarray] = {}
     for column in plan.columns:
         same = next((other for other in plan.columns if other.name in arrays and same_array(other, column)), None)
-        n_classes = classes.get(column.name)
+        target_range = ranges.get(column.name)
         _check_transformed(column, rows[column.feature_set], known.get(column.feature_set))
-        if same is None or classes.get(same.name) != n_classes:
-            arrays[column.name] = _host_column(column, rows[column.feature_set], n_classes)
+        if same is None or ranges.get(same.name) != target_range:
+            arrays[column.name] = _host_column(column, rows[column.feature_set], target_range)
         else:
             arrays[column.name] = arrays[same.name]
     return arrays
@@ -66,58 +84,108 @@ def _check_transformed(column: Column, rows: Rows, known: FeatureSet | None) -> 
         )
 
 
-def _host_column(column: Column, rows: Rows, classes: int | None) -> np.ndarray:
+def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -> np.ndarray:
     stored = joined_spec(rows, column.columns)
     if stored != column.stored:
         raise ColumnError(
             f"{column.shown} is {stored} in these data", available=f"the graph was built for {column.stored}"
         )
     try:
-        array = loadable_array(rows, column.columns, column.spec.dtype).reshape(len(rows), *column.spec.shape)
-        if classes is not None:
-            _check_classes(column, array, classes)
-        return array
+        with np.errstate(over="raise"):
+            array = loadable_array(rows, column.columns, column.spec.dtype).reshape(len(rows), *column.spec.shape)
+    except FloatingPointError:
+        raise _too_large(column, rows.array) from None
     except TypeError:
         raise ColumnError(
             f"{column.shown} cannot be made {column.spec.dtype} in host memory", hint="keep the model in float32"
         ) from None
+    if target_range is not None:
+        _check_range(column, array, target_range)
+    return array
 
 
-def _check_classes(column: Column, array: np.ndarray, classes: int) -> None:
-    low, high = int(array.min()), int(array.max())
-    if low < 0 or high >= classes:
+def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnError:
+    """The error for numbers that are infinite in the dtype in which a column is loaded."""
+    dtype = np.dtype(column.spec.dtype)
+    for name in column.columns:
+        array = array_of(name)
+        first = first_unrepresentable(array, dtype) if array.dtype.kind == dtype.kind == "f" else None
+        if first is not None:
+            return ColumnError(
+                f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}, which would be infinite",
+                available=f"{dtype} holds numbers up to {np.finfo(dtype).max}",
+                hint="scale the column, as with fit_transform() and a scaler, or give the model a wider dtype",
+            )
+    return ColumnError(f"{column.shown} has numbers that are too large for {dtype}", hint="scale the column")
+
+
+def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -> None:
+    low, high, n_classes = array.min(), array.max(), target_range.n_classes
+    if target_range.probabilities and (low < 0 or high > 1):
+        raise ColumnError(
+            f"{column.shown} has the target {low if low < 0 else high}",
+            available="binary_cross_entropy takes targets from 0 to 1",
+            hint="write 0 for no and 1 for yes, or use 'mse' for numbers of any size",
+        )
+    if n_classes is not None and (low < 0 or high >= n_classes):
         raise ColumnError(
             f"{column.shown} has the class index {low if low < 0 else high}",
-            available=f"the model gives {classes} classes, 0 to {classes - 1}",
+            available=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
             hint="change the model's output_shape, or the column",
+        )
+    if target_range.excluded is not None and (array == target_range.excluded).any():
+        raise ColumnError(
+            f"{column.shown} has targets of {target_range.excluded}, which the loss leaves out of its mean, and "
+            "batches are accumulated: a step would not be that of one batch of all rows",
+            hint="leave accumulate out, or train without these rows",
         )
 
 
-def class_counts(resolution: Resolution) -> dict[str, int]:
-    """The number of classes of each column of class indices, by value name; the smallest if several losses take it."""
+def target_ranges(resolution: Resolution, *, accumulates: bool) -> dict[str, TargetRange]:
+    """What losses take as targets, by value name; the fewest classes if several losses take a column."""
     loaded = {column.name: column.spec for column in resolution.plan.columns}
-    counts: dict[str, int] = {}
+    ranges: dict[str, TargetRange] = {}
     for term in (term for segment in resolution.segments for term in segment.losses):
-        if term.loss.name == "cross_entropy" and term.loss.own is None:
-            logits, target = term.inputs
-            if target in loaded and "int" in loaded[target].dtype and logits in resolution.shapes.specs:
-                n_classes = resolution.shapes.specs[logits].shape[0]
-                counts[target] = min(n_classes, counts.get(target, n_classes))
-    return counts
+        for name in (name for name in term.inputs if name in loaded):
+            changes = _range_of(term, loaded[name].dtype, resolution, accumulates=accumulates)
+            before = ranges.get(name, TargetRange()).n_classes
+            if changes.get("n_classes") is not None and before is not None:
+                changes["n_classes"] = min(before, changes["n_classes"])
+            if changes:
+                ranges[name] = replace(ranges.get(name, TargetRange()), **changes)
+    return ranges
 
 
-def copy_batch(column: Column, batch: Batch, out: np.ndarray, classes: int | None) -> None:
+def _range_of(term: LossTerm, dtype: str, resolution: Resolution, *, accumulates: bool) -> dict[str, Any]:
+    """What a loss says of a column of this dtype that it takes."""
+    if term.loss.own is not None:
+        excluded = ignored_target(term.loss) if accumulates and "int" in dtype else None
+        return {} if excluded is None else {"excluded": excluded}
+    if term.loss.name == "binary_cross_entropy":
+        return {"probabilities": True}
+    logits = resolution.shapes.specs.get(term.inputs[0])
+    if term.loss.name == "cross_entropy" and "int" in dtype and logits is not None:
+        return {"n_classes": logits.shape[0]}
+    return {}
+
+
+def copy_batch(column: Column, batch: Batch, out: np.ndarray, target_range: TargetRange | None) -> None:
     """Copy the columns of a batch that make up a column of the plan into memory: joined, cast and shaped.
 
     Raises:
-        ColumnError: class indices out of range, or integers that are not exact as the floats they are joined with.
+        ColumnError: targets out of range, numbers that are too large for the dtype, or integers that are not exact as
+            the floats they are joined with.
     """
-    if len(column.columns) == 1:
-        np.copyto(out, batch[column.columns[0]].reshape(out.shape), casting="unsafe")
-    else:
-        _join(column, batch, out)
-    if classes is not None:
-        _check_classes(column, out, classes)
+    try:
+        with np.errstate(over="raise"):
+            if len(column.columns) == 1:
+                np.copyto(out, batch[column.columns[0]].reshape(out.shape), casting="unsafe")
+            else:
+                _join(column, batch, out)
+    except FloatingPointError:
+        raise _too_large(column, batch.__getitem__) from None
+    if target_range is not None:
+        _check_range(column, out, target_range)
 
 
 def _join(column: Column, batch: Batch, out: np.ndarray) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from anyaccel import interrupts
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Source, as_source
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import PhaseError
+from anyaccel.phases.loading.prefetch import prefetch
 
 ReadCache = MutableMapping[tuple[str, str], FeatureSet]
 """Sources that were read into memory, by label of the phase and of the feature set."""
@@ -149,7 +151,8 @@ def read_source(source: Source) -> FeatureSet:
         columns = dict(source.gather(np.arange(source.rows)))
     else:
         assert isinstance(source, BatchSource)
-        with closing(source.batches(0)) as batches:
+        # In a thread: Ctrl-C must not fall into the functions of a loader that start and end its workers.
+        with interrupts.deferred(), closing(prefetch(partial(source.batches, 0))) as batches:
             parts = [{name: np.array(column) for name, column in batch.items()} for batch in batches]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in source.columns}
     return FeatureSet.from_dict(source.label, columns, source.features, source.targets, source.tags)

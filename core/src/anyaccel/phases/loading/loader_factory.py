@@ -15,6 +15,7 @@ from anyaccel.device import Device
 from anyaccel.graph import Column, Plan
 from anyaccel.phases.loading.device_columns import load
 from anyaccel.phases.loading.epoch_plan import EpochPlan
+from anyaccel.phases.loading.host_columns import TargetRange
 from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader
 from anyaccel.phases.loading.source_loader import BLOCK_SECONDS, BatchSourceLoader, MapSourceLoader
 from anyaccel.phases.loading.streaming import BLOCKS, StreamingLoader
@@ -155,32 +156,32 @@ class SourceLoaderFactory(LoaderFactory):
 
 
 def batch_source_loaders(
-    plan: Plan, source: BatchSource, classes: Mapping[str, int], accumulate: int
+    plan: Plan, source: BatchSource, ranges: Mapping[str, TargetRange], accumulate: int
 ) -> SourceLoaderFactory:
     """Loaders of the batches of a source.
 
     Args:
         plan: which columns go where.
         source: gives the batches.
-        classes: the number of classes of each column of class indices, by value name.
+        ranges: what the losses take as targets, by value name.
         accumulate: batches for one step.
     """
 
     def make_loader(block_bytes: float) -> BatchLoader:
-        return BatchSourceLoader(plan.columns, source, classes, accumulate, int(block_bytes))
+        return BatchSourceLoader(plan.columns, source, ranges, accumulate, int(block_bytes))
 
     return SourceLoaderFactory(plan, source, 1, make_loader)
 
 
 def map_source_loaders(
-    plan: Plan, source: MapSource, classes: Mapping[str, int], epochs: EpochPlan
+    plan: Plan, source: MapSource, ranges: Mapping[str, TargetRange], epochs: EpochPlan
 ) -> SourceLoaderFactory:
     """Loaders of the items of a data set, as samplers draw them.
 
     Args:
         plan: which columns go where.
         source: gives the items.
-        classes: the number of classes of each column of class indices, by value name.
+        ranges: what the losses take as targets, by value name.
         epochs: how they are gone over.
     """
 
@@ -188,7 +189,7 @@ def map_source_loaders(
         step_bytes = epochs.batch_size * sum(column.spec.nbytes for column in plan.columns)
         by_bytes = _block_steps(block_bytes, step_bytes, epochs.n_steps)
         block_steps = min(by_bytes, _steps_in_time(source, epochs.batch_size))
-        return MapSourceLoader(plan.columns, source, classes, epochs, block_steps)
+        return MapSourceLoader(plan.columns, source, ranges, epochs, block_steps)
 
     return SourceLoaderFactory(plan, source, epochs.batch_size, make_loader)
 

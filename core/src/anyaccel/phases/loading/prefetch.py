@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from anyaccel import interrupts
+
 T = TypeVar("T")
 
 # SimpleQueue is written in C: Python's own locks can be lost where an interrupt falls within a wait ("release unlocked
@@ -40,7 +42,10 @@ def prefetch(make: Callable[[], Generator[T]], depth: int = 1) -> Generator[T]:
         room.put(True)
     thread = threading.Thread(target=_produce, args=(make, items, room), name=THREAD_NAME, daemon=True)
     try:
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as refused:  # Python's error where there is no memory for the stack of a thread
+            raise MemoryError(str(refused)) from None
         while True:
             item, error, last = _next(items)
             room.put(True)
@@ -67,7 +72,7 @@ def _drain(items: queue.SimpleQueue[Any]) -> None:
 
 def _next(items: _Queue[T]) -> _Entry[T]:
     while True:
-        with contextlib.suppress(queue.Empty):
+        with contextlib.suppress(queue.Empty), interrupts.allowed():
             return items.get(timeout=_POLL_SECONDS)
 
 
@@ -96,14 +101,18 @@ def _has_room(room: queue.SimpleQueue[bool]) -> bool:
 
 
 class BackgroundCall(threading.Thread, Generic[T]):
-    """One call in a thread of its own, started at once."""
+    """One call in a thread of its own, started at once; in `result` where there is no memory for a thread."""
 
     def __init__(self, function: Callable[..., T], *args: Any) -> None:
         super().__init__(name="anyaccel-row-order", daemon=True)
         self._function, self._args = function, args
         self._result: T
         self._error: BaseException | None = None
-        self.start()
+        self._starts = True
+        try:
+            self.start()
+        except RuntimeError:
+            self._starts = False
 
     def run(self) -> None:
         """Called by the thread."""
@@ -114,7 +123,10 @@ class BackgroundCall(threading.Thread, Generic[T]):
 
     def result(self) -> T:
         """Wait for the call; its value, or its error raised."""
-        self.join()
+        if self._starts:
+            self.join()
+        else:
+            self.run()
         if self._error is not None:
             raise self._error
         return self._result

@@ -10,6 +10,7 @@ from anyaccel.graph import Plan
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loading.loader_factory import LoaderFactory, OnLoaded, Place, free_memory
+from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.segment import NodeState, Segment
 from anyaccel.specs import Optimizer
@@ -98,11 +99,12 @@ def _resident(
     needs = factory.nbytes()
     try:
         return factory.resident(on_loaded)
-    except OutOfMemoryError as error:
+    except MemoryError as failure:
+        error = as_out_of_memory(failure)
         release_frames(error)
         if residency == "resident":
             raise _no_room(name, needs, error) from None
-        log_event("memory", f"{name}: streamed, as there was no room for them: {error.problem}")
+        log_event("memory", f"{name}: streamed, as memory ran out while they were loaded ({error.problem})")
     return factory.streamed()
 
 

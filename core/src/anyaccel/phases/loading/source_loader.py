@@ -19,7 +19,7 @@ from anyaccel.errors import SourceError
 from anyaccel.graph import Column
 from anyaccel.phases.loading.device_columns import load_orders, stream_of, with_orders
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange, uniform_range
-from anyaccel.phases.loading.host_columns import Batch, copy_batch
+from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
 from anyaccel.phases.loading.prefetch import prefetch
 from anyaccel.phases.loading.streaming import BUFFERS, StreamingLoader, arrived
@@ -30,9 +30,9 @@ BLOCK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class _Buffers:
-    """Host memory for one block, with the number of classes, and the copies that may still read from it."""
+    """Host memory for one block, with what losses take as targets, and the copies that may still read from it."""
 
-    columns: list[tuple[Column, np.ndarray, int | None]] = field(default_factory=list)
+    columns: list[tuple[Column, np.ndarray, TargetRange | None]] = field(default_factory=list)
     capacity: int = 0
     copies: list[AsyncCopy] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class BatchSourceLoader(BatchLoader):
     Args:
         columns: of the plan, all of the source.
         source: gives the batches.
-        classes: the number of classes of each column of class indices, by value name.
+        ranges: what the losses take as targets, by value name.
         accumulate: batches for one step.
         block_bytes: the most bytes of a block, unless one step has more.
     """
@@ -73,14 +73,14 @@ class BatchSourceLoader(BatchLoader):
         self,
         columns: Sequence[Column],
         source: BatchSource,
-        classes: Mapping[str, int],
+        ranges: Mapping[str, TargetRange],
         accumulate: int,
         block_bytes: int,
     ) -> None:
         self.n_steps = None if source.steps is None else -(-source.steps // accumulate)
         self.repeatable = source.repeats
         self._columns = tuple(columns)
-        self._source, self._classes, self._accumulate = source, classes, accumulate
+        self._source, self._ranges, self._accumulate = source, ranges, accumulate
         self._row_bytes = max(sum(column.spec.nbytes for column in columns), 1)
         self._block_bytes = block_bytes
         self._backends = {column.name: column.backend for column in columns}
@@ -178,8 +178,8 @@ class BatchSourceLoader(BatchLoader):
             if start + size > buffers.capacity or buffers.capacity < self._capacity:
                 self._grow(buffers, start, size)
             with error_context(BatchPosition(self._source.label, epoch, position)):
-                for column, array, classes in buffers.columns:
-                    copy_batch(column, batch, array[start : start + size], classes)
+                for column, array, target_range in buffers.columns:
+                    copy_batch(column, batch, array[start : start + size], target_range)
             sizes.append(size)
             start += size
             if len(sizes) % self._accumulate:  # in the middle of a step
@@ -207,7 +207,7 @@ class BatchSourceLoader(BatchLoader):
             array = self._backends[column.name].staging_buffer(shape, column.spec.dtype, column.device)
             if filled:
                 array[:filled] = old[position][1][:filled]
-            buffers.columns.append((column, array, self._classes.get(column.name)))
+            buffers.columns.append((column, array, self._ranges.get(column.name)))
 
     def _copied(self, buffers: _Buffers, sizes: list[int]) -> _Block:
         copies: dict[str, AsyncCopy] = {}
@@ -223,7 +223,7 @@ class MapSourceLoader(StreamingLoader):
     Args:
         columns: of the plan, all of the source.
         source: gives the items.
-        classes: the number of classes of each column of class indices, by value name.
+        ranges: what the losses take as targets, by value name.
         plan, block_steps: see `StreamingLoader`.
     """
 
@@ -231,13 +231,13 @@ class MapSourceLoader(StreamingLoader):
         self,
         columns: Sequence[Column],
         source: MapSource,
-        classes: Mapping[str, int],
+        ranges: Mapping[str, TargetRange],
         plan: EpochPlan,
         block_steps: int,
     ) -> None:
         shapes = {column.name: np.empty((0, *column.spec.shape), column.spec.dtype) for column in columns}
         super().__init__(columns, shapes, plan, block_steps)
-        self._source, self._classes = source, classes
+        self._source, self._ranges = source, ranges
 
     def fill(self, block: StepBlock, buffers: Mapping[str, np.ndarray]) -> None:
         """Read the rows of a block, once for each stream that is drawn."""
@@ -247,4 +247,4 @@ class MapSourceLoader(StreamingLoader):
             for column in self._columns:
                 if stream_of(column) == stream:
                     with error_context(f"source {self._source.label!r}"):
-                        copy_batch(column, batch, buffers[column.name][: len(order)], self._classes.get(column.name))
+                        copy_batch(column, batch, buffers[column.name][: len(order)], self._ranges.get(column.name))

@@ -12,11 +12,21 @@ from rich.table import Column
 from rich.text import Text
 
 
+class _Console(Console):
+    """A console that raises where the reader of its stream has gone.
+
+    rich's own raises SystemExit, after it has pointed the standard output of the process to nowhere.
+    """
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError("nobody reads standard error any more")
+
+
 class SharedDisplay:
     """Bars at the end of standard error, two for each run, below what is printed meanwhile."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True, highlight=False)
+        console = _Console(stderr=True, highlight=False)
         self.stream = console.file
         self.bars = Progress(
             TextColumn("{task.description}", markup=False, style="progress.description"),

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
 from anyaccel.phases.progress.base import Progress
 from anyaccel.phases.progress.log import LineProgress
@@ -13,6 +14,18 @@ from anyaccel.phases.progress.notebook import HTMLProgress, in_notebook
 from anyaccel.phases.progress.rich import RichProgress
 
 _BY_NAME = {"rich": RichProgress, "html": HTMLProgress, "lines": LineProgress, "none": Progress}
+
+
+def checked_progress(choice: Any) -> Any:
+    """`choice` if `progress_for` knows it.
+
+    Raises:
+        PhaseError: it is neither one of the words nor a Progress object.
+    """
+    if not isinstance(choice, Progress) and (not isinstance(choice, str) or choice not in ("auto", *_BY_NAME)):
+        available = "'auto', 'rich', 'html', 'lines', 'none', or a Progress object"
+        raise PhaseError(f"unknown progress={shown(choice)}", available=available, hint="write progress='none'")
+    return choice
 
 
 def progress_for(choice: Any) -> Progress:
@@ -25,14 +38,10 @@ def progress_for(choice: Any) -> Progress:
     Raises:
         PhaseError: something else, or `"html"` outside a notebook.
     """
-    if isinstance(choice, Progress):
-        return choice
+    if isinstance(checked_progress(choice), Progress):
+        return choice  # type: ignore[no-any-return]
     if choice == "auto":
         return _automatic()
-    if not isinstance(choice, str) or choice not in _BY_NAME:
-        raise PhaseError(
-            f"unknown progress={choice!r}", available="'auto', 'rich', 'html', 'lines', 'none', or a Progress object"
-        )
     if choice == "html" and not in_notebook():
         raise PhaseError("progress='html' needs a notebook, but no Jupyter kernel is running", hint="progress='auto'")
     return _BY_NAME[choice]()

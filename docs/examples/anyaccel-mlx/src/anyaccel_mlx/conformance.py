@@ -53,3 +53,23 @@ class MlxSubject(Subject):
     def buffered_model(self) -> Make:
         """With batch normalisation."""
         return lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm(5), nn.Linear(5, 3))
+
+    @pytest.fixture
+    def dropout_free_model(self) -> Make:
+        """The random model at a rate of 0."""
+        return lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.0), nn.Linear(8, 3))
+
+    @pytest.fixture
+    def tied_model(self) -> Make:
+        """One layer in two places."""
+
+        def make() -> nn.Module:
+            tied = nn.Linear(4, 4)
+            return nn.Sequential(tied, nn.Tanh(), tied, nn.Linear(4, 3))
+
+        return make
+
+    @pytest.fixture
+    def parameter_free_model(self) -> Make:
+        """Tanh."""
+        return nn.Tanh

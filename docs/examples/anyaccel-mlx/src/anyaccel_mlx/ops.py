@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from anyaccel import Device
-from anyaccel.adapter import ArrayOps, ArrayProgram, Function, VjpResult
+from anyaccel.adapter import ArrayOps, ArrayProgram, Function, Kind, VjpResult
 from anyaccel.segment import Segment
 from anyaccel_mlx.arrays import arrays_in, name_of
 from anyaccel_mlx.models import holding, outputs_of, update, values
@@ -69,6 +69,15 @@ class MlxOps(ArrayOps):
     def compile(self, function: Function) -> Function:
         """By MLX: it traces once for shapes and dtypes, and joins small operations."""
         return mx.compile(function)
+
+    def kind(self, array: Any) -> Kind:
+        """By MLX's own classes of dtypes."""
+        classes: dict[Kind, Any] = {"floating": mx.floating, "complex": mx.complexfloating, "integer": mx.integer}
+        return next((kind for kind, cls in classes.items() if mx.issubdtype(array.dtype, cls)), "boolean")
+
+    def itemsize(self, array: Any) -> int:
+        """As MLX says."""
+        return int(array.itemsize)
 
     def scalar(self, value: float) -> Any:
         """An array, in float64 where the device has it."""

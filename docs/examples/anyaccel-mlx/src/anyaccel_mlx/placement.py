@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from anyaccel import Backend, Device
+from anyaccel.backend import DeviceInfo
 from anyaccel.errors import MoveError
 from anyaccel_mlx.arrays import arrays_in, dtype_on, name_of
 
@@ -15,8 +16,7 @@ from anyaccel_mlx.arrays import arrays_in, dtype_on, name_of
 class MlxPlacement(Backend):
     """MLX on the Apple GPU, which it calls `gpu`, and on the CPU.
 
-    Both read the same memory: no array is *on* a device, only an operation is. So an array or model is where it was
-    sent, which `put` remembers, and what nobody sent is on MLX's default device. No value is ever copied.
+    Both read the same memory: an array or model is where it was sent, which `put` remembers, or on the default device.
     """
 
     framework = "mlx"
@@ -32,7 +32,7 @@ class MlxPlacement(Backend):
             import mlx.core as mx
 
             return [Device("mps"), Device("cpu")] if mx.metal.is_available() else [Device("cpu")]
-        except Exception:  # `why_not` tells
+        except Exception:  # `unavailable_reason` tells
             return []
 
     def unavailable_reason(self, device: Device) -> str:
@@ -43,6 +43,10 @@ class MlxPlacement(Backend):
     def device_string(self, device: Device) -> str:
         """`"gpu"` or `"cpu"`."""
         return "gpu" if device.kind == "mps" else "cpu"
+
+    def device_info(self, device: Device) -> DeviceInfo:
+        """The CPU's memory is shared with other frameworks, which read MLX's arrays by DLPack."""
+        return DeviceInfo(str(device), memory_space="host" if device.kind == "cpu" else "")
 
     def default(self) -> Device:
         """Where MLX does what names no device."""
@@ -65,10 +69,8 @@ class MlxPlacement(Backend):
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
         """Another array of the same memory, sent to `device`; there is nothing to copy, or to pin."""
-        if self.device_of(tensor) == device:
-            return tensor
         dtype_on(device, name_of(tensor))
-        return self.put(tensor[...], device)
+        return tensor if self.device_of(tensor) == device else self.put(tensor[...], device)
 
     def place(self, obj: Any, device: Device) -> Any:
         """Models and optimizers are sent as they are; trees of arrays are made anew."""

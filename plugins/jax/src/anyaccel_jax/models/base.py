@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anyaccel.adapter import attributes_key
+from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.model_outputs import output_tuple
 from anyaccel.segment import TensorSpec
 
 Arrays = Mapping[str, Any]
+
+LIBRARIES = frozenset(
+    {
+        *("jax", "jaxlib", "flax", "equinox", "haiku", "keras", "optax", "chex", "jaxtyping", "orbax", "ml_dtypes"),
+        *("absl", "anyaccel_jax"),
+    }
+)
+"""Modules whose code is taken to be constant; see `TracedOps.libraries`."""
 
 
 class Model(ABC):
@@ -54,6 +65,10 @@ class Model(ABC):
             key: a key of `jax.random`, from which everything random follows.
         """
 
+    def attribute_snapshot(self) -> AttributeSnapshot:
+        """The plain attributes that a call of the model may change; by default it is a pure function."""
+        return AttributeSnapshot((), vars)
+
     def write(self, parameters: Arrays, buffers: Arrays) -> None:
         """Hold these arrays; both have all names."""
         self.parameters, self.buffers = dict(parameters), dict(buffers)
@@ -78,6 +93,11 @@ class Model(ABC):
     @property
     def batch_coupling(self) -> str:
         """As `Compute.batch_coupling`."""
+        return ""
+
+    @property
+    def untrainable_reason(self) -> str:
+        """As `Compute.untrainable_reason`."""
         return ""
 
     @property
@@ -133,6 +153,28 @@ def _short_name(path: Any) -> str:
     """Without the key of the box in which NNX and Flax keep each value."""
     text = jax.tree_util.keystr(path, simple=True, separator=".")
     return text.removesuffix(".value") or "value"
+
+
+def fields_key(module: Any, is_module: Callable[[Any], bool], skipped: Collection[str] = ()) -> Any:
+    """A `cache_key` of a module that is a dataclass: the fields and code of all modules in it, except some fields."""
+
+    def ignored(part: Any) -> set[str]:
+        return {*vars(part)} - {field.name for field in dataclasses.fields(part)} | {*skipped}
+
+    return attributes_key(_modules_in(module, is_module, skipped), ignored, is_module, LIBRARIES)
+
+
+def _modules_in(
+    module: Any, is_module: Callable[[Any], bool], skipped: Collection[str], path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """A module and those in its fields, by the path of fields that leads to each."""
+    yield path, module
+    for name in (field.name for field in dataclasses.fields(module) if field.name not in skipped):
+        leaves = jax.tree_util.tree_leaves_with_path(getattr(module, name, None), is_leaf=is_module)
+        for keys, leaf in leaves:
+            if is_module(leaf):
+                inner = f"{path}.{name}{jax.tree_util.keystr(keys)}".lstrip(".")
+                yield from _modules_in(leaf, is_module, skipped, inner)
 
 
 def copy_array(value: Any) -> Any:

@@ -9,7 +9,16 @@ import equinox as eqx
 import jax
 
 from anyaccel.errors import ShapeError
-from anyaccel_jax.models.base import Arrays, Model, NamedTree, copy_array, has_parameter, named_leaves, split_floating
+from anyaccel_jax.models.base import (
+    Arrays,
+    Model,
+    NamedTree,
+    copy_array,
+    fields_key,
+    has_parameter,
+    named_leaves,
+    split_floating,
+)
 from anyaccel_jax.models.data_format import flat_layers, is_activation, outer_formats
 
 BATCH_AXIS = "batch"
@@ -68,8 +77,8 @@ class Equinox(Model):
 
     @property
     def cache_key(self) -> Any:
-        """The class of the module."""
-        return type(self._static)
+        """The module without its arrays, and the code of all its parts."""
+        return fields_key(self._static, _is_module)
 
     def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
         """As in `Model`."""
@@ -111,6 +120,10 @@ def _with_state(module: Any) -> tuple[Any, Any]:
             hint="give the node both: anyaccel_jax.Equinox(module, state)",
         ) from error
     return pair
+
+
+def _is_module(obj: Any) -> bool:
+    return isinstance(obj, eqx.Module)
 
 
 def _is_state_index(leaf: Any) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from anyaccel.adapter import IdentityKey
+from anyaccel.adapter import values_of
+from anyaccel_jax.array_trees import comes_from
 from anyaccel_jax.models.base import (
+    LIBRARIES,
     Arrays,
     Model,
     NamedTree,
@@ -48,9 +52,15 @@ class Function(Model):
         return self._tree.unflatten({**self.parameters, **self.buffers})
 
     @property
+    def untrainable_reason(self) -> str:
+        """Haiku models with state: the function cannot give it back."""
+        held = next((each for each in _held(self._apply) if _has_haiku_state(each)), None)
+        return "" if held is None else f"{self!r} calls a model of Haiku with state, and its state would not change"
+
+    @property
     def cache_key(self) -> Any:
-        """The function; what it reads besides its arguments is assumed to be constant."""
-        return IdentityKey(self._apply)
+        """The function, and what it reads besides its arguments."""
+        return values_of("apply", self._apply, LIBRARIES)
 
     def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
         """As in `Model`."""
@@ -58,3 +68,20 @@ class Function(Model):
         if has_parameter(self._apply, "key"):
             keywords["key"] = key
         return self._apply(self._tree.unflatten({**parameters, **buffers}), *inputs, **keywords), None
+
+
+def _held(apply: Any) -> Iterator[Any]:
+    """What a function is bound to, closes over, or names among its globals."""
+    function = apply.func if isinstance(apply, functools.partial) else getattr(apply, "__func__", apply)
+    yield from (function, getattr(apply, "__self__", None))
+    yield from (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
+    code = getattr(function, "__code__", None)
+    names = () if code is None else code.co_names
+    yield from (function.__globals__[name] for name in names if name in function.__globals__)
+
+
+def _has_haiku_state(obj: Any) -> bool:
+    """Whether an object comes from `transform_with_state` of Haiku, or is the `apply` of one."""
+    if inspect.isfunction(obj):
+        return obj.__module__.startswith("haiku.") and has_parameter(obj, "state")
+    return comes_from(obj, "haiku") and "WithState" in type(obj).__name__

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import keras  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
 from anyaccel.adapter import attributes_key
+from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.layer_introspection import LayerLibrary, seeded_host_generators
 from anyaccel.segment import TensorSpec
-from anyaccel_jax.models.base import Arrays, Model, outputs_of, zero_inputs
+from anyaccel_jax.models.base import LIBRARIES, Arrays, Model, outputs_of, zero_inputs
 
 _LIBRARY = LayerLibrary(keras)
 
@@ -67,10 +68,15 @@ class KerasModel(Model):
         return "BatchNormalization" if couples else ""
 
     @property
+    def untrainable_reason(self) -> str:
+        """Methods and constraints that only Keras's own loop heeds."""
+        return _LIBRARY.untrainable_reason(self.layer)
+
+    @property
     def cache_key(self) -> Any:
         """Plain attributes of all layers; other objects count by identity."""
         layers = ((path, part) for path, part in _LIBRARY.walk(self.layer) if _LIBRARY.is_layer(part))
-        return attributes_key(layers, lambda _: _LIBRARY.layer_attributes, _is_listed)
+        return attributes_key(layers, lambda _: _LIBRARY.layer_attributes, _is_listed, LIBRARIES)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """As in `Model`, by a call with zeros; initializers without a seed of the user's get one from `seed`."""
@@ -97,6 +103,10 @@ class KerasModel(Model):
         if not train:
             return outputs, None
         return _with_added_losses(outputs_of(outputs), added), {**buffers, **lasting}
+
+    def attribute_snapshot(self) -> AttributeSnapshot:
+        """Those of all layers."""
+        return _LIBRARY.attribute_snapshot(self.layer)
 
     def write(self, parameters: Arrays, buffers: Arrays) -> None:
         """Into the layer's own variables."""

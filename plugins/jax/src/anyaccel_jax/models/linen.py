@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from anyaccel.adapter import IdentityKey
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.array_trees import comes_from
 from anyaccel_jax.models.base import (
@@ -18,6 +17,7 @@ from anyaccel_jax.models.base import (
     Model,
     NamedTree,
     copy_array,
+    fields_key,
     mode_keywords,
     named_leaves,
     zero_inputs,
@@ -81,8 +81,8 @@ class Linen(Model):
 
     @property
     def cache_key(self) -> Any:
-        """The module, which cannot be changed."""
-        return IdentityKey(self.module)
+        """The module's fields, which may be objects that can be changed, and the code of all its parts."""
+        return fields_key(self.module, _is_module, skipped=("parent", "name"))
 
     def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
         """As in `Model`: `module.init`, in evaluation mode."""
@@ -105,7 +105,7 @@ class Linen(Model):
         self._tree = NamedTree(dict(variables))
         self.parameters, self.buffers = {}, {}
         for name, leaf in named_leaves(dict(variables)).items():
-            is_trained = name.startswith(f"{_PARAMS}.") and jnp.issubdtype(leaf.dtype, jnp.floating)
+            is_trained = name.startswith(f"{_PARAMS}.") and jnp.issubdtype(leaf.dtype, jnp.inexact)
             (self.parameters if is_trained else self.buffers)[_without_collection(name)] = leaf
 
     def _join(self, parameters: Arrays, buffers: Arrays) -> dict[str, Any]:
@@ -115,6 +115,10 @@ class Linen(Model):
             {name: arrays[_without_collection(name)] for name in self._tree.names}
         )
         return variables
+
+
+def _is_module(obj: Any) -> bool:
+    return isinstance(obj, nn.Module)
 
 
 def _without_collection(name: str) -> str:

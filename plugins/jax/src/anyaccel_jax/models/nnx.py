@@ -9,8 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from anyaccel_jax.models.base import Arrays, Model, NamedTree, has_parameter, mode_keywords, named_leaves
+from anyaccel.adapter import attributes_key
+from anyaccel.errors import PhaseError
+from anyaccel_jax.models.base import LIBRARIES, Arrays, Model, NamedTree, has_parameter, mode_keywords, named_leaves
 from anyaccel_jax.models.data_format import flat_layers, outer_formats
+
+_BOOKKEEPING = {"_pytree__state", "_object__state", "_pytree__nodes"}
 
 
 class NnxModel(Model):
@@ -47,23 +51,37 @@ class NnxModel(Model):
 
     @property
     def cache_key(self) -> Any:
-        """What Flax holds of the module besides its variables."""
-        return self._graph
+        """What Flax holds of the module besides its variables, and the attributes and code of all its parts."""
+        parts = ((".".join(map(str, path)), part) for path, part in nnx.iter_graph(self.module) if _is_part(part))
+        return (("structure", self._graph), *attributes_key(parts, lambda _: _BOOKKEEPING, _is_listed, LIBRARIES))
 
     def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
         """As in `Model`."""
         buffer_state = self._buffer_tree.unflatten(buffers)
         module = nnx.merge(
-            self._graph, self._parameter_tree.unflatten(parameters), self._random_state(key), buffer_state
+            nnx.graphdef(self.module), self._parameter_tree.unflatten(parameters), self._random_state(key), buffer_state
         )
         (module.train if train else module.eval)()
         call = type(module).__call__
         streams = {"rngs": nnx.Rngs(jax.random.fold_in(key, 0))} if has_parameter(call, "rngs") else {}
+        before = _plain_attributes(module) if train else {}
         outputs = module(*inputs, **mode_keywords(call, train), **streams)
-        if not train or not buffers:
+        if not train:
             return outputs, None
         after = named_leaves(nnx.state(module))  # which may have more than the buffers
-        return outputs, {name: after[name] for name in self._buffer_tree.names}
+        written = [name for name, value in parameters.items() if after[name] is not value]
+        kept = _plain_attributes(module)
+        written += [name for name, value in before.items() if kept.get(name, value) != value]
+        if written:
+            raise self._writing_error(written[0])
+        return outputs, ({name: after[name] for name in self._buffer_tree.names} if buffers else None)
+
+    def _writing_error(self, name: str) -> PhaseError:
+        return PhaseError(
+            f"a {self!r} cannot be trained: its call writes to {name}, which would be lost",
+            available="a call may write to variables that are no nnx.Param",
+            hint="keep it in an nnx.Variable, use a layer that leaves its parameters as they are, or freeze the node",
+        )
 
     def _random_state(self, key: Any) -> Any:
         """The state of the random streams, each from the key."""
@@ -89,6 +107,23 @@ def _restart(state: Any, key: Any, number: int) -> Any:
     seed = jax.random.bits(jax.random.fold_in(key, number))
     stream = jax.random.key(seed, impl=jax.random.key_impl(state))
     return stream if state.shape == () else jax.random.split(stream, state.shape)
+
+
+def _plain_attributes(module: Any) -> dict[str, Any]:
+    """Numbers and strings among the attributes of a module and its parts."""
+    return {
+        ".".join(map(str, path)): value
+        for path, value in nnx.iter_graph(module)
+        if isinstance(value, (bool, int, float, str))
+    }
+
+
+def _is_part(obj: Any) -> bool:
+    return isinstance(obj, nnx.Pytree)
+
+
+def _is_listed(obj: Any) -> bool:
+    return isinstance(obj, (nnx.Pytree, nnx.Variable, jax.Array))
 
 
 def _is_spatial(layer: Any) -> bool:

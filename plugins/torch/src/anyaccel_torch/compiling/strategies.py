@@ -141,10 +141,13 @@ def compilation() -> Iterator[None]:
     """Inside, torch may compile without limit, Python's garbage collector is off, and warnings are silent.
 
     The collector takes a fifth of a compilation's time. Warnings are about torch's own use of what it has deprecated.
+    Where tracing `torch.func.grad` fails or is interrupted, torch leaves hooks on saved tensors disabled in the whole
+    process, which `torch.utils.checkpoint` needs; they are enabled again.
     """
     from torch import _dynamo
 
-    collecting = gc.isenabled()
+    autograd: Any = torch._C._autograd  # noqa: SLF001
+    collecting, hooks_enabled = gc.isenabled(), autograd._saved_tensors_hooks_is_enabled()  # noqa: SLF001
     gc.disable()
     try:
         with warnings.catch_warnings(), _dynamo.config.patch(_LIMITS), torch.no_grad():
@@ -153,6 +156,8 @@ def compilation() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+        if hooks_enabled:
+            autograd._saved_tensors_hooks_enable()  # noqa: SLF001
 
 
 class StaleError(Exception):

@@ -1,0 +1,318 @@
+"""Python values that code depends on: read recursively, so that two readings tell whether any of them has changed.
+
+What compiled code has read (globals, closures, defaults, attributes of configurations and models, arrays) stays in it
+as it was. Values of variables are not read: compiled code is given those.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import types
+import weakref
+from argparse import Namespace
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
+from typing import Any
+
+import numpy as np
+
+from anyaccel.adapter.cache_key import PLAIN, IdentityKey, Incomparable, array_key, object_key, plain_key
+
+Values = tuple[tuple[str, Any], ...]
+"""Pairs of the path to a value, such as `config.alpha`, and its key."""
+
+_MAX_VALUES = 20_000
+_MAX_DEPTH = 60
+_LIBRARIES = sys.stdlib_module_names | {"numpy", "anyaccel"}
+_NAMESPACES = (types.SimpleNamespace, Namespace)
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType)
+_CLASS_BOOKKEEPING = {
+    *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__slots__"),
+    *("__abstractmethods__", "__parameters__", "__orig_bases__", "__match_args__", "__dataclass_fields__"),
+    *("__dataclass_params__", "__firstlineno__", "__static_attributes__", "__annotate__", "__annotate_func__"),
+    *("__annotations_cache__", "_abc_impl", "__hash__"),
+}
+
+
+class ValueReader:
+    """Reads values into `pairs`, each object once.
+
+    Code of libraries counts as constant, their objects by identity and simple attributes. Other functions are followed
+    into what they read, other objects into their attributes and classes.
+
+    Args:
+        is_part: whether a value is not to be read, as compiled code is given it.
+        libraries: top-level modules of libraries, besides NumPy and Python's own.
+
+    Attributes:
+        pairs: of paths and keys, so far.
+    """
+
+    def __init__(self, is_part: Callable[[Any], bool] = lambda _: False, libraries: Container[str] = ()) -> None:
+        self.pairs: list[tuple[str, Any]] = []
+        self._is_part, self._libraries = is_part, libraries
+        self._seen: dict[int, tuple[str, Any]] = {}
+        self._seen_modules: set[tuple[str, frozenset[str]]] = set()
+        self._depth = 0
+
+    def read(self, path: str, value: Any) -> None:
+        """Read a value and everything that it depends on."""
+        if isinstance(value, PLAIN):
+            self.pairs.append((path, plain_key(value)))
+        elif self._is_part(value):
+            self.pairs.append((path, "part"))
+        elif len(self.pairs) >= _MAX_VALUES or self._depth >= _MAX_DEPTH:
+            self.pairs.append((path, Incomparable()))
+        elif id(value) in self._seen:
+            self.pairs.append((path, ("same as", self._seen[id(value)][0])))
+        else:
+            self._seen[id(value)] = path, value  # kept alive, so that no other object gets the same id
+            self._depth += 1
+            try:
+                self._read_unseen(path, value)
+            finally:
+                self._depth -= 1
+
+    def read_attributes(self, path: str, part: Any, ignored: Container[str]) -> None:
+        """Read an object's class, and its attributes except some."""
+        self.read(type(part).__qualname__, type(part))
+        for name, value in sorted((_attributes(part) or {}).items()):
+            if name not in ignored:
+                self.read(f"{path}.{name}" if path else name, value)
+
+    def _read_unseen(self, path: str, value: Any) -> None:
+        for kinds, read in self._readers:
+            if isinstance(value, kinds):
+                read(self, path, value)
+                return
+        if hasattr(type(value), "__array__"):
+            self.pairs.append((path, array_key(value)))
+        elif self._is_library(type(value).__module__) and not isinstance(value, _NAMESPACES):
+            self._read_library_object(path, value)
+        else:
+            self._read_object(path, value)
+
+    def _is_library(self, module: Any) -> bool:
+        root = str(module).partition(".")[0]
+        return root in _LIBRARIES or root in self._libraries
+
+    # -- containers ------------------------------------------------------------------------------------------------
+
+    def _read_mapping(self, path: str, mapping: Mapping[Any, Any]) -> None:
+        self.pairs.append((path, (type(mapping), len(mapping))))
+        for i, (key, value) in enumerate(list(mapping.items())):
+            label = key if isinstance(key, str) else f"keys[{i}]"
+            self.read(f"{path} keys", key)
+            self.read(f"{path}[{label!r}]", value)
+
+    def _read_sequence(self, path: str, sequence: Collection[Any]) -> None:
+        self.pairs.append((path, (type(sequence), len(sequence))))
+        for i, value in enumerate(list(sequence)):
+            self.read(f"{path}[{i}]", value)
+
+    def _read_set(self, path: str, values: Set[Any]) -> None:
+        is_plain = all(isinstance(value, PLAIN) for value in values)
+        self.pairs.append((path, frozenset(map(plain_key, values)) if is_plain else Incomparable()))
+
+    # -- code ------------------------------------------------------------------------------------------------------
+
+    def _read_function(self, path: str, function: types.FunctionType) -> None:
+        self.pairs.append((path, function.__code__))
+        defaults = (".__defaults__", function.__defaults__), (".__kwdefaults__", function.__kwdefaults__)
+        self._read_all(path, *defaults)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            try:
+                self.read(name, cell.cell_contents)
+            except ValueError:
+                self.pairs.append((name, "empty"))
+        if self._is_library(function.__module__):
+            return
+        for name, value in function.__dict__.items():
+            self.read(f"{path}.{name}", value)
+        names = _names_in(function.__code__)
+        for name, value in names.found_in(function.__globals__):
+            self._read_global(name, value, names.attributes)
+
+    def _read_global(self, name: str, value: Any, attributes: frozenset[str]) -> None:
+        """A global; of a module, what the code reads of it."""
+        if not isinstance(value, types.ModuleType):
+            self.read(name, value)
+            return
+        if self._is_library(value.__name__) or (value.__name__, attributes) in self._seen_modules:
+            return
+        self._seen_modules.add((value.__name__, attributes))
+        for attribute in sorted(attributes):
+            if attribute in vars(value):
+                self._read_global(f"{name}.{attribute}", vars(value)[attribute], attributes)
+
+    def _read_class(self, path: str, cls: type) -> None:
+        if self._is_library(cls.__module__):
+            self.pairs.append((path, cls))
+            return
+        self.pairs.append((path, IdentityKey(cls)))
+        for base in cls.__mro__:
+            if self._is_library(base.__module__):
+                continue
+            for name, member in list(vars(base).items()):
+                if name not in _CLASS_BOOKKEEPING and not isinstance(member, _DESCRIPTORS):
+                    self.read(f"{base.__qualname__}.{name}", member)
+
+    def _read_method(self, path: str, method: types.MethodType) -> None:
+        self._read_all(path, ("", method.__func__), ("", method.__self__))
+
+    def _read_partial(self, path: str, partial: functools.partial[Any]) -> None:
+        self._read_all(path, ("", partial.func), (".args", partial.args), (".keywords", partial.keywords))
+
+    def _read_property(self, path: str, member: property) -> None:
+        self._read_all(path, ("", member.fget), ("", member.fset))
+
+    def _read_wrapped(self, path: str, member: Any) -> None:
+        self.read(path, member.__func__)
+
+    def _read_builtin(self, path: str, function: types.BuiltinMethodType) -> None:
+        owner = function.__self__
+        if owner is None or isinstance(owner, types.ModuleType):
+            self.pairs.append((path, object_key(function)))
+        else:
+            self._read_all(path, (".__name__", function.__name__), ("", owner))
+
+    def _read_all(self, path: str, *values: tuple[str, Any]) -> None:
+        for suffix, value in values:
+            if value is not None:
+                self.read(f"{path}{suffix}", value)
+
+    # -- objects ---------------------------------------------------------------------------------------------------
+
+    def _read_object(self, path: str, obj: Any) -> None:
+        attributes = _attributes(obj)
+        self.read(type(obj).__qualname__, type(obj))
+        if attributes is None:
+            self.pairs.append((path, Incomparable()))
+            return
+        for name, value in attributes.items():
+            self.read(f"{path}.{name}", value)
+
+    def _read_library_object(self, path: str, obj: Any) -> None:
+        self.pairs.append((path, object_key(obj)))
+        wrapped = getattr(obj, "__wrapped__", None)
+        if wrapped is not None:
+            self.read(path, wrapped)
+        for name, value in (_attributes(obj) or {}).items():
+            if _is_simple(value):
+                self.read(f"{path}.{name}", value)
+
+    def _read_identity(self, path: str, obj: Any) -> None:
+        self.pairs.append((path, object_key(obj)))
+
+    _readers: tuple[tuple[Any, Callable[..., None]], ...] = (
+        (types.FunctionType, _read_function),
+        (type, _read_class),
+        (Mapping, _read_mapping),
+        ((list, tuple), _read_sequence),
+        ((set, frozenset), _read_set),
+        (types.MethodType, _read_method),
+        (functools.partial, _read_partial),
+        (types.BuiltinMethodType, _read_builtin),
+        (property, _read_property),
+        ((staticmethod, classmethod), _read_wrapped),
+        ((types.ModuleType, weakref.ref, types.CodeType), _read_identity),
+    )
+
+
+def attributes_key(
+    parts: Iterable[tuple[str, Any]],
+    ignored: Callable[[Any], Container[str]],
+    is_part: Callable[[Any], bool],
+    libraries: Container[str] = (),
+) -> Values:
+    """A key from the attributes of a model's parts, and from the code of their classes.
+
+    Args:
+        parts: the path of each part, and the part.
+        ignored: the names of attributes of a part that do not matter.
+        is_part: whether a value is itself among `parts`, or a variable, whose value compiled functions are given.
+        libraries: as of `ValueReader`.
+    """
+    reader = ValueReader(is_part, libraries)
+    for path, part in parts:
+        reader.pairs.append((path, IdentityKey(type(part))))
+        reader.read_attributes(path, part, ignored(part))
+    return tuple(reader.pairs)
+
+
+def values_of(path: str, value: Any, libraries: Container[str] = ()) -> Values:
+    """A value and everything that it depends on."""
+    reader = ValueReader(libraries=libraries)
+    reader.read(path, value)
+    return tuple(reader.pairs)
+
+
+def changed_paths(before: Values, after: Values) -> list[str]:
+    """Paths of the values that have changed from one reading to the other, without those that cannot be compared."""
+    old, new = _by_path(before), _by_path(after)
+    names = (name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name))
+    return [name for name in names if not _has_incomparable(old.get(name)) and not _has_incomparable(new.get(name))]
+
+
+def _by_path(values: Values) -> dict[str, list[Any]]:
+    grouped: dict[str, list[Any]] = {}
+    for path, key in values:
+        grouped.setdefault(path, []).append(key)
+    return grouped
+
+
+def _has_incomparable(keys: list[Any] | None) -> bool:
+    return any(isinstance(key, Incomparable) for key in keys or ())
+
+
+def _attributes(obj: Any) -> dict[str, Any] | None:
+    """Attributes of an object in its `__dict__` and slots; None if it has neither."""
+    slots = [name for cls in type(obj).__mro__ for name in _slot_names(cls)]
+    held = getattr(obj, "__dict__", None)
+    if held is None and not slots:
+        return None
+    return {**{name: getattr(obj, name) for name in slots if hasattr(obj, name)}, **(held or {})}
+
+
+def _slot_names(cls: type) -> Iterator[str]:
+    slots = vars(cls).get("__slots__", ())
+    for name in (slots,) if isinstance(slots, str) else slots:
+        if name not in ("__dict__", "__weakref__"):
+            yield f"_{cls.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
+
+
+def _is_simple(value: Any, levels: int = 2) -> bool:
+    """Whether a value of a library's object is a setting, and no bookkeeping."""
+    if isinstance(value, (*PLAIN, types.FunctionType, functools.partial, np.ndarray)):
+        return True
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return levels > 0 and isinstance(value, (list, tuple)) and all(_is_simple(item, levels - 1) for item in value)
+
+
+class _Names:
+    """Names that code and the code inside it read: globals, imported modules, and attributes of anything."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        read = set(_names_read(code))
+        self._globals = sorted(name for kind, name in read if kind in ("LOAD_GLOBAL", "LOAD_NAME"))
+        self._imports = sorted(name for kind, name in read if kind == "IMPORT_NAME")
+        self.attributes = frozenset(name for kind, name in read if kind in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"))
+
+    def found_in(self, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """The globals in a scope, and the imported modules."""
+        yield from ((name, scope[name]) for name in self._globals if name in scope)
+        yield from ((name, sys.modules[name]) for name in self._imports if name in sys.modules)
+
+
+_names_in = functools.lru_cache(maxsize=4096)(_Names)
+
+
+def _names_read(code: types.CodeType) -> Iterator[tuple[str, str]]:
+    """Pairs of instruction and name."""
+    yield from ((each.opname, each.argval) for each in dis.get_instructions(code) if isinstance(each.argval, str))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_read(constant)

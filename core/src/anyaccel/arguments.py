@@ -1,0 +1,75 @@
+"""Checks of arguments where they enter. Each gives the value, or raises `WHERE NAME=VALUE is not ...` with a hint."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+from anyaccel.errors import AnyaccelError
+from anyaccel.printable import printable
+
+Error = type[AnyaccelError]
+Fits = Callable[[Any], object]
+
+
+def shown(value: object, longest: int = 200) -> str:
+    """The `repr` of any value as printable text, cut to `longest` characters. Never raises."""
+    try:
+        whole = repr(value)
+    except Exception as error:  # an int of more digits than Python prints, or a user's own __repr__
+        whole = f"<{type(value).__name__}, {type(error).__name__} in repr>"
+    return printable(whole if len(whole) <= longest else f"{whole[: longest - 1]}\N{HORIZONTAL ELLIPSIS}")
+
+
+def check(error: Error, where: str, name: str, value: Any, fits: Fits, wanted: str, example: object) -> Any:
+    """`value` if `fits` says so; what raises in it does not fit. `example` is a valid value, as code."""
+    try:
+        if fits(value):
+            return value
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise error(f"{where}{name}={shown(value)} is not {wanted}", hint=f"write {name}={example}")
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer of Python, NumPy or another library, and no bool."""
+    try:
+        return not isinstance(value, bool) and operator.index(value) is not None
+    except TypeError:
+        return False
+
+
+def flag(error: Error, where: str, name: str, value: Any) -> bool:
+    """True or False and nothing else: text such as `"false"` would be true."""
+    return bool(check(error, where, name, value, lambda it: isinstance(it, bool), "True or False", True))
+
+
+def text(error: Error, where: str, name: str, value: Any, wanted: str = "text", example: str = "'NAME'") -> str:
+    """Text that is not empty."""
+    return str(check(error, where, name, value, lambda it: isinstance(it, str) and it, wanted, example))
+
+
+def integer(error: Error, where: str, name: str, value: Any, least: int, example: int | None = None) -> int:
+    """A Python int from any integer, from `least` to the largest of 64 bits."""
+    wanted, example = f"an int of at least {least}", max(least, 1) if example is None else example
+    fits = lambda it: is_integer(it) and least <= operator.index(it) < 2**63  # noqa: E731
+    return operator.index(check(error, where, name, value, fits, wanted, example))
+
+
+def number(error: Error, where: str, name: str, value: Any, fits: Fits, wanted: str, example: object) -> Any:
+    """A finite real number that fits."""
+    return check(error, where, name, value, lambda it: _is_number(it) and fits(it), wanted, example)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def mapping(error: Error, where: str, name: str, value: Any, example: str = "{'NAME': ...}") -> dict[str, Any]:
+    """A dict with text keys, of its own; empty for None."""
+    value = {} if value is None else value
+    fits = lambda it: isinstance(it, Mapping) and all(isinstance(key, str) for key in it)  # noqa: E731
+    return dict(check(error, where, name, value, fits, "a dict with text keys", example))

@@ -1,0 +1,114 @@
+"""Loads the plugins for a command, without those whose import hangs or crashes: a child process tries first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import IO
+
+from anyaccel.cli.import_check import MARK
+from anyaccel.errors import PluginError
+from anyaccel.plugin_loader import BUILT_IN, PATIENCE, SWITCH, Plugin, installed, wanted
+from anyaccel.registry import registry
+
+TIMEOUT = 60.0  # seconds for each plugin
+
+
+def load_plugins(timeout: float = TIMEOUT) -> tuple[Plugin, ...]:
+    """Load the plugins of this process; returns those that are left out because importing them hangs or crashes.
+
+    Args:
+        timeout: seconds for the import of each plugin.
+    """
+    allowed = wanted()
+    entries = {entry.name: entry for entry in installed() if allowed is None or entry.name in allowed}
+    broken: list[Plugin] = []
+    while entries and (failure := _first_failure(sorted(entries), timeout)):
+        name, problem = failure
+        dist = entries.pop(name).dist
+        plugin = Plugin(name, dist.name if dist else "", dist.version if dist else "", PluginError(problem))
+        broken.append(plugin)
+    if broken:
+        with _allowed_plugins(sorted(entries)):
+            registry().load()
+    registry().load()
+    return tuple(broken)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a child process that loads the same plugins as this one."""
+    names = (plugin.name for plugin in registry().plugins if plugin.name != BUILT_IN)
+    return {**os.environ, SWITCH: ",".join(dict.fromkeys(names))}
+
+
+@contextmanager
+def _allowed_plugins(names: Sequence[str]) -> Iterator[None]:
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = ",".join(names)
+    try:
+        yield
+    finally:
+        del os.environ[SWITCH]
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
+def _first_failure(names: Sequence[str], timeout: float) -> tuple[str, str] | None:
+    """Load plugins in a child process; the one that hangs or ends the process, and what it does; None if all load."""
+    # -P: a file of the working directory must not stand in for a module.
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "anyaccel.cli.import_check"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        env={**os.environ, SWITCH: ",".join(names)},
+    )
+    try:
+        assert child.stdout is not None
+        name, ended = _follow(child.stdout, timeout)
+        if not name:
+            return None
+        how = f"ends the process with status {child.wait()}" if ended else f"did not end within {timeout:g} s"
+        return name, f"its import {how}"
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _follow(output: IO[str], timeout: float) -> tuple[str, bool]:
+    """The plugin being imported when the output ended (True) or nothing came any more (False); `""` if all loaded."""
+    names: SimpleQueue[str | None] = SimpleQueue()
+    Thread(target=_read_names, args=(output, names), daemon=True).start()
+    current = ""
+    while True:
+        try:
+            name = _next_name(names, current, timeout)
+        except Empty:
+            return current, False
+        if not name:
+            return (current, True) if name is None else ("", True)
+        current = name
+
+
+def _read_names(output: IO[str], names: SimpleQueue[str | None]) -> None:
+    with output:
+        for line in output:
+            if line.startswith(MARK):
+                names.put(line.removeprefix(MARK).strip())
+    names.put(None)
+
+
+def _next_name(names: SimpleQueue[str | None], current: str, timeout: float) -> str | None:
+    try:
+        return names.get(timeout=min(PATIENCE, timeout))
+    except Empty:
+        if current:
+            sys.stderr.write(f"waiting for plugin {current} (import)\n")
+        return names.get(timeout=max(timeout - PATIENCE, 0.01))

@@ -1,0 +1,62 @@
+"""AppliedLoss: which output of a graph a loss takes, and with which targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from anyaccel import arguments
+from anyaccel.errors import SpecError
+from anyaccel.specs import Loss, Spec, assign_fields
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class AppliedLoss(Spec):
+    """A loss applied to the output of a node in a graph.
+
+    Args:
+        loss: a Loss, or what `Loss(...)` takes.
+        on: label of the node whose output it takes; it is computed on this node's device.
+        inputs: the arguments of the loss, in order: `"outputs"` (of `on`), `"outputs.NAME"`, `"targets"` (of the data
+            that feed `on`), `"FEATURE_SET.COLUMN"`, or `"FEATURE_SET.COLUMN@STREAM"` for another stream of the sampler
+            than its first.
+        weight: factor in the total loss, finite and not negative.
+        label: name in results; `on` by default.
+
+    Raises:
+        SpecError: an argument of the wrong type or out of range.
+    """
+
+    _called = "an applied loss"
+    _parts: ClassVar = {"loss": Loss}
+    loss: Loss
+    on: str
+    inputs: tuple[str, ...]
+    weight: float
+    label: str
+
+    def __init__(
+        self,
+        loss: Any,
+        on: str,
+        inputs: tuple[str, ...] | list[str] = ("outputs", "targets"),
+        weight: float = 1.0,
+        label: str | None = None,
+    ) -> None:
+        on = arguments.text(SpecError, "AppliedLoss: ", "on", on, "the label of a node", "'NODE'")
+        label = on if label is None else arguments.text(SpecError, "AppliedLoss: ", "label", label)
+        where, wanted, example = f"loss on {on!r}: ", "a list of names", "['outputs', 'targets']"
+        arguments.check(SpecError, where, "inputs", inputs, _are_names, wanted, example)
+        at_least_0 = "a finite number of at least 0"
+        weight = arguments.number(SpecError, where, "weight", weight, lambda it: it >= 0, at_least_0, 1.0)
+        loss = loss if isinstance(loss, Loss) else Loss(loss)
+        assign_fields(self, loss=loss, on=on, inputs=tuple(inputs), weight=float(weight), label=label)
+
+    def get_config(self) -> dict[str, Any]:
+        """A plain dict for `from_config`."""
+        values = {"on": self.on, "inputs": list(self.inputs), "weight": self.weight, "label": self.label}
+        return {"loss": self.loss.get_config(), **values}
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(isinstance(name, str) for name in value)

@@ -1,0 +1,171 @@
+"""Interrupts: while a phase runs, Ctrl-C and other signals wait until the values are complete.
+
+Python runs the handler of a signal between any two instructions of the main thread, and most handlers raise an
+exception there: in the middle of a training step, or of a function that cleans up. Inside `deferred`, handlers are
+called only by `check` and inside `allowed`. In other threads, which receive no signals, nothing here has an effect.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Any, TypeAlias
+
+Handler: TypeAlias = "Callable[[int, FrameType | None], Any]"
+
+FORCE_SECONDS = 0.3
+"""A signal that comes again so long after the first, which still waits, is not deferred any more."""
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGCHLD")
+
+
+class _MainThread:
+    """What is known of the signals of the main thread.
+
+    `held` and `depth` are changed by plain assignments, between which Python calls no handler.
+    """
+
+    def __init__(self) -> None:
+        self.held = self.forced = False
+        self.depth = 0
+        self.waiting: dict[int, Callable[[], None]] = {}
+        self._since: dict[int, float] = {}
+        self._installed: dict[int, tuple[Handler, Handler]] = {}
+
+    def install(self) -> None:
+        """Put this object before the handlers of all signals that are Python functions."""
+        for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
+            handler = signal.getsignal(number)
+            if callable(handler) and (number not in self._installed or self._installed[number][0] is not handler):
+                ours = partial(self._receive, handler)
+                self._installed[number] = ours, handler
+                signal.signal(number, ours)
+
+    def uninstall(self) -> None:
+        """Set the handlers that were there, where nobody has set others."""
+        for number in reversed(self._installed):  # Ctrl-C last
+            ours, handler = self._installed[number]
+            if signal.getsignal(number) is ours:
+                signal.signal(number, handler)
+        self._installed.clear()
+
+    def _receive(self, handler: Handler, number: int, frame: FrameType | None) -> None:
+        if not self.held:
+            _call(handler, number, frame)
+            return
+        now = time.monotonic()
+        if number in self.waiting and now - self._since[number] > FORCE_SECONDS:
+            self.waiting.pop(number)
+            self.forced = True
+            _call(handler, number, frame)
+        elif number not in self.waiting:
+            self._since[number] = now
+            self.waiting[number] = partial(_call, handler, number, None)  # a frame would be kept alive
+
+    def deliver(self) -> None:
+        """Call the handlers of signals that wait; one that raises leaves the others waiting."""
+        while self.waiting:
+            self.waiting.pop(next(iter(self.waiting)))()
+
+    def forget(self) -> None:
+        """In a process that was forked: signals are not deferred there."""
+        self.held, self.depth = False, 0
+        self.waiting.clear()
+
+
+def _call(handler: Handler, number: int, frame: FrameType | None) -> None:
+    try:
+        handler(number, frame)
+    except Exception:
+        # torch raises in any place of the main thread that a worker of some DataLoader has died. The loader that waits
+        # for it raises the same, and there it is known which batch of which source is missing.
+        if number != getattr(signal, "SIGCHLD", None):
+            raise
+
+
+_main = _MainThread()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_main.forget)
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def check() -> None:
+    """Call the handlers of signals that wait, which may raise. Called where the values are complete."""
+    if _main.waiting and _on_main_thread():
+        _main.deliver()
+
+
+def was_forced() -> bool:
+    """Whether a signal came a second time and was no longer deferred, so that a step may have been broken off."""
+    return _main.forced and _on_main_thread()
+
+
+def renew() -> None:
+    """Defer also signals whose handlers were set by others inside `deferred`."""
+    if _main.depth and _on_main_thread():
+        _main.install()
+
+
+def deferred() -> AbstractContextManager[None]:
+    """Inside, signals wait for `check`, for `allowed`, or for the end.
+
+    The same signal is not deferred twice: who presses Ctrl-C again gets a KeyboardInterrupt at once.
+    """
+    return _Deferred()
+
+
+def allowed() -> AbstractContextManager[None]:
+    """Inside, signals are not deferred: for what may last and changes no values, and for hooks."""
+    return _Allowed()
+
+
+# Both are classes, as a generator of contextlib could be left between its steps by the very exceptions they are about.
+class _Deferred(AbstractContextManager[None]):
+    def __enter__(self) -> None:
+        self._active = _on_main_thread()
+        if self._active:
+            self._outer, _main.held = _main.held, True
+            _main.depth += 1
+            if _main.depth == 1:
+                _main.forced = False
+                _main.install()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._active:
+            return
+        _main.held = True
+        try:
+            if _main.depth == 1:
+                _main.uninstall()
+        finally:
+            _main.held = self._outer
+            _main.depth -= 1
+        if not _main.held:
+            check()
+
+
+class _Allowed(AbstractContextManager[None]):
+    def __enter__(self) -> None:
+        self._active = _on_main_thread()
+        if self._active:
+            self._outer, _main.held = _main.held, False
+            if _main.waiting:
+                _main.held = self._outer
+                check()
+                _main.held = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._active:
+            _main.held = self._outer

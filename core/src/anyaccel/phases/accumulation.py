@@ -1,0 +1,58 @@
+"""Accumulation: losses of one's own that are no means over rows, whose batches do not add up to one large batch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from anyaccel.errors import PhaseError
+from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.specs import Loss
+
+
+def check_accumulation(label: str, losses: tuple[AppliedLoss, ...]) -> None:
+    """Check that the gradients of several batches, weighted by rows, are those of one batch of all their rows.
+
+    Raises:
+        PhaseError: the settings of a loss say that it is a sum, or a mean of which some rows count less than others.
+    """
+    for loss in losses:
+        reason = _reason(_settings(loss.loss))
+        if reason:
+            raise PhaseError(
+                f"phase {label!r} accumulates batches, and the loss {loss.label!r} is {reason}: a step would not be "
+                "that of one batch of all rows",
+                hint="leave accumulate out, or give a loss function that is a mean over all rows of its batch",
+            )
+
+
+def ignored_target(loss: Loss) -> int | None:
+    """The class index that a loss leaves out of its mean; None if there is none."""
+    settings = _settings(loss)
+    ignored = settings.get("ignore_index", settings.get("ignore_class"))
+    return ignored if isinstance(ignored, int) else None
+
+
+def _settings(loss: Loss) -> Mapping[str, Any]:
+    """The settings of a loss of one's own: attributes of an object, arguments and defaults of a class."""
+    own, names = loss.own, ("reduction", "ignore_index", "ignore_class", "weight")
+    if isinstance(own, functools.partial):
+        return {name: value for name, value in own.keywords.items() if name in names}
+    if own is None or inspect.isroutine(own):
+        return {}
+    if not isinstance(own, type):
+        return {name: getattr(own, name) for name in names if hasattr(own, name)}
+    try:
+        defaults = {name: given.default for name, given in inspect.signature(own).parameters.items()}
+    except (TypeError, ValueError):
+        defaults = {}
+    return {name: value for name, value in {**defaults, **loss.kwargs}.items() if name in names}
+
+
+def _reason(settings: Mapping[str, Any]) -> str:
+    if settings.get("reduction") == "sum":
+        return "a sum over rows (reduction='sum')"
+    weighted = "ignore_index" in settings and settings.get("weight") is not None
+    return "a mean weighted by class (weight)" if weighted else ""

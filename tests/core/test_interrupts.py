@@ -1,0 +1,181 @@
+"""Signals wait inside `deferred` and are told by `check`; other threads are left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from anyaccel import interrupts
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a process cannot send itself signals there")
+
+
+@pytest.fixture(autouse=True)
+def default_handler() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where these tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the handler is there again"
+    signal.signal(signal.SIGINT, before)
+
+
+def ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_waits_for_check() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        ctrl_c()
+        done.append("after the signal")
+        interrupts.check()
+        done.append("after the check")
+    assert done == ["after the signal"]
+
+
+def test_a_signal_waits_for_the_end_of_all_that_defers() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        with interrupts.deferred():
+            ctrl_c()
+        done.append("after the inner one")
+    assert done == ["after the inner one"]
+
+
+def test_signals_are_raised_at_once_where_they_are_allowed_also_one_that_waited() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred(), interrupts.allowed():
+        ctrl_c()
+        done.append("after the signal")
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        ctrl_c()
+        with interrupts.allowed():
+            done.append("inside")
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        with interrupts.allowed():
+            pass
+        ctrl_c()
+        done.append("deferred again")
+        interrupts.check()
+    assert done == ["deferred again"]
+
+
+def test_the_same_signal_is_not_deferred_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "FORCE_SECONDS", 0.01)
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        assert not interrupts.was_forced()
+        ctrl_c()
+        time.sleep(0.02)
+        ctrl_c()
+        pytest.fail("the second is raised at once")
+    assert interrupts.was_forced()
+    with interrupts.deferred():
+        assert not interrupts.was_forced()
+
+
+def test_two_signals_at_one_instant_are_one() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        ctrl_c()
+        ctrl_c()
+        interrupts.check()
+
+
+@pytest.fixture
+def handling() -> Iterator[Callable[..., None]]:
+    """`handling(signal, handler)` sets a handler for the time of a test."""
+    before = {}
+
+    def handle(number: int, handler: Callable[..., None]) -> None:
+        before[number] = signal.signal(number, handler)
+
+    yield handle
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_what_a_handler_of_sigterm_raises_comes_at_the_check(handling: Callable[..., None]) -> None:
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(number)
+
+    handling(signal.SIGTERM, leave)
+    with pytest.raises(SystemExit) as told, interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is not leave
+        interrupts.check()
+    assert told.value.code == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is leave
+
+
+def test_a_handler_that_only_notes_the_signal_changes_nothing(handling: Callable[..., None]) -> None:
+    noted: list[int] = []
+    handling(signal.SIGUSR1, lambda number, frame: noted.append(number))
+    with interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert noted == []
+        interrupts.check()
+        assert noted == [signal.SIGUSR1]
+
+
+def test_a_handler_that_is_set_inside_stays_and_can_be_deferred_too(handling: Callable[..., None]) -> None:
+    noted: list[int] = []
+    handling(signal.SIGUSR1, lambda number, frame: None)
+    with interrupts.deferred():
+        signal.signal(signal.SIGUSR1, later := lambda number, frame: noted.append(number))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert noted == [signal.SIGUSR1]
+        interrupts.renew()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert noted == [signal.SIGUSR1]
+    assert noted == [signal.SIGUSR1] * 2 and signal.getsignal(signal.SIGUSR1) is later
+
+
+def test_what_a_handler_for_ended_children_raises_is_dropped(handling: Callable[..., None]) -> None:
+    """torch's loaders raise in any place of the main thread; the loader that waits tells it better."""
+
+    def killed(number: int, frame: object) -> None:
+        raise RuntimeError("DataLoader worker is killed by signal")
+
+    handling(signal.SIGCHLD, killed)
+    with interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGCHLD)
+        interrupts.check()
+        with interrupts.allowed():
+            os.kill(os.getpid(), signal.SIGCHLD)
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        os.kill(os.getpid(), signal.SIGCHLD)
+
+
+def test_another_thread_does_not_defer_the_signals_of_the_main_thread() -> None:
+    inside, over = threading.Event(), threading.Event()
+
+    def defer() -> None:
+        with interrupts.deferred():
+            inside.set()
+            over.wait(10)
+            interrupts.check()
+
+    thread = threading.Thread(target=defer)
+    thread.start()
+    assert inside.wait(10)
+    with pytest.raises(KeyboardInterrupt):
+        ctrl_c()
+    over.set()
+    thread.join(10)
+
+
+def test_a_forked_child_hears_signals_at_once() -> None:
+    with interrupts.deferred():
+        child = os.fork()
+        if not child:
+            try:
+                ctrl_c()
+                os._exit(1)
+            except KeyboardInterrupt:
+                os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -1,0 +1,582 @@
+"""Wrong arguments of everything public: each is an AnyaccelError with a hint before anything moves, or valid.
+
+`CALLS` has a valid call of every public callable; each of its arguments is replaced by each of `VALUES` in turn. The
+configurations of a graph and its phases are walked in the same way. A sample is tried, and everything with
+ANYACCEL_TEST_FULL=1.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import itertools
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import anyaccel as aa
+from anyaccel import numpy_backend
+from anyaccel.data import sampler_from_config
+from anyaccel.errors import AnyaccelError
+
+FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
+SAMPLE = 5  # of the values for each argument
+
+VALUES: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "-1": lambda: -1,
+    "0": lambda: 0,
+    "1e9": lambda: 1e9,
+    "''": str,
+    "'x'": lambda: "x",
+    "'false'": lambda: "false",
+    "[]": list,
+    "{}": dict,
+    "[None]": lambda: [None],
+    "{1: 2}": lambda: {1: 2},
+    "object()": object,
+    "int": lambda: int,
+    "nan": lambda: float("nan"),
+    "10**400": lambda: 10**400,
+}
+KINDS = {"bool": bool, "int": int, "str": str, "float": int | float, "None": type(None)}
+"""Annotations that say all about the type of an argument."""
+
+X = np.random.default_rng(0).standard_normal((12, 3)).astype("float32")
+TABLE = pa.table({"x": X[:, 0], "y": X[:, 1]})
+LOSS = aa.AppliedLoss("mse", on="net")
+PHASE = {"accelerator": "cpu", "strict": False, "policy": None, "callbacks": (), "final_device": "cpu"}
+MODES = {"compile": "auto", "residency": "auto"}
+
+
+@functools.cache
+def data() -> aa.FeatureSet:
+    columns = {"x": X, "y": X[:, 0], "k": np.arange(12) % 3}
+    features = aa.FeatureSet.from_dict("data", columns, ["x"], ["y"], ["k"])
+    features.add_splits({"train": range(6), "val": range(6, 12)})
+    return features
+
+
+@functools.cache
+def scaled() -> aa.FeatureSet:
+    return data().fit_transform(Halves(), "x", fit_on="train")
+
+
+class Halves:
+    """A transform that learns nothing."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        return {}
+
+    def fit(self, x: Any) -> Halves:
+        return self
+
+    def transform(self, x: Any) -> Any:
+        return x / 2
+
+    def inverse_transform(self, x: Any) -> Any:
+        return x * 2
+
+
+class Mean:
+    """An estimator."""
+
+    def fit(self, x: Any, y: Any) -> None:
+        self.mean_ = y.mean()
+
+    def predict(self, x: Any) -> Any:
+        return np.full(len(x), self.mean_)
+
+
+class Rowwise:
+    """A map-style data set."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": X[i], "y": X[i, 0]}
+
+
+def batches() -> list[dict[str, Any]]:
+    return [{"x": X, "y": X[:, 0]}]
+
+
+def source() -> aa.IterableSource:
+    return aa.IterableSource("src", batches, features="x", targets="y")
+
+
+def copied() -> aa.FeatureSet:
+    """One that may be changed."""
+    return data().select()
+
+
+def node(label: str = "net", upstream: Any = None) -> aa.ModelNode:
+    return aa.ModelNode(label, aa.SequentialMLP(1), upstream or data().reference())
+
+
+def graph() -> aa.ModelGraph:
+    return aa.ModelGraph([node()], "adam")
+
+
+def train(**settings: Any) -> aa.TrainPhase:
+    return aa.TrainPhase("t", data="train", losses=[LOSS], sampler=4, **settings)
+
+
+def experiment() -> aa.Experiment:
+    return aa.Experiment("e", graph(), progress="none")
+
+
+@functools.cache
+def history() -> list[Any]:
+    done = experiment()
+    done.run(train(), aa.EvalPhase("v", data="val", losses=[LOSS]))
+    return done.history
+
+
+def planned(cls: type) -> Callable[..., Any]:
+    """Makes a phase and plans it: what a phase cannot know by itself is checked with its graph."""
+
+    def make(label: Any, **settings: Any) -> Any:
+        nodes = [node(), aa.ModelNode("fit", Mean(), data().reference())]
+        return aa.Experiment("e", aa.ModelGraph(nodes, "adam"), progress="none").plan(cls(label, **settings))
+
+    make.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
+    return make
+
+
+def built(label: Any, model: Any, upstream_ref: Any, **settings: Any) -> Any:
+    return aa.ModelGraph([aa.ModelNode(label, model, upstream_ref, **settings)]).build()
+
+
+def one(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes the first of positional arguments as `given`."""
+    return lambda given, **others: function(given, **others)
+
+
+def simulated(**settings: Any) -> None:
+    with aa.simulate(**settings):
+        pass
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _parquet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder, before = tmp_path_factory.mktemp("files"), Path.cwd()
+    pq.write_table(TABLE, folder / "d.parquet")
+    os.chdir(folder)
+    yield
+    os.chdir(before)
+
+
+Call = tuple[Callable[..., Any], dict[str, Any]]
+OPTIMIZER = {"lr": 1e-3, "opt_kwargs": None, "schedule": None, "clip_norm": 1.0}
+MLP = {"output_shape": 1, "activation": "relu", "dropout": 0.0, "dtype": "float32"}
+SPLIT = {"ratios": {"a": 0.5, "b": 0.5}, "seed": 0, "stratify_by": None, "group_by": None}
+COLUMNS = {"features": "x", "targets": "y", "tags": ()}
+KEYS = {"feature_keys": "x", "target_keys": "y", "tag_keys": ()}
+PAIRS = {"per_anchor": 1, "shuffle": True, "drop_last": False, "seed": 0}
+
+CALLS: dict[str, Callable[[], Call]] = {
+    "Accelerator": lambda: (aa.Accelerator, {"device": "cpu", "pin_memory": False}),
+    "Accelerator.of": lambda: (aa.Accelerator.of, {"value": "cpu"}),
+    "Accelerator.check": lambda: (aa.Accelerator().check, {"framework": "numpy"}),
+    "Accelerator.cuda": lambda: (aa.Accelerator.cuda, {"index": 0, "pin_memory": False}),
+    "Accelerator.gpu": lambda: (aa.Accelerator.gpu, {"index": 0, "pin_memory": False}),
+    "Accelerator.device_string": lambda: (aa.Accelerator().device_string, {"framework": "numpy"}),
+    "Accelerator.from_config": lambda: (aa.Accelerator.from_config, {"config": {"device": "cpu"}}),
+    "Accelerator.is_available": lambda: (aa.Accelerator().is_available, {"framework": "numpy"}),
+    "Accelerator.move": lambda: (aa.Accelerator().move, {"obj": X, "framework": "numpy"}),
+    "Accelerator.place": lambda: (aa.Accelerator().place, {"obj": aa.SequentialMLP(1)}),
+    "Accelerator.scope": lambda: (aa.Accelerator().scope, {"framework": "numpy"}),
+    "AppliedLoss": lambda: (
+        aa.AppliedLoss,
+        {"loss": "mse", "on": "net", "inputs": ["outputs", "targets"], "weight": 1.0, "label": "l"},
+    ),
+    "AppliedLoss.from_config": lambda: (aa.AppliedLoss.from_config, {"config": LOSS.get_config()}),
+    "Beyond": lambda: (aa.Beyond, {"column": "x", "distance": 1.0}),
+    "Comparison.column": lambda: (aa.compare(history()).column, {"name": "loss"}),
+    "ConcatNode": lambda: (aa.ConcatNode, {"label": "c", "upstream_refs": ["a", "b"], "concat_axis": -1}),
+    "Device": lambda: (aa.Device, {"kind": "cpu", "index": 0}),
+    "Device.parse": lambda: (aa.Device.parse, {"value": "cpu"}),
+    "Different": lambda: (aa.Different, {"column": "x"}),
+    "EarlyStopping": lambda: (
+        aa.EarlyStopping,
+        {"monitor": "loss", "patience": 5, "min_delta": 0.0, "mode": "min", "restore_best": False},
+    ),
+    "Estimator": lambda: (aa.Estimator, {"estimator": Mean(), "method": "predict", "output_dtype": "float32"}),
+    "EvalPhase": lambda: (
+        planned(aa.EvalPhase),
+        {"label": "v", "data": "val", "metrics": ["mse"], "outputs": ["net"], "batch_size": 8, "sampler": None}
+        | {"losses": [LOSS], **PHASE, **MODES},
+    ),
+    "EvalPhase.from_split": lambda: (aa.EvalPhase.from_split, {"label": "v", "split": "val"}),
+    "EvalResults.plot": lambda: (history()[1].plot, {"name": "net", "ax": None, "targets": None, "undo": False}),
+    "EvalResults.prediction": lambda: (history()[1].prediction, {"name": "net", "undo": False}),
+    "EvalResults.to_arrow": lambda: (history()[1].to_arrow, {"undo": False}),
+    "EvalResults.to_pandas": lambda: (history()[1].to_pandas, {"undo": False}),
+    "Experiment": lambda: (
+        aa.Experiment,
+        {"label": "e", "graph": graph(), "phases": [train()], "callbacks": [aa.EarlyStopping()], "progress": "none"},
+    ),
+    "Experiment.compare": lambda: (one(done().compare), {"given": "loss"}),
+    "Experiment.from_config": lambda: (
+        aa.Experiment.from_config,
+        {"config": experiment().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
+    ),
+    "Experiment.plan": lambda: (experiment().plan, {"phase": train()}),
+    "Experiment.plot": lambda: (done().plot, {"figure": "loss", "ax": None}),
+    "Experiment.run": lambda: (one(experiment().run), {"given": train()}),
+    "Experiment.run_phase": lambda: (experiment().run_phase, {"phase": train()}),
+    "FeatureSet": lambda: (aa.FeatureSet, {"label": "d", "table": data().to_arrow()}),
+    "FeatureSet.add_split": lambda: (copied().add_split, {"name": "n", "rows": [0]}),
+    "FeatureSet.add_splits": lambda: (copied().add_splits, {"rows": {"n": [0]}, "group_by": None}),
+    "FeatureSet.array": lambda: (data().array, {"name": "x"}),
+    "FeatureSet.cast": lambda: (data().cast, {"dtypes": {"x": "float64"}, "keep_splits": True}),
+    "FeatureSet.column": lambda: (data().column, {"name": "x"}),
+    "FeatureSet.filter": lambda: (data().filter, {"conditions": {"k": 1}, "name": "n"}),
+    "FeatureSet.fit_transform": lambda: (
+        data().fit_transform,
+        {"transform": Halves(), "columns": "x", "fit_on": "train", "role": None, "into": None},
+    ),
+    "FeatureSet.from_arrow": lambda: (aa.FeatureSet.from_arrow, {"label": "d", "table": TABLE, **KEYS}),
+    "FeatureSet.from_dict": lambda: (aa.FeatureSet.from_dict, {"label": "d", "data": {"x": X, "y": X}, **KEYS}),
+    "FeatureSet.from_pandas": lambda: (
+        aa.FeatureSet.from_pandas,
+        {"label": "d", "df": TABLE.to_pandas(), "feature_cols": "x", "target_cols": "y", "tag_cols": ()},
+    ),
+    "FeatureSet.from_parquet": lambda: (
+        aa.FeatureSet.from_parquet,
+        {"label": "d", "path": "d.parquet", **KEYS, "row_groups": None},
+    ),
+    "FeatureSet.inverse": lambda: (scaled().inverse, {"values": X, "columns": "x"}),
+    "FeatureSet.reference": lambda: (data().reference, {**COLUMNS, "stream": None}),
+    "FeatureSet.role": lambda: (data().role, {"name": "x"}),
+    "FeatureSet.select": lambda: (data().select, COLUMNS),
+    "FeatureSet.spec": lambda: (data().spec, {"name": "x"}),
+    "FeatureSet.split": lambda: (data().split, {"name": "train"}),
+    "FeatureSet.split_by_condition": lambda: (
+        copied().split_by_condition,
+        {"conditions": {"n": {"k": 1}}, "group_by": None},
+    ),
+    "FeatureSet.split_random": lambda: (copied().split_random, SPLIT),
+    "FeatureSet.take": lambda: (data().take, {"positions": [0], "name": "n"}),
+    "FeatureSet.transform_like": lambda: (data().transform_like, {"other": scaled()}),
+    "FeatureSetView": lambda: (
+        aa.FeatureSetView,
+        {"feature_set": data(), "name": "n", "rows": [0], "columns": ["x"]},
+    ),
+    "FeatureSetView.array": lambda: (data()["train"].array, {"name": "x"}),
+    "FeatureSetView.column": lambda: (data()["train"].column, {"name": "x"}),
+    "FeatureSetView.difference": lambda: (data()["all"].difference, {"other": data()["val"]}),
+    "FeatureSetView.filter": lambda: (data()["train"].filter, {"conditions": {"k": 1}, "name": "n"}),
+    "FeatureSetView.intersection": lambda: (data()["all"].intersection, {"other": data()["val"]}),
+    "FeatureSetView.role": lambda: (data()["train"].role, {"name": "x"}),
+    "FeatureSetView.select": lambda: (data()["train"].select, COLUMNS),
+    "FeatureSetView.spec": lambda: (data()["train"].spec, {"name": "x"}),
+    "FeatureSetView.split_by_condition": lambda: (
+        copied()["train"].split_by_condition,
+        {"conditions": {"n": {"k": 1}}, "group_by": None},
+    ),
+    "FeatureSetView.split_random": lambda: (copied()["train"].split_random, SPLIT),
+    "FeatureSetView.take": lambda: (data()["train"].take, {"positions": [0], "name": "n"}),
+    "FitPhase": lambda: (
+        planned(aa.FitPhase),
+        {"label": "f", "data": "val", "nodes": ["fit"], "batch_size": 4, **PHASE, **MODES},
+    ),
+    "FitPhase.from_split": lambda: (aa.FitPhase.from_split, {"label": "f", "split": "val"}),
+    "IterableSource": lambda: (
+        aa.IterableSource,
+        {"label": "s", "source": batches, **COLUMNS, "steps": 1},
+    ),
+    "IterableSource.batches": lambda: (lambda epoch: list(source().batches(epoch)), {"epoch": 0}),
+    "IterableSource.reference": lambda: (source().reference, {**COLUMNS, "stream": "anchor"}),
+    "IterableSource.spec": lambda: (source().spec, {"name": "x"}),
+    "Loss": lambda: (aa.Loss, {"loss": "mse", "loss_kwargs": None}),
+    "Loss.from_config": lambda: (aa.Loss.from_config, {"config": {"loss": "mse"}}),
+    "MapSource": lambda: (aa.MapSource, {"label": "s", "dataset": Rowwise(), **COLUMNS, "workers": 0}),
+    "MapSource.gather": lambda: (aa.MapSource("s", Rowwise(), features="x").gather, {"indices": [0]}),
+    "Metric": lambda: (aa.Metric, {"measure": "mse", "on": "net", "targets": "targets", "label": "m"}),
+    "Metric.from_config": lambda: (aa.Metric.from_config, {"config": {"measure": "mse"}}),
+    "ModelGraph": lambda: (aa.ModelGraph, {"nodes": [node()], "optimizer": "adam", "label": "g", "seed": 0}),
+    "ModelGraph.add_node": lambda: (graph().add_node, {"node": node("b", "net")}),
+    "ModelGraph.build": lambda: (graph().build, {"force": False}),
+    "ModelGraph.freeze": lambda: (one(graph().freeze), {"given": "net"}),
+    "ModelGraph.from_config": lambda: (
+        aa.ModelGraph.from_config,
+        {"given": graph().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
+    ),
+    "ModelGraph.load_state": lambda: (graph().build().load_state, {"given": graph().build().state()}),
+    "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),
+    "ModelGraph.replace_node": lambda: (graph().replace_node, {"label": "net", "node": node()}),
+    "ModelGraph.unfreeze": lambda: (one(graph().unfreeze), {"given": "net"}),
+    "ModelGraph.visualize": lambda: (graph().visualize, {"format": "svg", "plan": None}),
+    "ModelNode": lambda: (
+        built,
+        {"label": "net", "model": aa.SequentialMLP(1), "upstream_ref": data().reference(), "accelerator": "cpu"}
+        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"]},
+    ),
+    "ModelNode.reference": lambda: (node().reference, {"output": None}),
+    "ModelNode.value_names": lambda: (node().value_names, {"count": 1}),
+    "Optimizer": lambda: (
+        aa.Optimizer,
+        {"name": "adam", **OPTIMIZER, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0},
+    ),
+    "Optimizer sgd": lambda: (aa.Optimizer, {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.0}),
+    "Optimizer.from_config": lambda: (aa.Optimizer.from_config, {"config": aa.Optimizer().get_config()}),
+    "PairSampler": lambda: (
+        aa.PairSampler,
+        {"batch_size": 2, "match": aa.Same("k"), "unlike": None, "unlike_per_anchor": 1, **PAIRS},
+    ),
+    "PairSampler.from_config": lambda: (
+        aa.PairSampler.from_config,
+        {"config": aa.PairSampler(2, aa.Same("k")).get_config()},
+    ),
+    "ParquetStream": lambda: (
+        aa.ParquetStream,
+        {"label": "s", "path": "d.parquet", **COLUMNS, "sampler": 4, "buffer_size": 8},
+    ),
+    "ParquetStream.batches": lambda: (
+        lambda epoch: list(aa.ParquetStream("s", "d.parquet", features="x", targets="y").batches(epoch)),
+        {"epoch": 0},
+    ),
+    "Plan.device": lambda: (history()[0].plan.device, {"node": "net"}),
+    "Plan.explain": lambda: (history()[0].plan.explain, {"node": "net"}),
+    "Reference": lambda: (aa.Reference, {"feature_set": data(), **COLUMNS, "stream": None}),
+    "Reference.from_config": lambda: (
+        aa.Reference.from_config,
+        {"config": data().reference().get_config(), "feature_sets": {"data": data()}},
+    ),
+    "Same": lambda: (aa.Same, {"column": "x"}),
+    "Schedule": lambda: (aa.Schedule, {"name": "cosine", "warmup": 1, "steps": 10, "final": 0.1}),
+    "Schedule exponential": lambda: (aa.Schedule, {"name": "exponential", "rate": 0.9, "every": 10}),
+    "Schedule.from_config": lambda: (aa.Schedule.from_config, {"config": {"name": "constant"}}),
+    "SequentialCNN": lambda: (aa.SequentialCNN, {**MLP, "channels": (8,), "kernel_size": 3, "pool": 2}),
+    "SequentialMLP": lambda: (aa.SequentialMLP, {**MLP, "n_layers": 1, "hidden_dim": 2}),
+    "SimpleSampler": lambda: (
+        aa.SimpleSampler,
+        {"batch_size": 2, "shuffle": True, "drop_last": False, "seed": 0},
+    ),
+    "SimpleSampler.batches": lambda: (aa.SimpleSampler(2).batches, {"n": 3}),
+    "SimpleSampler.epoch_orders": lambda: (aa.SimpleSampler(2).epoch_orders, {"rows": {"data": data()}}),
+    "SimpleSampler.from_config": lambda: (aa.SimpleSampler.from_config, {"config": {"batch_size": 2}}),
+    "SimpleSampler.order": lambda: (aa.SimpleSampler(2, shuffle=True).order, {"n": 3, "epoch": 0}),
+    "SimpleSampler.shuffled": lambda: (
+        aa.SimpleSampler(2, shuffle=True).shuffled,
+        {"orders": aa.SimpleSampler(2).epoch_orders({"data": data()}), "epoch": 0},
+    ),
+    "SimpleSampler.steps": lambda: (aa.SimpleSampler(2).steps, {"n": 3}),
+    "TrainPhase": lambda: (
+        planned(aa.TrainPhase),
+        {"label": "t", "data": "train", "losses": [LOSS], "sampler": 4, "schedule": None, "n_epochs": 1}
+        | {"validation": "val", "validate_every": 1, "accumulate": 1, "microbatching": "exact", **PHASE, **MODES},
+    ),
+    "TrainPhase.from_config": lambda: (aa.TrainPhase.from_config, {"config": train().get_config()}),
+    "TrainPhase.from_split": lambda: (aa.TrainPhase.from_split, {"label": "t", "split": "val"}),
+    "TrainResults.curve": lambda: (history()[0].curve, {"name": "loss"}),
+    "TrainResults.figure": lambda: (history()[0].figure, {"name": "loss"}),
+    "TrainResults.losses": lambda: (history()[0].losses, {"label": "net"}),
+    "TrainResults.plot": lambda: (one(history()[0].plot), {"given": "loss", "ax": None}),
+    "TripletSampler": lambda: (
+        aa.TripletSampler,
+        {"batch_size": 2, "positive": aa.Same("k"), "negative": aa.Different("k"), **PAIRS},
+    ),
+    "TripletSampler.from_config": lambda: (
+        aa.TripletSampler.from_config,
+        {"config": aa.TripletSampler(2, aa.Same("k"), aa.Different("k")).get_config()},
+    ),
+    "Where": lambda: (aa.Where, {"column": "x", "function": max}),
+    "Within": lambda: (aa.Within, {"column": "x", "distance": 1.0}),
+    "best_device": lambda: (aa.best_device, {"i": 0, "framework": "numpy"}),
+    "compare": lambda: (one(aa.compare), {"given": history()[0], "figures": "loss"}),
+    "copy_weights": lambda: (
+        aa.copy_weights,
+        {"source": graph().build()["net"].model, "target": graph().build()["net"].model, "names": None},
+    ),
+    "device_of": lambda: (aa.device_of, {"obj": X}),
+    "devices": lambda: (aa.devices, {"kind": "cpu", "framework": "numpy"}),
+    "devices_or_cpu": lambda: (aa.devices_or_cpu, {"kind": "cpu"}),
+    "move": lambda: (aa.move, {"obj": X, "where": "cpu", "framework": "numpy"}),
+    "place": lambda: (aa.place, {"obj": aa.SequentialMLP(1), "where": "cpu"}),
+    "scope": lambda: (aa.scope, {"where": "cpu", "framework": "numpy"}),
+    "simulate": lambda: (simulated, {"count": 1, "capacity": 10**6, "float64": True}),
+    "suggested_num_workers": lambda: (aa.suggested_num_workers, {"devices": 1, "cores": 2}),
+    # public in modules below
+    "Activation": lambda: (numpy_backend.Activation, {"name": "relu"}),
+    "BatchNorm": lambda: (numpy_backend.BatchNorm, {"momentum": 0.1, "eps": 1e-5, "dtype": "float32"}),
+    "Conv2d": lambda: (numpy_backend.Conv2d, {"channels": 2, "kernel_size": 3, "dtype": "float32"}),
+    "Dense": lambda: (numpy_backend.Dense, {"features": 2, "bias": True, "dtype": "float32"}),
+    "Dropout": lambda: (numpy_backend.Dropout, {"rate": 0.5}),
+    "MaxPool2d": lambda: (numpy_backend.MaxPool2d, {"size": 2}),
+    "Sequential": lambda: (one(numpy_backend.Sequential), {"given": numpy_backend.Dense(1)}),
+    "sampler_from_config": lambda: (sampler_from_config, {"config": {"batch_size": 2}}),
+}
+
+CONTRACT = ("Backend", "Compute", "Exchange", "Memory", "MultiStepProgram", "Program", "Callback", "Progress")
+"""Classes whose methods others write and core calls."""
+RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalResults", "Event", "FitResults", "Plan")
+"""What core or a plugin makes and a user reads."""
+UNCHECKED = {
+    *(*CONTRACT, *RECORDS, "TrainResults", "BatchSource", "PairCondition", "Sampler", "Source"),  # abstract, too
+    *("Optimizer.rate", "Schedule.factor"),  # called in every step
+    "Experiment.from_active_context",  # always an error
+    "ModelGraph.exchange_model",  # called when models are placed
+    "hookimpl",  # of pluggy
+}
+PROTOCOLS = {"mask", "read", "window", "apply", "build", "compute", "fit", "partial_fit", "restore", "read_settings"}
+PROTOCOLS |= {"epoch_orders", "after_loading", "epoch_end"}
+"""Methods of conditions, models and phases that core calls with what it has checked."""
+
+
+def done() -> aa.Experiment:
+    finished = experiment()
+    finished.history.extend(history())
+    return finished
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Every public callable that takes arguments: `NAME` or `NAME.METHOD`, and the function."""
+    for name in aa.__all__:
+        value = getattr(aa, name)
+        if callable(value) and name not in UNCHECKED:
+            yield name, value
+        for member, function in inspect.getmembers_static(value) if inspect.isclass(value) else ():
+            defined = next(base.__name__ for base in value.__mro__ if member in vars(base))
+            plain = getattr(function, "__func__", function)
+            abstract = getattr(plain, "__isabstractmethod__", False)
+            if not (member.startswith("_") or abstract or defined in CONTRACT) and inspect.isfunction(plain):
+                own = not isinstance(function, staticmethod)
+                if member not in PROTOCOLS and len(inspect.signature(plain).parameters) > own:
+                    yield f"{name}.{member}", plain
+
+
+def outcome(call: Callable[[], Any], annotation: str, value: Any) -> str:
+    """What is wrong with the outcome of a call with one wrong argument, `""` if nothing is."""
+    try:
+        call()
+    except AnyaccelError as error:
+        return "" if error.hint else f"no hint: {error}"
+    except OSError as error:  # documented: a file that cannot be opened
+        return "" if isinstance(value, str) else repr(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    kinds = [KINDS.get(kind) for kind in annotation.split(" | ")]
+    whole = "int" in annotation and isinstance(value, float) and value.is_integer()
+    return "" if whole or None in kinds or isinstance(value, tuple(kinds)) else f"accepted as {annotation}"
+
+
+def chosen(name: str, values: dict[str, Callable[[], Any]]) -> list[str]:
+    """The values that are tried for an argument: all, or some that are always the same."""
+    start = 0 if FULL else zlib.crc32(name.encode()) % len(values)
+    return list(itertools.islice(itertools.cycle(values), start, start + (len(values) if FULL else SAMPLE)))
+
+
+def guest(name: str) -> str:
+    """The library that a call needs and core does not depend on; `""` if it needs none."""
+    return "matplotlib" if name.endswith(".plot") else "pandas" if name.endswith("_pandas") else ""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_argument_is_an_error_with_a_hint_or_valid(name: str) -> None:
+    if guest(name):
+        pytest.importorskip(guest(name))
+    function, arguments = CALLS[name]()
+    function(**arguments)
+    annotations = {key: str(each.annotation) for key, each in inspect.signature(function).parameters.items()}
+    wrong = []
+    for argument in arguments:
+        for shown in chosen(f"{name}.{argument}", VALUES):
+            function, valid = CALLS[name]()
+            value = VALUES[shown]()
+            call = functools.partial(function, **{**valid, argument: value})
+            said = outcome(call, annotations.get(argument, ""), value)
+            wrong += [f"{argument}={shown}: {said}"] if said else []
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_public_callable_is_tried() -> None:
+    """Once, also where several classes inherit it."""
+    tried = {function for name, function in public() if name in CALLS}
+    missing = [name for name, function in public() if name not in UNCHECKED and function not in tried]
+    assert not missing
+
+
+# -- configurations ----------------------------------------------------------------------------------------------------
+
+
+def configured() -> dict[str, Any]:
+    nodes = [
+        aa.ModelNode(
+            "a",
+            aa.SequentialMLP(2),
+            data().reference(stream="anchor"),
+            "cpu",
+            optimizer=aa.Optimizer("sgd", schedule=aa.Schedule("cosine", steps=5), clip_norm=1.0),
+        ),
+        aa.ModelNode("b", aa.SequentialMLP(2), "a", outputs=["o"]),
+        aa.ConcatNode("c", ["a", "b.o"]),
+    ]
+    pairs = aa.PairSampler(2, [aa.Same("k"), aa.Within("x", 1.0)])
+    phases = [
+        train(validation=aa.EvalPhase("v", data="val", metrics=["mse"])),
+        aa.EvalPhase("v", data={"data": "val"}, sampler=pairs),
+        aa.FitPhase("f", data="val", accelerator="cpu", final_device="cpu"),
+    ]
+    return aa.Experiment("e", aa.ModelGraph(nodes, "adam"), phases).get_config()
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where values stand in nested dicts and lists."""
+    yield at
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*at, key))
+
+
+def replaced(config: Any, at: tuple[Any, ...], value: Any) -> Any:
+    changed = copy.deepcopy(config)
+    inner = changed
+    for key in at[:-1]:
+        inner = inner[key]
+    if not at:
+        return value
+    inner[at[-1]] = value
+    return changed
+
+
+def test_a_wrong_value_in_a_configuration_is_an_error_with_a_hint_or_valid() -> None:
+    config, wrong = configured(), []
+    for at in places(config):
+        is_flag = isinstance(functools.reduce(lambda inner, key: inner[key], at, config), bool)
+        for shown in chosen(str(at), VALUES)[: None if FULL or is_flag else 2]:
+            value = VALUES[shown]()
+            call = functools.partial(aa.Experiment.from_config, replaced(config, at, value), feature_sets=[data()])
+            said = outcome(call, "bool" if is_flag else "", value)
+            wrong += [f"{'.'.join(map(str, at))}={shown}: {said}"] if said else []
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (
+            ("graph", "nodes", 0, "frozen"),
+            "false",
+            r"node 'a': frozen='false' is not True or False. Hint: write frozen=True",
+        ),
+        (("phases", 0, "strict"), "no", r"phase 't': strict='no' is not True or False. Hint: write strict=True"),
+        (("phases", 2, "accelerator", "pin_memory"), 1, r"pin_memory must be True or False, got 1\."),
+        (("phases", 0, "sampler", "shuffle"), "false", r"shuffle='false' is not True or False"),
+        (("graph", "nodes", 0, "optimizer", "nesterov"), "no", r"nesterov='no' is not True or False"),
+    ],
+)
+def test_text_is_no_flag_of_a_configuration(at: tuple[Any, ...], value: Any, message: str) -> None:
+    with pytest.raises(AnyaccelError, match=message):
+        aa.Experiment.from_config(replaced(configured(), at, value), feature_sets=[data()])
