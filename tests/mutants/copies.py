@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import compileall
 import os
+import py_compile
 import shutil
 import signal
 import subprocess
@@ -11,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -55,6 +57,8 @@ def copy_repository(root: Path, copy: Path) -> Path:
         if name and (root / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, copy / name)
+    for sources in (copy / "core/src", *copy.glob("plugins/*/src")):  # tests write none; a mutant's is not this hash
+        compileall.compile_dir(sources, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
     return copy
 
 
@@ -63,23 +67,23 @@ class Copies:
 
     def __init__(self, copies: Sequence[Path]) -> None:
         self._free: SimpleQueue[Path] = SimpleQueue()
-        self._sound: set[str] = set()
         for copy in copies:
             self._free.put(copy)
 
     def try_mutant(self, mutant: Mutant, tests: Sequence[str], limit: float, left_out: int = 0) -> Result:
         """Run tests over the mutant until one fails or `limit` seconds have passed.
 
-        What fails or does not end is run once more without the mutant: only if it passes there was the mutant noticed.
+        A test that does not end is run once more without the mutant: only if it ends there was the mutant noticed. What
+        fails is left to `confirmed`.
         """
         copy, started = self._free.get(), time.perf_counter()
         file = copy / mutant.file
         original = file.read_text("utf-8")
         try:
             file.write_text(mutant.code, "utf-8")
-            outcome, killer = _run(copy, tests, limit)
+            outcome, killer = _outcome(copy, tests, limit)
             file.write_text(original, "utf-8")
-            if outcome != "survived" and not self._passes(copy, [killer], limit):
+            if outcome == "timeout" and not _passing(copy, [killer], limit / 2):
                 outcome = "undecided"
         finally:
             file.write_text(original, "utf-8")
@@ -89,37 +93,55 @@ class Copies:
             mutant=mutant, outcome=outcome, seconds=seconds, tests=len(tests), left_out=left_out, killer=killer
         )
 
-    def _passes(self, copy: Path, tests: list[str], limit: float) -> bool:
-        """Whether tests pass without a mutant, in half the time that one had; each is asked until it has passed."""
-        if not self._sound.issuperset(tests):
-            if _run(copy, tests, limit / 2)[0] != "survived":
-                return False
-            self._sound.update(tests)
-        return True
+    def confirmed(self, results: Sequence[Result]) -> list[Result]:
+        """The results, undecided where the test that failed over a mutant does not pass without it."""
+        killers = sorted({result.killer for result in results if result.outcome == "killed"})
+        copy = self._free.get()
+        passing = _passing(copy, killers, 300 + 120 * len(killers)) if killers else set()
+        self._free.put(copy)
+        return [
+            replace(result, outcome="undecided")
+            if result.outcome == "killed" and result.killer not in passing
+            else result
+            for result in results
+        ]
 
 
-def _run(copy: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
+def _outcome(copy: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
     """`survived`, or `killed` or `timeout` and the test that did it (the first, if none was begun)."""
     with tempfile.TemporaryDirectory(prefix="record-", dir=copy) as name:
-        record = Path(name)
-        chosen = record / "tests"
-        chosen.write_text("\n".join(tests), "utf-8")
-        command = [sys.executable, "-m", "pytest", f"@{chosen}", "-x", "-q", "--tb=no", "-p", "recorder"]
-        child = subprocess.Popen(
-            [*command, "-p", "no:cacheprovider"],
-            cwd=copy,
-            env=environment_of(copy, record),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            outcome = "survived" if child.wait(limit) == 0 else "killed"
-        except subprocess.TimeoutExpired:
-            outcome = "timeout"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        failed = recorder.read(record, "failed") or recorder.read(record, "begun")[-1:] or tests
-        return outcome, "" if outcome == "survived" else failed[0]
+        status = _run(copy, tests, limit, Path(name), "-x")
+        if status == 0:
+            return "survived", ""
+        culprits = recorder.read(Path(name), "failed") or recorder.read(Path(name), "begun")[-1:] or tests
+        return "timeout" if status is None else "killed", culprits[0]
+
+
+def _passing(copy: Path, tests: Sequence[str], limit: float) -> set[str]:
+    """Those of the tests that pass."""
+    with tempfile.TemporaryDirectory(prefix="record-", dir=copy) as name:
+        _run(copy, tests, limit, Path(name))
+        ended = {test for test, _ in recorder.read(Path(name), "times")}
+        return ended - set(recorder.read(Path(name), "failed"))
+
+
+def _run(copy: Path, tests: Sequence[str], limit: float, record: Path, *options: str) -> int | None:
+    """The status of pytest; None if it lasts longer than `limit` seconds. Nothing that it started goes on."""
+    (record / "tests").write_text("\n".join(tests), "utf-8")
+    command = [sys.executable, "-m", "pytest", f"@{record / 'tests'}", "-q", "--tb=no", "-p", "recorder", *options]
+    child = subprocess.Popen(
+        [*command, "-p", "no:cacheprovider"],
+        cwd=copy,
+        env=environment_of(copy, record),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        return child.wait(limit)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()

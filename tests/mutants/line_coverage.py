@@ -26,6 +26,7 @@ class Trace:
 
     def __init__(self, area: Area, tests: Sequence[str], folder: Path, workers: int) -> None:
         self._root = area.root
+        self._codes = {str(path.relative_to(area.root)): path.read_text("utf-8") for path in area.sources}
         self._data = coverage.CoverageData(str(folder / "coverage"))
         _measure(area, tests, folder, workers)
         self._data.read()
@@ -41,10 +42,9 @@ class Trace:
         What runs at import is not run by a test: all tests of the file may notice it, those that run lines which
         mention the name defined there first.
         """
-        path = self._root / mutant.file
+        code = self._codes[mutant.file]
         if mutant.file not in self._lines:
-            self._lines[mutant.file] = self._data.contexts_by_lineno(str(path))
-        code = path.read_text("utf-8")
+            self._lines[mutant.file] = self._data.contexts_by_lineno(str(self._root / mutant.file))
         lines, at_import = statement_lines(code, mutant.line)
         reached = self._quickest(mutant.file, lines)
         if at_import:
@@ -69,6 +69,7 @@ def _measure(area: Area, tests: Sequence[str], folder: Path, workers: int) -> No
     parts = {part for path in area.sources for part in path.relative_to(area.root).parts}
     settings.write_text(
         f"[run]\nparallel = true\npatch = subprocess\ndata_file = {folder / 'coverage'}\n"
+        "context = ${ANYACCEL_MUTANTS_TEST-}\n"
         f"source_pkgs = {','.join(sorted(part for part in parts if part.startswith('anyaccel')))}\n",
         "utf-8",
     )

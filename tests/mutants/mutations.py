@@ -1,6 +1,7 @@
 """Mutants of a source text: cosmic-ray's operators, and one that deletes a statement.
 
-Mutants that change nothing but an annotation or the layout are left out.
+Mutants are left out that change only an annotation, the layout, how arguments may be written, or what guards the next
+editor (`frozen` and `slots` of a dataclass, `abstractmethod`).
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _operators() -> Iterator[tuple[str, Operator]]:
 
 
 def _meaning(code: str) -> str | None:
-    """The syntax tree without annotations; None if it is no Python."""
+    """What a text does; None if it is no Python."""
     try:
         tree = ast.parse(code)
     except SyntaxError:
@@ -123,6 +124,8 @@ def _meaning(code: str) -> str | None:
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
+    """Forgets annotations and what only guards the next editor: frozen records and abstract methods."""
+
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
         return node
@@ -137,6 +140,14 @@ class _WithoutAnnotations(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         node.returns = None
+        node.decorator_list = [each for each in node.decorator_list if ast.unparse(each) != "abstractmethod"]
+        self.generic_visit(node)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        for each in node.decorator_list:
+            if isinstance(each, ast.Call) and ast.unparse(each.func) == "dataclass":
+                each.keywords = [word for word in each.keywords if word.arg not in ("frozen", "slots")]
         self.generic_visit(node)
         return node
 

@@ -40,6 +40,10 @@ def _name_to_coverage(test: str) -> None:
     measurement = coverage.Coverage.current() if coverage else None
     if measurement is not None:
         measurement.switch_context(test)
+        # Processes that the test starts measure under its name, which the settings take from the environment.
+        os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+        os.environ["COVERAGE_PROCESS_START"] = str(Path(os.environ["ANYACCEL_MUTANTS_RECORD"]) / "coveragerc")
+        os.environ["ANYACCEL_MUTANTS_TEST"] = test
 
 
 def _write(what: str, entry: Any) -> None:

@@ -54,7 +54,7 @@ class Examination:
     def results(self) -> list[Result]:
         """How each mutant fared."""
         with ThreadPoolExecutor(WORKERS) as pool:
-            return list(pool.map(self._attempt, self._sample))
+            return self._copies.confirmed(list(pool.map(self._attempt, self._sample)))
 
     def _attempt(self, mutant: Mutant) -> Result:
         result = self._once_more(mutant) or self._by_lines(mutant)

@@ -70,6 +70,9 @@ def demo(tmp_path: Path) -> Path:
         def never_run(a, b):
             return a - b - 2
 
+        def in_a_child(a, b):
+            return a - b - 4
+
         def of_a_failing_test(a, b):
             return a - b - 3
         """,
@@ -77,6 +80,8 @@ def demo(tmp_path: Path) -> Path:
     write(
         root / "tests/test_demo.py",
         """
+        import subprocess
+        import sys
         from anyaccel_demo import code
 
         def test_tested():
@@ -84,6 +89,10 @@ def demo(tmp_path: Path) -> Path:
 
         def test_run_only():
             code.run_only(3, 2)
+
+        def test_in_a_child():
+            child = "from anyaccel_demo import code; assert code.in_a_child(3, 2) == -3"
+            subprocess.run([sys.executable, "-c", child], check=True)
 
         def test_fails_anyhow():
             assert code.of_a_failing_test(3, 2) == 1
@@ -97,7 +106,7 @@ def demo(tmp_path: Path) -> Path:
         sources = ["core/src/anyaccel_demo/code.py"]
         without = []
         tests = ["tests"]
-        mutants = 4
+        mutants = 5
         """,
     )
     shutil.copy(FOLDER / "recorder.py", root / "tests/mutants")
@@ -124,6 +133,7 @@ def test_a_mutant_is_noticed_only_by_a_test_that_passes_without_it(mutants: Any,
         "return a - b - 1": "survived",
         "return a - b - 2": "unreached",
         "return a - b - 3": "unreached",
+        "return a - b - 4": "killed",
     }
     assert results["return a - b"].killer == "tests/test_demo.py::test_tested"
 
@@ -178,14 +188,17 @@ def test_a_change_elsewhere_draws_no_other_mutants(mutants: Any, demo: Path) -> 
 def test_nothing_that_means_the_same_is_a_mutant(mutants: Any) -> None:
     code = dedent(
         """
-        def f(self, *, clip: int | None) -> int | str:
-            self.x: int
-            return clip is None
+        @dataclass(frozen=True)
+        class C:
+            @abstractmethod
+            def f(self, *, clip: int | None) -> int | str:
+                self.x: int
+                return clip is None
         """
     ).lstrip()
     file = mutants.mutations.SourceFile("f.py", code)
     changes = {mutant.after for line in file.lines() for mutant in file.mutants(line)}
-    assert changes == {"return clip is not None"}
+    assert changes == {"class C:", "return clip is not None"}
 
 
 def test_what_runs_at_import_is_met_by_the_tests_of_what_mentions_it(mutants: Any) -> None:
