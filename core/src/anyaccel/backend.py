@@ -102,7 +102,7 @@ class Backend(ContractClass, ABC):
         return self.device_string(device)
 
     def owns(self, obj: Any) -> bool:
-        """Whether an object is this framework's; imports nothing. By default, whether a base is from `import_roots`."""
+        """Whether any object is this framework's, by default as `import_roots` says; imports and changes nothing."""
         return any(str(base.__module__).partition(".")[0] in self.import_roots for base in type(obj).__mro__)
 
     def synchronize(self, device: Device) -> None:
