@@ -34,7 +34,8 @@ class Operation:
     """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis`.
 
     `inputs` and `outputs` are names of values. `axis` is an axis of one sample, without the batch. `trainable` says
-    whether it runs in training mode in a training step; `Segment.groups` say which parameters change.
+    whether it runs in training mode in a training step: all of it, or with `modes="as_is"` the parts that are in this
+    mode already. `Segment.groups` say which parameters change.
     """
 
     label: str
@@ -44,6 +45,7 @@ class Operation:
     device: Device
     trainable: bool = True
     axis: int = -1
+    modes: str = "train"
 
 
 @dataclass(frozen=True, slots=True)

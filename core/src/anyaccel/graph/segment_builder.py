@@ -75,6 +75,7 @@ class SegmentBuilder:
             device=self.assigned[label].device,
             trainable=label in self.in_training,
             axis=axis,
+            modes=node.modes if isinstance(node, ModelNode) else "train",
         )
 
     def _spec(self, name: str) -> TensorSpec:
