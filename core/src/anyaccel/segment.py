@@ -31,11 +31,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis`.
+    """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis` of a sample.
 
-    `inputs` and `outputs` are names of values. `axis` is an axis of one sample, without the batch. `trainable` says
-    whether it runs in training mode in a training step: all of it, or with `modes="as_is"` the parts that are in this
-    mode already. `Segment.groups` say which parameters change.
+    `inputs` and `outputs` are names of values; the last `training_only` outputs are missing in evaluation. `trainable`
+    says whether it runs in training mode in a training step, as a whole or with `modes="as_is"` those parts that are in
+    it; `Segment.groups` say which parameters change.
     """
 
     label: str
@@ -45,6 +45,7 @@ class Operation:
     device: Device
     trainable: bool = True
     axis: int = -1
+    training_only: int = 0
     modes: str = "train"
 
 

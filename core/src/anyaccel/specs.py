@@ -156,11 +156,9 @@ class Optimizer(Spec):
         lr = settings.pop("lr", lr)
         own = None if isinstance(name, str) else name
         if own is not None and not is_own_optimizer(own):
-            raise SpecError(
-                f"an object of type {type(own).__name__} cannot be used as an optimizer",
-                available=f"names: {', '.join(OPTIMIZERS)}",
-                hint="give a name, or the optimizer's class, so that every node gets an instance of its own",
-            )
+            problem = f"an object of type {type(own).__name__} cannot be used as an optimizer"
+            hint = "give a name, or the optimizer's class, so that every node gets an instance of its own"
+            raise SpecError(problem, available=f"names: {', '.join(OPTIMIZERS)}", hint=hint)
         if lr is None:
             lr = 1e-3 if own is None or callable(own) else 1.0
         text = name.lower() if isinstance(name, str) else _name_of(name)
@@ -287,11 +285,9 @@ def _check_names(what: str, given: Mapping[str, Any], known: Any, also: tuple[st
     if unknown:
         left_out = "leave it out: the framework of each node builds the optimizers and losses, which are means"
         meant = "lr" if unknown[0] in ("learning_rate", "learningrate", "step_size") else unknown[0]
-        raise SpecError(
-            f"{what} has no setting {', '.join(unknown)}",
-            available=", ".join(available) or "none",
-            hint=left_out if unknown[0] in _LEFT_OUT else did_you_mean(meant, available, ""),
-        )
+        hint = left_out if unknown[0] in _LEFT_OUT else did_you_mean(meant, available, "")
+        problem = f"{what} has no setting {', '.join(unknown)}"
+        raise SpecError(problem, available=", ".join(available) or "none", hint=hint)
 
 
 def assign_fields(spec: Any, **values: Any) -> None:
@@ -302,7 +298,5 @@ def assign_fields(spec: Any, **values: Any) -> None:
 
 def _check_named(what: str, name: str, own: object) -> None:
     if own is not None:
-        raise ConfigError(
-            f"{what} {name!r} is a framework's own and has no configuration",
-            hint=f"use a named {what}, or leave it out of the configuration and give it in code",
-        )
+        hint = f"use a named {what}, or leave it out of the configuration and give it in code"
+        raise ConfigError(f"{what} {name!r} is a framework's own and has no configuration", hint=hint)
