@@ -117,10 +117,6 @@ class Backend(ContractClass, ABC):
         return ""
 
 
-def _no_wait() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class AsyncCopy:
     """A tensor whose copy to a device is in progress.
@@ -130,8 +126,8 @@ class AsyncCopy:
     """
 
     tensor: Any
-    wait: Callable[[], None] = _no_wait
-    source_reusable: Callable[[], None] = _no_wait
+    wait: Callable[[], None] = lambda: None
+    source_reusable: Callable[[], None] = lambda: None
 
 
 class Exchange(ContractClass, ABC):
@@ -246,6 +242,10 @@ class Compute(ContractClass, ABC):
         Raises:
             ShapeError: the model does not accept these inputs; has the framework's own message.
         """
+
+    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """As `infer`, of a built model in training mode; `()`, the default, where that is not known."""
+        return ()
 
     @abstractmethod
     def dtype_of(self, model: Any) -> str | None:

@@ -30,7 +30,7 @@ from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, tra
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import kept_outputs, learners_of, losses_of, parts_of, plan_request, streams_of
+from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
 from anyaccel.phases.prepare import PreparedPart, check, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
@@ -231,7 +231,7 @@ class _PhaseExecution:
             pipeline=pipeline,
             policy=policy,
             rows=part.evaluated,
-            losses=losses_of(self._phase, phase),
+            losses=evaluated_losses(self._phase, phase, graph),
             metrics=part.metrics,
             keep=keep,
             value_names=value_names,

@@ -28,6 +28,12 @@ class TorchCompute(TorchPlacement, Compute):
 
         return infer(model, inputs, seed)
 
+    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """As `Compute.infer_training`; runs the model on zeros in training mode, and leaves it as it was."""
+        from anyaccel_torch.shape_inference import infer_training
+
+        return infer_training(model, inputs)
+
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""
         from anyaccel_torch.shape_inference import input_dtype
