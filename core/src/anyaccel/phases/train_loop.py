@@ -76,7 +76,8 @@ class TrainLoop:
         )
         self._pending = PendingCalls()
         self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable)
-        self._tried_rows, self._full_batch = 0, policy.batch_size
+        self._tried_rows: int  # at once, by the call that is running; 0 before the first of an attempt
+        self._full_batch = policy.batch_size
         self._uncounted = 0  # steps of the call that is running
 
     def run(self) -> None:
