@@ -71,6 +71,7 @@ class TrainLoop:
             max_call_steps=self._pacing.max_steps,
             may_stop_early=hooks.may_stop,
             can_compile=pipeline.can_compile,
+            on_host=pipeline.on_host,
             log_event=run.log_event,
             on_activity=progress.doing,
         )
