@@ -108,7 +108,10 @@ class CompilePolicy:
         elif self._estimate is not None:
             self._log_plain(self._why_not(self._estimate))
         elif self._max_call_steps == 1:
-            self._log_plain("each is a call of its own, as there is a step_end hook, and single steps are not compiled")
+            self._log_plain(
+                "each is a call of its own, as a step_end hook hears of every one, and single steps are not compiled; "
+                "callbacks may set every_n_steps=50"
+            )
         else:
             self._log_plain("the backend offers none, as they cannot be or would gain little; compile='steps' tries it")
 
