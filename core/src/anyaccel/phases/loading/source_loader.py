@@ -93,7 +93,7 @@ class BatchSourceLoader(BatchLoader):
         self._first = True
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
-        """Blocks of batches, made ahead unless the source forbids it; those of steps before `start_step` are left out."""
+        """Blocks of batches, made ahead if the source lets them; those of steps before `start_step` are left out."""
         buffers, self._buffers = self._buffers or [_Buffers() for _ in range(BUFFERS)], []  # of this thread alone
         again, self._epoch = self._epoch == epoch, epoch
         make = partial(self._blocks, epoch, start_step, buffers, again)
