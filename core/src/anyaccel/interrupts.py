@@ -35,24 +35,32 @@ class _MainThread:
         self.depth = 0
         self.waiting: dict[int, Callable[[], None]] = {}
         self._since: dict[int, float] = {}
-        self._installed: dict[int, tuple[Handler, Handler]] = {}
+        self._installed: set[int] = set()
 
     def install(self) -> None:
         """Put this object before the handlers of all signals that are Python functions."""
         for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
             handler = signal.getsignal(number)
-            if callable(handler) and (number not in self._installed or self._installed[number][0] is not handler):
-                ours = partial(self._receive, handler)
-                self._installed[number] = ours, handler
-                signal.signal(number, ours)
+            if callable(handler):
+                self._installed.add(number)
+                if self._deferring(handler) is None:
+                    signal.signal(number, partial(self._receive, handler))
 
     def uninstall(self) -> None:
-        """Set the handlers that were there, where nobody has set others."""
-        for number in reversed(self._installed):  # Ctrl-C last
-            ours, handler = self._installed[number]
-            if signal.getsignal(number) is ours:
+        """Set the handlers that this object stands before."""
+        for number in sorted(self._installed, reverse=True):  # Ctrl-C is among the last
+            handler = self._deferring(signal.getsignal(number))
+            if handler is not None:
                 signal.signal(number, handler)
         self._installed.clear()
+
+    def _deferring(self, handler: Any) -> Handler | None:
+        """The handler that one of this object's stands for; None for others.
+
+        A callback that sets a handler and then the one that was there before may have got one of this object's.
+        """
+        is_ours = isinstance(handler, partial) and handler.func == self._receive
+        return handler.args[0] if is_ours else None
 
     def _receive(self, handler: Handler, number: int, frame: FrameType | None) -> None:
         if not self.held:
@@ -61,8 +69,11 @@ class _MainThread:
         now = time.monotonic()
         if number in self.waiting and now - self._since[number] > FORCE_SECONDS:
             self.waiting.pop(number)
-            self.forced = True
-            _call(handler, number, frame)
+            try:
+                _call(handler, number, frame)
+            except BaseException:
+                self.forced = True
+                raise
         elif number not in self.waiting:
             self._since[number] = now
             self.waiting[number] = partial(_call, handler, number, None)  # a frame would be kept alive
@@ -104,7 +115,7 @@ def check() -> None:
 
 
 def was_forced() -> bool:
-    """Whether a signal came a second time and was no longer deferred, so that a step may have been broken off."""
+    """Whether the handler of a signal that came a second time has raised, so that a step may have been broken off."""
     return _main.forced and _on_main_thread()
 
 
@@ -149,7 +160,7 @@ class _Deferred(AbstractContextManager[None]):
                 _main.uninstall()
         finally:
             _main.held = self._outer
-            _main.depth -= 1
+            _main.depth = max(_main.depth - 1, 0)  # 0 in a process that was forked inside
         if not _main.held:
             check()
 
