@@ -102,7 +102,7 @@ class Backend(ContractClass, ABC):
         return self.device_string(device)
 
     def owns(self, obj: Any) -> bool:
-        """Whether an object is this framework's; imports nothing. By default, whether a base is from `import_roots`."""
+        """Whether any object is this framework's, by default as `import_roots` says; imports and changes nothing."""
         return any(str(base.__module__).partition(".")[0] in self.import_roots for base in type(obj).__mro__)
 
     def synchronize(self, device: Device) -> None:
@@ -117,10 +117,6 @@ class Backend(ContractClass, ABC):
         return ""
 
 
-def _no_wait() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class AsyncCopy:
     """A tensor whose copy to a device is in progress.
@@ -130,8 +126,8 @@ class AsyncCopy:
     """
 
     tensor: Any
-    wait: Callable[[], None] = _no_wait
-    source_reusable: Callable[[], None] = _no_wait
+    wait: Callable[[], None] = lambda: None
+    source_reusable: Callable[[], None] = lambda: None
 
 
 class Exchange(ContractClass, ABC):
@@ -209,6 +205,9 @@ class Exchange(ContractClass, ABC):
 class Compute(ContractClass, ABC):
     """Capability: shapes of models, and training and evaluating segments."""
 
+    keeps_modes = False
+    """Whether `Operation.modes="as_is"` is supported: layers have training modes of their own, which last."""
+
     def wrap(self, model: Any) -> Any:
         """What a graph node holds for `model`: the model, or an object that also holds its parameters.
 
@@ -225,10 +224,7 @@ class Compute(ContractClass, ABC):
         return True
 
     def batch_coupling(self, model: Any) -> str:
-        """What makes output rows depend on other rows of the batch in training (`"BatchNorm"`); `""` if nothing does.
-
-        Such a model gives other results if its batch is split into micro-batches. The default gives `""`.
-        """
+        """What couples the rows of a batch in training (`"BatchNorm"`), so that it cannot be split; `""`: nothing."""
         return ""
 
     def untrainable_reason(self, model: Any) -> str:
@@ -246,6 +242,10 @@ class Compute(ContractClass, ABC):
         Raises:
             ShapeError: the model does not accept these inputs; has the framework's own message.
         """
+
+    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """As `infer`, of a built model in training mode; `()`, the default, where that is not known."""
+        return ()
 
     @abstractmethod
     def dtype_of(self, model: Any) -> str | None:
@@ -280,10 +280,7 @@ class Compute(ContractClass, ABC):
         return {}
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """Why this backend cannot build an optimizer or loss, `""` if it can.
-
-        The default accepts names and classes from `import_roots`.
-        """
+        """Why this backend cannot build an optimizer or loss; `""`, the default for names and `import_roots`: none."""
         own = spec.own
         if own is None or (isinstance(spec, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
             return ""

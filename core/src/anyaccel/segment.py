@@ -31,10 +31,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis`.
+    """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis` of a sample.
 
-    `inputs` and `outputs` are names of values. `axis` is an axis of one sample, without the batch. `trainable` says
-    whether it runs in training mode in a training step; `Segment.groups` say which parameters change.
+    `inputs` and `outputs` are names of values; the last `training_only` outputs are missing in evaluation. `trainable`
+    says whether it runs in training mode in a training step, as a whole or with `modes="as_is"` those parts that are in
+    it; `Segment.groups` say which parameters change.
     """
 
     label: str
@@ -44,6 +45,8 @@ class Operation:
     device: Device
     trainable: bool = True
     axis: int = -1
+    training_only: int = 0
+    modes: str = "train"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from anyaccel.adapter.array_ops import (
     is_differentiable,
     scaled,
 )
+from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_analysis import CotangentSums, SegmentDataflow, StepValues, loss_sums
 from anyaccel.backend import MultiStepProgram
@@ -86,7 +87,8 @@ class ArrayProgram(MultiStepProgram):
         if op.model is None:
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
-        return self._ops.call(op.model, self._state.parameters[owner], self._buffers[owner], inputs)
+        outputs = self._ops.call(op.model, self._state.parameters[owner], self._buffers[owner], inputs)
+        return tuple(operation_outputs(op, outputs, training=False))
 
     def _apply_recorded(
         self, tape: list[tuple[Operation, VjpResult]], op: Operation, inputs: tuple[Any, ...]
@@ -96,6 +98,7 @@ class ArrayProgram(MultiStepProgram):
         if not op.trainable and not needs_pullback:
             return self._evaluate(op, inputs)
         applied = self._apply(op, inputs)
+        operation_outputs(op, applied.outputs, training=op.trainable)
         if needs_pullback:
             tape.append((op, applied))
         return applied.outputs

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import Function, LossResult, cast, concatenate_vjp, is_differentiable, scaled
+from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.adapter.optimizer_step import OptimizerStep, select_nodes
 from anyaccel.adapter.parameter_flattening import ParameterFlattening, plan_flattening
 from anyaccel.adapter.segment_analysis import (
@@ -74,7 +75,8 @@ class SegmentFunctions:
         if op.model is None:
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
-        return self._ops.call(self._model_of(op.model), parameters[owner], buffers[owner], inputs)
+        outputs = self._ops.call(self._model_of(op.model), parameters[owner], buffers[owner], inputs)
+        return tuple(operation_outputs(op, outputs, training=False))
 
     def _outputs(self, values: StepValues, excluded: Container[str]) -> dict[str, Any]:
         """The outputs that are not missing, by name."""
@@ -120,7 +122,7 @@ class SegmentFunctions:
         outputs, after = self._ops.apply(model, source["parameters"][owner], before, inputs, op.trainable, own_key)
         if op.trainable and after is not None:
             buffers[owner] = after
-        return outputs
+        return tuple(operation_outputs(op, outputs, training=op.trainable))
 
     def _seeds(
         self, losses: Sequence[tuple[LossTerm, LossResult]], scale: Any, live: Mapping[str, Any]

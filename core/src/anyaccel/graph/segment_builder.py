@@ -67,14 +67,17 @@ class SegmentBuilder:
     def _operation(self, label: str) -> Operation:
         node = self.nodes[label]
         model, axis = (node.model, -1) if isinstance(node, ModelNode) else (None, node.axis)
+        extra = self.shapes.training_only.get(label, ()) if label in self.in_training else ()
         return Operation(
             label=label,
             model=model,
             inputs=self.inputs[label],
-            outputs=self.shapes.outputs[label],
+            outputs=(*self.shapes.outputs[label], *extra),
             device=self.assigned[label].device,
             trainable=label in self.in_training,
             axis=axis,
+            training_only=len(extra),
+            modes=node.modes if isinstance(node, ModelNode) else "train",
         )
 
     def _spec(self, name: str) -> TensorSpec:

@@ -24,6 +24,7 @@ from anyaccel.graph import topology
 from anyaccel.graph.data_format_check import check_data_formats
 from anyaccel.graph.memory_sharing import share_while_building
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name, shown_name
+from anyaccel.graph.training_outputs import check_not_wired, named_beyond
 from anyaccel.install_hints import hint_of
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.numpy_backend.estimator_methods import is_estimator, is_fittable, no_predict_error
@@ -46,6 +47,8 @@ class Shapes:
         dtypes: dtype to which each node's floating inputs are cast, or None.
         unfitted: labels of the estimators that are not fitted.
         lifted: labels of the nodes that take a scalar column as [1].
+        training_only: names of the outputs that exist only in training, of each node that has such; `specs` has them.
+        training: specs of what each node's model gives in training, as far as that was asked for.
     """
 
     order: tuple[str, ...]
@@ -57,6 +60,8 @@ class Shapes:
     dtypes: Mapping[str, str | None]
     unfitted: tuple[str, ...] = ()
     lifted: frozenset[str] = frozenset()
+    training_only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    training: dict[str, tuple[TensorSpec, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
         """Specs of a node's inputs as it receives them: floating columns in its own dtype, outputs as they are."""
@@ -210,6 +215,7 @@ class _Inference:
         self._dtypes: dict[str, str | None] = {}
         self._computed: set[str] = set()
         self._lifted: set[str] = set()
+        self._training_only: dict[str, tuple[str, ...]] = {}
 
     def run(self) -> Shapes:
         for label in reversed(self._order):
@@ -227,6 +233,7 @@ class _Inference:
             dtypes=self._dtypes,
             unfitted=unfitted(self._nodes),
             lifted=frozenset(self._lifted),
+            training_only=self._training_only,
         )
 
     def _dtype(self, label: str) -> str | None:
@@ -241,11 +248,17 @@ class _Inference:
         if not all(self._outputs[parent] for parent in topology.parents(node, self._nodes)):
             self._inputs[label] = self._outputs[label] = ()  # it depends on an estimator that is not fitted
             return
+        for upstream in (each for each in node.upstreams if isinstance(each, str)):
+            check_not_wired(label, upstream, self._training_only.get(upstream.partition(".")[0], ()))
         self._inputs[label] = _inputs(node, self._outputs, self._specs)
         results = self._results(label, node)
-        self._outputs[label] = _value_names(node, len(results))
-        self._specs.update(zip(self._outputs[label], results, strict=True))
-        self._computed.update(self._outputs[label])
+        extra = self._training_beyond(label, node, results)
+        names = _value_names(node, len(results) + len(extra))
+        self._specs.update(zip(names, (*results, *extra), strict=True))
+        self._outputs[label] = names[: len(results)]
+        if extra:
+            self._training_only[label] = names[len(results) :]
+        self._computed.update(names)
         if isinstance(node, ModelNode) and self._dtypes[label] is None:
             self._dtypes[label] = self._backends[label].dtype_of(node.model)
 
@@ -266,9 +279,19 @@ class _Inference:
         return results
 
     def _given(self, label: str, node: Node, *, lift: bool) -> Sequence[TensorSpec]:
-        dtype = self._dtypes[label]
-        specs = [_received(name, self._specs, self._computed, dtype, lift) for name in self._inputs[label]]
+        specs = self._received(label, lift=lift)
         return _outputs(node, specs, self._backends[label], self._seed, self._cast_hint(label))
+
+    def _received(self, label: str, *, lift: bool) -> list[TensorSpec]:
+        dtype = self._dtypes[label]
+        return [_received(name, self._specs, self._computed, dtype, lift) for name in self._inputs[label]]
+
+    def _training_beyond(self, label: str, node: Node, results: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+        """Specs of the outputs that a node names beyond those of evaluation."""
+        if not isinstance(node, ModelNode) or not results or len(node.outputs or ()) <= len(results):
+            return ()
+        specs = self._received(label, lift=label in self._lifted)
+        return named_beyond(node, results, self._backends[label].infer_training(node.model, specs))
 
     def _cast_hint(self, label: str) -> str:
         """What to do where a node may refuse the dtype of an estimator's floating output."""

@@ -148,6 +148,10 @@ class NumpyBackend(Backend, Exchange, Compute, Memory):
         """Build the module if needed, and run it on a batch of two samples of zeros."""
         return model_state.infer(model, inputs, seed)
 
+    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Run the module on a batch of two samples of zeros, in training mode."""
+        return model_state.infer_training(model, inputs)
+
     def dtype_of(self, model: Any) -> str | None:
         """`Module.dtype`, else the dtype of its first floating parameter."""
         return model_state.dtype_of(model)

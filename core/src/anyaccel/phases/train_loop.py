@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -19,6 +20,7 @@ from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory
+from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Epoch, Run
@@ -39,6 +41,7 @@ class TrainLoop:
         progress: is told how far it is.
         learners: estimators that learn from every step.
         validation: run after epochs; None without one.
+        nan_in_data: there was a warning of NaN in the data.
     """
 
     def __init__(
@@ -52,12 +55,15 @@ class TrainLoop:
         progress: Progress,
         learners: HostLearners,
         validation: Evaluation | None,
+        nan_in_data: bool = False,
     ) -> None:
         self._phase, self._run, self._pipeline, self._policy = phase, run, pipeline, policy
         self._hooks, self._progress = hooks, progress
         self._learners, self._validation = learners or None, validation
+        self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
-        self._pacing = StepPacing(1 if hooks.step_listeners else None)
+        self._pacing = StepPacing(hooks.max_call_steps)
+        self._unheard: list[Losses] = []  # of the steps since somebody listened
         epoch_steps = policy.loader.n_steps
         self._compile_policy = CompilePolicy(
             phase.compile,
@@ -65,12 +71,14 @@ class TrainLoop:
             max_call_steps=self._pacing.max_steps,
             may_stop_early=hooks.may_stop,
             can_compile=pipeline.can_compile,
+            on_host=pipeline.on_host,
             log_event=run.log_event,
             on_activity=progress.doing,
         )
         self._pending = PendingCalls()
         self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable)
-        self._tried_rows, self._full_batch = 0, policy.batch_size
+        self._tried_rows: int  # at once, by the call that is running; 0 before the first of an attempt
+        self._full_batch = policy.batch_size
         self._uncounted = 0  # steps of the call that is running
 
     def run(self) -> None:
@@ -138,11 +146,13 @@ class TrainLoop:
             self._progress.doing("validating")
             values = self._validation.run().named
             self._run.history[-1] = replace(self._run.history[-1], validation=values)
+            self._non_finite.validation(values)
             self._progress.doing("")
 
     def _train(self, number: int) -> tuple[dict[str, float], int]:
         """One epoch; if memory runs out it is resumed from the last snapshot. Mean losses, and the number of steps."""
         losses, run = LossAccumulator(), self._run
+        self._unheard = []
         self._snapshots.begin_epoch()
         while True:
             means = self._attempt(number, losses)
@@ -156,7 +166,7 @@ class TrainLoop:
             try:
                 self._policy.make_room(failure, self._tried_rows)
             finally:  # its events say at which step memory ran out
-                run.step, self._uncounted = resumed, 0
+                run.step, self._uncounted, self._unheard = resumed, 0, []
             self._pending.clear()
             self._compile_policy.repeat(failed - resumed)
             self._progress.advance(resumed - failed)
@@ -164,6 +174,8 @@ class TrainLoop:
             self._refuse_changes_between_steps()
         self._snapshots.clear()  # a validation may need the room
         self._record(self._pending.finish())
+        if not all(map(math.isfinite, means.values())):
+            self._non_finite.training(losses.first_not_finite())
         return {label: means[label] for label in self._weights if label in means}, run.step
 
     def _settle(self, error: BaseException, losses: LossAccumulator) -> None:
@@ -238,6 +250,8 @@ class TrainLoop:
             if size == self._full_batch:  # a last, partial batch is not worth a compilation
                 policy.before_call(runner, size, microbatch)
             count = min(self._pacing.next(), n_steps - done, policy.max_steps)
+            if self._hooks.step_listeners:
+                count = min(count, self._hooks.steps_until_heard(run.step))
             began, self._uncounted = time.perf_counter(), count
             step_losses = runner.train_steps(start + done * size, count, size, microbatch)
             self._step_done(losses, step_losses, count)
@@ -250,17 +264,22 @@ class TrainLoop:
             self._compile_policy.record(n_steps, seconds)
 
     def _step_done(self, losses: LossAccumulator, step_losses: list[Losses], n_steps: int) -> None:
-        self._uncounted = 0
+        self._uncounted, first = 0, self._run.step
         try:
-            losses.add(step_losses)
+            losses.add(step_losses, first, n_steps)
             self._progress.advance(n_steps)
             if self._hooks.step_listeners:
-                self._run.last_losses = step_losses
-                self._hooks.step_end(run=self._run)
+                self._tell_listeners(step_losses, first + n_steps - 1)
         finally:  # the step is done, whatever others raise
-            self._run.step += n_steps
+            self._run.step = first + n_steps
         self._snapshots.after_step(self._run.step, losses)
         interrupts.check()
+
+    def _tell_listeners(self, step_losses: list[Losses], last: int) -> None:
+        self._unheard += step_losses
+        if self._hooks.steps_until_heard(last) == 1:
+            self._run.step, self._run.last_losses, self._unheard = last, self._unheard, []
+            self._hooks.step_end(last, run=self._run)
 
 
 def smallest(*sizes: int | None) -> int | None:

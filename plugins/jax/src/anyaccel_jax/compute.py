@@ -56,6 +56,12 @@ class JaxCompute(JaxPlacement, Compute):
 
         return infer(self._model(model), inputs, seed)
 
+    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """As `Compute.infer_training`; on shapes alone."""
+        from anyaccel_jax.shape_inference import infer_training
+
+        return infer_training(self._model(model), inputs)
+
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: that of the first floating parameter, or the one that an unbuilt model will have."""
         return self._model(model).dtype

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from anyaccel.adapter.model_outputs import input_error, input_hint, probe_output_specs
-from anyaccel.errors import AnyaccelError
+from anyaccel.errors import AnyaccelError, ShapeError
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.error_translation import first_line, translate_errors
 from anyaccel_jax.host_transfer import check_dtype
@@ -39,13 +39,32 @@ def infer(model: Model, inputs: Sequence[TensorSpec], seed: int) -> tuple[Tensor
         raise input_error(name, inputs, first_line(error), _hint(inputs, error)) from error
 
 
-def _outputs(model: Model, inputs: Sequence[TensorSpec], batch: int) -> tuple[Any, ...]:
-    """The outputs in evaluation mode, as shapes and dtypes."""
+def infer_training(model: Model, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Specs per sample of what a built model returns in training mode; see `Compute.infer_training`.
+
+    Raises:
+        ShapeError: it returns no arrays then, or does not keep the batch as first axis.
+    """
+    snapshot = model.attribute_snapshot()
+    try:
+        return probe_output_specs(
+            f"in training, {model!r}", lambda batch: _outputs(model, inputs, batch, train=True), _spec_of
+        )
+    except ShapeError:
+        raise
+    except Exception:  # the first step has the right error
+        return ()
+    finally:
+        snapshot.restore()
+
+
+def _outputs(model: Model, inputs: Sequence[TensorSpec], batch: int, *, train: bool = False) -> tuple[Any, ...]:
+    """The outputs, as shapes and dtypes."""
     struct: Any = jax.ShapeDtypeStruct
     given = [struct((batch, *spec.shape), getattr(jax.numpy, spec.dtype)) for spec in inputs]
 
     def evaluate(parameters: Any, buffers: Any, inputs: Any) -> Any:
-        return outputs_of(model.apply(parameters, buffers, inputs, False, jax.random.key(0))[0])
+        return outputs_of(model.apply(parameters, buffers, inputs, train, jax.random.key(0))[0])
 
     outputs: tuple[Any, ...] = jax.eval_shape(evaluate, model.parameters, model.buffers, given)
     return outputs

@@ -39,6 +39,12 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
 
         return infer(model, inputs, seed)
 
+    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """As `Compute.infer_training`; the model is traced on shapes alone, and not changed."""
+        from anyaccel_tensorflow.shape_inference import infer_training
+
+        return infer_training(model, inputs)
+
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: that of the first floating parameter, or the one that an unbuilt model will have."""
         from anyaccel_tensorflow.shape_inference import parameter_dtype

@@ -16,7 +16,7 @@ from anyaccel_tensorflow.builtin_models import SequentialCNN, SpecModel
 from anyaccel_tensorflow.error_translation import first_line, translate_errors
 from anyaccel_tensorflow.functional_call import call_model, functional_call, outputs_of
 from anyaccel_tensorflow.object_location import device_name_of
-from anyaccel_tensorflow.stateless_rng import seeded
+from anyaccel_tensorflow.stateless_rng import key_of, seeded
 from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.variables import keras, model_variables
 
@@ -49,6 +49,25 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
             convert="create the model with dtype={dtype!r}",
         )
         raise input_error(name, inputs, first_line(error), hint) from error
+
+
+def infer_training(model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Specs per sample of what a built model returns in training mode; see `Compute.infer_training`.
+
+    Raises:
+        ShapeError: it returns no tensors then, or does not keep the batch as first axis.
+    """
+    snapshot = keras().attribute_snapshot(model)
+    try:
+        with tf.device(device_name_of(model) or "/CPU:0"):
+            name = f"in training, {type(model).__name__}"
+            return probe_output_specs(name, lambda batch: _trace(model, inputs, batch, train=True), _spec_of)
+    except ShapeError:
+        raise
+    except Exception:  # the first step has the right error
+        return ()
+    finally:
+        snapshot.restore()
 
 
 def _spec_of(output: Any) -> TensorSpec:
@@ -107,12 +126,13 @@ def _zeros(spec: TensorSpec, batch: int) -> Any:
 # -- tracing ---------------------------------------------------------------------------------------------------------
 
 
-def _trace(model: Any, inputs: Sequence[TensorSpec], batch: int) -> tuple[Any, ...]:
-    """The outputs for a batch of this size in evaluation mode: symbolic ones, unless their shapes depend on values."""
+def _trace(model: Any, inputs: Sequence[TensorSpec], batch: int, *, train: bool = False) -> tuple[Any, ...]:
+    """The outputs for a batch of this size: symbolic ones, unless their shapes depend on values."""
     call = functional_call(model)
     parameters, buffers = ({name: _shape_of(v) for name, v in named.items()} for named in call.variables)
     given = [tf.TensorSpec([batch, *spec.shape], spec.dtype) for spec in inputs]
-    function = compiled(lambda p, b, x: call(p, b, x, False, None)[0])
+    key = key_of(0) if train else None
+    function = compiled(lambda p, b, x: call(p, b, x, train, key)[0])
     outputs = tuple(function.get_concrete_function(parameters, buffers, given).structured_outputs)
     if all(output.shape.is_fully_defined() for output in outputs):
         return outputs

@@ -22,11 +22,19 @@ if TYPE_CHECKING:
 class TorchCompute(TorchPlacement, Compute):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
+    keeps_modes = True
+
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; runs the model on zeros in evaluation mode, and leaves it as it was."""
         from anyaccel_torch.shape_inference import infer
 
         return infer(model, inputs, seed)
+
+    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """As `Compute.infer_training`; runs the model on zeros in training mode, and leaves it as it was."""
+        from anyaccel_torch.shape_inference import infer_training
+
+        return infer_training(model, inputs)
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""

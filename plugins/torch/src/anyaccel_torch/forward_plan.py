@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.device import Device
 from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
 from anyaccel.segment import Operation, Segment
@@ -165,7 +166,9 @@ def _one_to_one(model: Callable[..., Any], operation: Operation, source: int, ta
         except RuntimeError as error:
             _name_mismatch(error, operation, [values[source]])
             raise
-        values[target] = result if isinstance(result, Tensor) else output_tensors(result)[0]
+        if not isinstance(result, Tensor):
+            (result,) = operation_outputs(operation, output_tensors(result), training=torch.is_grad_enabled())
+        values[target] = result
 
     return run
 
@@ -176,16 +179,11 @@ def _many_to_many(
     def run(values: list[Any]) -> None:
         inputs = [values[source] for source in sources]
         try:
-            outputs = output_tensors(model(*inputs))
+            returned = output_tensors(model(*inputs))
         except RuntimeError as error:
             _name_mismatch(error, operation, inputs)
             raise
-        if len(outputs) != len(targets):
-            raise GraphError(
-                f"node {operation.label!r} returns {len(outputs)} outputs; "
-                f"the graph was built with {len(targets)}: {', '.join(operation.outputs)}",
-                hint="return the same outputs in every call",
-            )
+        outputs = operation_outputs(operation, returned, training=torch.is_grad_enabled())
         for target, output in zip(targets, outputs, strict=True):
             values[target] = output
 

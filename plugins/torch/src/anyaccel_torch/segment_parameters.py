@@ -27,6 +27,12 @@ def segment_modules(segment: Segment, losses: Sequence[BoundLoss]) -> dict[nn.Mo
     return modules
 
 
+def modules_as_is(segment: Segment) -> list[nn.Module]:
+    """The modules of a segment whose submodules keep their modes."""
+    models = (operation.model for operation in segment.operations if operation.modes == "as_is")
+    return [model for model in models if isinstance(model, nn.Module)]
+
+
 def trained_parameters(
     segment: Segment, losses: Sequence[BoundLoss], nodes: Sequence[str], seen: set[int]
 ) -> dict[str, dict[str, nn.Parameter]]:
@@ -55,7 +61,8 @@ def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
     Raises:
         GraphError: they share a parameter that is trained, or a module that acts otherwise in training mode.
     """
-    trained = {op.label: op.model for op in segment.operations if op.trainable and isinstance(op.model, nn.Module)}
+    in_training = [op for op in segment.operations if op.trainable and op.label not in segment.frozen]
+    trained = {op.label: op.model for op in in_training if isinstance(op.model, nn.Module)}
     own_losses = {loss.label: loss.module for loss in losses if loss.module is not None}
     on_trained = {term.label: term.on for term in segment.losses if term.on in trained}
     holders = [(f"node {label!r}", model) for label, model in trained.items()]
