@@ -61,7 +61,7 @@ def _shared_memory() -> set[str]:
 
 
 def _is_of_another(name: str) -> bool:
-    numbers = [int(part) for part in name.split("_") if part.isdigit()]
+    numbers = [int(part) for part in re.split(r"[_.-]", name) if part.isdigit()]
     return any(number != os.getpid() and Path(f"/proc/{number}").exists() for number in numbers)
 
 
