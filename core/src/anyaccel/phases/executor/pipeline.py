@@ -124,6 +124,12 @@ class Pipeline:
             for program in programs
         )
 
+    @property
+    def on_host(self) -> bool:
+        """Whether everything is computed on a CPU."""
+        devices = (operation.device for stage in self._stages for operation in stage.segment.operations)
+        return all(device.kind == "cpu" for device in devices)
+
     def runner(self, columns: DeviceColumns) -> ChunkRunner:
         """What trains and evaluates with the rows of a chunk."""
         steps = self._cross_segment
