@@ -274,7 +274,6 @@ from anyaccel.device import Device
 from anyaccel.specs import Loss, Optimizer
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.step_compiler import StepCompiler
 
 cpu, spec = Device("cpu"), TensorSpec((3,), "float32")
 program = TorchBackend().build(Segment(

@@ -211,6 +211,8 @@ class TrainLoop:
                         loader.prefetch(number + 1)
                         prefetches = False
                     self._chunk(chunk, losses)
+                    if not loader.reads_ahead:  # the next batch may be made by the models
+                        self._pipeline.sync_values()
                     if self._run.stopped:
                         break
                     del chunk
