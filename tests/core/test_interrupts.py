@@ -186,6 +186,45 @@ def test_a_forked_child_hears_signals_at_once() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+def test_a_handler_that_is_saved_and_set_again_inside_leaves_the_first_one_alone(handling: Callable[..., None]) -> None:
+    """As a callback does that stops a run in an orderly way; no wrapper stays, however often it does so."""
+    handling(signal.SIGUSR1, first := lambda number, frame: None)
+    for _ in range(3):
+        with interrupts.deferred():
+            saved = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+            interrupts.renew()
+            signal.signal(signal.SIGUSR1, saved)
+        assert signal.getsignal(signal.SIGUSR1) is first
+
+
+def test_a_second_signal_whose_handler_raises_nothing_has_broken_nothing_off(
+    monkeypatch: pytest.MonkeyPatch, handling: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(interrupts, "FORCE_SECONDS", 0.01)
+    noted: list[int] = []
+    handling(signal.SIGUSR1, lambda number, frame: noted.append(number))
+    with interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert noted == [signal.SIGUSR1] and not interrupts.was_forced()
+
+
+def test_a_forked_child_that_leaves_the_block_can_defer_again() -> None:
+    with interrupts.deferred():
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            with interrupts.deferred():
+                ctrl_c()
+                code = 7
+        except KeyboardInterrupt:
+            os._exit(code)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
 def test_a_signal_while_an_object_is_freed_is_not_lost() -> None:
     """Python prints what is raised there, and goes on."""
 

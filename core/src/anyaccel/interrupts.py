@@ -44,7 +44,7 @@ class _MainThread:
             None  # by a handler, and not known to have come through
         )
         self._since: dict[int, float] = {}
-        self._installed: dict[int, tuple[Handler, Handler]] = {}
+        self._installed: set[int] = set()
         self._hook = self._unraisable
         self._other_hook: Callable[[Any], Any] | None = None
 
@@ -54,16 +54,16 @@ class _MainThread:
             self._other_hook, sys.unraisablehook = sys.unraisablehook, self._hook
         for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
             handler = signal.getsignal(number)
-            if callable(handler) and (number not in self._installed or self._installed[number][0] is not handler):
-                ours = partial(self._receive, handler)
-                self._installed[number] = ours, handler
-                signal.signal(number, ours)
+            if callable(handler):
+                self._installed.add(number)
+                if self._deferring(handler) is None:
+                    signal.signal(number, partial(self._receive, handler))
 
     def uninstall(self) -> None:
-        """Set the handlers that were there, where nobody has set others."""
-        for number in reversed(self._installed):  # Ctrl-C last
-            ours, handler = self._installed[number]
-            if signal.getsignal(number) is ours:
+        """Set the handlers that this object stands before."""
+        for number in sorted(self._installed, reverse=True):  # Ctrl-C is among the last
+            handler = self._deferring(signal.getsignal(number))
+            if handler is not None:
                 signal.signal(number, handler)
         self._installed.clear()
         if sys.unraisablehook is self._hook and self._other_hook is not None:
@@ -79,6 +79,14 @@ class _MainThread:
         else:
             (self._other_hook or sys.__unraisablehook__)(args)
 
+    def _deferring(self, handler: Any) -> Handler | None:
+        """The handler that one of this object's stands for; None for others.
+
+        A callback that sets a handler and then the one that was there before may have got one of this object's.
+        """
+        is_ours = isinstance(handler, partial) and handler.func == self._receive
+        return handler.args[0] if is_ours else None
+
     def _receive(self, handler: Handler, number: int, frame: FrameType | None) -> None:
         if not self.held and number not in self.waiting and not self._is_whole(frame):
             self._raise(handler, number, frame)
@@ -86,8 +94,11 @@ class _MainThread:
             self._wait(number, handler)
         elif time.monotonic() - self._since[number] > FORCE_SECONDS:
             self.waiting.pop(number)
-            self.forced = self.forced or self.held
-            self._raise(handler, number, frame)
+            try:
+                self._raise(handler, number, frame)
+            except BaseException:
+                self.forced = self.forced or self.held
+                raise
 
     def _wait(self, number: int, handler: Handler) -> None:
         self._since[number] = time.monotonic()
@@ -145,7 +156,7 @@ def check() -> None:
 
 
 def was_forced() -> bool:
-    """Whether a signal came a second time and was no longer deferred, so that a step may have been broken off."""
+    """Whether the handler of a signal that came a second time has raised, so that a step may have been broken off."""
     return _main.forced and _on_main_thread()
 
 
@@ -190,7 +201,7 @@ class _Deferred(AbstractContextManager[None]):
                 _main.uninstall()
         finally:
             _main.held = self._outer
-            _main.depth -= 1
+            _main.depth = max(_main.depth - 1, 0)  # 0 in a process that was forked inside
         if not _main.held:
             check()
 

@@ -51,6 +51,7 @@ class HookCaller:
             _call_plugins(getattr(self._hooks.hook, hook), **arguments)
             for callback in self._callbacks:
                 _call_with_named(getattr(callback, hook), **arguments)
+        interrupts.renew()  # hooks may set handlers, and so do the first workers of torch's loaders
 
     @property
     def max_call_steps(self) -> int | None:
@@ -76,7 +77,8 @@ class HookCaller:
         An interrupt is always raised: as a note it would be missed by code that catches `error`.
         """
         known = {**arguments, "error": error}
-        failures = [failure for end in self._ends() if (failure := _failure(partial(end, **known))) is not None]
+        calls = [call for end in self._ends() for call in (interrupts.check, partial(end, **known))]
+        failures = [failure for call in calls if (failure := _failure(call)) is not None]
         stop = next((failure for failure in failures if not isinstance(failure, Exception)), None)
         first = next((raised for raised in (stop, error, *failures) if raised is not None), None)
         if first is None:

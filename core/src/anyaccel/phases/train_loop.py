@@ -71,6 +71,7 @@ class TrainLoop:
             max_call_steps=self._pacing.max_steps,
             may_stop_early=hooks.may_stop,
             can_compile=pipeline.can_compile,
+            on_host=pipeline.on_host,
             log_event=run.log_event,
             on_activity=progress.doing,
         )
@@ -210,6 +211,8 @@ class TrainLoop:
                         loader.prefetch(number + 1)
                         prefetches = False
                     self._chunk(chunk, losses)
+                    if not loader.reads_ahead:  # the next batch may be made by the models
+                        self._pipeline.sync_values()
                     if self._run.stopped:
                         break
                     del chunk

@@ -26,6 +26,7 @@ from anyaccel_torch.segment_parameters import (
     modules_as_is,
     segment_modules,
     shared_with_all,
+    switched_off,
     trained_parameters,
 )
 from anyaccel_torch.state_guard import (
@@ -108,7 +109,11 @@ class TorchProgram(MultiStepProgram):
         sparse = any(getattr(part, "sparse", False) for module in self._modules for part in submodules(module))
         return [
             GroupOptimizer(
-                group, trained_parameters(self.segment, self._losses, group.nodes, seen), states, sparse=sparse
+                group,
+                trained_parameters(self.segment, self._losses, group.nodes, seen),
+                states,
+                switched_off=switched_off(self.segment, group.nodes),
+                sparse=sparse,
             )
             for group in self.segment.groups
         ]
@@ -146,13 +151,14 @@ class TorchProgram(MultiStepProgram):
             done, tables = self._compiler.run(columns, orders, start, n_steps, batch_size, n_microbatches)
             if done == n_steps and tables:
                 return torch.cat(tables) if len(tables) > 1 else tables[0]
-            started = time.perf_counter()
+            started, on_processor = time.perf_counter(), time.process_time()
             batches = self._batches(columns, orders, start + done * batch_size, n_steps - done, batch_size)
             if n_microbatches == 1:
                 losses = self._eager.run(batches)
             else:
                 losses = self._eager.run_microbatched(batches, n_microbatches)
-            self._compiler.record_eager_time((time.perf_counter() - started) / max(1, n_steps - done), batch_size)
+            seconds, on_processor = time.perf_counter() - started, time.process_time() - on_processor
+            self._compiler.record_eager_time(seconds, on_processor, max(1, n_steps - done), batch_size)
             table = self._loss_table(losses)
             return torch.cat([*tables, table]) if tables else table
 
