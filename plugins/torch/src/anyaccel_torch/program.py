@@ -26,6 +26,7 @@ from anyaccel_torch.segment_parameters import (
     modules_as_is,
     segment_modules,
     shared_with_all,
+    switched_off,
     trained_parameters,
 )
 from anyaccel_torch.state_guard import (
@@ -108,7 +109,11 @@ class TorchProgram(MultiStepProgram):
         sparse = any(getattr(part, "sparse", False) for module in self._modules for part in submodules(module))
         return [
             GroupOptimizer(
-                group, trained_parameters(self.segment, self._losses, group.nodes, seen), states, sparse=sparse
+                group,
+                trained_parameters(self.segment, self._losses, group.nodes, seen),
+                states,
+                switched_off=switched_off(self.segment, group.nodes),
+                sparse=sparse,
             )
             for group in self.segment.groups
         ]

@@ -55,6 +55,16 @@ def trained_parameters(
     return members
 
 
+def switched_off(segment: Segment, nodes: Sequence[str]) -> dict[str, set[str]]:
+    """Names of the parameters with `requires_grad=False`, by node."""
+    models = {operation.label: operation.model for operation in segment.operations}
+    modules = {node: model for node in nodes if isinstance(model := models.get(node), nn.Module)}
+    return {
+        node: {name for name, value in parameters(module).items() if not value.requires_grad}
+        for node, module in modules.items()
+    }
+
+
 def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
     """Refuse a segment that would change a frozen node through what its model shares with a trained one.
 
