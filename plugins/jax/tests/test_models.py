@@ -318,6 +318,11 @@ def test_equinox_dropout_gets_a_key_for_each_sample(train: Train, eqx_net: Any, 
     assert (drop(jnp.ones((4, 4))) == 1).all()
 
 
+def test_equal_equinox_modules_have_equal_cache_keys(eqx: ModuleType, eqx_net: Any) -> None:
+    keys = [ours.Equinox(eqx_net(rate)).cache_key for rate in (0.5, 0.5, 0.25)]
+    assert keys[0] == keys[1] != keys[2] and hash(keys[0]) == hash(keys[1])
+
+
 def test_an_equinox_module_without_its_state_raises(eqx: ModuleType, eqx_net: Any) -> None:
     module, _ = eqx.nn.make_with_state(eqx_net)()
     with pytest.raises(ShapeError, match=r"the state of Net is missing.*Equinox\(module, state\)"):
