@@ -264,6 +264,14 @@ def test_nnx_layouts(backend: JaxBackend, nnx: ModuleType) -> None:
     assert backend.data_format(nnx.Linear(2, 2, rngs=rngs)) == ("", "")
 
 
+def test_only_a_batch_normalization_couples_a_batch(
+    backend: JaxBackend, nnx: ModuleType, nnx_net: Any, eqx: ModuleType, eqx_net: Any
+) -> None:
+    assert backend.batch_coupling(nnx_net()) == "BatchNorm" == backend.batch_coupling(eqx_net())
+    assert backend.batch_coupling(nnx.Linear(2, 2, rngs=nnx.Rngs(0))) == ""
+    assert backend.batch_coupling(eqx.nn.Linear(2, 2, key=jax.random.key(0))) == ""
+
+
 # -- Equinox -----------------------------------------------------------------------------------------------------------
 
 
@@ -600,9 +608,12 @@ def test_a_function_that_calls_a_haiku_model_with_state_is_refused_in_training(
     TransformedWithState.__module__ = apply.__module__ = "haiku._src.transform"
     net = TransformedWithState(None, apply)
     state = {"mean": jnp.zeros(1)}
+    names = {"net": net, "state": state}
+    exec("def of_globals(params, x): return net.apply(params, state, None, x)[0]", names)  # noqa: S102
     for wrapped in (
         lambda params, x: net.apply(params, state, None, x)[0],
         lambda params, x: apply(params, state, None, x)[0],
+        names["of_globals"],
     ):
         with pytest.raises(PhaseError, match="calls a model of Haiku with state, and its state would not change"):
             train(Function(wrapped, {"w": jnp.ones((3, 1))}))
