@@ -159,6 +159,11 @@ def test_linen_modules_that_box_their_parameters(backend: JaxBackend, linen: Mod
     assert type(model.variables["params"]["kernel"]).__name__ == "Partitioned"
 
 
+def test_a_linen_module_that_is_not_built_holds_nothing(backend: JaxBackend, linen: ModuleType) -> None:
+    model = ours.Linen(linen.Dense(2))
+    assert not model.is_built and model.variables == model.parameters == model.buffers == {}
+
+
 def test_linens_wishes(backend: JaxBackend, linen: ModuleType) -> None:
     assert backend.dtype_of(linen.Dense(2)) == "float32"
     assert backend.dtype_of(linen.Dense(2, param_dtype=jnp.bfloat16)) == "bfloat16"

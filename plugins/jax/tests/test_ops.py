@@ -194,6 +194,20 @@ def test_values_that_a_failed_step_took_along_are_said_to_be_lost(backend: JaxBa
         program.close()
 
 
+def test_values_whose_computation_failed_late_are_not_written() -> None:
+    class Late:
+        def is_deleted(self) -> bool:
+            return False
+
+        def block_until_ready(self) -> None:
+            raise jax.errors.JaxRuntimeError("INTERNAL: the step failed")
+
+    model = Function(linear, {"w": jnp.ones((3, 1))})
+    with pytest.raises(StateError, match="a Function were lost in a step that failed"):
+        JaxOps(lambda array, device: array).write(model, {"w": Late()}, {})
+    np.testing.assert_array_equal(model.parameters["w"], np.ones((3, 1)))
+
+
 def test_a_failure_that_jax_tells_late_is_an_out_of_memory_error(
     backend: JaxBackend, segment_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
