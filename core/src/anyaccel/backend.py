@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -95,11 +95,12 @@ class Backend(ContractClass, ABC):
         """The framework's own name for the device, such as `"cuda:0"` for gpu:0."""
 
     def native_device(self, device: Device) -> Any:
-        """The framework's own device object, which plans carry; the default gives `device_string`.
-
-        Called when a plan is made, so it must not initialise the device.
-        """
+        """The framework's own device object, which plans carry; must not initialise it. By default `device_string`."""
         return self.device_string(device)
+
+    def thread_rng(self, key: int) -> AbstractContextManager[Any]:
+        """A context, entered often: this thread draws from `key`, not from global generators; `draws` counts it."""
+        return nullcontext()
 
     def owns(self, obj: Any) -> bool:
         """Whether any object is this framework's, by default as `import_roots` says; imports and changes nothing."""
@@ -205,6 +206,9 @@ class Exchange(ContractClass, ABC):
 class Compute(ContractClass, ABC):
     """Capability: shapes of models, and training and evaluating segments."""
 
+    keeps_modes = False
+    """Whether `Operation.modes="as_is"` is supported: layers have training modes of their own, which last."""
+
     def wrap(self, model: Any) -> Any:
         """What a graph node holds for `model`: the model, or an object that also holds its parameters.
 
@@ -221,10 +225,7 @@ class Compute(ContractClass, ABC):
         return True
 
     def batch_coupling(self, model: Any) -> str:
-        """What makes output rows depend on other rows of the batch in training (`"BatchNorm"`); `""` if nothing does.
-
-        Such a model gives other results if its batch is split into micro-batches. The default gives `""`.
-        """
+        """What couples the rows of a batch in training (`"BatchNorm"`), so that it cannot be split; `""`: nothing."""
         return ""
 
     def untrainable_reason(self, model: Any) -> str:
@@ -280,10 +281,7 @@ class Compute(ContractClass, ABC):
         return {}
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """Why this backend cannot build an optimizer or loss, `""` if it can.
-
-        The default accepts names and classes from `import_roots`.
-        """
+        """Why this backend cannot build an optimizer or loss; `""`, the default for names and `import_roots`: none."""
         own = spec.own
         if own is None or (isinstance(spec, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
             return ""

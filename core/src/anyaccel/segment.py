@@ -34,7 +34,8 @@ class Operation:
     """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis` of a sample.
 
     `inputs` and `outputs` are names of values; the last `training_only` outputs are missing in evaluation. `trainable`
-    says whether it runs in training mode in a training step; `Segment.groups` say which parameters change.
+    says whether it runs in training mode in a training step, as a whole or with `modes="as_is"` those parts that are in
+    it; `Segment.groups` say which parameters change.
     """
 
     label: str
@@ -45,6 +46,7 @@ class Operation:
     trainable: bool = True
     axis: int = -1
     training_only: int = 0
+    modes: str = "train"
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class SegmentBuilder:
             trainable=label in self.in_training,
             axis=axis,
             training_only=len(extra),
+            modes=node.modes if isinstance(node, ModelNode) else "train",
         )
 
     def _spec(self, name: str) -> TensorSpec:

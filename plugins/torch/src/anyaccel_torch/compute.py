@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class TorchCompute(TorchPlacement, Compute):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
+    keeps_modes = True
+
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; runs the model on zeros in evaluation mode, and leaves it as it was."""
         from anyaccel_torch.shape_inference import infer

@@ -13,7 +13,13 @@ from anyaccel.data.roles import Names
 from anyaccel.data.sampling.sampler import integer
 from anyaccel.data.streaming.base import BatchSource, Columns
 from anyaccel.data.streaming.batch_schema import BatchSchema
-from anyaccel.data.streaming.dataloader_workers import check_fork, worker_notes, workers_of
+from anyaccel.data.streaming.dataloader_workers import (
+    ENDED_HINT,
+    check_fork,
+    worker_ended,
+    worker_notes,
+    workers_of,
+)
 from anyaccel.data.streaming.iterator_factory import iterator_factory, length_of, never_ends
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.source_errors import BatchPosition, failed
@@ -37,6 +43,9 @@ class IterableSource(BatchSource):
         steps: batches of an epoch, after which the source is closed. Needed if it has no end, which cannot be detected
             in general: without `steps`, an epoch of such a source lasts until it is interrupted. An iterator continues
             in the next epoch where it stopped.
+        read_ahead: None lets a thread read batches before they are needed. 0 asks for a batch only when the step before
+            it is done, for batches that the trained model makes (reinforcement learning): the models then have their
+            current values, in every framework. The first batch is read when the graph is built.
 
     Values may be NumPy arrays, lists of numbers, Arrow or pandas columns, and tensors of any framework whose plugin is
     installed, on any device; they keep their dtype.
@@ -44,8 +53,8 @@ class IterableSource(BatchSource):
     Raises:
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles.
-        SourceError: `source` is not a source of batches, never ends without `steps`, or `steps` is not a number of 1 or
-            more.
+        SourceError: `source` is not a source of batches, never ends without `steps`, `steps` is not a number of 1 or
+            more, or `read_ahead` is neither None nor 0.
     """
 
     def __init__(
@@ -57,11 +66,13 @@ class IterableSource(BatchSource):
         targets: Names = (),
         tags: Names = (),
         steps: int | None = None,
+        read_ahead: int | None = None,
     ) -> None:
         super().__init__(label, features, targets, tags)
         self._source = source
         self._factory = iterator_factory(label, source)
         self._limit = _checked_steps(label, steps)
+        self.read_ahead = _checked_read_ahead(label, read_ahead)
         if self._limit is None and never_ends(source):
             raise SourceError(
                 f"source {label!r}, a {type(source).__name__}, never ends",
@@ -155,6 +166,8 @@ class IterableSource(BatchSource):
             if workers_of(self._source):
                 # These frames are the loader's own, and hold its workers; those of the user were in the worker.
                 traceback.clear_frames(error.__traceback__)
+                if worker_ended(error):
+                    raise failed(f"{position} did not come", error, ENDED_HINT) from error
             raise failed(f"{position} could not be made", error) from error
 
     def _check_count(self, epoch: int, number: int, promised: int | None) -> None:
@@ -205,3 +218,12 @@ def _checked_steps(label: str, steps: Any) -> int | None:
     if not is_integer(steps) or steps < 1:
         raise SourceError(f"source {label!r}: steps={shown(steps)} is not a number of batches", hint="write steps=1000")
     return int(steps)
+
+
+def _checked_read_ahead(label: str, read_ahead: Any) -> int | None:
+    if read_ahead is not None and not (is_integer(read_ahead) and read_ahead == 0):
+        raise SourceError(
+            f"source {label!r}: read_ahead={shown(read_ahead)} is neither None nor 0",
+            hint="write read_ahead=0 to ask for a batch only when the step before it is done, or leave it out",
+        )
+    return None if read_ahead is None else 0

@@ -21,7 +21,8 @@ from anyaccel.phases.loading.device_columns import load_orders, stream_of, with_
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange, uniform_range
 from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
-from anyaccel.phases.loading.prefetch import prefetch
+from anyaccel.phases.loading.prefetch import on_demand, prefetch
+from anyaccel.phases.loading.source_randomness import SourceRandomness
 from anyaccel.phases.loading.streaming import BUFFERS, StreamingLoader, arrived
 
 BLOCK_SECONDS = 0.05
@@ -65,6 +66,7 @@ class BatchSourceLoader(BatchLoader):
         ranges: what the losses take as targets, by value name.
         accumulate: batches for one step.
         block_bytes: the most bytes of a block, unless one step has more.
+        seed: what the source draws from global generators follows from it.
     """
 
     residency = "streamed"
@@ -76,13 +78,16 @@ class BatchSourceLoader(BatchLoader):
         ranges: Mapping[str, TargetRange],
         accumulate: int,
         block_bytes: int,
+        seed: int = 0,
     ) -> None:
         self.n_steps = None if source.steps is None else -(-source.steps // accumulate)
         self.repeatable = source.repeats
+        self.reads_ahead = source.read_ahead != 0
         self._columns = tuple(columns)
         self._source, self._ranges, self._accumulate = source, ranges, accumulate
         self._row_bytes = max(sum(column.spec.nbytes for column in columns), 1)
         self._block_bytes = block_bytes
+        self._seed, self._randomness = seed, SourceRandomness(seed)
         self._backends = {column.name: column.backend for column in columns}
         self._capacity = 0
         self._buffers: list[_Buffers] = []
@@ -92,10 +97,11 @@ class BatchSourceLoader(BatchLoader):
         self._first = True
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
-        """Blocks of batches, made ahead; the batches of steps before `start_step` are read, and left out."""
+        """Blocks of batches, made ahead if the source lets them; those of steps before `start_step` are left out."""
         buffers, self._buffers = self._buffers or [_Buffers() for _ in range(BUFFERS)], []  # of this thread alone
         again, self._epoch = self._epoch == epoch, epoch
-        with closing(prefetch(partial(self._blocks, epoch, start_step, buffers, again))) as blocks:
+        make = partial(self._blocks, epoch, start_step, buffers, again)
+        with closing(prefetch(make) if self.reads_ahead else on_demand(make)) as blocks:
             for block in blocks:
                 steps, n_rows = tuple(self._steps(block.sizes)), block.n_rows
                 columns = with_orders(self._columns, arrived(block.copies), self._in_order(n_rows))
@@ -141,12 +147,14 @@ class BatchSourceLoader(BatchLoader):
 
     def _blocks(self, epoch: int, start_step: int, buffers: list[_Buffers], again: bool) -> Generator[_Block]:
         block_bytes = self._block_bytes
+        randomness = self._randomness = self._randomness.next(self._seed, "source", self._source.label, epoch)
         try:
             with closing(self._open(epoch, again)) as batches:
                 left = islice(enumerate(batches), start_step * self._accumulate, None)
                 for buffer in cycle(buffers):
                     buffer.wait()
-                    sizes = self._fill(buffer, left, epoch)
+                    with randomness.drawing():
+                        sizes = self._fill(buffer, left, epoch)
                     if not sizes:
                         break
                     yield self._copied(buffer, sizes)
@@ -193,7 +201,7 @@ class BatchSourceLoader(BatchLoader):
     def _takes_more(self, filled: int, step: int, capacity: int, seconds: float) -> bool:
         """Whether a block takes another step like the last; one that makes buffers grow has to come fast."""
         n_rows = filled + step
-        if self._first or n_rows * self._row_bytes > self._block_bytes:
+        if self._first or not self.reads_ahead or n_rows * self._row_bytes > self._block_bytes:
             return False
         return seconds < (BLOCK_SECONDS if n_rows <= capacity else BLOCK_SECONDS / 2)
 
@@ -225,6 +233,7 @@ class MapSourceLoader(StreamingLoader):
         source: gives the items.
         ranges: what the losses take as targets, by value name.
         plan, block_steps: see `StreamingLoader`.
+        seed: what the data set draws from global generators follows from it.
     """
 
     def __init__(
@@ -234,16 +243,24 @@ class MapSourceLoader(StreamingLoader):
         ranges: Mapping[str, TargetRange],
         plan: EpochPlan,
         block_steps: int,
+        seed: int = 0,
     ) -> None:
         shapes = {column.name: np.empty((0, *column.spec.shape), column.spec.dtype) for column in columns}
         super().__init__(columns, shapes, plan, block_steps)
-        self._source, self._ranges = source, ranges
+        self._source, self._ranges, self._seed = source, ranges, seed
+        self._randomness = SourceRandomness(seed)
+
+    def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
+        """As of `StreamingLoader`."""
+        self._randomness = self._randomness.next(self._seed, "source", self._source.label, epoch)
+        return super().chunks(epoch, start_step)
 
     def fill(self, block: StepBlock, buffers: Mapping[str, np.ndarray]) -> None:
         """Read the rows of a block, once for each stream that is drawn."""
         for stream in dict.fromkeys(map(stream_of, self._columns)):
             order = block.orders[stream]
-            batch = self._source.gather(order)
+            with self._randomness.drawing():
+                batch = self._source.gather(order)
             for column in self._columns:
                 if stream_of(column) == stream:
                     with error_context(f"source {self._source.label!r}"):
