@@ -219,6 +219,77 @@ def test_workers_end_when_a_run_is_interrupted() -> None:
     assert workers_end()
 
 
+class Slow:
+    """A data set whose workers are still busy when the loop ends."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        time.sleep(0.05)
+        return X[row], Y[row]
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[Callable[[], None]]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process cannot send itself signals there")
+@pytest.mark.parametrize("second", ["breaks off a step", "comes while workers end"])
+def test_workers_end_after_a_second_ctrl_c(second: str, ctrl_c: Callable[[], None]) -> None:
+    torch, sent = pytest.importorskip("torch"), threading.Event()
+
+    class Twice(aa.Callback):
+        def step_end(self, run: Any) -> None:
+            if second == "comes while workers end":
+                timer.start()
+                ctrl_c()
+            interrupted.append(run.step)
+
+    class Net(torch.nn.Linear):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            if interrupted and not sent.is_set():
+                ctrl_c()  # waits for the end of the step
+                time.sleep(0.5)
+                sent.set()
+                ctrl_c()
+            return super().forward(x)
+
+    interrupted, timer = list[int](), threading.Timer(0.1, lambda: (sent.set(), ctrl_c()))
+    given = loader(Slow(), num_workers=1, multiprocessing_context="forkserver")
+    graph = aa.ModelGraph([aa.ModelNode("net", Net(3, 1), DATA.reference())], aa.Optimizer("sgd", lr=0.01))
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            trained(graph, given, callbacks=[Twice()], compile="off")
+        finally:
+            if timer.ident is not None:
+                timer.join()
+    assert sent.is_set() and workers_end()
+    assert len(trained(graph, loader(), n_epochs=1, compile="off").epochs) == 1
+
+
+def test_workers_that_stay_beside_tf_data() -> None:
+    """Others start anew in every epoch, and import the program again."""
+    given = loader(num_workers=1, multiprocessing_context="forkserver", persistent_workers=True)
+    pids: set[int] = set()
+
+    class Workers(aa.Callback):
+        def epoch_end(self, run: Any) -> None:
+            pids.update(each.pid for each in multiprocessing.active_children() if each.pid)
+
+    expected = trained(graph_of("torch"), DATA)
+    validation = aa.EvalPhase("v", data=tf_data(), losses=MSE)
+    actual = trained(graph_of("torch"), given, validation=validation, callbacks=[Workers()])
+    np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-5)
+    np.testing.assert_allclose(trained(graph_of("torch"), tf_data()).loss, expected.loss, rtol=1e-5)
+    assert len(pids) == 1
+    del given
+    assert workers_end()
+
+
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
 def test_forks_beside_threads_are_refused() -> None:
     pytest.importorskip("jax")
