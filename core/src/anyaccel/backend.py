@@ -8,6 +8,7 @@ that older plugins keep working.
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from anyaccel.device import Device
 from anyaccel.program import CompileEstimate as CompileEstimate
 from anyaccel.program import MultiStepProgram as MultiStepProgram
 from anyaccel.program import Program as Program
-from anyaccel.segment import Segment, TensorSpec
+from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 
 
@@ -209,6 +210,9 @@ class Exchange(ContractClass, ABC):
 class Compute(ContractClass, ABC):
     """Capability: shapes of models, and training and evaluating segments."""
 
+    calls_by_keyword: ClassVar[bool] = False
+    """Whether programs and `infer_outputs` heed `Operation.arguments` and `Operation.results`."""
+
     def wrap(self, model: Any) -> Any:
         """What a graph node holds for `model`: the model, or an object that also holds its parameters.
 
@@ -217,10 +221,11 @@ class Compute(ContractClass, ABC):
         """
         return model
 
-    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """Whether a built model may write to its inputs; called for models fed by another framework.
 
-        If True, the default, the plan copies such a value on its device instead of sharing memory.
+        If True, the default, the plan copies such a value on its device instead of sharing memory. `arguments` are those
+        of `Operation`, given where a backend `calls_by_keyword`.
         """
         return True
 
@@ -246,6 +251,20 @@ class Compute(ContractClass, ABC):
         Raises:
             ShapeError: the model does not accept these inputs; has the framework's own message.
         """
+
+    def infer_outputs(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
+    ) -> tuple[OutputSpec, ...]:
+        """As `infer`, for a call with inputs at the paths `arguments` (see `Operation`), of outputs at any depth.
+
+        The default calls `infer`, so that `arguments` are not used: define both if `calls_by_keyword`.
+        """
+        specs = self.infer(model, inputs, seed)
+        return tuple(OutputSpec((i,) if len(specs) > 1 else (), spec) for i, spec in enumerate(specs))
+
+    def signature(self, model: Any) -> inspect.Signature | None:
+        """The signature of a call of the model, with its inputs alone; None, the default, where it is not known."""
+        return None
 
     @abstractmethod
     def dtype_of(self, model: Any) -> str | None:

@@ -29,12 +29,32 @@ class TensorSpec:
         return math.prod(self.shape) * (max(int(bits.group()) // 8, 1) if bits else 1)
 
 
+Path = tuple[str | int, ...]
+"""The way to a value in nested containers: keys of mappings and names of fields, and positions in sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """An output of a model: the path to it in what the model returns, its spec per sample, and the axis of the batch.
+
+    `batch_axis` is None for one value for a whole batch, such as a loss that the model computes: `spec` has its shape.
+    """
+
+    path: Path
+    spec: TensorSpec
+    batch_axis: int | None = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis`.
 
     `inputs` and `outputs` are names of values. `axis` is an axis of one sample, without the batch. `trainable` says
     whether it runs in training mode in a training step; `Segment.groups` say which parameters change.
+
+    `arguments` has a path for each input: its position or keyword in the model's call, then the way into a dict or list
+    there; empty where the inputs are the positional arguments. `results` has an OutputSpec for each output; empty where
+    the model returns a tensor, or a flat tuple, list or dict of them in the order of `outputs`, batch first.
     """
 
     label: str
@@ -44,6 +64,8 @@ class Operation:
     device: Device
     trainable: bool = True
     axis: int = -1
+    arguments: tuple[Path, ...] = ()
+    results: tuple[OutputSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,7 +393,7 @@ def test_equal_values_in_a_window_give_their_gradient_to_the_first(backend: JaxB
     model = SequentialCNN(1, (1,), kernel_size=1, activation="identity")
     backend.infer(model, [TensorSpec((1, 2, 2), "float32")], 0)
     parameters = {**model.parameters, "convs.0.weight": jnp.ones((1, 1, 1, 1)), "head.weight": jnp.ones((1, 1))}
-    back = jax.grad(lambda x: model.apply(parameters, {}, [x], False, None)[0].sum())(jnp.ones((1, 1, 2, 2)))
+    back = jax.grad(lambda x: model.apply(parameters, {}, [x], False, None)[0][0].sum())(jnp.ones((1, 1, 2, 2)))
     np.testing.assert_array_equal(back[0, 0], [[1, 0], [0, 0]])
 
 

@@ -74,7 +74,8 @@ class SegmentFunctions:
         if op.model is None:
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
-        return self._ops.call(self._model_of(op.model), parameters[owner], buffers[owner], inputs)
+        call, keywords = self._ops.call, self._dataflow.calls[op.label]
+        return call(self._model_of(op.model), parameters[owner], buffers[owner], inputs, **keywords)
 
     def _outputs(self, values: StepValues, excluded: Container[str]) -> dict[str, Any]:
         """The outputs that are not missing, by name."""
@@ -117,7 +118,9 @@ class SegmentFunctions:
         owner, source = self._layout.owner[op.label], primals if op.label in self._layout.trained else rest
         before, model = buffers.get(owner, rest["buffers"][owner]), self._model_of(op.model)
         own_key = self._ops.fold(key, self._numbers[op.label])
-        outputs, after = self._ops.apply(model, source["parameters"][owner], before, inputs, op.trainable, own_key)
+        outputs, after = self._ops.apply(
+            model, source["parameters"][owner], before, inputs, op.trainable, own_key, **self._dataflow.calls[op.label]
+        )
         if op.trainable and after is not None:
             buffers[owner] = after
         return outputs

@@ -10,7 +10,7 @@ from anyaccel.device import Device
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment, Column
 from anyaccel.graph.shape_inference import Shapes, is_floating
-from anyaccel.segment import LossTerm, NodeState, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.segment import LossTerm, NodeState, Operation, OutputSpec, ParameterGroup, Segment, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +67,23 @@ class SegmentBuilder:
     def _operation(self, label: str) -> Operation:
         node = self.nodes[label]
         model, axis = (node.model, -1) if isinstance(node, ModelNode) else (None, node.axis)
+        added = self._batch_values(label)
         return Operation(
             label=label,
             model=model,
             inputs=self.inputs[label],
-            outputs=self.shapes.outputs[label],
+            outputs=(*self.shapes.outputs[label], *added),
             device=self.assigned[label].device,
             trainable=label in self.in_training,
             axis=axis,
+            arguments=self.shapes.arguments.get(label, ()),
+            results=(*self.shapes.results.get(label, ()), *added.values()),
         )
+
+    def _batch_values(self, label: str) -> dict[str, OutputSpec]:
+        """What a node's model returns once for a batch, where a loss takes it."""
+        taken = {name for term in self.terms if term.on == label for name in term.inputs}
+        return {name: spec for name, spec in self.shapes.batch_values.items() if name in taken}
 
     def _spec(self, name: str) -> TensorSpec:
         return self.columns[name].spec if name in self.columns else self.shapes.specs[name]

@@ -9,7 +9,6 @@ from typing import Any
 
 from anyaccel import rng
 from anyaccel.backend import Compute, ComputingBackend
-from anyaccel.data import Reference, joined_spec
 from anyaccel.errors import (
     AmbiguousOwnerError,
     AnyaccelError,
@@ -20,15 +19,15 @@ from anyaccel.errors import (
     NoBackendError,
     ShapeError,
 )
-from anyaccel.graph import topology
+from anyaccel.graph import node_values, topology
 from anyaccel.graph.data_format_check import check_data_formats
 from anyaccel.graph.memory_sharing import share_while_building
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name, shown_name
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, shown_name
 from anyaccel.install_hints import hint_of
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.numpy_backend.estimator_methods import is_estimator, is_fittable, no_predict_error
 from anyaccel.registry import Registry
-from anyaccel.segment import TensorSpec
+from anyaccel.segment import OutputSpec, Path, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +43,10 @@ class Shapes:
             has no outputs.
         specs: of every value: columns as they are stored, outputs as the models give them.
         dtypes: dtype to which each node's floating inputs are cast, or None.
+        arguments: by node, the path of each input in the call of its model; empty where they are positional.
+        results: by node, where its outputs are in what its model returns; empty where that is known from their order.
+        batch_values: specs of what models return once for a whole batch (a loss), by `LABEL.PATH`.
+        aliases: other names of values: `LABEL.PATH` of an only output, which has the name `LABEL`.
         unfitted: labels of the estimators that are not fitted.
         lifted: labels of the nodes that take a scalar column as [1].
     """
@@ -55,6 +58,10 @@ class Shapes:
     outputs: Mapping[str, tuple[str, ...]]
     specs: Mapping[str, TensorSpec]
     dtypes: Mapping[str, str | None]
+    arguments: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    results: Mapping[str, tuple[OutputSpec, ...]] = field(default_factory=dict)
+    batch_values: Mapping[str, OutputSpec] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     unfitted: tuple[str, ...] = ()
     lifted: frozenset[str] = frozenset()
 
@@ -208,6 +215,10 @@ class _Inference:
         self._inputs: dict[str, tuple[str, ...]] = {}
         self._outputs: dict[str, tuple[str, ...]] = {}
         self._dtypes: dict[str, str | None] = {}
+        self._arguments: dict[str, tuple[Path, ...]] = {}
+        self._returned: dict[str, tuple[OutputSpec, ...]] = {}
+        self._batch_values: dict[str, OutputSpec] = {}
+        self._aliases: dict[str, str] = {}
         self._computed: set[str] = set()
         self._lifted: set[str] = set()
 
@@ -225,6 +236,10 @@ class _Inference:
             outputs=self._outputs,
             specs=self._specs,
             dtypes=self._dtypes,
+            arguments=self._arguments,
+            results=self._returned,
+            batch_values=self._batch_values,
+            aliases=self._aliases,
             unfitted=unfitted(self._nodes),
             lifted=frozenset(self._lifted),
         )
@@ -241,16 +256,29 @@ class _Inference:
         if not all(self._outputs[parent] for parent in topology.parents(node, self._nodes)):
             self._inputs[label] = self._outputs[label] = ()  # it depends on an estimator that is not fitted
             return
-        self._inputs[label] = _inputs(node, self._outputs, self._specs)
-        results = self._results(label, node)
-        self._outputs[label] = _value_names(node, len(results))
-        self._specs.update(zip(self._outputs[label], results, strict=True))
-        self._computed.update(self._outputs[label])
+        self._inputs[label] = node_values.input_names(node, self._outputs, self._aliases, self._specs)
+        if isinstance(node, ModelNode):
+            node_values.check_call(node, self._backends[label])
+            self._arguments[label] = node.arguments
+        self._add_outputs(label, node, self._results(label, node))
         if isinstance(node, ModelNode) and self._dtypes[label] is None:
             self._dtypes[label] = self._backends[label].dtype_of(node.model)
 
-    def _results(self, label: str, node: Node) -> Sequence[TensorSpec]:
-        """Specs of a node's outputs; scalar columns enter as [1] if the model does not accept them otherwise."""
+    def _add_outputs(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> None:
+        outputs = [output for output in returned if output.batch_axis is not None]
+        paths = [output.path for output in outputs]
+        names = self._outputs[label] = node_values.output_names(node, paths)
+        self._specs.update(zip(names, (output.spec for output in outputs), strict=True))
+        self._computed.update(names)
+        self._returned[label] = () if _in_order(returned) else tuple(outputs)
+        for output in returned:
+            if output.batch_axis is None:
+                self._batch_values[f"{label}.{node_values.path_name(output.path)}"] = output
+        if names == (label,) and paths[0]:
+            self._aliases[f"{label}.{node_values.path_name(paths[0])}"] = label
+
+    def _results(self, label: str, node: Node) -> Sequence[OutputSpec]:
+        """What a node's model returns; scalar columns enter as [1] if the model does not accept them otherwise."""
         names = self._inputs[label]
         scalars = [self._specs[name] for name in names if name not in self._computed and not self._specs[name].shape]
         try:
@@ -265,9 +293,11 @@ class _Inference:
         self._lifted.add(label)
         return results
 
-    def _given(self, label: str, node: Node, *, lift: bool) -> Sequence[TensorSpec]:
+    def _given(self, label: str, node: Node, *, lift: bool) -> Sequence[OutputSpec]:
         dtype = self._dtypes[label]
         specs = [_received(name, self._specs, self._computed, dtype, lift) for name in self._inputs[label]]
+        if isinstance(node, ConcatNode):
+            return [OutputSpec((), _concatenated(node, specs))]
         return _outputs(node, specs, self._backends[label], self._seed, self._cast_hint(label))
 
     def _cast_hint(self, label: str) -> str:
@@ -281,47 +311,19 @@ class _Inference:
         return ""
 
 
-def _value_names(node: Node, count: int) -> tuple[str, ...]:
-    if not count:
-        return ()
-    return node.value_names(count) if isinstance(node, ModelNode) else (node.label,)
-
-
-def _inputs(node: Node, outputs: Mapping[str, tuple[str, ...]], specs: dict[str, TensorSpec]) -> tuple[str, ...]:
-    names: list[str] = []
-    for upstream in node.upstreams:
-        if isinstance(upstream, Reference):
-            name, spec = column_name(upstream), joined_spec(upstream.feature_set, upstream.features)
-            if specs.setdefault(name, spec) != spec:
-                raise GraphError(
-                    f"node {node.label!r}: {shown_name(upstream)!r} is two different inputs, {specs[name]} and {spec}",
-                    hint="rename the column that has a '+' in its name",
-                )
-            names.append(name)
-        else:
-            names.extend(_outputs_named(node, upstream, outputs))
-    return tuple(names)
-
-
-def _outputs_named(node: Node, upstream: str, outputs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    label, _, output = upstream.partition(".")
-    if not output:
-        return outputs[label]
-    if upstream not in outputs[label]:
-        raise topology.unknown_node(
-            f"node {node.label!r} takes {upstream!r}, which {label!r} does not output", upstream, outputs[label]
-        )
-    return (upstream,)
+def _in_order(returned: Sequence[OutputSpec]) -> bool:
+    """Whether a model returns a tensor, or a flat tuple of them, batch first."""
+    flat = [()] if len(returned) == 1 else [(i,) for i in range(len(returned))]
+    return [output.path for output in returned] == flat and all(output.batch_axis == 0 for output in returned)
 
 
 def _outputs(
-    node: Node, specs: Sequence[TensorSpec], backend: Compute, seed: int, cast_hint: str
-) -> Sequence[TensorSpec]:
-    if isinstance(node, ConcatNode):
-        return [_concatenated(node, specs)]
+    node: ModelNode, specs: Sequence[TensorSpec], backend: Compute, seed: int, cast_hint: str
+) -> Sequence[OutputSpec]:
     try:
         with _named_framework(node):
-            return backend.infer(node.model, specs, rng.key(seed, "weights", node.label))
+            key = rng.key(seed, "weights", node.label)
+            return backend.infer_outputs(node.model, specs, node.arguments, key)
     except EstimatorError as error:
         raise EstimatorError(
             f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint

@@ -23,7 +23,7 @@ from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
 from anyaccel.numpy_backend.sim_device import missing, running
-from anyaccel.segment import Segment, TensorSpec
+from anyaccel.segment import Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 
 _OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
@@ -156,7 +156,7 @@ class NumpyBackend(Backend, Exchange, Compute, Memory):
         """In the module's order."""
         return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.parameters.items()}
 
-    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """Never: imported memory is read-only."""
         return False
 

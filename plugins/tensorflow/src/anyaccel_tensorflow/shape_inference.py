@@ -8,9 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel import rng
-from anyaccel.adapter.model_outputs import input_error, input_hint, probe_output_specs
+from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
+from anyaccel.adapter.model_outputs import input_error, input_hint, probe_outputs
 from anyaccel.errors import AnyaccelError, ShapeError
-from anyaccel.segment import TensorSpec
+from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_tensorflow import runtime_config, variables
 from anyaccel_tensorflow.builtin_models import SequentialCNN, SpecModel
 from anyaccel_tensorflow.error_translation import first_line, translate_errors
@@ -21,22 +22,29 @@ from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.variables import keras, model_variables
 
 
-def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-    """Specs per sample of what `model` returns for `inputs`; see `Compute.infer`.
+def infer_outputs(
+    model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
+) -> tuple[OutputSpec, ...]:
+    """The outputs of `model` for `inputs`; see `Compute.infer_outputs`.
 
     Raises:
-        ShapeError: the model does not accept the inputs, returns no tensors, or does not keep the batch as first axis.
+        ShapeError: the model does not accept the inputs, returns no tensors, or none with a batch.
     """
     name = type(model).__name__
     if not callable(model):
         raise ShapeError(f"{name} cannot be called", hint="give it a __call__ that takes a batch and returns outputs")
     runtime_config.allow_memory_growth()
+    layout = ProbeLayout(arguments)
     try:
         with translate_errors(f"a batch through {name}"), tf.device(device_name_of(model) or "/CPU:0"):
-            _build(model, inputs, seed)
+            _build(model, inputs, layout, seed)
             snapshot = keras().attribute_snapshot(model)
             try:
-                return probe_output_specs(name, lambda batch: _trace(model, inputs, batch), _spec_of)
+                return probe_outputs(
+                    name,
+                    lambda batch: layout.by_path(_trace(model, inputs, layout, batch)),
+                    lambda output: output.dtype.name,
+                )
             finally:
                 snapshot.restore()
     except AnyaccelError:
@@ -49,10 +57,6 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
             convert="create the model with dtype={dtype!r}",
         )
         raise input_error(name, inputs, first_line(error), hint) from error
-
-
-def _spec_of(output: Any) -> TensorSpec:
-    return TensorSpec(tuple(output.shape[1:]), output.dtype.name)
 
 
 def parameter_dtype(model: Any) -> str | None:
@@ -79,7 +83,7 @@ def is_built(model: Any) -> bool:
 # -- building --------------------------------------------------------------------------------------------------------
 
 
-def _build(model: Any, inputs: Sequence[TensorSpec], seed: int) -> None:
+def _build(model: Any, inputs: Sequence[TensorSpec], layout: CallLayout, seed: int) -> None:
     """Create missing variables from the seed: by the spec of a model that has one, else by a batch of zeros."""
     if isinstance(model, SpecModel):
         model.build([spec.shape for spec in inputs], seed)
@@ -93,7 +97,7 @@ def _build(model: Any, inputs: Sequence[TensorSpec], seed: int) -> None:
         if isinstance(part, SpecModel):
             part.initial_seed = rng.key(seed, path)
     with seeded(seed, include_stream=not keras().is_layer(model)):
-        outputs_of(call_model(model, [_zeros(spec, 2) for spec in inputs], train=False))
+        outputs_of(call_model(model, [_zeros(spec, 2) for spec in inputs], False, layout), layout)
     for variable, value in before:
         variables.write(variable, value)
     if len(list(variables.variables_in(model))) == len(before):  # nothing had to be built
@@ -107,12 +111,12 @@ def _zeros(spec: TensorSpec, batch: int) -> Any:
 # -- tracing ---------------------------------------------------------------------------------------------------------
 
 
-def _trace(model: Any, inputs: Sequence[TensorSpec], batch: int) -> tuple[Any, ...]:
+def _trace(model: Any, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int) -> tuple[Any, ...]:
     """The outputs for a batch of this size in evaluation mode: symbolic ones, unless their shapes depend on values."""
     call = functional_call(model)
     parameters, buffers = ({name: _shape_of(v) for name, v in named.items()} for named in call.variables)
     given = [tf.TensorSpec([batch, *spec.shape], spec.dtype) for spec in inputs]
-    function = compiled(lambda p, b, x: call(p, b, x, False, None)[0])
+    function = compiled(lambda p, b, x: call(p, b, x, False, None, layout)[0])
     outputs = tuple(function.get_concrete_function(parameters, buffers, given).structured_outputs)
     if all(output.shape.is_fully_defined() for output in outputs):
         return outputs
