@@ -224,8 +224,8 @@ class Compute(ContractClass, ABC):
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """Whether a built model may write to its inputs; called for models fed by another framework.
 
-        If True, the default, the plan copies such a value on its device instead of sharing memory. `arguments` are those
-        of `Operation`, given where a backend `calls_by_keyword`.
+        If True, the default, the plan copies such a value on its device instead of sharing memory. `arguments` are as
+        in `Operation`, given where a backend `calls_by_keyword`.
         """
         return True
 

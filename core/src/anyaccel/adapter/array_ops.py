@@ -105,10 +105,11 @@ class ArrayOps(ABC):
         parameters: Mapping[str, Any],
         buffers: Mapping[str, Any],
         inputs: tuple[Any, ...],
-        **layout: Any,
+        layout: Any = None,
     ) -> tuple[Any, ...]:
         """Outputs in evaluation mode. The default takes those of `vjp`; override it where that costs more."""
-        return self.vjp(model, parameters, buffers, inputs, False, 0, **layout).outputs
+        keywords = {} if layout is None else {"layout": layout}
+        return self.vjp(model, parameters, buffers, inputs, False, 0, **keywords).outputs
 
     def astype(self, array: Any, dtype: Any) -> Any:
         """The array in a dtype of the framework's; the default calls `array.astype`."""

@@ -196,11 +196,10 @@ class LayerLibrary:
         """As `Compute.signature`; inputs of a functional model that takes a dict are by keyword only."""
         if not self.is_functional(layer):
             return inspect.Signature(self._call_parameters(layer))
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        kind = inspect.Parameter.KEYWORD_ONLY if isinstance(layer.input, Mapping) else kind
-        return inspect.Signature(
-            [inspect.Parameter(name, kind) for name in self._input_names(layer) if name.isidentifier()]
-        )
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        kind = kinds[isinstance(layer.input, Mapping)]
+        names = [name for name in self._input_names(layer) if name.isidentifier()]
+        return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def data_format(self, model: Any) -> tuple[str, str]:
         """As `Compute.data_format`, for a layer for images, or a sequence that begins or ends with one."""

@@ -11,7 +11,7 @@ from anyaccel.graph import input_columns
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan_entries import Assignment
-from anyaccel.graph.shape_inference import Shapes
+from anyaccel.graph.shape_inference import Shapes, is_floating
 from anyaccel.segment import LossTerm, TensorSpec
 from anyaccel.specs import FROM_OUTPUT, LOSSES, OPTIMIZERS, Loss, Optimizer
 
@@ -82,7 +82,7 @@ class LossBinder:
                 hint="name an output; a model that computes a loss only if it gets targets needs them as an input",
             )
         spec = self.shapes.batch_values[name].spec if name in self.shapes.batch_values else self.shapes.specs[name]
-        if spec.shape or not input_columns.is_floating(spec.dtype):
+        if spec.shape or not is_floating(spec.dtype):
             raise ShapeError(
                 f"the loss on {loss.on!r} is the output {name!r}, {spec}, which is no loss",
                 available="a floating scalar for a batch, or for each sample",

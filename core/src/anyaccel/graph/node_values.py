@@ -97,7 +97,7 @@ def _outputs_named(
 ) -> tuple[str, ...]:
     label, _, output = upstream.partition(".")
     names = tuple(outputs[label])
-    if not output and len(names) > 1 and getattr(node, "arguments", ()):
+    if not output and len(names) > 1 and isinstance(node, ModelNode) and node.arguments:
         raise GraphError(
             f"node {node.label!r} takes {upstream!r} as one argument, and it has several outputs",
             available=", ".join(names),

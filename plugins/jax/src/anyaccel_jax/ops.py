@@ -132,7 +132,7 @@ class JaxOps(TracedOps):
         parameters: Mapping[str, Any],
         buffers: Mapping[str, Any],
         inputs: tuple[Any, ...],
-        layout: CallLayout = POSITIONAL,
+        layout: Any = POSITIONAL,
     ) -> tuple[Any, ...]:
         """In evaluation mode; random numbers, if any, are the same in every call."""
         return self.apply(model, parameters, buffers, inputs, False, self.key(0), layout)[0]

@@ -157,7 +157,7 @@ class TensorFlowOps(TracedOps):
         parameters: Mapping[str, Any],
         buffers: Mapping[str, Any],
         inputs: tuple[Any, ...],
-        layout: CallLayout = POSITIONAL,
+        layout: Any = POSITIONAL,
     ) -> tuple[Any, ...]:
         """The model's outputs in evaluation mode."""
         return self.apply(model, parameters, buffers, inputs, False, None, layout)[0]
