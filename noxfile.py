@@ -284,4 +284,5 @@ def mutants(session: nox.Session) -> None:
     After `--`: areas of tests/mutants/areas.toml, and options of tests/mutants/run.py.
     """
     session.install(*editable(*PLUGINS), *group("test", "guests", "mutants", *PLUGINS))
+    session.run("pytest", "tests/packaging/test_mutants.py", "-q")
     session.run("python", "tests/mutants/run.py", *session.posargs, env={**ONE_THREAD, **compiled_once(session)})

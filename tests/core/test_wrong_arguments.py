@@ -376,7 +376,15 @@ CALLS: dict[str, Callable[[], Call]] = {
     "TrainPhase": lambda: (
         planned(aa.TrainPhase),
         {"label": "t", "data": "train", "losses": [LOSS], "sampler": 4, "schedule": None, "n_epochs": 1}
-        | {"validation": "val", "validate_every": 1, "accumulate": 1, "microbatching": "exact", **PHASE, **MODES},
+        | {
+            "validation": "val",
+            "validate_every": 1,
+            "accumulate": 1,
+            "microbatching": "exact",
+            "on_nan": "warn",
+            **PHASE,
+            **MODES,
+        },
     ),
     "TrainPhase.from_config": lambda: (aa.TrainPhase.from_config, {"config": train().get_config()}),
     "TrainPhase.from_split": lambda: (aa.TrainPhase.from_split, {"label": "t", "split": "val"}),

@@ -108,7 +108,8 @@ class Accelerator:
 
     def device_string(self, framework: str) -> str:
         """A framework's own name for the device, such as `"cuda:0"`; FrameworkError if it has none there."""
-        return registry().find(framework, self.device.kind).device_string(self.device)
+        known = registry()
+        return str(known.ask(known.find(framework, self.device.kind), "device_string", self.device, required=True))
 
     def scope(self, framework: str) -> AbstractContextManager[Any]:
         """As `anyaccel.scope(self, framework)`."""
@@ -116,9 +117,9 @@ class Accelerator:
 
     def place(self, obj: Any) -> Any:
         """As `anyaccel.place(obj, self)`."""
-        known = registry()
+        known, backend = registry(), functools.cache(self._backend)
         objects = (leaf for leaf in leaves(obj, known.owners) if not isinstance(leaf, SCALARS))
-        backends = iter([self._backend(known.owner(leaf)) for leaf in objects])  # raises before anything moves
+        backends = iter([backend(known.owner(leaf)) for leaf in objects])  # raises before anything moves
 
         def placed(leaf: Any) -> Any:
             return leaf if isinstance(leaf, SCALARS) else next(backends).place(leaf, self.device)
@@ -149,19 +150,15 @@ class Accelerator:
     def _from_host(self, framework: str) -> Callable[[np.ndarray], Any]:
         backend = self._backend(framework)
         if not isinstance(backend, Exchange):
-            raise CapabilityError(
-                f"the backend of {framework} cannot create tensors from NumPy arrays",
-                hint="create the tensor with the framework",
-            )
+            problem = f"the backend of {framework} cannot create tensors from NumPy arrays"
+            raise CapabilityError(problem, hint="create the tensor with the framework")
         return functools.partial(backend.from_host, device=self.device, pinned=self.pin_memory)
 
     def _check_array(self) -> None:
         if not registry().serves("numpy", self.device.kind):
-            raise FrameworkError(
-                f"a NumPy array cannot be on {self.spec!r}",
-                available=f"numpy on {', '.join(registry().kinds('numpy'))}",
-                hint="name the framework whose tensor it becomes: move(..., framework='...')",
-            )
+            available = f"numpy on {', '.join(registry().kinds('numpy'))}"
+            hint = "name the framework whose tensor it becomes: move(..., framework='...')"
+            raise FrameworkError(f"a NumPy array cannot be on {self.spec!r}", available=available, hint=hint)
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict for `from_config`; keeps the vendor word."""
@@ -171,9 +168,7 @@ class Accelerator:
     def from_config(cls, config: Mapping[str, Any]) -> Accelerator:
         """The accelerator of a configuration from `get_config`; another is a ConfigError or DeviceParseError."""
         if not isinstance(config, Mapping) or set(config) - {"device", "pin_memory"} or "device" not in config:
-            raise ConfigError(
-                f"{config!r} is not the configuration of an accelerator",
-                available="keys device and pin_memory",
-                hint="Accelerator.from_config({'device': 'gpu:0', 'pin_memory': False})",
-            )
+            hint = "Accelerator.from_config({'device': 'gpu:0', 'pin_memory': False})"
+            problem, available = f"{config!r} is not the configuration of an accelerator", "keys device and pin_memory"
+            raise ConfigError(problem, available=available, hint=hint)
         return cls(config["device"], pin_memory=config.get("pin_memory", False))

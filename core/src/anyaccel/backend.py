@@ -22,7 +22,7 @@ from anyaccel.device import Device
 from anyaccel.program import CompileEstimate as CompileEstimate
 from anyaccel.program import MultiStepProgram as MultiStepProgram
 from anyaccel.program import Program as Program
-from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
+from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
 from anyaccel.specs import Loss, Optimizer
 
 
@@ -103,7 +103,7 @@ class Backend(ContractClass, ABC):
         return self.device_string(device)
 
     def owns(self, obj: Any) -> bool:
-        """Whether an object is this framework's; imports nothing. By default, whether a base is from `import_roots`."""
+        """Whether any object is this framework's, by default as `import_roots` says; imports and changes nothing."""
         return any(str(base.__module__).partition(".")[0] in self.import_roots for base in type(obj).__mro__)
 
     def synchronize(self, device: Device) -> None:
@@ -118,10 +118,6 @@ class Backend(ContractClass, ABC):
         return ""
 
 
-def _no_wait() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class AsyncCopy:
     """A tensor whose copy to a device is in progress.
@@ -131,8 +127,8 @@ class AsyncCopy:
     """
 
     tensor: Any
-    wait: Callable[[], None] = _no_wait
-    source_reusable: Callable[[], None] = _no_wait
+    wait: Callable[[], None] = lambda: None
+    source_reusable: Callable[[], None] = lambda: None
 
 
 class Exchange(ContractClass, ABC):
@@ -259,8 +255,13 @@ class Compute(ContractClass, ABC):
 
         The default calls `infer`, so that `arguments` are not used: define both if `calls_by_keyword`.
         """
-        specs = self.infer(model, inputs, seed)
-        return tuple(OutputSpec((i,) if len(specs) > 1 else (), spec) for i, spec in enumerate(specs))
+        return positional_outputs(self.infer(model, inputs, seed))
+
+    def infer_training(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
+    ) -> tuple[OutputSpec, ...]:
+        """As `infer_outputs`, of a built model in training mode; `()`, the default, where that is not known."""
+        return ()
 
     def signature(self, model: Any) -> inspect.Signature | None:
         """The signature of a call of the model, with its inputs alone; None, the default, where it is not known."""

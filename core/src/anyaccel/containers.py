@@ -76,10 +76,8 @@ def _rebuilt(obj: Any, content: Any) -> Any:
     try:
         return type(obj)(content)
     except TypeError:
-        raise MoveError(
-            f"a {type(obj).__name__} cannot be rebuilt from its content",
-            hint="define __anyaccel_move__(self, move) in its class",
-        ) from None
+        problem = f"a {type(obj).__name__} cannot be rebuilt from its content"
+        raise MoveError(problem, hint="define __anyaccel_move__(self, move) in its class") from None
 
 
 def _dataclass(obj: Any, mapping: Function) -> Any:

@@ -33,10 +33,9 @@ class ContractClass:
         renamed = {old: new for name in contract for old, new in RENAMED.get(name, {}).items()}
         stale = [f"{old} -> {new}" for old, new in renamed.items() if old in defined and new not in defined]
         if stale:
-            raise PluginError(
-                f"{cls.__module__}.{cls.__qualname__} uses renamed names of the plugin contract: {', '.join(stale)}",
-                hint="rename them, or update the plugin",
-            )
+            name = f"{cls.__module__}.{cls.__qualname__}"
+            problem = f"{name} uses renamed names of the plugin contract: {', '.join(stale)}"
+            raise PluginError(problem, hint="rename them, or update the plugin")
 
 
 def renamed_class(error: ImportError) -> str:

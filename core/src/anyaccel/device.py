@@ -89,8 +89,6 @@ def _split(text: str) -> tuple[str, int]:
 
 
 def _malformed(shown: str) -> DeviceParseError:
-    return DeviceParseError(
-        f"{shown} does not name a device",
-        available="kind or kind:index, such as 'cpu', 'gpu:1' or 'mps'",
-        hint="run `anyaccel devices` to list the devices of this machine",
-    )
+    available = "kind or kind:index, such as 'cpu', 'gpu:1' or 'mps'"
+    hint = "run `anyaccel devices` to list the devices of this machine"
+    return DeviceParseError(f"{shown} does not name a device", available=available, hint=hint)

@@ -137,4 +137,4 @@ class CompileWarning(UserWarning):
 
 
 class NaNWarning(UserWarning):
-    """Training data contain NaN and reach a node that is trained by gradients, so its loss will be NaN."""
+    """A loss of a TrainPhase is NaN or infinite, or will be: data with NaN reach a node trained by gradients."""

@@ -80,7 +80,5 @@ def phase_end(phase: Any, plan: Any, run: Any, error: BaseException | None) -> N
     """
 
 
-HOOKS = (
-    *("phase_start", "before_placement", "after_placement", "after_loading"),
-    *("epoch_start", "step_end", "epoch_end", "phase_end"),
-)
+_NAMES = "phase_start before_placement after_placement after_loading epoch_start step_end epoch_end phase_end"
+HOOKS = tuple(_NAMES.split())

@@ -15,7 +15,7 @@ from anyaccel.printable import UNSEEN
 
 LONGEST = 80  # characters of a user's text that are shown
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
-
+_BADGE_FONT = f"font:600 12px/1.5 {FONT}"
 _SPACES = re.compile("[\t\n\v\f\r\x85\u2028\u2029]+")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
 
@@ -82,20 +82,15 @@ def joined(parts: Iterable[object]) -> Markup:
 
 def element(tag: str, *children: object, **attributes: object) -> Markup:
     """An element. Underscores in attribute names stand for hyphens; an attribute that is None is left out."""
-    written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escaped(value, 2000)}"'
-        for name, value in attributes.items()
-        if value is not None
-    )
+    given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
+    written = "".join(f' {name}="{escaped(value, 2000)}"' for name, value in given.items())
     return Markup(f"<{tag}{written}>{joined(children)}</{tag}>")
 
 
 def badge(device: str, shown: object = None) -> Markup:
     """The name of a device on its colour; `shown` instead of the name, for example where there is no device."""
     fill, ink = colours(device)
-    style = (
-        f"background:{fill};color:{ink};border-radius:4px;padding:1px 7px;white-space:nowrap;font:600 12px/1.5 {FONT}"
-    )
+    style = f"background:{fill};color:{ink};border-radius:4px;padding:1px 7px;white-space:nowrap;{_BADGE_FONT}"
     return element("span", device if shown is None else shown, style=style, data_anyaccel_device=device or None)
 
 

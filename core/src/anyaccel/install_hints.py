@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import sys
 
-_ROOTS = {
-    "torch": ("torch",),
-    "tensorflow": ("tensorflow", "keras"),
-    "jax": ("jax", "jaxlib", "flax", "optax", "equinox"),
-}
-HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROOTS.items() for root in roots}
+_ROOTS = {"torch": "torch", "tensorflow": "tensorflow keras", "jax": "jax jaxlib flax optax equinox"}
+HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROOTS.items() for root in roots.split()}
 """By top-level module of an object's class: its framework, and the distribution of the plugin."""
 
 

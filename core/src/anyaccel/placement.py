@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -88,14 +89,13 @@ def device_of(obj: Any) -> Device | None:
     """
     known = registry()
     tensors = (leaf for leaf in leaves(obj, known.owners) if not isinstance(leaf, SCALARS))
-    devices_of = (known.find(known.owner(leaf)).device_of(leaf) for leaf in tensors)
+    backend = functools.cache(known.find)
+    devices_of = (backend(known.owner(leaf)).device_of(leaf) for leaf in tensors)
     places = {device for device in devices_of if device is not None}
     if len(places) > 1:
-        raise DeviceMismatchError(
-            f"the tensors of a {type(obj).__name__} are on several devices",
-            available=", ".join(map(str, sorted(places))),
-            hint="move them to one with anyaccel.move(obj, device)",
-        )
+        problem, available = f"the tensors of a {type(obj).__name__} are on several devices", map(str, sorted(places))
+        hint = "move them to one with anyaccel.move(obj, device)"
+        raise DeviceMismatchError(problem, available=", ".join(available), hint=hint)
     return places.pop() if places else None
 
 

@@ -6,14 +6,15 @@ instead, so that it is there without installed metadata too and cannot be switch
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field
 from importlib import import_module
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -23,6 +24,7 @@ from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.contract_names import renamed_class
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, PluginError
+from anyaccel.html import text
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -50,10 +52,10 @@ class Plugin:
         """Whether it could not be loaded, or has faults."""
         return self.error is not None or bool(self.faults)
 
-    def add_fault(self, start: str, text: str) -> None:
+    def add_fault(self, start: str, rest: str) -> None:
         """Add a fault in one line, unless there is one with the same start."""
         if not any(fault.startswith(start) for fault in self.faults):
-            self.faults.append(" ".join(f"{start} {text}".split()))
+            self.faults.append(" ".join(f"{start} {rest}".split()))
 
     @property
     def source(self) -> str:
@@ -65,8 +67,7 @@ class Plugin:
         """What is wrong, in one line; `""` if it works."""
         if self.error is None:
             return "; ".join(self.faults)
-        message = " ".join(str(self.error).split())
-        return message if isinstance(self.error, AnyaccelError) else f"{type(self.error).__name__}: {message}"
+        return " ".join(str(self.error).split()) if isinstance(self.error, AnyaccelError) else _one_line(self.error)
 
     @property
     def hint(self) -> str:
@@ -103,25 +104,24 @@ def check_hooks(name: str, module: Any) -> None:
 
 
 def check_backends(plugin: Plugin) -> None:
-    """Check the backends that a plugin offers, without calling them.
-
-    Raises:
-        PluginError: an object that is not a Backend, core's own framework, or an attribute of another type.
-    """
+    """Raise PluginError for an object that is no Backend, core's own framework, or an attribute of another type."""
     for backend in plugin.backends:
         if not isinstance(backend, Backend):
-            raise PluginError(
-                f"plugin {plugin.name} offers {type(backend).__name__}, which is not a Backend",
-                hint=f"derive it from anyaccel.Backend, or update {plugin.source}",
-            )
-        if wrong := [f"{name}={getattr(backend, name)!r}" for name, check in _FACTS.items() if not check(backend)]:
-            raise PluginError(
-                f"plugin {plugin.name} offers a backend with {', '.join(wrong)}",
-                available="a lower-case word as framework; tuples of words as kinds, import_roots and environment",
-                hint=f"write them so, or update {plugin.source}",
-            )
+            problem = f"plugin {plugin.name} offers {type(backend).__name__}, which is not a Backend"
+            raise _refused(plugin, problem, "derive it from anyaccel.Backend")
+        facts = {name: getattr(backend, name) for name in _FACTS}
+        wrong = [f"{name}={value!r:.200}" for name, value in facts.items() if not _FACTS[name](value)]
+        # A property could give another value, or raise, whenever anybody's backend is looked for.
+        wrong += [f"a computed {name}" for name in facts if inspect.getattr_static(backend, name) is not facts[name]]
+        if wrong:
+            problem = f"plugin {plugin.name} offers a backend with {', '.join(wrong)}"
+            raise _refused(plugin, problem, "write them so", available=_FORMS)
         if backend.framework == BUILT_IN:
             raise PluginError(f"plugin {plugin.name} offers the framework {BUILT_IN!r}, core's own", hint="rename it")
+
+
+def _refused(plugin: Plugin, problem: str, hint: str, available: str = "") -> PluginError:
+    return PluginError(problem, available=available, hint=f"{hint}, or update {plugin.source}")
 
 
 def _are_words(value: Any) -> bool:
@@ -135,12 +135,15 @@ def _is_kind(word: str) -> bool:
         return False
 
 
-_FACTS: dict[str, Callable[[Backend], Any]] = {
-    "framework": lambda backend: isinstance(backend.framework, str) and backend.framework,
-    "kinds": lambda backend: _are_words(backend.kinds) and backend.kinds and all(map(_is_kind, backend.kinds)),
-    "import_roots": lambda backend: _are_words(backend.import_roots),
-    "environment": lambda backend: _are_words(backend.environment),
+_FACTS: dict[str, Callable[[Any], Any]] = {
+    "framework": lambda value: isinstance(value, str) and value.isidentifier() and value.islower(),
+    "kinds": lambda value: _are_words(value) and value and all(map(_is_kind, value)),
+    "import_roots": _are_words,
+    "environment": _are_words,
+    "fork_safe": lambda value: isinstance(value, bool),
 }
+_FORMS = "attributes of the class: a lower-case word as framework; "
+_FORMS += "tuples of words as kinds, import_roots and environment; True or False as fork_safe"
 
 
 # method -> what it returns, whether an answer is that, and what stands for a wrong answer
@@ -150,22 +153,32 @@ _ANSWERS: dict[str, tuple[str, Callable[[Backend, Any], bool], Callable[..., Any
     "device_info": ("a complete DeviceInfo", lambda backend, found: _is_info(found), lambda d: DeviceInfo(str(d))),
     "device_string": ("a text", lambda backend, found: isinstance(found, str), str),
     "unavailable_reason": ("a text", lambda backend, found: isinstance(found, str), lambda device: ""),
+    "native_device": ("a device", lambda backend, found: found is not None, str),
 }
+_MOST_DEVICES = 10_000  # so that a generator without an end ends
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
+"""What no plugin is blamed for. All else is a fault: panics of native code (Rust's) are no Exception either."""
 
 
 def ask(backend: Backend, method: str, *arguments: Any) -> tuple[Any, str]:
-    """What `devices` (as a tuple), `owns`, `device_info`, `device_string` or `unavailable_reason` returns, and `""`.
+    """What a method of `_ANSWERS` returns (`devices` as a tuple), and `""`.
 
     If it raises (SystemExit too), or returns something else, what stands for an answer, and what was wrong.
     """
     expected, is_right, stand_in = _ANSWERS[method]
     try:
         answer = getattr(backend, method)(*arguments)
-        answer = tuple(answer) if method == "devices" else answer
+        answer = tuple(islice(answer, _MOST_DEVICES)) if method == "devices" else answer
         fault = "" if is_right(backend, answer) else f"returned {answer!r:.200}, not {expected}"
-    except (Exception, SystemExit) as error:
-        fault = f"raised {traceback.format_exception_only(error)[0]}"
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
+        fault = f"raised {_one_line(error)}"
     return (stand_in(*arguments), fault) if fault else (answer, "")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {text(error, 500)}".split())
 
 
 def _are_devices(backend: Backend, values: tuple[Any, ...]) -> bool:
@@ -187,16 +200,12 @@ def offered(plugin: Plugin, module: Any, hook: str, kind: type, default: Any) ->
     if function is None:
         return default
     if not hasattr(function, f"{hookspecs.PROJECT}_impl"):
-        raise PluginError(
-            f"{hook}() of plugin {plugin.name} has no @hookimpl and would be ignored",
-            hint=f"decorate it with anyaccel.hookimpl, or update {plugin.source}",
-        )
+        problem = f"{hook}() of plugin {plugin.name} has no @hookimpl and would be ignored"
+        raise _refused(plugin, problem, "decorate it with anyaccel.hookimpl")
     value = function()
     if not isinstance(value, Mapping if kind is dict else Iterable) or isinstance(value, (str, bytes)):
-        raise PluginError(
-            f"{hook}() of plugin {plugin.name} returned {type(value).__name__}, not {kind.__name__}",
-            hint=f"return a {kind.__name__}, or update {plugin.source}",
-        )
+        problem = f"{hook}() of plugin {plugin.name} returned {type(value).__name__}, not {kind.__name__}"
+        raise _refused(plugin, problem, f"return a {kind.__name__}")
     return kind(value)
 
 
@@ -210,10 +219,11 @@ def load_error(plugin: Plugin, error: BaseException) -> BaseException:
 @contextmanager
 def announce_waiting(name: str) -> Iterator[None]:
     """Say on standard error which plugin is being imported, if that takes longer than `PATIENCE`."""
-    text = f"waiting for plugin {name} (import); {SWITCH} says which plugins are loaded\n"
-    timer = threading.Timer(PATIENCE, sys.stderr.write, (text,))
+    line = f"waiting for plugin {name} (import); {SWITCH} says which plugins are loaded\n"
+    timer = threading.Timer(PATIENCE, lambda: sys.stderr and sys.stderr.write(line))
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # a process that may start no thread goes without
+        timer.start()
     try:
         yield
     finally:
@@ -225,6 +235,14 @@ def installed() -> Iterable[EntryPoint]:
     from importlib.metadata import entry_points
 
     return entry_points(group=GROUP)
+
+
+def plugin_of(entry: EntryPoint) -> Plugin:
+    """The plugin of an entry point, not loaded; without distribution and version where its metadata are damaged."""
+    try:
+        return Plugin(entry.name, str(entry.dist.name or ""), str(entry.dist.version or ""))  # type: ignore[union-attr]
+    except Exception:
+        return Plugin(entry.name, "", "")
 
 
 def own_distribution() -> tuple[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -39,7 +41,7 @@ class Registry:
         built_in: creates core's own backend.
         entry_points: gives the entry points to load; by default those of installed distributions.
 
-    `policies` has the plugins' placement policies by name, once they are loaded.
+    `policies` has the plugins' placement policies by name, each with its plugin, once they are loaded.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class Registry:
     def _clear(self) -> None:
         self._plugins: dict[str, Plugin] = {}
         self._table: dict[tuple[str, str], Backend] = {}
-        self.policies: dict[str, Callable[..., Any]] = {}
-        self._candidates: dict[type, list[tuple[Backend, bool]]] = {}
+        self._served: dict[int, tuple[Backend, bool]] = {}  # by id: those of the table, and whether `owns` is asked
+        self.policies: dict[str, tuple[Plugin, Callable[..., Any]]] = {}
+        self._candidates: weakref.WeakKeyDictionary[type, list[tuple[Backend, bool]]] = weakref.WeakKeyDictionary()
         self._hooks = loader.new_hooks()
 
     def register(self, module: Any, name: str) -> None:
@@ -95,37 +98,41 @@ class Registry:
                 raise PluginError(f"plugin {name} is broken: {plugin.cause}", hint=plugin.hint) from plugin.error
 
     def _load_entry(self, entry: EntryPoint) -> None:
-        dist = entry.dist
         with loader.announce_waiting(entry.name):
-            plugin = self._try(Plugin(entry.name, dist.name if dist else "", dist.version if dist else ""), entry.load)
+            plugin = self._try(loader.plugin_of(entry), entry.load)
         if plugin.error is not None:
             self._plugins[entry.name if entry.name not in self._plugins else f"{entry.name} ({entry.value})"] = plugin
 
     def _try(self, plugin: Plugin, load: Callable[[], Any]) -> Plugin:
         try:
             return self._add(plugin, load())
-        except (Exception, SystemExit) as error:  # a broken plugin must break no other: kept, and told when needed
+        except loader.INTERRUPTS:
+            raise
+        except BaseException as error:  # a broken plugin must break no other: kept, and told when needed
             return replace(plugin, error=loader.load_error(plugin, error))
 
     def _add(self, plugin: Plugin, module: Any) -> Plugin:
         if plugin.name in self._plugins:
-            raise PluginError(
-                f"two plugins are called {plugin.name!r}",
-                available=f"{self._plugins[plugin.name]} is loaded",
-                hint=f"uninstall one of them, or rename the entry point of {plugin.source}",
-            )
+            loaded, hint = self._plugins[plugin.name], f"uninstall one, or rename the entry point of {plugin.source}"
+            raise PluginError(f"two plugins are called {plugin.name!r}", available=f"{loaded} is loaded", hint=hint)
         loader.check_hooks(plugin.name, module)
         backends = loader.offered(plugin, module, "backends", list, [])
         policies = loader.offered(plugin, module, "policies", dict, {})
         plugin = replace(plugin, backends=tuple(backends))
         loader.check_backends(plugin)
         self._hooks.register(module, plugin.name)
-        self.policies.update(policies)
         self._enter(plugin)
+        for name, policy in policies.items():
+            is_policy = isinstance(name, str) and callable(policy)
+            holder = self.policies.setdefault(name, (plugin, policy))[0] if is_policy else None
+            if holder is not plugin:
+                why = f"{holder} offers it" if holder else f"it is {policy!r:.200}, no function"
+                plugin.add_fault(f"its policy {name!r} is refused:", why)
         return plugin
 
     def _enter(self, plugin: Plugin) -> None:
         """Serve what a plugin offers. A pair that another offers too is the one's that has the framework's name."""
+        entries = {id(backend): (backend, _asks(backend)) for backend in plugin.backends}
         self._plugins[plugin.name] = plugin
         offers = [(backend.framework, kind, backend) for backend in plugin.backends for kind in backend.kinds]
         for framework, kind, backend in offers:
@@ -135,16 +142,22 @@ class Registry:
             if holder is not None:
                 winner, loser = (plugin, holder) if is_home else (holder, plugin)
                 loser.add_fault(f"it is refused for {framework} on {kind}, which", f"{winner} serves")
+        served = set(map(id, self._table.values()))
+        self._served = {key: entry for key, entry in {**self._served, **entries}.items() if key in served}
         self._candidates.clear()
 
     def _plugin_of(self, backend: Backend | None) -> Plugin | None:
         return next((p for p in self._plugins.values() if any(own is backend for own in p.backends)), None)
 
-    def ask(self, backend: Backend, method: str, *arguments: Any) -> Any:
-        """As `plugin_loader.ask`, without what was wrong: `plugins` has it."""
+    def ask(self, backend: Backend, method: str, *arguments: Any, required: bool = False) -> Any:
+        """As `plugin_loader.ask`, without what was wrong: `plugins` has it. If `required`, that is a PluginError."""
         answer, fault = loader.ask(backend, method, *arguments)
-        if fault and (plugin := self._plugin_of(backend)):
+        plugin = self._plugin_of(backend) if fault else None
+        if plugin:
             plugin.add_fault(f"{method}() of its backend for {backend.framework}", fault)
+        if fault and required:
+            problem = f"{method}() of the backend for {backend.framework} {fault}"
+            raise PluginError(f"plugin {plugin}: {problem}" if plugin else problem, hint=plugin.hint if plugin else "")
         return answer
 
     @property
@@ -157,7 +170,7 @@ class Registry:
     def backends(self) -> tuple[Backend, ...]:
         """Every backend, each once."""
         self.load()
-        return tuple({id(backend): backend for backend in self._table.values()}.values())
+        return tuple(backend for backend, _ in self._served.values())
 
     @property
     def frameworks(self) -> tuple[str, ...]:
@@ -169,7 +182,7 @@ class Registry:
         """Each framework, or only this one, with each of its devices."""
         backends = [backend for backend in self.backends if framework in (None, backend.framework)]
         listed = [(backend, device) for backend in backends for device in self.ask(backend, "devices")]
-        return [(b.framework, device) for b, device in listed if self._table[b.framework, device.kind] is b]
+        return [(b.framework, device) for b, device in listed if self._table.get((b.framework, device.kind)) is b]
 
     @property
     def hooks(self) -> pluggy.PluginManager:
@@ -196,16 +209,16 @@ class Registry:
         Raises:
             FrameworkError: no plugin runs the framework, or not on this kind.
         """
+        self.load()
+        backend = self._table.get((framework, "cpu" if kind is None else kind)) if isinstance(framework, str) else None
+        if backend is not None:
+            return backend
         kinds = self.kinds(framework)
         if kind is None:
-            return self._table[framework, "cpu" if "cpu" in kinds else kinds[0]]
-        if kind not in kinds:
-            raise FrameworkError(
-                f"no installed plugin runs {framework} on {kind!r}",
-                available=f"{framework} on {', '.join(kinds)}",
-                hint=kind_hint(kind, kinds, "choose one of these, or install a plugin for it"),
-            )
-        return self._table[framework, kind]
+            return self._table[framework, kinds[0]]
+        hint = kind_hint(kind, kinds, "choose one of these, or install a plugin for it")
+        problem, available = f"no installed plugin runs {framework} on {kind!r}", f"{framework} on {', '.join(kinds)}"
+        raise FrameworkError(problem, available=available, hint=hint)
 
     def computing(self, framework: str, kind: str | None = None) -> ComputingBackend:
         """As `find`, for a graph.
@@ -216,11 +229,8 @@ class Registry:
         """
         backend = self.find(framework, kind)
         if not (isinstance(backend, Compute) and isinstance(backend, Exchange)):
-            raise CapabilityError(
-                f"the backend of {framework} cannot compute",
-                available="place and move",
-                hint="use a plugin that declares the capabilities exchange and compute",
-            )
+            problem, hint = f"the backend of {framework} cannot compute", "use a plugin that has exchange and compute"
+            raise CapabilityError(problem, available="place and move", hint=hint)
         return cast(ComputingBackend, backend)
 
     def serving(self, framework: str, device: Device, *, vendor: str = "") -> Backend:
@@ -233,18 +243,14 @@ class Registry:
         backend = self.find(framework, device.kind)
         usable = self.ask(backend, "devices")
         if device not in usable:
-            reason = self.unavailable_reason(framework, device)
-            raise DeviceUnavailableError(
-                f"{device} is not on this machine for {framework}" + (f" ({reason})" if reason else ""),
-                available=", ".join(map(str, usable)) or "no device",
-                hint=_device_hint(device, usable),
-            )
+            available, reason = ", ".join(map(str, usable)) or "no device", self.unavailable_reason(framework, device)
+            problem = f"{device} is not on this machine for {framework}" + (f" ({reason})" if reason else "")
+            raise DeviceUnavailableError(problem, available=available, hint=_device_hint(device, usable))
         actual = self.ask(backend, "device_info", device).vendor if vendor else ""
         if actual and actual != vendor:
+            problem, available = f"{device} is a device of {actual}, not of {vendor}", ", ".join(map(str, usable))
             raise DeviceUnavailableError(
-                f"{device} is a device of {actual}, not of {vendor}",
-                available=", ".join(map(str, usable)),
-                hint=f"write '{device}' for a device of any vendor",
+                problem, available=available, hint=f"write '{device}' for a device of any vendor"
             )
         return backend
 
@@ -266,10 +272,8 @@ class Registry:
             return owners[0]
         name = f"{type(obj).__module__}.{type(obj).__qualname__}"
         if owners:
-            raise AmbiguousOwnerError(
-                f"{name} belongs to several frameworks: {' and '.join(owners)}",
-                hint=f"name one: ModelNode(..., framework={owners[0]!r})",
-            )
+            problem = f"{name} belongs to several frameworks: {' and '.join(owners)}"
+            raise AmbiguousOwnerError(problem, hint=f"name one: ModelNode(..., framework={owners[0]!r})")
         raise self._no_owner(name, obj)
 
     def owners(self, obj: Any) -> tuple[str, ...]:
@@ -278,29 +282,35 @@ class Registry:
         cls = type(obj)
         if cls in _PLAIN:
             return ()
-        candidates = self._candidates.get(cls) or self._find_candidates(cls)
-        owners = {b.framework: None for b, asks in candidates if not asks or self.ask(b, "owns", obj)}
+        candidates = self._candidates.get(cls)
+        if candidates is None:
+            found, roots = self._served.values(), _roots(cls)
+            candidates = self._candidates[cls] = [pair for pair in found if roots.intersection(pair[0].import_roots)]
+        owners = {b.framework: None for b, asks in candidates if _is_imported(b) and (not asks or self._owns(b, obj))}
         if not owners:
-            others = [b for b in self.backends if _asks(b) and _is_imported(b) and self.ask(b, "owns", obj)]
-            owners = {backend.framework: None for backend in others if not self.ask(backend, "owns", object())}
+            others = [b for b, asks in self._served.values() if asks and _is_imported(b) and self._owns(b, obj)]
+            owners = {backend.framework: None for backend in others if not self._owns(backend, object())}
         home = owners.keys() & _roots(cls) if len(owners) > 1 else ()  # the framework that is named as the module
         return tuple(home or owners)
 
-    def _find_candidates(self, cls: type) -> list[tuple[Backend, bool]]:
-        """The backends with a root of the class, and whether they must be asked; remembered if there are any."""
-        found = [(b, _asks(b)) for b in self.backends if _roots(cls).intersection(b.import_roots) and _is_imported(b)]
-        return self._candidates.setdefault(cls, found) if found else []
+    def _owns(self, backend: Backend, obj: Any) -> bool:
+        """As `ask`, in half the time where nothing is wrong: this is called for each leaf of what is moved."""
+        try:
+            if (answer := backend.owns(obj)) is True or answer is False:
+                return answer
+        except loader.INTERRUPTS:
+            raise
+        except BaseException:
+            pass
+        return bool(self.ask(backend, "owns", obj))
 
     def _no_plugin(self, framework: str) -> FrameworkError:
         distribution, available = distribution_for(framework), ", ".join(self.frameworks)
         for plugin in self._plugins.values():
             same = plugin.name == framework or (distribution and plugin.distribution == distribution)
             if same and plugin.error is not None:
-                return FrameworkError(
-                    f"the plugin for {framework}, {plugin}, is installed but broken ({plugin.cause})",
-                    available=available,
-                    hint=plugin.hint,
-                )
+                problem = f"the plugin for {framework}, {plugin}, is installed but broken ({plugin.cause})"
+                return FrameworkError(problem, available=available, hint=plugin.hint)
         meant = did_you_mean(framework, self.frameworks, "check the spelling, or install its plugin")
         hint = install_line(distribution) if distribution else meant
         problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()
@@ -317,11 +327,9 @@ class Registry:
             problem = f"{name} has no backend: {reason.problem}" + (f"; {explanation}" if explanation else "")
             return NoBackendError(problem, available=available, hint=reason.hint)
         failed = [f"plugin {p} is broken: {p.cause}" for p in self._plugins.values() if "owns() of" in p.cause]
-        return NoBackendError(
-            "; ".join([f"{name} has no backend: no installed plugin owns it", *failed]),
-            available=available,
-            hint="install the plugin of its framework, or name it: ModelNode(..., framework=...)",
-        )
+        problem = "; ".join([f"{name} has no backend: no installed plugin owns it", *failed])
+        hint = "install the plugin of its framework, or name it: ModelNode(..., framework=...)"
+        return NoBackendError(problem, available=available, hint=hint)
 
 
 def _roots(cls: type) -> set[str]:
@@ -329,11 +337,11 @@ def _roots(cls: type) -> set[str]:
 
 
 def _is_imported(backend: Backend) -> bool:
-    return any(root in sys.modules for root in backend.import_roots)
+    return not sys.modules.keys().isdisjoint(backend.import_roots)
 
 
 def _asks(backend: Backend) -> bool:
-    return getattr(backend.owns, "__func__", None) is not Backend.owns  # it has one of its own
+    return inspect.getattr_static(backend, "owns") is not Backend.owns  # it has one of its own
 
 
 def _device_hint(device: Device, usable: Sequence[Device]) -> str:

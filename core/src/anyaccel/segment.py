@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,16 +45,21 @@ class OutputSpec:
     batch_axis: int | None = 0
 
 
+def positional_outputs(specs: Sequence[TensorSpec]) -> tuple[OutputSpec, ...]:
+    """Outputs of a model that returns a tensor, or a flat tuple of them, batch first."""
+    return tuple(OutputSpec((i,) if len(specs) > 1 else (), spec) for i, spec in enumerate(specs))
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis`.
+    """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis` of a sample.
 
-    `inputs` and `outputs` are names of values. `axis` is an axis of one sample, without the batch. `trainable` says
-    whether it runs in training mode in a training step; `Segment.groups` say which parameters change.
+    `inputs` and `outputs` are names of values; the last `training_only` outputs are missing in evaluation. `trainable`
+    says whether it runs in training mode in a training step; `Segment.groups` say which parameters change.
 
     `arguments` has a path for each input: its position or keyword in the model's call, then the way into a dict or list
-    there; empty where the inputs are the positional arguments. `results` has an OutputSpec for each output; empty where
-    the model returns a tensor, or a flat tuple, list or dict of them in the order of `outputs`, batch first.
+    there; empty where the inputs are the positional arguments. `results` and `training_results` have an OutputSpec for
+    each output in that mode; empty where a model returns a tensor, or a flat tuple, list or dict of them, batch first.
     """
 
     label: str
@@ -66,6 +71,8 @@ class Operation:
     axis: int = -1
     arguments: tuple[Path, ...] = ()
     results: tuple[OutputSpec, ...] = ()
+    training_results: tuple[OutputSpec, ...] = ()
+    training_only: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Spec:
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """The spec of a configuration from `get_config`; another one is a ConfigError or a SpecError."""
         hint = f"give the dict that get_config() of {cls._called} made"
-        if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
+        if not isinstance(config, Mapping) or not config or not all(isinstance(key, str) for key in config):
             raise ConfigError(f"{config!r} is not the configuration of {cls._called}", hint=hint)
         parts = {key: part.from_config(config[key]) for key, part in cls._parts.items() if config.get(key) is not None}
         try:
@@ -98,7 +98,7 @@ class Schedule(Spec):
         return {"name": self.name, "warmup": self.warmup, **dict(self.settings)}
 
 
-_LEFT_OUT = ("backend", "factory", "reduction")
+_LEFT_OUT = dict.fromkeys(("backend", "factory"), "each node's framework builds it") | {"reduction": "losses are means"}
 _FACTORS: dict[str, Callable[..., float]] = {
     "constant": lambda t: 1.0,
     "linear": lambda t, steps, final: 1.0 + (final - 1.0) * min(t / steps, 1.0),
@@ -158,11 +158,9 @@ class Optimizer(Spec):
         lr = settings.pop("lr", lr)
         own = None if isinstance(name, str) else name
         if own is not None and not is_own_optimizer(own):
-            raise SpecError(
-                f"an object of type {type(own).__name__} cannot be used as an optimizer",
-                available=f"names: {', '.join(OPTIMIZERS)}",
-                hint="give a name, or the optimizer's class, so that every node gets an instance of its own",
-            )
+            problem = f"an object of type {type(own).__name__} cannot be used as an optimizer"
+            hint = "give a name, or the optimizer's class, so that every node gets an instance of its own"
+            raise SpecError(problem, available=f"names: {', '.join(OPTIMIZERS)}", hint=hint)
         if lr is None:
             lr = 1e-3 if own is None or callable(own) else 1.0
         text = name.lower() if isinstance(name, str) else _name_of(name)
@@ -243,7 +241,7 @@ def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _between(least: float, below: float = sys.float_info.max, *, whole: bool = False) -> Callable[[Any], bool]:
     def fits(value: Any) -> bool:
         is_number = isinstance(value, Real) and not isinstance(value, bool)
-        return is_number and least <= value < below and not (whole and value % 1)
+        return is_number and least <= float(value) < below and not (whole and value % 1)
 
     return fits
 
@@ -267,15 +265,15 @@ _ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, object], ...] = (
 
 
 def _checked(where: str, name: str, value: Any) -> Any:
-    """An argument that fits, a list as a tuple."""
+    """An argument that fits, a list as a tuple, and a number of NumPy as one of Python."""
     _, fits, complaint, example = next(row for row in _ARGUMENTS if name in row[0].split())
     try:
         valid = fits(value)
-    except TypeError:
+    except (TypeError, OverflowError):
         valid = False
     if not valid:
         raise SpecError(f"{where}{name}={value!r} {complaint}", hint=f"write {name}={example}")
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(value) if isinstance(value, list) else value.item() if hasattr(value, "item") else value
 
 
 def _unknown(what: str, name: object, known: Any) -> SpecError:
@@ -287,13 +285,11 @@ def _unknown(what: str, name: object, known: Any) -> SpecError:
 def _check_names(what: str, given: Mapping[str, Any], known: Any, also: tuple[str, ...] = ()) -> None:
     unknown, available = [key for key in given if key not in known], [*also, *known]
     if unknown:
-        left_out = "leave it out: the framework of each node builds the optimizers and losses, which are means"
         meant = "lr" if unknown[0] in ("learning_rate", "learningrate", "step_size") else unknown[0]
-        raise SpecError(
-            f"{what} has no setting {', '.join(unknown)}",
-            available=", ".join(available) or "none",
-            hint=left_out if unknown[0] in _LEFT_OUT else did_you_mean(meant, available, ""),
-        )
+        left = _LEFT_OUT.get(unknown[0])
+        hint = f"leave it out: {left}" if left else did_you_mean(meant, available, "leave it out")
+        problem = f"{what} has no setting {', '.join(unknown)}"
+        raise SpecError(problem, available=", ".join(available) or "none", hint=hint)
 
 
 def assign_fields(spec: Any, **values: Any) -> None:
@@ -304,7 +300,5 @@ def assign_fields(spec: Any, **values: Any) -> None:
 
 def _check_named(what: str, name: str, own: object) -> None:
     if own is not None:
-        raise ConfigError(
-            f"{what} {name!r} is a framework's own and has no configuration",
-            hint=f"use a named {what}, or leave it out of the configuration and give it in code",
-        )
+        hint = f"use a named {what}, or leave it out of the configuration and give it in code"
+        raise ConfigError(f"{what} {name!r} is a framework's own and has no configuration", hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -48,6 +49,20 @@ def lists(array: np.ndarray, chunk: int) -> Any:
 
 def set_of(table: Any) -> FeatureSet:
     return FeatureSet.from_arrow("data", table, table.column_names)
+
+
+def within(most: Callable[[Any], int], prepare: Callable[[], Any], act: Callable[[Any], Any]) -> tuple[Any, int]:
+    """As `allocated`, for `act(prepare())`; tried up to three times while the peak is more than `most` of the result.
+
+    The whole process is measured, so that once in thousands of runs another thread's allocations are counted too. What
+    `act` allocates itself is the same in every try, as each has objects of its own, in which nothing is cached yet.
+    """
+    for _ in range(3):
+        prepared = prepare()
+        loaded, peak = allocated(lambda prepared=prepared: act(prepared))
+        if peak <= most(loaded):
+            break
+    return loaded, peak
 
 
 def allocated(act: Callable[[], Any]) -> tuple[Any, int]:
@@ -212,28 +227,44 @@ SORTED_ROWS: dict[str, Callable[[], tuple[Rows, list[str]]]] = {
 
 @pytest.mark.parametrize("case", [*CASES, *SORTED_ROWS])
 def test_one_copy_is_made(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    rows, names = (CASES | SORTED_ROWS)[case]()
+    def most(loaded: np.ndarray) -> int:
+        return loaded.nbytes + SCRATCH + (4 * 8 if case in SORTED_ROWS else 2) * len(loaded)
+
     monkeypatch.setattr(column_copy, "_THREADS", 1)  # each has a scratch of its own
-    loaded, peak = allocated(lambda: loadable_array(rows, names, "float32"))
-    numbers = 4 * 8 * len(loaded) if case in SORTED_ROWS else 2 * len(loaded)
-    assert loaded.nbytes <= peak <= loaded.nbytes + SCRATCH + numbers
+    loaded, peak = within(most, (CASES | SORTED_ROWS)[case], lambda chosen: loadable_array(*chosen, "float32"))
+    assert loaded.nbytes <= peak <= most(loaded)
     assert is_own(loaded)
+
+
+def test_another_copy_is_noticed_in_every_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(column_copy, "_THREADS", 1)
+    tries = []
+
+    def twice(chosen: tuple[Rows, list[str]]) -> np.ndarray:
+        tries.append(chosen)
+        loaded = loadable_array(*chosen, "float32")
+        return loaded + loaded.copy()
+
+    loaded, peak = within(lambda loaded: loaded.nbytes + SCRATCH, CASES["vectors in pieces"], twice)
+    assert peak > loaded.nbytes + SCRATCH and len(tries) == 3
+    assert len({id(rows) for rows, _ in tries}) == 3
 
 
 def test_one_column_as_it_lies_is_not_copied() -> None:
     fs = set_of(vectors(values(MANY), MANY))
-    for rows in (fs, fs.take(np.arange(100, MANY))):
-        loaded, peak = allocated(lambda rows=rows: loadable_array(rows, ["x"], "float32"))
+    for prepare in (lambda: fs, lambda: fs.take(np.arange(100, MANY))):
+        loaded, peak = within(lambda _: 2**20, prepare, lambda rows: loadable_array(rows, ["x"], "float32"))
         assert peak < 2**20 and np.shares_memory(loaded, fs.array("x"))
 
 
 def test_lists_in_pieces_are_taken_in_as_they_lie() -> None:
     array = values(MANY)
     table = lists(array, MANY // 10)
-    fs, peak = allocated(lambda: set_of(table))
+    fs, peak = within(lambda _: 2**21, lambda: table, set_of)
     assert peak < 2**21, "a copy would take 20 MB"
     assert fs.column("x").num_chunks == 10
-    loaded, peak = allocated(lambda: loadable_array(fs.take(np.arange(MANY // 4, MANY)), ["x"], "float32"))
+    rows = functools.partial(fs.take, np.arange(MANY // 4, MANY))
+    loaded, peak = within(lambda it: it.nbytes + SCRATCH, rows, lambda rows: loadable_array(rows, ["x"], "float32"))
     assert loaded.nbytes <= peak <= loaded.nbytes + SCRATCH
     np.testing.assert_array_equal(loaded, array[MANY // 4 :])
 
@@ -242,10 +273,16 @@ def test_parquet_is_copied_once_after_it_was_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(column_copy, "_THREADS", 1)
     array = values(MANY)
     pq.write_table(columns(array, MANY), tmp_path / "x.parquet", row_group_size=MANY // 7)
-    fs = FeatureSet.from_parquet("data", tmp_path / "x.parquet", NAMES)
-    assert fs.column("c0").num_chunks > 1
-    loaded, peak = allocated(lambda: loadable_array(fs, NAMES, "float32"))
+    made: list[FeatureSet] = []
+
+    def prepare() -> FeatureSet:
+        made.append(FeatureSet.from_parquet("data", tmp_path / "x.parquet", NAMES))
+        assert made[-1].column("c0").num_chunks > 1
+        return made[-1]
+
+    loaded, peak = within(lambda it: it.nbytes + SCRATCH, prepare, lambda fs: loadable_array(fs, NAMES, "float32"))
     assert peak <= loaded.nbytes + SCRATCH
+    fs = made[-1]
     np.testing.assert_array_equal(loaded, array)
     assert fs.column("c0").num_chunks > 1  # and nothing is kept beside it
 
@@ -319,7 +356,7 @@ def test_gathering(shape: tuple[int, ...], lies: str) -> None:
 def test_gathering_takes_no_memory() -> None:
     array, out = values(20_000), np.empty((10_000, WIDTH), "float32")
     indices = np.random.default_rng(0).permutation(20_000)[:10_000]
-    assert allocated(lambda: gather(array, indices, out))[1] < 2**16
+    assert within(lambda _: 2**16 - 1, lambda: out, lambda out: gather(array, indices, out))[1] < 2**16
 
 
 def test_gathering_nothing() -> None:

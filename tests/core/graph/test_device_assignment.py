@@ -296,16 +296,50 @@ def test_an_unknown_policy_is_an_error(chain):
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        ({"zzz": "cpu"}, PluginError, "policy 'odd' places zzz, which is no node of this phase. Available: a"),
-        (None, PluginError, "the policy 'odd' must return devices by label, got NoneType"),
-        ({"a": "gpu:0"}, FrameworkError, "node 'a': no installed plugin runs numpy on 'gpu'"),
-        ({"a": "sim:0"}, DeviceUnavailableError, "node 'a': sim:0 is not on this machine for numpy"),
+        (
+            {"zzz": "cpu"},
+            PluginError,
+            "policy 'odd' of plugin chooser .* places zzz, which is no node of this phase. Available: a",
+        ),
+        (None, PluginError, "the policy 'odd' of plugin chooser .* must return devices by label, got NoneType"),
+        (
+            {"a": "gpu:0"},
+            FrameworkError,
+            "node 'a': no installed plugin runs numpy on 'gpu' .the policy 'odd' chose it",
+        ),
+        ({"a": "sim:0"}, DeviceUnavailableError, "node 'a': sim:0 is not on .* numpy .*the policy 'odd' chose it"),
+        (
+            {"a": 7},
+            PluginError,
+            "policy 'odd' of plugin chooser .* device that is none: 7 does .* Hint: update chooser",
+        ),
     ],
 )
 def test_a_policy_with_a_wrong_answer_is_an_error(answer, error, message, serve, chain):
     serve(policies={"odd": lambda nodes: answer})
     with pytest.raises(error, match=message):
         plan(chain(None), policy="odd")
+
+
+def test_an_exception_in_a_policy_names_the_plugin(serve, chain):
+    def broken(nodes):
+        raise LookupError("no rule")
+
+    serve(policies={"broken": broken})
+    with pytest.raises(LookupError, match="no rule") as caught:
+        plan(chain(None), policy="broken")
+    assert caught.value.__notes__ == ["raised in the policy 'broken' of plugin chooser (not a distribution)"]
+
+
+def test_a_node_whose_native_device_fails_is_an_error_that_names_the_plugin(serve, twin, table, mlp):
+    odd = twin()
+    odd.native_device = lambda device: 1 / 0
+    serve(odd)
+    graph = ModelGraph([ModelNode("a", mlp(), table().reference(), framework="twin")])
+    with pytest.raises(
+        PluginError, match=r"native_device\(\) of the backend for twin raised ZeroDivisionError.*Hint: "
+    ):
+        plan(graph, "cpu")
 
 
 def test_a_policy_may_give_devices_by_their_spelling(serve, chain, sims):

@@ -369,6 +369,17 @@ def test_a_missing_framework_is_an_error_with_the_install_command(table):
         ModelGraph.from_config(config, feature_sets=[table()])
 
 
+def test_feature_sets_may_be_given_by_a_generator_or_by_name(table):
+    for given in ((each for each in [table()]), {"fs": table()}, (table(),)):
+        assert list(ModelGraph.from_config({"nodes": [NODE]}, feature_sets=given).nodes) == [NODE["label"]]
+
+
+@pytest.mark.parametrize("given", ["fs", 3, None, [1]])
+def test_what_is_no_feature_set_is_refused(given):
+    with pytest.raises(ConfigError, match=r"feature_sets=.* are not feature sets. Hint: write feature_sets=\[data\]"):
+        ModelGraph.from_config({"nodes": [NODE]}, feature_sets=given)
+
+
 def test_two_feature_sets_of_one_label_are_refused(table):
     with pytest.raises(ConfigError, match=r"two feature sets are called 'fs'. Hint: give each its own label"):
         ModelGraph.from_config({"nodes": [NODE]}, feature_sets=[table(), table()])

@@ -109,6 +109,13 @@ def test_memory_is_shared_where_both_say_the_same_space(space, other, expected):
     assert route(Guest("one", space=space), CPU, Guest("other", space=other), CPU) == expected
 
 
+@pytest.mark.parametrize("wrong", ["raises", "a text"])
+def test_a_device_info_that_is_wrong_promises_no_shared_memory(wrong):
+    odd, guest = Guest("one"), Guest("other", space="host")
+    odd.device_info = (lambda device: 1 / 0) if wrong == "raises" else (lambda device: "host")
+    assert route(odd, CPU, guest, CPU) == "host" == route(guest, CPU, odd, CPU)
+
+
 def test_within_one_framework_values_are_moved():
     guest = Guest()
     assert route(guest, CPU, guest, GPU) == "move" == route(guest, CPU, Guest(kinds=("gpu",)), GPU)

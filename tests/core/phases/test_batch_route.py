@@ -31,6 +31,7 @@ ORDER = (
     "step_pacing",
     "oom_recovery",
     "oom_report",
+    "non_finite_losses",
     "loss_accumulator",
     "executor.pipeline",
     "executor.cross_segment",

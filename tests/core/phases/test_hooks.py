@@ -487,3 +487,69 @@ def test_an_argument_of_a_callback_that_there_is_not_is_an_error(line, experimen
 
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'plans'"):
         experiment(line()).run_phase(train(callbacks=[Typo()]))
+
+
+# -- names of hooks ----------------------------------------------------------------------------------------------------
+
+MISSPELT = {
+    "on_epoch_end": "epoch_end",
+    "epoch_ends": "epoch_end",
+    "on_train_epoch_end": "epoch_end",
+    "epochEnd": "epoch_end",
+    "on_epoch_begin": "epoch_start",
+    "epoch_begin": "epoch_start",
+    "epoch_started": "epoch_start",
+    "on_batch_end": "step_end",
+    "on_train_batch_end": "step_end",
+    "steps_end": "step_end",
+    "on_train_begin": "phase_start",
+    "on_fit_start": "phase_start",
+    "on_train_end": "phase_end",
+    "phase_ends": "phase_end",
+    "on_phase_end": "phase_end",
+    "before_placment": "before_placement",
+    "after_load": "after_loading",
+}
+
+
+def method(self, *arguments):
+    """What a callback does."""
+
+
+@pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
+def test_a_misspelt_hook_is_refused_when_the_callback_is_made_and_its_hint_works(name, meant):
+    hooks = "phase_start, before_placement, after_placement, after_loading, epoch_start, step_end, epoch_end, phase_end"
+    with pytest.raises(PhaseError) as error:
+        type("Mine", (Callback,), {name: method})
+    assert str(error.value) == (
+        f"Mine.{name} is not a hook of callbacks and would never be called. Available: {hooks}. "
+        f"Hint: call it {meant!r}; if it is a helper and no hook, begin its name with an underscore."
+    )
+    type("Mine", (Callback,), {meant: method})
+    type("Mine", (Callback,), {f"_{name}": method})
+
+
+def test_a_misspelt_hook_of_a_base_class_is_refused_where_it_becomes_a_callback():
+    base = type("Base", (), {"on_epoch_end": method})
+    with pytest.raises(PhaseError, match=r"Mine\.on_epoch_end is not a hook"):
+        type("Mine", (Callback, base), {})
+
+
+@pytest.mark.parametrize("name", ["save", "report", "setup", "best_epoch", "losses_of", "end", "start", "on_gpu"])
+def test_helpers_of_a_callback_may_have_other_names(name):
+    assert callable(getattr(type("Mine", (Callback,), {name: method})(), name))
+
+
+def test_a_callback_of_two_libraries_has_the_hooks_of_both():
+    class Both(Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            """As Keras calls it."""
+
+        def epoch_end(self, run):
+            """As anyaccel does."""
+
+    assert Both()
+
+
+def test_a_value_may_be_called_like_a_hook():
+    assert type("Mine", (Callback,), {"epoch_ends": 3}).epoch_ends == 3

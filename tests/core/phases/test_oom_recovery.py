@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, Run, TrainPhas
 from anyaccel.phases.loading import loader_factory
 from anyaccel.phases.metrics import Metric
 from anyaccel.phases.oom_recovery import Snapshots, smaller
+from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.progress import Progress
 from anyaccel.specs import Optimizer
 
@@ -850,6 +852,87 @@ def test_trials_are_not_made_where_they_could_end_the_process(
     with pytest.raises(OutOfMemoryError, match=r"free now\. Hint: use a smaller batch, or a smaller model, or write"):
         run(mixed(), train(residency="resident"))
     assert len(seen.asked) == 1
+
+
+# -- what errors hold --------------------------------------------------------------------------------------------------
+
+
+class Held:
+    """Something large."""
+
+
+class FullLoader:
+    """Rows for which there is no room; keeps the error that it raised, as a framework may."""
+
+    residency = "streamed"
+    failure: OutOfMemoryError | None = None
+    held: weakref.ref[Held] | None = None
+
+    def chunks(self, epoch: int) -> Iterator[Any]:
+        large = Held()
+        self.held = weakref.ref(large)
+        self.failure = OutOfMemoryError("the rows do not fit", available=f"{large}")
+        raise self.failure
+        yield
+
+    def shrink(self) -> bool:
+        return False
+
+
+def report_of(pipeline: Any) -> OutOfMemoryReport:
+    factory: Any = SimpleNamespace(plan=SimpleNamespace(assignments=()), nbytes=dict)
+    return OutOfMemoryReport(label="t", trains=True, may_stream=True, couplings=(), factory=factory, pipeline=pipeline)
+
+
+@pytest.mark.parametrize("question", ["fits", "error"])
+def test_rows_that_cannot_be_loaded_for_a_trial_do_not_fit_and_are_let_go(question: str) -> None:
+    restored: list[str] = []
+    pipeline = SimpleNamespace(stages=(), snapshot=lambda: "state", restore=restored.append)
+    report, loader = report_of(pipeline), FullLoader()
+    if question == "fits":
+        assert report.fits(loader, 4) is False  # type: ignore[arg-type]
+    else:
+        error = report.error(FULL, 4, loader)  # type: ignore[arg-type]
+        assert "use a smaller batch, or a smaller model" in str(error) and restored == ["state"]
+    assert loader.failure is not None and loader.held is not None
+    assert loader.held() is None
+
+
+def test_an_error_lets_go_of_what_its_causes_hold_before_the_report_is_made() -> None:
+    """An exception that one of its own frames names would keep what that frame sees, until garbage is collected."""
+    held: list[weakref.ref[Held]] = []
+
+    def compute() -> None:
+        large = Held()
+        held.append(weakref.ref(large))
+        try:
+            raise RuntimeError("no room")
+        except RuntimeError as inner:
+            kept = inner
+            raise OutOfMemoryError("the device has no room", available=f"{large}") from kept
+
+    def report(error: OutOfMemoryError, n_rows: int, loader: Any) -> OutOfMemoryError:
+        assert held[0]() is None and (error.__cause__, error.__traceback__) == (None, None)
+        return OutOfMemoryError(f"{n_rows} rows", available="")
+
+    made: Any = SimpleNamespace(error=report)
+    recovery = oom_recovery.OutOfMemoryRecovery(
+        name="t",
+        loader=FullLoader(),
+        batch_size=8,
+        streamed=None,
+        report=made,
+        log_event=lambda *_, **__: None,  # type: ignore[arg-type]
+    )
+    gc.disable()
+    try:
+        with pytest.raises(OutOfMemoryError) as caught:
+            compute()
+        error = caught.value
+        del caught
+        assert str(recovery.final_error(error, 3)).startswith("3 rows")
+    finally:
+        gc.enable()
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------------------

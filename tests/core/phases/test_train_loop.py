@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -356,6 +357,14 @@ def test_how_many_steps_a_call_takes_changes_no_number(line, experiment, train, 
 
 
 # -- stopping ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_takes_the_seconds_that_its_steps_take(line, experiment, train, at):
+    began = time.perf_counter()
+    results = experiment(line()).run_phase(train(n_epochs=2, callbacks=[at("step_end", lambda run: time.sleep(0.005))]))
+    most = time.perf_counter() - began
+    assert all(epoch.seconds >= 0.005 * epoch.steps > 0 for epoch in results.epochs)
+    assert sum(epoch.seconds for epoch in results.epochs) <= most
 
 
 def test_a_run_stopped_in_an_epoch_ends_after_it(line, experiment, train, at):

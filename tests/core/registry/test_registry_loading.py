@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from threading import Timer
 
 import pytest
 
+from anyaccel import plugin_loader
 from anyaccel.errors import FrameworkError
 from anyaccel.plugin_loader import SWITCH
 from anyaccel.registry import Registry
@@ -68,7 +70,9 @@ def test_the_environment_limits_what_is_loaded(make, monkeypatch, switch, there)
 
 def test_a_plugin_that_is_switched_off_is_not_even_imported(make, monkeypatch):
     monkeypatch.setenv(SWITCH, "other")
-    make(entry("torch", pytest.fail)).load()
+    loaded = []
+    make(entry("torch", lambda: loaded.append(1))).load()
+    assert not loaded
 
 
 @pytest.mark.parametrize("n", [8])
@@ -230,4 +234,47 @@ def test_policies_are_found_by_name(make):
 
     registry = make(entry("p", plugin_module("p", policies=lambda: {"first": first}), "anyaccel-p"))
     registry.load()
-    assert registry.policies == {"first": first}
+    assert registry.policies == {"first": (registry.plugins[-1], first)}
+
+
+def test_a_policy_of_a_name_that_another_plugin_has_is_refused_and_told(make):
+    def first(nodes):
+        return {}
+
+    plugins = [plugin_module(name, policies=lambda: {"first": first}) for name in ("p", "q")]
+    registry = make(*(entry(module.__name__, module, f"anyaccel-{module.__name__}") for module in plugins))
+    numpy, holder, newcomer = registry.plugins
+    assert registry.policies["first"][0] is holder and not holder.is_broken and not numpy.is_broken
+    assert newcomer.cause == "its policy 'first' is refused: p (anyaccel-p 0.1) offers it"
+
+
+def test_a_plugin_whose_metadata_are_damaged_is_loaded(make, tmp_path, monkeypatch):
+    write_distribution(tmp_path, "anyaccel-dmg", entry_points={"dmg": "dmg"}, modules={"dmg": ""})
+    next(tmp_path.glob("*.dist-info")).joinpath("METADATA").unlink()
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = make(*(found for found in plugin_loader.installed() if found.name == "dmg"))
+    assert [(plugin.name, plugin.is_broken) for plugin in registry.plugins] == [("numpy", False), ("dmg", False)]
+    assert str(registry.plugins[-1]).startswith("dmg (")
+
+
+@pytest.mark.parametrize("error", [KeyError("Name"), None])
+def test_a_distribution_that_raises_is_told_without_its_name(make, error):
+    class Damaged:
+        name, value, load = "dmg", "dmg", lambda self: plugin_module("dmg")
+
+        @property
+        def dist(self):
+            raise error or RuntimeError
+
+    assert str(make(Damaged()).plugins[-1]) == "dmg (not a distribution)"
+
+
+@pytest.mark.parametrize("missing", ["stderr", "threads"])
+def test_plugins_are_loaded_where_there_is_no_standard_error_or_no_thread(make, monkeypatch, missing):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(plugin_loader, "PATIENCE", 0.01)
+    monkeypatch.setattr(sys, "stderr", None) if missing == "stderr" else monkeypatch.setattr(Timer, "start", refuse)
+    registry = make(entry("slow", lambda: time.sleep(0.1) or plugin_module("slow")))
+    assert not registry.plugins[-1].is_broken

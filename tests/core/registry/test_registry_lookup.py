@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
+import weakref
 
 import pytest
 
@@ -15,6 +17,7 @@ from anyaccel.errors import (
     DeviceUnavailableError,
     FrameworkError,
     NoBackendError,
+    PluginError,
 )
 from anyaccel.testing.fake_plugins import entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
@@ -192,8 +195,9 @@ def test_a_backend_whose_framework_is_not_imported_is_not_asked(make, monkeypatc
     backend = TinyBackend("absent")
     cell = backend.new()
     monkeypatch.delitem(sys.modules, "tiny_absent")
-    monkeypatch.setattr(backend, "owns", lambda obj: pytest.fail("asked"), raising=False)
-    assert make(offering(backend)).owners(cell) == ()
+    asked = []
+    monkeypatch.setattr(backend, "owns", lambda obj: asked.append(obj) or True, raising=False)
+    assert make(offering(backend)).owners(cell) == () and not asked
 
 
 class PlainModel:
@@ -236,9 +240,11 @@ def test_classes_of_a_framework_are_not_asked_about_elsewhere(make):
 def test_texts_numbers_and_containers_are_asked_about_nowhere(make):
     backend = OwningByContent("a")
     assert backend.cell
-    backend.owns = lambda obj: pytest.fail("asked")
+    asked = []
+    backend.owns = lambda obj: asked.append(obj) or False
     registry = make(offering(backend))
     assert {registry.owners(plain) for plain in ("text", 3, 2.5, None, True, {"a": 1}, [1], (2,))} == {()}
+    assert not asked and registry.owners(PlainModel()) == () and len(asked) == 1
 
 
 def test_a_backend_that_owns_everything_gets_nothing_of_others(make):
@@ -309,11 +315,88 @@ def test_a_wrong_answer_is_replaced_and_remembered_with_the_plugin(make, way):
     assert plugin.hint == "update or uninstall anyaccel-a, or leave it out with ANYACCEL_PLUGINS"
 
 
-def test_an_interrupt_is_not_a_wrong_answer(make):
+@pytest.mark.parametrize("method", ["devices", "owns"])
+def test_an_interrupt_is_not_a_wrong_answer(make, method):
     backend = TinyBackend("a")
-    backend.devices = fail(KeyboardInterrupt())
+    cell = backend.new()
+    setattr(backend, method, fail(KeyboardInterrupt()))
+    registry = make(offering(backend))
     with pytest.raises(KeyboardInterrupt):
-        make(offering(backend)).devices()
+        registry.devices() if method == "devices" else registry.owners(cell)
+    assert not registry.plugins[-1].is_broken
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (fail(RuntimeError("no driver")), "raised RuntimeError: no driver"),
+        (lambda device: None, "returned None, not a"),
+    ],
+)
+def test_a_required_answer_that_is_wrong_is_an_error_that_names_the_plugin(make, answer, cause):
+    backend = TinyBackend("a")
+    backend.native_device = answer
+    registry = make(offering(backend))
+    registry.load()
+    error = raised(PluginError, registry.ask, backend, "native_device", Device("cpu"), required=True)
+    assert error.problem.startswith(f"plugin a (anyaccel-a 0.1): native_device() of the backend for a {cause}")
+    assert error.hint == "update or uninstall anyaccel-a, or leave it out with ANYACCEL_PLUGINS"
+    assert registry.plugins[-1].is_broken
+
+
+def test_an_owns_that_raises_once_is_asked_again(make):
+    backend, errors = TinyBackend("a"), [OSError("busy")]
+    cell = backend.new()
+
+    def owns(obj):
+        if errors:
+            raise errors.pop()
+        return isinstance(obj, backend.cell)
+
+    backend.owns = owns
+    registry = make(offering(backend))
+    assert registry.owner(cell) == "a" and not registry.plugins[-1].is_broken
+
+
+def test_a_framework_that_is_imported_later_is_asked_then(make, monkeypatch):
+    """What classes could belong to is remembered, and not which frameworks were there."""
+    backend = TinyBackend("late")
+    cell = backend.new()
+    registry = make(offering(backend))
+    module = sys.modules["tiny_late"]
+    monkeypatch.delitem(sys.modules, "tiny_late")
+    assert registry.owners(cell) == ()
+    monkeypatch.setitem(sys.modules, "tiny_late", module)
+    assert registry.owners(cell) == ("late",)
+
+
+def test_classes_are_not_kept_alive(make):
+    registry = make(offering(TinyBackend("a")))
+
+    def passing():
+        cls = type("Passing", (), {})
+        assert registry.owners(cls()) == ()
+        return weakref.ref(cls)
+
+    reference = passing()
+    gc.collect()
+    assert reference() is None
+
+
+def test_each_object_costs_few_calls(make):
+    """Whose an object is, is found for each leaf of what is moved: by a look into a table and one call of `owns`."""
+    own, others = OwningByContent("a"), [TinyBackend(f"b{i}") for i in range(20)]
+    registry, cell, stranger = make(offering(own), *map(offering, others)), own.new(), PlainModel()
+    assert [backend.cell for backend in others]
+    for obj, most in ((cell, 40), (stranger, 70)):
+        registry.owners(obj)
+        calls = []
+        sys.setprofile(lambda frame, event, argument, calls=calls: calls.append(event))
+        try:
+            registry.owners(obj)
+        finally:
+            sys.setprofile(None)
+        assert 0 < len(calls) <= most
 
 
 def test_a_device_of_a_broken_backend_is_an_error_that_names_plugin_and_cause(make):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyaccel import Accelerator, Device
-from anyaccel.errors import ConfigError, DeviceParseError, DeviceUnavailableError, FrameworkError
+from anyaccel.errors import ConfigError, DeviceParseError, DeviceUnavailableError, FrameworkError, PluginError
 from anyaccel.testing.tiny import TinyBackend
 
 spellings = st.sampled_from(
@@ -188,3 +188,13 @@ def test_scope_on_a_missing_device_is_an_error(use):
     use(TinyBackend("a", ("gpu:0",)))
     with pytest.raises(DeviceUnavailableError):
         Accelerator("gpu:1").scope("a")
+
+
+def test_a_native_name_that_is_wrong_is_an_error_and_never_a_guess(use):
+    backend = TinyBackend("a", ("gpu:0",))
+    backend.device_string = lambda device: 7
+    use(backend)
+    with pytest.raises(
+        PluginError, match=r"device_string\(\) of the backend for a returned 7, not a text.*Hint: update"
+    ):
+        Accelerator("gpu").device_string("a")

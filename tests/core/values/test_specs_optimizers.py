@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyaccel import Optimizer, Schedule
+from anyaccel import Loss, Optimizer, Schedule
 from anyaccel.errors import AnyaccelError, ConfigError, SpecError
 
 
@@ -209,3 +212,38 @@ def test_an_object_that_is_not_an_optimizer_is_refused():
         "an object of type Adam cannot be used as an optimizer. Available: names: sgd, momentum, adam, adamw. Hint: "
         "give a name, or the optimizer's class, so that every node gets an instance of its own."
     )
+
+
+def test_numbers_of_numpy_are_taken_without_a_warning_and_kept_as_numbers_of_python():
+    """A float32 was compared with the largest float64, of which NumPy warned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule = Schedule("step", rate=0.5, every=np.int64(3))
+        spec = Optimizer("adam", lr=np.float32(0.5), eps=np.float32(0.25), schedule=schedule)
+    assert type(spec.lr) is float and json.loads(json.dumps(spec.get_config())) == spec.get_config()
+    assert spec.settings["eps"] == 0.25 and spec.rate(3) == 0.25
+
+
+@pytest.mark.parametrize("value", [10**400, np.float32("inf"), np.float64("nan")])
+def test_numbers_that_no_float_holds_are_refused(value):
+    with pytest.raises(SpecError, match=r"eps=.* is not a finite number of at least 0.*Hint: write eps=0.1"):
+        Optimizer("adam", eps=value)
+
+
+@pytest.mark.parametrize("spec", [Optimizer, Schedule, Loss])
+def test_an_empty_configuration_is_not_that_of_the_defaults(spec):
+    with pytest.raises(ConfigError, match=r"\{\} is not the configuration of .*Hint: give the dict that get_config"):
+        spec.from_config({})
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda: Optimizer("adam", backend="torch"), "leave it out: each node's framework builds it"),
+        (lambda: Loss("mse", reduction="mean"), "leave it out: losses are means"),
+    ],
+)
+def test_settings_of_other_libraries_are_to_be_left_out(make, hint):
+    with pytest.raises(SpecError) as caught:
+        make()
+    assert caught.value.hint == hint

@@ -17,6 +17,7 @@ from anyaccel.adapter.array_ops import (
     is_differentiable,
     scaled,
 )
+from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_analysis import CotangentSums, SegmentDataflow, StepValues, loss_sums
 from anyaccel.backend import MultiStepProgram
@@ -87,7 +88,8 @@ class ArrayProgram(MultiStepProgram):
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
         parameters, buffers = self._state.parameters[owner], self._buffers[owner]
-        return self._ops.call(op.model, parameters, buffers, inputs, **self._dataflow.calls[op.label])
+        outputs = self._ops.call(op.model, parameters, buffers, inputs, **self._dataflow.calls[op.label])
+        return tuple(operation_outputs(op, outputs, training=False))
 
     def _apply_recorded(
         self, tape: list[tuple[Operation, VjpResult]], op: Operation, inputs: tuple[Any, ...]
@@ -97,6 +99,7 @@ class ArrayProgram(MultiStepProgram):
         if not op.trainable and not needs_pullback:
             return self._evaluate(op, inputs)
         applied = self._apply(op, inputs)
+        operation_outputs(op, applied.outputs, training=op.trainable)
         if needs_pullback:
             tape.append((op, applied))
         return applied.outputs
@@ -111,7 +114,7 @@ class ArrayProgram(MultiStepProgram):
         return applied
 
     def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
-        keywords = self._dataflow.calls[op.label]
+        keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
         return self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key, **keywords)
 
     def _random_key(self, op: Operation) -> Any:

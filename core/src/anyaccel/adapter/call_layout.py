@@ -90,10 +90,10 @@ class ProbeLayout(CallLayout):
         return dict(zip(self.paths, outputs, strict=True))
 
 
-def layout_of(operation: Operation) -> CallLayout:
-    """The layout of an operation's call; `POSITIONAL` itself where it is that."""
-    is_positional = not operation.arguments and not operation.results
-    return POSITIONAL if is_positional else CallLayout(operation.arguments, operation.results)
+def layout_of(operation: Operation, *, training: bool) -> CallLayout:
+    """The layout of an operation's call in a mode; `POSITIONAL` itself where it is that."""
+    results = operation.training_results if training else operation.results
+    return CallLayout(operation.arguments, results) if operation.arguments or results else POSITIONAL
 
 
 def leaves(result: Any, tensor_type: type) -> dict[Path, Any]:
@@ -115,8 +115,9 @@ def _leaves(value: Any, tensor_type: type, path: Path) -> Iterator[tuple[Path, A
 def _items(value: Any) -> list[tuple[str | int, Any]]:
     if isinstance(value, Mapping):
         return [(key, item) for key, item in value.items() if isinstance(key, str)]
-    if hasattr(value, "_fields") and isinstance(value, tuple):
-        return list(zip(value._fields, value, strict=True))
+    fields = getattr(value, "_fields", None)
+    if fields is not None and isinstance(value, tuple):
+        return list(zip(fields, value, strict=True))
     if isinstance(value, (tuple, list)):
         return list(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

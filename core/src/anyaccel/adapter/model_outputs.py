@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anyaccel.errors import ShapeError
-from anyaccel.segment import OutputSpec, Path, TensorSpec
+from anyaccel.errors import GraphError, ShapeError
+from anyaccel.segment import Operation, OutputSpec, Path, TensorSpec
 
 _PROBED_BATCHES = (2, 3)
 
@@ -34,6 +34,25 @@ def output_tuple(result: Any, tensor_type: type, noun: str = "tensor") -> tuple[
         available=f"one {noun}, or a tuple, list or dict of {noun}s",
         hint=f"wrap the model in one that returns only {noun}s",
     )
+
+
+def operation_outputs(operation: Operation, outputs: Sequence[Any], *, training: bool) -> Sequence[Any]:
+    """What a model returned as the outputs of its operation; None for those that are missing in evaluation.
+
+    Raises:
+        GraphError: it returned another number.
+    """
+    missing = len(operation.outputs) - len(outputs)
+    if missing and not training and missing == operation.training_only:
+        return (*outputs, *[None] * missing)
+    if missing:
+        raise GraphError(
+            f"node {operation.label!r} returns {len(outputs)} outputs in {'training' if training else 'evaluation'}; "
+            f"the graph was built with {len(operation.outputs)}: {', '.join(operation.outputs)}",
+            hint="return the same outputs in every call, or name all that it returns in training, those of evaluation "
+            "first: ModelNode(..., outputs=['NAME', ...])",
+        )
+    return outputs
 
 
 def probe_outputs(

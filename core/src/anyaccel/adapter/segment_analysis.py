@@ -154,7 +154,8 @@ class SegmentDataflow:
         segment: what is computed.
         ops: the framework.
         layout: where values and parameters are.
-        calls: by operation, what its call is given besides: its `layout`, where it is not positional.
+        calls, training_calls: by operation, what its call is given besides in evaluation and in training: its `layout`,
+            where it is not positional.
 
     Raises:
         SpecError: a loss that the framework lacks.
@@ -165,7 +166,8 @@ class SegmentDataflow:
         self.segment = segment
         self.ops = ops
         self.layout = SegmentLayout(segment, ops) if layout is None else layout
-        self.calls = {op.label: _call_keywords(op) for op in segment.operations}
+        self.calls = {op.label: _call_keywords(op, training=False) for op in segment.operations}
+        self.training_calls = {op.label: _call_keywords(op, training=True) for op in segment.operations}
         self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
 
     def run(self, inputs: Sequence[Any], call: Callable[[Operation, tuple[Any, ...]], Sequence[Any]]) -> StepValues:
@@ -198,8 +200,8 @@ class SegmentDataflow:
         ]
 
 
-def _call_keywords(op: Operation) -> dict[str, Any]:
-    layout = layout_of(op)
+def _call_keywords(op: Operation, *, training: bool) -> dict[str, Any]:
+    layout = layout_of(op, training=training)
     return {} if layout is POSITIONAL else {"layout": layout}
 
 

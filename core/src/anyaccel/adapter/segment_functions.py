@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import Function, LossResult, cast, concatenate_vjp, is_differentiable, scaled
+from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.adapter.optimizer_step import OptimizerStep, select_nodes
 from anyaccel.adapter.parameter_flattening import ParameterFlattening, plan_flattening
 from anyaccel.adapter.segment_analysis import (
@@ -75,7 +76,8 @@ class SegmentFunctions:
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
         call, keywords = self._ops.call, self._dataflow.calls[op.label]
-        return call(self._model_of(op.model), parameters[owner], buffers[owner], inputs, **keywords)
+        outputs = call(self._model_of(op.model), parameters[owner], buffers[owner], inputs, **keywords)
+        return tuple(operation_outputs(op, outputs, training=False))
 
     def _outputs(self, values: StepValues, excluded: Container[str]) -> dict[str, Any]:
         """The outputs that are not missing, by name."""
@@ -118,12 +120,12 @@ class SegmentFunctions:
         owner, source = self._layout.owner[op.label], primals if op.label in self._layout.trained else rest
         before, model = buffers.get(owner, rest["buffers"][owner]), self._model_of(op.model)
         own_key = self._ops.fold(key, self._numbers[op.label])
-        outputs, after = self._ops.apply(
-            model, source["parameters"][owner], before, inputs, op.trainable, own_key, **self._dataflow.calls[op.label]
-        )
+        keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
+        parameters = source["parameters"][owner]
+        outputs, after = self._ops.apply(model, parameters, before, inputs, op.trainable, own_key, **keywords)
         if op.trainable and after is not None:
             buffers[owner] = after
-        return outputs
+        return tuple(operation_outputs(op, outputs, training=op.trainable))
 
     def _seeds(
         self, losses: Sequence[tuple[LossTerm, LossResult]], scale: Any, live: Mapping[str, Any]

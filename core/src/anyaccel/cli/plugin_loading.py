@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import IO
 
 from anyaccel.cli.import_check import MARK
 from anyaccel.errors import PluginError
-from anyaccel.plugin_loader import BUILT_IN, PATIENCE, SWITCH, Plugin, installed, wanted
+from anyaccel.plugin_loader import BUILT_IN, PATIENCE, SWITCH, Plugin, installed, plugin_of, wanted
 from anyaccel.registry import registry
 
 TIMEOUT = 60.0  # seconds for each plugin
@@ -30,9 +31,7 @@ def load_plugins(timeout: float = TIMEOUT) -> tuple[Plugin, ...]:
     broken: list[Plugin] = []
     while entries and (failure := _first_failure(sorted(entries), timeout)):
         name, problem = failure
-        dist = entries.pop(name).dist
-        plugin = Plugin(name, dist.name if dist else "", dist.version if dist else "", PluginError(problem))
-        broken.append(plugin)
+        broken.append(replace(plugin_of(entries.pop(name)), error=PluginError(problem)))
     if broken:
         with _allowed_plugins(sorted(entries)):
             registry().load()

@@ -13,11 +13,12 @@ from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.device import Device
-from anyaccel.errors import DeviceUnavailableError, FrameworkError, GraphError, PluginError
+from anyaccel.errors import DeviceParseError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.shape_inference import Shapes
+from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
 from anyaccel.suggestions import kind_hint
 
@@ -127,7 +128,7 @@ class DeviceAssigner:
             device=near.device,
             native_name=self.registry.ask(backend, "device_string", near.device),
             backend=backend,
-            native_device=backend.native_device(near.device),
+            native_device=self.registry.ask(backend, "native_device", near.device, required=True),
             reason="neighbour",
             requested=near.node,
             pinned=near.pinned,
@@ -141,7 +142,9 @@ class DeviceAssigner:
         try:
             self.registry.serving(framework, wanted.device, vendor=wanted.vendor)
         except (FrameworkError, DeviceUnavailableError) as error:
-            raise type(error)(f"node {label!r}: {error.problem}", available=error.available, hint=error.hint) from None
+            chosen = f" (the policy {requested!r} chose it)" if reason == "policy" else ""
+            problem = f"node {label!r}: {error.problem}{chosen}"
+            raise type(error)(problem, available=error.available, hint=error.hint) from None
         backend = self.registry.computing(framework, wanted.device.kind)
         return Assignment(
             node=label,
@@ -149,7 +152,7 @@ class DeviceAssigner:
             device=wanted.device,
             native_name=self.registry.ask(backend, "device_string", wanted.device),
             backend=backend,
-            native_device=backend.native_device(wanted.device),
+            native_device=self.registry.ask(backend, "native_device", wanted.device, required=True),
             reason=reason,
             requested=requested,
             pinned=wanted.pin_memory,
@@ -157,22 +160,28 @@ class DeviceAssigner:
 
     def _by_policy(self, policy: str, models: Iterable[ModelNode]) -> dict[str, Device]:
         nodes = tuple(map(self._policy_node, models))
-        devices = self._offered_policy(policy)(nodes=nodes)
-        hint = "update the plugin that offers it, or leave policy= out"
+        plugin, function = self._offered_policy(policy)
+        whose, hint = f"the policy {policy!r} of plugin {plugin}", f"update {plugin.source}, or leave policy= out"
+        try:
+            devices = function(nodes=nodes)
+        except Exception as error:
+            error.add_note(f"raised in {whose}")
+            raise
         if not isinstance(devices, Mapping):
-            raise PluginError(
-                f"the policy {policy!r} must return devices by label, got {type(devices).__name__}", hint=hint
-            )
+            raise PluginError(f"{whose} must return devices by label, got {type(devices).__name__}", hint=hint)
         unknown = set(devices) - {node.label for node in nodes}
         if unknown:
             raise PluginError(
-                f"the policy {policy!r} places {', '.join(sorted(map(str, unknown)))}, which is no node of this phase",
+                f"{whose} places {', '.join(sorted(map(str, unknown)))}, which is no node of this phase",
                 available=", ".join(node.label for node in nodes),
                 hint=hint,
             )
-        return {label: Device.parse(device) for label, device in devices.items()}
+        try:
+            return {label: Device.parse(device) for label, device in devices.items()}
+        except DeviceParseError as error:
+            raise PluginError(f"{whose} returns a device that is none: {error.problem}", hint=hint) from None
 
-    def _offered_policy(self, policy: str) -> Callable[..., Any]:
+    def _offered_policy(self, policy: str) -> tuple[Plugin, Callable[..., Any]]:
         self.registry.load()
         policies = self.registry.policies
         if policy not in policies:

@@ -74,14 +74,15 @@ class LossBinder:
         """A loss that the node's model computes; it is weighted by the rows of the node's first input."""
         name = f"{loss.on}.{loss.inputs[0].partition('.')[2]}"
         name = self.shapes.aliases.get(name, name)
-        known = [each for each in (*self.shapes.batch_values, *self.shapes.specs) if each.startswith(f"{loss.on}.")]
+        whole = self.shapes.batch_values(loss.on)
+        known = [*whole, *(each for each in self.shapes.specs if each.startswith(f"{loss.on}."))]
         if name not in (*known, loss.on):
             raise ColumnError(
                 f"the loss on {loss.on!r} is the output {name!r}, which its model does not return",
                 available=", ".join(known) or f"{loss.on} (its only output)",
                 hint="name an output; a model that computes a loss only if it gets targets needs them as an input",
             )
-        spec = self.shapes.batch_values[name].spec if name in self.shapes.batch_values else self.shapes.specs[name]
+        spec = whole[name].spec if name in whole else self.shapes.specs[name]
         if spec.shape or not is_floating(spec.dtype):
             raise ShapeError(
                 f"the loss on {loss.on!r} is the output {name!r}, {spec}, which is no loss",

@@ -9,7 +9,7 @@ from anyaccel.backend import Backend, Memory
 from anyaccel.device import Device
 from anyaccel.errors import MemoryShareError
 from anyaccel.graph.plan import Plan
-from anyaccel.registry import Registry
+from anyaccel.registry import Registry, registry
 
 User = tuple[str, Device]
 """A framework and a device that it uses."""
@@ -64,7 +64,8 @@ def _shared(backends: Mapping[User, Backend]) -> dict[User, set[str]]:
 
 def _is_same(first: Backend, device: Device, second: Backend, other: Device) -> bool:
     """Whether two devices are one: by identity if both have one, else by kind and index."""
-    identities = first.device_info(device).identity, second.device_info(other).identity
+    ask = registry().ask
+    identities = ask(first, "device_info", device).identity, ask(second, "device_info", other).identity
     return identities[0] == identities[1] if all(identities) else device == other
 
 

@@ -69,7 +69,9 @@ class ModelNode:
         accelerator: the node's own device, used instead of the phase's; it is strict.
         optimizer: the node's own optimizer, used instead of the graph's.
         framework: the model's framework, where its class does not show it.
-        outputs: names of the outputs of a model that has several; by default their numbers.
+        outputs: names of the outputs of a model that has several; by default their numbers. Outputs that the model
+            gives in training only (auxiliary heads) are named after the others: losses may take them, which evaluations
+            leave out, and other nodes may not.
 
     Raises:
         GraphError: an invalid label, model or upstream.

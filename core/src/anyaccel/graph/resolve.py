@@ -21,6 +21,12 @@ from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Part
 from anyaccel.graph.segment_builder import SegmentBuilder
 from anyaccel.graph.shape_inference import Shapes
+from anyaccel.graph.training_outputs import (
+    check_in_training,
+    check_training_outputs,
+    infer_training,
+    training_only_inputs,
+)
 from anyaccel.graph.transfers import Crossings
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.registry import Registry, registry
@@ -86,6 +92,11 @@ class _Resolver:
         self._nodes = graph.nodes
         self._shapes = graph.shapes
         self._assigned: dict[str, Assignment] = {}
+        extra = {name for names in self._shapes.training_only.values() for name in names}
+        self._training_only = training_only_inputs(request.losses, extra)
+        if not request.training:
+            evaluated = tuple(loss for loss in request.losses if loss.label not in self._training_only)
+            self._request = replace(request, losses=evaluated)
 
     def resolve(self) -> Resolution:
         """Decide, in order: which nodes take part, where, which are trained, what is loaded, and the segments."""
@@ -178,7 +189,22 @@ class _Resolver:
                 hint="unfreeze a node that a loss depends on",
             )
         self._check_not_frozen(labels)
+        check_in_training(self._training_only, labels)
+        self._check_training_outputs(labels)
         return labels
+
+    def _check_training_outputs(self, in_training: Sequence[str]) -> None:
+        """What a model gives in training is inferred once for a built graph."""
+        shapes = self._shapes
+        for label in in_training:
+            node = self._nodes[label]
+            if not isinstance(node, ModelNode) or not shapes.outputs[label]:
+                continue
+            if label not in shapes.training:
+                backend = self._assigned[label].backend
+                shapes.training[label] = infer_training(node, backend, shapes.wanted(label))
+            extra = len(shapes.training_only.get(label, ()))
+            check_training_outputs(label, shapes.returned[label], extra, shapes.training[label])
 
     def _check_not_frozen(self, in_training: Sequence[str]) -> None:
         """A model that one node trains must not be that of a frozen node, which would change."""
@@ -205,7 +231,8 @@ class _Resolver:
                 )
             if label in trained or before:
                 live.add(label)
-        return frozenset(name for label in live for name in self._shapes.outputs[label])
+        given = (self._shapes.outputs, self._shapes.training_only)
+        return frozenset(name for label in live for names in given for name in names.get(label, ()))
 
     def _groups(self, trained: Iterable[str]) -> tuple[ParameterGroup, ...]:
         groups: dict[str, ParameterGroup] = {}
@@ -321,6 +348,9 @@ class _Resolver:
             if before is not None and before != device:
                 yield f"{label} moves from {before} to {device}: neither it nor the phase asks for a device"
         yield from (f"{label} learns by partial_fit on the host, step by step" for label in self._request.learners)
+        if not self._request.training:
+            for label, names in self._training_only.items():
+                yield f"the loss {label!r} is left out: {', '.join(names)} exists only in training"
         if self._request.training:
             idle = [label for label in self._shapes.order if label not in active | set(self._request.learners)]
             yield from (f"{label} takes no part: no loss depends on it" for label in idle)

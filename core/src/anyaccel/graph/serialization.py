@@ -55,8 +55,10 @@ def by_label(feature_sets: Iterable[FeatureSet]) -> dict[str, FeatureSet]:
         ConfigError: two have the same label.
     """
     labelled: dict[str, FeatureSet] = {}
-    given = feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets
-    if not isinstance(given, Iterable) or isinstance(given, str) or not all(isinstance(it, FeatureSet) for it in given):
+    is_several = isinstance(feature_sets, Iterable) and not isinstance(feature_sets, str)
+    values = feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets
+    given = list(values) if is_several else []
+    if not is_several or not all(isinstance(each, FeatureSet) for each in given):
         raise ConfigError(f"feature_sets={shown(feature_sets)} are not feature sets", hint="write feature_sets=[data]")
     for feature_set in given:
         if labelled.setdefault(feature_set.label, feature_set) is not feature_set:

@@ -23,6 +23,7 @@ from anyaccel.graph import node_values, topology
 from anyaccel.graph.data_format_check import check_data_formats
 from anyaccel.graph.memory_sharing import share_while_building
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, shown_name
+from anyaccel.graph.training_outputs import check_not_wired, infer_training, named_beyond
 from anyaccel.install_hints import hint_of
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.numpy_backend.estimator_methods import is_estimator, is_fittable, no_predict_error
@@ -44,11 +45,12 @@ class Shapes:
         specs: of every value: columns as they are stored, outputs as the models give them.
         dtypes: dtype to which each node's floating inputs are cast, or None.
         arguments: by node, the path of each input in the call of its model; empty where they are positional.
-        results: by node, where its outputs are in what its model returns; empty where that is known from their order.
-        batch_values: specs of what models return once for a whole batch (a loss), by `LABEL.PATH`.
+        returned: by node, what its model returns in evaluation; its outputs are those with a batch.
         aliases: other names of values: `LABEL.PATH` of an only output, which has the name `LABEL`.
         unfitted: labels of the estimators that are not fitted.
         lifted: labels of the nodes that take a scalar column as [1].
+        training_only: names of the outputs that exist only in training, of each node that has such; `specs` has them.
+        training: what each node's model returns in training, as far as that was asked for.
     """
 
     order: tuple[str, ...]
@@ -59,11 +61,17 @@ class Shapes:
     specs: Mapping[str, TensorSpec]
     dtypes: Mapping[str, str | None]
     arguments: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    results: Mapping[str, tuple[OutputSpec, ...]] = field(default_factory=dict)
-    batch_values: Mapping[str, OutputSpec] = field(default_factory=dict)
+    returned: Mapping[str, tuple[OutputSpec, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     unfitted: tuple[str, ...] = ()
     lifted: frozenset[str] = frozenset()
+    training_only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    training: dict[str, tuple[OutputSpec, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def batch_values(self, label: str) -> dict[str, OutputSpec]:
+        """What a node's model returns once for a whole batch, such as a loss, by `LABEL.PATH`."""
+        whole = (output for output in self.returned.get(label, ()) if output.batch_axis is None)
+        return {f"{label}.{node_values.path_name(output.path)}": output for output in whole}
 
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
         """Specs of a node's inputs as it receives them: floating columns in its own dtype, outputs as they are."""
@@ -217,10 +225,10 @@ class _Inference:
         self._dtypes: dict[str, str | None] = {}
         self._arguments: dict[str, tuple[Path, ...]] = {}
         self._returned: dict[str, tuple[OutputSpec, ...]] = {}
-        self._batch_values: dict[str, OutputSpec] = {}
         self._aliases: dict[str, str] = {}
         self._computed: set[str] = set()
         self._lifted: set[str] = set()
+        self._training_only: dict[str, tuple[str, ...]] = {}
 
     def run(self) -> Shapes:
         for label in reversed(self._order):
@@ -237,11 +245,11 @@ class _Inference:
             specs=self._specs,
             dtypes=self._dtypes,
             arguments=self._arguments,
-            results=self._returned,
-            batch_values=self._batch_values,
+            returned=self._returned,
             aliases=self._aliases,
             unfitted=unfitted(self._nodes),
             lifted=frozenset(self._lifted),
+            training_only=self._training_only,
         )
 
     def _dtype(self, label: str) -> str | None:
@@ -256,6 +264,8 @@ class _Inference:
         if not all(self._outputs[parent] for parent in topology.parents(node, self._nodes)):
             self._inputs[label] = self._outputs[label] = ()  # it depends on an estimator that is not fitted
             return
+        for upstream in (each for each in node.upstreams if isinstance(each, str)):
+            check_not_wired(label, upstream, self._training_only.get(upstream.partition(".")[0], ()))
         self._inputs[label] = node_values.input_names(node, self._outputs, self._aliases, self._specs)
         if isinstance(node, ModelNode):
             node_values.check_call(node, self._backends[label])
@@ -266,16 +276,17 @@ class _Inference:
 
     def _add_outputs(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> None:
         outputs = [output for output in returned if output.batch_axis is not None]
-        paths = [output.path for output in outputs]
-        names = self._outputs[label] = node_values.output_names(node, paths)
-        self._specs.update(zip(names, (output.spec for output in outputs), strict=True))
+        extra = self._training_beyond(label, node, returned)
+        every = [*outputs, *extra]
+        names = node_values.output_names(node, [output.path for output in every]) if every else ()
+        self._specs.update(zip(names, (output.spec for output in every), strict=True))
+        self._outputs[label] = names[: len(outputs)]
+        if extra:
+            self._training_only[label] = names[len(outputs) :]
         self._computed.update(names)
-        self._returned[label] = () if _in_order(returned) else tuple(outputs)
-        for output in returned:
-            if output.batch_axis is None:
-                self._batch_values[f"{label}.{node_values.path_name(output.path)}"] = output
-        if names == (label,) and paths[0]:
-            self._aliases[f"{label}.{node_values.path_name(paths[0])}"] = label
+        self._returned[label] = tuple(returned)
+        if names == (label,) and outputs[0].path:
+            self._aliases[f"{label}.{node_values.path_name(outputs[0].path)}"] = label
 
     def _results(self, label: str, node: Node) -> Sequence[OutputSpec]:
         """What a node's model returns; scalar columns enter as [1] if the model does not accept them otherwise."""
@@ -294,11 +305,22 @@ class _Inference:
         return results
 
     def _given(self, label: str, node: Node, *, lift: bool) -> Sequence[OutputSpec]:
-        dtype = self._dtypes[label]
-        specs = [_received(name, self._specs, self._computed, dtype, lift) for name in self._inputs[label]]
+        specs = self._received(label, lift=lift)
         if isinstance(node, ConcatNode):
             return [OutputSpec((), _concatenated(node, specs))]
         return _outputs(node, specs, self._backends[label], self._seed, self._cast_hint(label))
+
+    def _received(self, label: str, *, lift: bool) -> list[TensorSpec]:
+        dtype = self._dtypes[label]
+        return [_received(name, self._specs, self._computed, dtype, lift) for name in self._inputs[label]]
+
+    def _training_beyond(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> Sequence[OutputSpec]:
+        """The outputs that a node names beyond those of evaluation."""
+        count = sum(output.batch_axis is not None for output in returned)
+        if not isinstance(node, ModelNode) or not count or len(node.outputs or ()) <= count:
+            return ()
+        specs = self._received(label, lift=label in self._lifted)
+        return named_beyond(node, returned, infer_training(node, self._backends[label], specs))
 
     def _cast_hint(self, label: str) -> str:
         """What to do where a node may refuse the dtype of an estimator's floating output."""
@@ -309,12 +331,6 @@ class _Inference:
             if is_estimators and spec is not None and is_floating(spec.dtype) and dtype not in (None, spec.dtype):
                 return f"let {other!r} give the dtype of this node: Estimator(..., output_dtype={dtype!r})"
         return ""
-
-
-def _in_order(returned: Sequence[OutputSpec]) -> bool:
-    """Whether a model returns a tensor, or a flat tuple of them, batch first."""
-    flat = [()] if len(returned) == 1 else [(i,) for i in range(len(returned))]
-    return [output.path for output in returned] == flat and all(output.batch_axis == 0 for output in returned)
 
 
 def _outputs(

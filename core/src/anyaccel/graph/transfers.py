@@ -11,6 +11,7 @@ from anyaccel.device import Device
 from anyaccel.errors import GraphError
 from anyaccel.graph.plan_entries import Assignment, Crossing
 from anyaccel.graph.shape_inference import Shapes, is_floating
+from anyaccel.registry import registry
 from anyaccel.segment import LossTerm, Operation, Segment
 
 Route = Literal["move", "share", "copy", "host"]
@@ -22,8 +23,9 @@ def route(source: Backend, origin: Device, target: Backend, destination: Device)
     """The cheapest route for a value that nobody writes to."""
     if source.framework == target.framework:
         return "move"
-    space = source.device_info(origin).memory_space
-    return "share" if space and space == target.device_info(destination).memory_space else "host"
+    ask = registry().ask  # a wrong answer names no memory space
+    space, other = ask(source, "device_info", origin).memory_space, ask(target, "device_info", destination).memory_space
+    return "share" if space and space == other else "host"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,25 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
         ) from error
 
 
+def infer_training(model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The specs of a built module's outputs in training mode; none where it does not take zeros then.
+
+    Raises:
+        ShapeError: outputs that are not arrays [batch, ...].
+    """
+    if not isinstance(model, Module):
+        return ()
+    snapshot = AttributeSnapshot([model], vars)
+    try:
+        return output_specs(model, inputs, train=True)
+    except ShapeError:
+        raise
+    except Exception:  # a user's module may raise anything; the first step has the right error
+        return ()
+    finally:
+        snapshot.restore()
+
+
 def _is_numpy_dtype(dtype: str) -> bool:
     """Other packages register dtypes such as bfloat16 with NumPy; the answer must not depend on them."""
     try:

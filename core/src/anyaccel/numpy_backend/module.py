@@ -92,7 +92,7 @@ def single_input(layer: str, inputs: Sequence[Array]) -> Array:
     return inputs[0]
 
 
-def output_specs(module: Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+def output_specs(module: Module, inputs: Sequence[TensorSpec], *, train: bool = False) -> tuple[TensorSpec, ...]:
     """The specs of a built module's outputs, from a batch of two samples of zeros.
 
     Raises:
@@ -100,7 +100,7 @@ def output_specs(module: Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSp
         Exception: whatever the module raises.
     """
     zeros = tuple(_zeros(module, spec) for spec in inputs)
-    outputs = module.apply({**module.parameters, **module.buffers}, zeros, train=False, key=0).outputs
+    outputs = module.apply({**module.parameters, **module.buffers}, zeros, train=train, key=0).outputs
     for output in outputs:
         if not isinstance(output, (np.ndarray, np.generic)) or output.shape[:1] != (2,):
             shape = list(output.shape) if hasattr(output, "shape") else type(output).__name__

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +32,15 @@ class Callback:
 
     A Python value that a loss or a model reads (to anneal it) may be changed in `epoch_start` and `epoch_end`: what was
     compiled is dropped then, and an event says so. With `compile="off"` it may be changed in `step_end` too.
+
+    Raises:
+        PhaseError: when a class is derived: a public method is called almost like a hook (`epoch_ends`) or like the
+            same hook of another library (`on_epoch_end`), and would never be called.
     """
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        _check_hook_names(cls)
 
     def phase_start(self, phase: Any, run: Run) -> None:
         """The phase starts; nothing is decided or moved yet."""
@@ -54,6 +65,42 @@ class Callback:
 
     def phase_end(self, phase: Any, plan: Plan | None, run: Run, error: BaseException | None) -> None:
         """The phase has ended, with or without an error."""
+
+
+HOOK_NAMES = tuple(name for name in vars(Callback) if not name.startswith("_"))
+"""Names of the hooks that a Callback may override."""
+_OF_OTHER_LIBRARIES = {
+    **dict.fromkeys(("train_begin", "train_start", "fit_start", "setup"), "phase_start"),
+    **dict.fromkeys(("train_end", "fit_end", "teardown"), "phase_end"),
+    **dict.fromkeys(("epoch_begin", "train_epoch_start"), "epoch_start"),
+    **dict.fromkeys(("train_epoch_end", "validation_end", "validation_epoch_end"), "epoch_end"),
+    **dict.fromkeys(("batch_end", "train_batch_end"), "step_end"),
+}
+
+
+def _check_hook_names(cls: type[Callback]) -> None:
+    """Refuse methods that look like a hook which the class does not override; it may have both."""
+    overridden = {name for name in HOOK_NAMES if getattr(cls, name) is not getattr(Callback, name)}
+    own = {name for base in cls.__mro__ if base not in Callback.__mro__ for name in vars(base)} - {*HOOK_NAMES}
+    for name in sorted(own):
+        meant = _hook_meant(name) if inspect.isfunction(getattr(cls, name)) else None
+        if meant is not None and meant not in overridden:
+            raise PhaseError(
+                f"{cls.__name__}.{name} is not a hook of callbacks and would never be called",
+                available=", ".join(HOOK_NAMES),
+                hint=f"call it {meant!r}; if it is a helper and no hook, begin its name with an underscore",
+            )
+
+
+def _hook_meant(name: str) -> str | None:
+    """The hook that a method is almost called like, in the words of other libraries too."""
+    if name.startswith("_"):
+        return None
+    plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    bare = plain.removeprefix("on_")
+    if bare in _OF_OTHER_LIBRARIES and (plain != bare or bare not in ("setup", "teardown")):
+        return _OF_OTHER_LIBRARIES[bare]
+    return next(iter(difflib.get_close_matches(bare, HOOK_NAMES, n=1, cutoff=0.85)), None)
 
 
 class EarlyStopping(Callback):

@@ -16,7 +16,7 @@ KINDS = ("compile", "residency", "memory", "source", "transfer")
 class LogEvent(Protocol):
     """Type of `Run.log_event`."""
 
-    def __call__(self, kind: str, message: str, *, verbose: bool = False) -> None:
+    def __call__(self, kind: str, message: str, *, verbose: bool = ...) -> None:
         """Log an event; `verbose` ones appear in results and debug logs only."""
 
 

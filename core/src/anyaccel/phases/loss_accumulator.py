@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -15,9 +17,11 @@ class LossAccumulator:
 
     def __init__(self) -> None:
         self._losses: list[Losses] = []
+        self._calls: list[tuple[int, int, int]] = []  # number of entries before, first step, steps
 
-    def add(self, losses: Iterable[Losses]) -> None:
-        """Keep the losses of some steps, without waiting for them."""
+    def add(self, losses: Iterable[Losses], first_step: int = 0, n_steps: int = 1) -> None:
+        """Keep the losses of `n_steps` steps, which one call has done, without waiting for them."""
+        self._calls.append((len(self._losses), first_step, n_steps))
         self._losses.extend(losses)
 
     def __len__(self) -> int:
@@ -26,6 +30,8 @@ class LossAccumulator:
     def truncate(self, length: int) -> None:
         """Keep only the first so many entries; the steps of the others are done again."""
         del self._losses[length:]
+        while self._calls and self._calls[-1][0] >= length:
+            self._calls.pop()
 
     def means(self) -> dict[str, float]:
         """Means over all that was added, by label, in float64. Waits for the devices."""
@@ -36,12 +42,30 @@ class LossAccumulator:
             weights[label] = weights.get(label, 0.0) + weight
         return {label: sums[label] / weights[label] if weights[label] else float("nan") for label in sums}
 
+    def first_not_finite(self) -> dict[str, tuple[int, float]]:
+        """The first step with NaN or infinity, and the value there, by label. Copies the losses to the host again."""
+        first: dict[str, tuple[int, float]] = {}
+        for i, losses in enumerate(self._losses):
+            for label, row, value in _not_finite(losses):
+                step = self._step_of(i) + row
+                if label not in first or step < first[label][0]:
+                    first[label] = step, value
+        return first
+
+    def _step_of(self, entry: int) -> int:
+        """The step of an entry, or its first one; entries of single steps are spread evenly over those of a call."""
+        call = bisect_right(self._calls, (entry, math.inf, 0)) - 1
+        begin, first_step, n_steps = self._calls[call]
+        end = self._calls[call + 1][0] if call + 1 < len(self._calls) else len(self._losses)
+        return (
+            first_step if self._losses[entry].pairs is None else first_step + (entry - begin) * n_steps // (end - begin)
+        )
+
     def _of_calls(self) -> Iterator[tuple[str, float, float]]:
         """Label, sum and weight for each call of several steps; a mean weighs as much as its batch."""
         for losses in self._losses:
             if losses.pairs is None:
-                means = np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)[: losses.n_steps]
-                for label, column in zip(losses.labels, means.T, strict=True):
+                for label, column in zip(losses.labels, _host_means(losses).T, strict=True):
                     yield label, float(column.sum()) * losses.batch_size, float(len(column) * losses.batch_size)
 
     def _of_pairs(self) -> Iterator[tuple[str, float, float]]:
@@ -61,3 +85,21 @@ def _floats(backend: ComputingBackend, values: Sequence[object]) -> list[float]:
     tensors = [value for value in values if not isinstance(value, (int, float))]
     copied = iter(backend.scalars(tensors).tolist() if tensors else ())
     return [float(value) if isinstance(value, (int, float)) else next(copied) for value in values]
+
+
+def _host_means(losses: Losses) -> np.ndarray:
+    """Means [n_steps, labels] of the steps that count, in host memory."""
+    return np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)[: losses.n_steps]
+
+
+def _not_finite(losses: Losses) -> Iterator[tuple[str, int, float]]:
+    """Label, row and value of the first mean or sum of each label that is not finite."""
+    if losses.pairs is None:
+        columns = dict(zip(losses.labels, _host_means(losses).T, strict=True))
+    else:
+        totals = _floats(losses.backend, [total for total, _ in losses.pairs.values()])
+        columns = {label: np.array([total]) for label, total in zip(losses.pairs, totals, strict=True)}
+    for label, column in columns.items():
+        rows = np.flatnonzero(~np.isfinite(column))
+        if rows.size:
+            yield label, int(rows[0]), float(column[rows[0]])

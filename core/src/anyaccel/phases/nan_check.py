@@ -45,10 +45,12 @@ def notes(
     return tuple(dict.fromkeys(_notes(with_nan, rows, split)))
 
 
-def warn(label: str, nan_notes: Sequence[str]) -> None:
-    """Issue one NaNWarning with the notes on the phase of this label, if there are any."""
-    if nan_notes:
-        warnings.warn(printable(f"phase {label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=7)
+def warn(phase: Phase, nan_notes: Sequence[str]) -> bool:
+    """Issue one NaNWarning with the notes, if there are any and the phase does not ignore NaN; returns whether."""
+    if not nan_notes or getattr(phase, "on_nan", "") == "ignore":
+        return False
+    warnings.warn(printable(f"phase {phase.label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=7)
+    return True
 
 
 def _reached(segments: Sequence[Segment]) -> set[str]:

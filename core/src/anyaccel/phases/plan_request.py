@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from anyaccel.data import FeatureSet, Sampler, SimpleSampler
 from anyaccel.graph import ModelGraph, Plan, Request, topology
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.training_outputs import training_only_inputs
 from anyaccel.phases.estimator_fit import next_to_fit
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import learning_nodes
@@ -27,6 +28,13 @@ def parts_of(phase: Phase) -> list[Phase]:
 def losses_of(phase: Phase, part: Phase) -> tuple[AppliedLoss, ...]:
     """The losses of a phase, or of its validation, which are those of the training unless it has its own."""
     return part.losses or (phase.losses if part is not phase else ())
+
+
+def evaluated_losses(phase: Phase, part: Phase, graph: ModelGraph) -> tuple[AppliedLoss, ...]:
+    """The losses of `losses_of` that can be computed in evaluation: not those of outputs that only training has."""
+    losses, extra = losses_of(phase, part), graph.shapes.training_only.values()
+    left_out = training_only_inputs(losses, {name for names in extra for name in names})
+    return tuple(loss for loss in losses if loss.label not in left_out)
 
 
 def metrics_of(phase: Phase, part: Phase, graph: ModelGraph) -> list[BoundMetric]:

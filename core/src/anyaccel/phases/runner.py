@@ -30,7 +30,7 @@ from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, tra
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import kept_outputs, learners_of, losses_of, parts_of, plan_request, streams_of
+from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
 from anyaccel.phases.prepare import PreparedPart, check, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
@@ -102,6 +102,7 @@ class _PhaseExecution:
         self._policies: list[OutOfMemoryRecovery] = []
         self._read_cache: ReadCache = {}
         self._final_devices: dict[str, Device] = {}
+        self._nan_in_data = False
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
@@ -131,7 +132,7 @@ class _PhaseExecution:
         memory_sharing.share(plan)
         self._hooks.call("before_placement", phase=phase, plan=plan, run=run)
         warn_of_fallbacks(plan)
-        nan_check.warn(phase.label, nan_notes)
+        self._nan_in_data = nan_check.warn(phase, nan_notes)
         self._final_devices.update(after)
         place(graph, {assignment.node: assignment.device for assignment in plan.assignments})
         self._hooks.call("after_placement", phase=phase, plan=plan, run=run)
@@ -201,6 +202,7 @@ class _PhaseExecution:
                 progress=self._progress,
                 learners=learners,
                 validation=evaluations[0] if evaluations else None,
+                nan_in_data=self._nan_in_data,
             ).run()
             return None
         values = evaluations[0].run()
@@ -229,7 +231,7 @@ class _PhaseExecution:
             pipeline=pipeline,
             policy=policy,
             rows=part.evaluated,
-            losses=losses_of(self._phase, phase),
+            losses=evaluated_losses(self._phase, phase, graph),
             metrics=part.metrics,
             keep=keep,
             value_names=value_names,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -19,6 +20,7 @@ from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory
+from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Epoch, Run
@@ -39,6 +41,7 @@ class TrainLoop:
         progress: is told how far it is.
         learners: estimators that learn from every step.
         validation: run after epochs; None without one.
+        nan_in_data: there was a warning of NaN in the data.
     """
 
     def __init__(
@@ -52,10 +55,12 @@ class TrainLoop:
         progress: Progress,
         learners: HostLearners,
         validation: Evaluation | None,
+        nan_in_data: bool = False,
     ) -> None:
         self._phase, self._run, self._pipeline, self._policy = phase, run, pipeline, policy
         self._hooks, self._progress = hooks, progress
         self._learners, self._validation = learners or None, validation
+        self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         self._pacing = StepPacing(1 if hooks.step_listeners else None)
         epoch_steps = policy.loader.n_steps
@@ -70,7 +75,8 @@ class TrainLoop:
         )
         self._pending = PendingCalls()
         self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable)
-        self._tried_rows, self._full_batch = 0, policy.batch_size
+        self._tried_rows: int  # at once, by the call that is running; 0 before the first of an attempt
+        self._full_batch = policy.batch_size
         self._uncounted = 0  # steps of the call that is running
 
     def run(self) -> None:
@@ -138,6 +144,7 @@ class TrainLoop:
             self._progress.doing("validating")
             values = self._validation.run().named
             self._run.history[-1] = replace(self._run.history[-1], validation=values)
+            self._non_finite.validation(values)
             self._progress.doing("")
 
     def _train(self, number: int) -> tuple[dict[str, float], int]:
@@ -164,6 +171,8 @@ class TrainLoop:
             self._refuse_changes_between_steps()
         self._snapshots.clear()  # a validation may need the room
         self._record(self._pending.finish())
+        if not all(map(math.isfinite, means.values())):
+            self._non_finite.training(losses.first_not_finite())
         return {label: means[label] for label in self._weights if label in means}, run.step
 
     def _settle(self, error: BaseException, losses: LossAccumulator) -> None:
@@ -252,7 +261,7 @@ class TrainLoop:
     def _step_done(self, losses: LossAccumulator, step_losses: list[Losses], n_steps: int) -> None:
         self._uncounted = 0
         try:
-            losses.add(step_losses)
+            losses.add(step_losses, self._run.step, n_steps)
             self._progress.advance(n_steps)
             if self._hooks.step_listeners:
                 self._run.last_losses = step_losses

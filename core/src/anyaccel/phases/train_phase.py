@@ -22,6 +22,7 @@ from anyaccel.phases.samplers import (
 )
 
 MICROBATCHING = ("exact", "approximate")
+ON_NAN = ("warn", "stop", "ignore")
 
 
 class TrainPhase(Phase):
@@ -49,6 +50,9 @@ class TrainPhase(Phase):
         microbatching: what to do when memory runs out although rows are streamed: `"exact"` splits a batch into
             micro-batches only where that gives the same numbers; `"approximate"` also where the rows of a batch depend
             on each other (batch normalization) or this is unknown (your own losses).
+        on_nan: what to do when a loss is NaN or infinite, which is looked at after each epoch: `"warn"` issues one
+            NaNWarning that names the loss, its node and the step; `"stop"` ends the run after this epoch, too;
+            `"ignore"` does neither, and leaves out the warning of NaN in the data.
         label, data, losses, accelerator, strict, policy, callbacks, final_device: see Phase.
     """
 
@@ -65,7 +69,7 @@ class TrainPhase(Phase):
         "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",
     }
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
         label: str,
         *,
@@ -78,6 +82,7 @@ class TrainPhase(Phase):
         validate_every: int = 1,
         accumulate: int = 1,
         microbatching: str = "exact",
+        on_nan: str = "warn",
         **settings: Any,
     ) -> None:
         self.sampler: Samplers = samplers_of(sampler)
@@ -87,6 +92,7 @@ class TrainPhase(Phase):
         self.validate_every = _count(label, "validate_every", validate_every, 1)
         self.accumulate = _count(label, "accumulate", accumulate, 1)
         self.microbatching = one_of(label, "microbatching", microbatching, MICROBATCHING)
+        self.on_nan = one_of(label, "on_nan", on_nan, ON_NAN)
         super().__init__(label, data=data, losses=losses, **settings)
 
     def _check(self) -> None:
@@ -128,6 +134,7 @@ class TrainPhase(Phase):
             "validate_every": self.validate_every,
             "accumulate": self.accumulate,
             "microbatching": self.microbatching,
+            "on_nan": self.on_nan,
         }
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,17 @@ def broken_plugins(framework: str) -> dict[str, tuple[FakeEntryPoint, str]]:
     """
     targets = {**_modules(), **_backends(framework)}
     return {name: (entry(name, target, f"anyaccel-{name}", "0.3"), words) for name, (target, words) in targets.items()}
+
+
+class Panic(BaseException):
+    """As native code raises it: no Exception."""
+
+
+class Untold(Exception):
+    """An error without a readable text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
 
 
 class _Abstract(Backend):
@@ -44,6 +56,11 @@ def _undecorated() -> ModuleType:
     return module
 
 
+def _late_devices() -> Iterator[Device]:
+    yield CPU
+    raise LookupError("the second device")
+
+
 def _generator() -> Iterator[Backend]:
     yield TinyBackend("brk")
     raise LookupError("the second one")
@@ -59,6 +76,8 @@ def _modules() -> dict[str, tuple[Any, str]]:
         "import": (ModuleNotFoundError("No module named 'brk_native'"), "brk_native"),
         "import_raises": (RuntimeError("two\nlines"), "RuntimeError: two lines"),
         "import_exits": (SystemExit(3), "SystemExit: 3"),
+        "import_panics": (Panic("native"), "Panic: native"),
+        "import_untold": (Untold(), "Untold (RuntimeError in str)"),
         "unknown_hook": (plugin_module("brk", backend=_generator), "unknown hook 'backend'"),
         "unknown_argument": (plugin_module("brk", epoch_end=lambda run, loss: None), "loss"),
         "undecorated": (_undecorated(), "no @hookimpl"),
@@ -70,6 +89,7 @@ def _modules() -> dict[str, tuple[Any, str]]:
         "backends_alien": (offering(lambda: [TinyBackend("brk"), object()]), "offers object"),
         "backends_late": (offering(_generator), "LookupError: the second one"),
         "policies_list": (plugin_module("brk", policies=lambda: ["first"]), "returned list, not dict"),
+        "policies_number": (plugin_module("brk", policies=lambda: {"first": 7}), "'first' is refused: it is 7, no fun"),
         "policies_raise": (plugin_module("brk", policies=_raise(KeyError("p"))), "KeyError: 'p'"),
     }
     return {f"brk_{name}": row for name, row in rows.items()}
@@ -78,6 +98,8 @@ def _modules() -> dict[str, tuple[Any, str]]:
 def _attributes(framework: str) -> dict[str, tuple[Mapping[str, Any], str]]:
     """Attributes of another type, and those of another plugin."""
     return {
+        "framework_capital": ({"framework": "Brk"}, "framework='Brk'"),
+        "fork_text": ({"fork_safe": "no"}, "fork_safe='no'"),
         "framework_number": ({"framework": 7}, "framework=7"),
         "kinds_text": ({"kinds": "cpu"}, "kinds='cpu'"),
         "kinds_alias": ({"kinds": ("cuda",)}, "kinds=('cuda',)"),
@@ -100,6 +122,10 @@ def _answers() -> dict[str, tuple[Mapping[str, Any], str]]:
             "devices() of its backend for FRAMEWORK raised RuntimeError: no",
         ),
         "devices_exit": ({"devices": exiting}, "devices() of its backend for FRAMEWORK raised SystemExit: 3"),
+        "devices_panic": ({"devices": _raise(Panic("native"))}, "raised Panic: native"),
+        "devices_untold": ({"devices": _raise(Untold())}, "raised Untold: Untold (RuntimeError in str)"),
+        "devices_late": ({"devices": _late_devices}, "raised LookupError: the second device"),
+        "devices_endless": ({"devices": lambda: itertools.repeat(CPU)}, "not devices of its kinds, each once"),
         "devices_none": ({"devices": lambda: None}, "devices() of its backend for FRAMEWORK raised TypeError"),
         "devices_texts": ({"devices": lambda: ["cpu"]}, "returned ('cpu',), not devices of its kinds"),
         "devices_alien": ({"devices": lambda: [Device("gpu")]}, "not devices of its kinds, each once"),
@@ -133,6 +159,15 @@ def _backends(framework: str) -> dict[str, tuple[Any, str]]:
     return {
         **offered,
         "brk_facts_raise": (_offering_class("brk_facts", framework=property(exiting)), "SystemExit: 3"),
+        "brk_facts_change": (
+            _offering_class("brk_facts_change", kinds=property(lambda self: ("cpu",))),
+            "a computed kin",
+        ),
+        "brk_attributes_raise": (_offering_class("brk_attributes_raise", __getattr__=raising), ""),
+        "brk_owns_property": (
+            _offering_class("brk_owns_property", owns=property(raising), import_roots=(framework,)),
+            "owns() of its backend for",
+        ),
         "brk_unhashable": (_offering_class("brk_unhashable", __hash__=None, __eq__=raising), ""),
         "brk_abstract": (plugin_module("brk", backends=lambda: [_Abstract()]), "TypeError"),  # type: ignore[abstract]
     }

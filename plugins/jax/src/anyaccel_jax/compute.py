@@ -70,6 +70,14 @@ class JaxCompute(JaxPlacement, Compute):
         """As `Compute.signature`."""
         return self._model(model).signature
 
+    def infer_training(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
+    ) -> tuple[OutputSpec, ...]:
+        """As `Compute.infer_training`; on shapes alone."""
+        from anyaccel_jax.shape_inference import infer_training
+
+        return infer_training(self._model(model), inputs, arguments)
+
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: that of the first floating parameter, or the one that an unbuilt model will have."""
         return self._model(model).dtype

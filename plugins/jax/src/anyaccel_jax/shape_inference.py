@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
 from anyaccel.adapter.model_outputs import input_error, input_hint, probe_outputs
-from anyaccel.errors import AnyaccelError
+from anyaccel.errors import AnyaccelError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_jax.error_translation import first_line, translate_errors
 from anyaccel_jax.host_transfer import check_dtype
@@ -45,13 +46,33 @@ def infer_outputs(
         raise input_error(name, inputs, first_line(error), _hint(inputs, error)) from error
 
 
-def _outputs(model: Model, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int) -> tuple[Any, ...]:
-    """The outputs in evaluation mode, as shapes and dtypes."""
+def infer_training(model: Model, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
+    """What a built model returns in training mode; see `Compute.infer_training`.
+
+    Raises:
+        ShapeError: it returns no arrays then, or none with a batch.
+    """
+    snapshot, layout = model.attribute_snapshot(), ProbeLayout(arguments)
+    try:
+        run = partial(_outputs, model, inputs, layout, train=True)
+        return probe_outputs(f"in training, {model!r}", lambda batch: layout.by_path(run(batch)), _dtype_name)
+    except ShapeError:
+        raise
+    except Exception:  # the first step has the right error
+        return ()
+    finally:
+        snapshot.restore()
+
+
+def _outputs(
+    model: Model, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, *, train: bool = False
+) -> tuple[Any, ...]:
+    """The outputs, as shapes and dtypes."""
     struct: Any = jax.ShapeDtypeStruct
     given = [struct((batch, *spec.shape), getattr(jax.numpy, spec.dtype)) for spec in inputs]
 
     def evaluate(parameters: Any, buffers: Any, inputs: Any) -> Any:
-        return model.apply(parameters, buffers, inputs, False, jax.random.key(0), layout)[0]
+        return model.apply(parameters, buffers, inputs, train, jax.random.key(0), layout)[0]
 
     outputs: tuple[Any, ...] = jax.eval_shape(evaluate, model.parameters, model.buffers, given)
     return outputs

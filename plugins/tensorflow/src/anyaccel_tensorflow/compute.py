@@ -55,6 +55,14 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
 
         return signature(model)
 
+    def infer_training(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
+    ) -> tuple[OutputSpec, ...]:
+        """As `Compute.infer_training`; the model is traced on shapes alone, and not changed."""
+        from anyaccel_tensorflow.shape_inference import infer_training
+
+        return infer_training(model, inputs, arguments)
+
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: that of the first floating parameter, or the one that an unbuilt model will have."""
         from anyaccel_tensorflow.shape_inference import parameter_dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +18,7 @@ from anyaccel_tensorflow.builtin_models import SequentialCNN, SpecModel
 from anyaccel_tensorflow.error_translation import first_line, translate_errors
 from anyaccel_tensorflow.functional_call import call_model, functional_call, outputs_of
 from anyaccel_tensorflow.object_location import device_name_of
-from anyaccel_tensorflow.stateless_rng import seeded
+from anyaccel_tensorflow.stateless_rng import key_of, seeded
 from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.variables import keras, model_variables
 
@@ -57,6 +58,25 @@ def infer_outputs(
             convert="create the model with dtype={dtype!r}",
         )
         raise input_error(name, inputs, first_line(error), hint) from error
+
+
+def infer_training(model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
+    """What a built model returns in training mode; see `Compute.infer_training`.
+
+    Raises:
+        ShapeError: it returns no tensors then, or none with a batch.
+    """
+    snapshot, layout = keras().attribute_snapshot(model), ProbeLayout(arguments)
+    try:
+        with tf.device(device_name_of(model) or "/CPU:0"):
+            name, run = f"in training, {type(model).__name__}", partial(_trace, model, inputs, layout, train=True)
+            return probe_outputs(name, lambda batch: layout.by_path(run(batch)), lambda output: output.dtype.name)
+    except ShapeError:
+        raise
+    except Exception:  # the first step has the right error
+        return ()
+    finally:
+        snapshot.restore()
 
 
 def parameter_dtype(model: Any) -> str | None:
@@ -111,12 +131,15 @@ def _zeros(spec: TensorSpec, batch: int) -> Any:
 # -- tracing ---------------------------------------------------------------------------------------------------------
 
 
-def _trace(model: Any, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int) -> tuple[Any, ...]:
-    """The outputs for a batch of this size in evaluation mode: symbolic ones, unless their shapes depend on values."""
+def _trace(
+    model: Any, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, *, train: bool = False
+) -> tuple[Any, ...]:
+    """The outputs for a batch of this size: symbolic ones, unless their shapes depend on values."""
     call = functional_call(model)
     parameters, buffers = ({name: _shape_of(v) for name, v in named.items()} for named in call.variables)
     given = [tf.TensorSpec([batch, *spec.shape], spec.dtype) for spec in inputs]
-    function = compiled(lambda p, b, x: call(p, b, x, False, None, layout)[0])
+    key = key_of(0) if train else None
+    function = compiled(lambda p, b, x: call(p, b, x, train, key, layout)[0])
     outputs = tuple(function.get_concrete_function(parameters, buffers, given).structured_outputs)
     if all(output.shape.is_fully_defined() for output in outputs):
         return outputs

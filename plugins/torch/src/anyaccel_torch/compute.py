@@ -44,6 +44,14 @@ class TorchCompute(TorchPlacement, Compute):
 
         return signature(model)
 
+    def infer_training(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
+    ) -> tuple[OutputSpec, ...]:
+        """As `Compute.infer_training`; runs the model on zeros in training mode, and leaves it as it was."""
+        from anyaccel_torch.shape_inference import infer_training
+
+        return infer_training(model, inputs, arguments)
+
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""
         from anyaccel_torch.shape_inference import input_dtype

@@ -49,8 +49,16 @@ def output_tensors(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Tensor
     return layout.outputs(result, Tensor, torch.movedim)
 
 
-def bind_call(model: Any, device: torch.device, n_inputs: int, layout: CallLayout = POSITIONAL) -> Call:
+def bind_call(
+    model: Any,
+    device: torch.device,
+    n_inputs: int,
+    layout: CallLayout = POSITIONAL,
+    in_training: CallLayout = POSITIONAL,
+) -> Call:
     """What to call with `n_inputs` tensors: the model itself, if no Keras layer is in it and the call is positional.
+
+    `layout` is that of a call in evaluation mode, `in_training` that in training mode.
 
     Keras layers do not read `module.training` but take an argument, and create what they create (random numbers,
     constants) on the device of a scope. Losses that they add by themselves (regularizers) are not among the outputs,
@@ -58,7 +66,8 @@ def bind_call(model: Any, device: torch.device, n_inputs: int, layout: CallLayou
     """
     layers = keras.outermost(model) if isinstance(model, nn.Module) else []
     if not layers:
-        return model if layout is POSITIONAL else _with_layout(model, layout)
+        is_plain = layout is in_training is POSITIONAL
+        return model if is_plain else _with_layout(model, layout, in_training)  # type: ignore[no-any-return]
     library = keras.library()
     layer = model if library.is_layer(model) else _frame(model, layers)
     pack = library.packing(layer, n_inputs, layout)
@@ -70,7 +79,7 @@ def bind_call(model: Any, device: torch.device, n_inputs: int, layout: CallLayou
         with keras_device(device_name):
             result = layer(*arguments, **keywords, training=training)
             added = layer.losses if training else ()
-        return _with_losses(output_tensors(result, layout), added)
+        return _with_losses(output_tensors(result, in_training if training else layout), added)
 
     return call
 
@@ -86,10 +95,11 @@ def signature(model: Any) -> inspect.Signature | None:
         return None
 
 
-def _with_layout(model: Call, layout: CallLayout) -> Call:
+def _with_layout(model: Any, layout: CallLayout, in_training: CallLayout) -> Call:
     def call(*inputs: Tensor) -> tuple[Tensor, ...]:
         arguments, keywords = layout.bind(inputs)
-        return output_tensors(model(*arguments, **keywords), layout)
+        trains = getattr(model, "training", False)
+        return output_tensors(model(*arguments, **keywords), in_training if trains else layout)
 
     return call
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anyaccel.adapter.call_layout import layout_of
+from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.device import Device
 from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
 from anyaccel.segment import Operation, Segment
@@ -98,7 +99,8 @@ class ForwardPlan:
 
     def _bound(self, operation: Operation, device: torch.device) -> Callable[..., Any]:
         """What to call; a model that writes to inputs that others read is called with copies."""
-        model = bind_call(operation.model, device, len(operation.inputs), layout_of(operation))
+        layouts = layout_of(operation, training=False), layout_of(operation, training=True)
+        model = bind_call(operation.model, device, len(operation.inputs), *layouts)
         if all(self._readers[name] <= 1 for name in operation.inputs):
             return model
         parts = submodules(operation.model) if isinstance(operation.model, torch.nn.Module) else ()
@@ -166,7 +168,9 @@ def _one_to_one(model: Callable[..., Any], operation: Operation, source: int, ta
         except RuntimeError as error:
             _name_mismatch(error, operation, [values[source]])
             raise
-        values[target] = result if isinstance(result, Tensor) else output_tensors(result)[0]
+        if not isinstance(result, Tensor):
+            (result,) = operation_outputs(operation, output_tensors(result), training=torch.is_grad_enabled())
+        values[target] = result
 
     return run
 
@@ -177,16 +181,11 @@ def _many_to_many(
     def run(values: list[Any]) -> None:
         inputs = [values[source] for source in sources]
         try:
-            outputs = output_tensors(model(*inputs))
+            returned = output_tensors(model(*inputs))
         except RuntimeError as error:
             _name_mismatch(error, operation, inputs)
             raise
-        if len(outputs) != len(targets):
-            raise GraphError(
-                f"node {operation.label!r} returns {len(outputs)} outputs; "
-                f"the graph was built with {len(targets)}: {', '.join(operation.outputs)}",
-                hint="return the same outputs in every call",
-            )
+        outputs = operation_outputs(operation, returned, training=torch.is_grad_enabled())
         for target, output in zip(targets, outputs, strict=True):
             values[target] = output
 

@@ -96,6 +96,7 @@ class TorchProgram(MultiStepProgram):
             segment, self._plan, list(self._modules), self._losses, self._groups, devices
         )
         self._guard = InputGuard(segment)
+        self._lacks_outputs = any(operation.training_only for operation in segment.operations)  # in evaluation
         self._final: dict[str, NodeState] | None = None
 
     def _create_groups(self) -> list[GroupOptimizer]:
@@ -209,7 +210,7 @@ class TorchProgram(MultiStepProgram):
         """All values of the segment; None where an input is missing."""
         with self._guard.protect(inputs, training=training) as protected:
             values = [*protected, *self._empty_slots]
-            if any(tensor is None for tensor in inputs):
+            if any(tensor is None for tensor in inputs) or (self._lacks_outputs and not training):
                 self._plan.run_available(values)
             else:
                 for run in self._plan.runs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import chain
@@ -22,7 +23,7 @@ from anyaccel_torch.builtin_models import BuiltinModel
 from anyaccel_torch.error_translation import first_line, translate_errors
 from anyaccel_torch.forward_call import bind_call, force_eager
 from anyaccel_torch.module_state import parameters
-from anyaccel_torch.state_guard import evaluating, seed_generators
+from anyaccel_torch.state_guard import evaluating, in_training, seed_generators
 from anyaccel_torch.tree_utils import dtype_name
 
 # torch's shape-only kernels accept wrong dtypes (such as a float64 batch for a float32 Linear), so a module is run on
@@ -46,6 +47,38 @@ def infer_outputs(
         lambda output: dtype_name(output.dtype),
         hint="keep the batch as an axis of what the model's forward returns",
     )
+
+
+def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
+    """What a built model returns in training mode; see `Compute.infer_training`.
+
+    Raises:
+        ShapeError: it returns no tensors then, or none with a batch.
+    """
+    layout = ProbeLayout(arguments)
+    try:
+        probed = _without_values(model) if _is_large(model) else model
+        return probe_outputs(
+            f"in training, {type(model).__name__}",
+            lambda batch: layout.by_path(_training_outputs(probed, inputs, layout, batch)),
+            lambda output: dtype_name(output.dtype),
+            hint="return what has the batch as an axis, in training too",
+        )
+    except ShapeError:
+        raise
+    except Exception:  # zeros may be no legal input in training; the first step has the right error
+        return ()
+
+
+def _training_outputs(
+    model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int
+) -> tuple[Tensor, ...]:
+    device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    scope = device if device.type == "meta" else nullcontext()
+    with in_training(model, [device]), torch.no_grad(), force_eager(), warnings.catch_warnings(), scope:
+        warnings.simplefilter("ignore")  # of a step without gradients, which this is not
+        call = bind_call(model, device, len(inputs), layout, layout)
+        return call(*[_zeros(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
 
 
 def tensor_spec(tensor: Tensor) -> TensorSpec:
@@ -93,13 +126,17 @@ def _build_hook(seed: int) -> Any:
 
 
 def _outputs(model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int) -> tuple[Tensor, ...]:
-    large = sum(parameter.nbytes for parameter in model.parameters()) > LARGE_BYTES
-    if large and not keras.outermost(model):  # Keras copies a model through a file, values and all
+    if _is_large(model):
         try:
             return _run(_without_values(model), inputs, layout, batch)
         except Exception:  # not every module can be copied or run without values; the real run has the right error
             pass
     return _run(model, inputs, layout, batch)
+
+
+def _is_large(model: nn.Module) -> bool:
+    """Whether to run a copy without values; Keras copies a model through a file, values and all."""
+    return sum(parameter.nbytes for parameter in model.parameters()) > LARGE_BYTES and not keras.outermost(model)
 
 
 def _without_values(model: nn.Module) -> nn.Module:
@@ -123,7 +160,7 @@ def _run(
             seed_generators([device], seed)
         try:
             with translate_errors(f"a batch of {batch} through {type(model).__name__}"):
-                call = bind_call(model, device, len(inputs), layout)
+                call = bind_call(model, device, len(inputs), layout, layout)
                 return call(*[_zeros(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
         except AnyaccelError:
             raise

@@ -172,10 +172,25 @@ def _nothing() -> None:
 @contextmanager
 def evaluating(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]:
     """Inside, the model is in evaluation mode; afterwards modes, attributes, buffers, random states are as before."""
-    saved = (PlainAttributes(model), TrainingModes([model]), BufferSnapshot([model]), RandomState(devices))
-    try:
+    with _as_before(model, devices):
         model.eval()
         yield
+
+
+@contextmanager
+def in_training(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]:
+    """As `evaluating`, in the modes of a training step."""
+    with _as_before(model, devices) as modes:
+        modes.enter(model, training=True)
+        yield
+
+
+@contextmanager
+def _as_before(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[TrainingModes]:
+    modes = TrainingModes([model])
+    saved = (PlainAttributes(model), modes, BufferSnapshot([model]), RandomState(devices))
+    try:
+        yield modes
     finally:
         for state in saved:
             state.restore()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -14,14 +15,14 @@ from hypothesis import strategies as st
 
 from anyaccel import AppliedLoss, PairSampler, Same, SimpleSampler
 from anyaccel.adapter import ArrayProgram
-from anyaccel.data import FeatureSet
+from anyaccel.data import EpochOrders, FeatureSet, Rows, Sampler
 from anyaccel.errors import PhaseError, SamplerError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import Callback, EvalPhase, Phase, TrainPhase
-from anyaccel.phases.loading.epoch_batches import SCHEDULES
+from anyaccel.phases.loading.epoch_batches import SCHEDULES, SampledBatches
 from anyaccel.phases.metrics import Metric
 from anyaccel.registry import Registry
 from anyaccel.specs import Optimizer
@@ -232,6 +233,42 @@ def test_pairs_in_turn_with_single_rows() -> None:
     assert results.figure("val_loss.pairs")[-1] == 0.0 and results.figure("val_mse")[-1] > 0
     by_pairs = TrainPhase("t", validation="last", **settings)  # its two rows of `a` are of two kinds
     assert "no row of 'a' has a partner by Same('k')" in refused(SamplerError, lambda: run(graph, by_pairs))
+
+
+@dataclass(frozen=True)
+class Backwards(Sampler):
+    """The rows from the last to the first, drawn once for all epochs."""
+
+    batch_size: int = 2
+    shuffle: bool = False
+    drop_last: bool = False
+    seed: int = 0
+
+    def epoch_orders(self, rows: Mapping[str, Rows]) -> EpochOrders:
+        order = np.arange(len(next(iter(rows.values()))), dtype=np.int64)[::-1].copy()
+        return EpochOrders(len(order), lambda epoch: (order,), fixed=True)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "same"),
+    [
+        (SimpleSampler(2), True),
+        (SimpleSampler(2, shuffle=True), False),
+        (PairSampler(2, Same("k")), False),
+        (Backwards(), True),
+        (Backwards(shuffle=True), False),
+    ],
+)
+def test_orders_are_drawn_once_only_if_they_are_the_same_in_every_epoch(sampler: Sampler, same: bool) -> None:
+    rows = {"a": numbered("a", 30).split("all")}
+    for samplers in (sampler, {"a": sampler}):
+        batches = SampledBatches("t", samplers, "zip_strict", rows)
+        first, second = batches.orders(0), batches.orders(1)
+        assert (first is second) == same == all(np.array_equal(first[key], second[key]) for key in first)
+        assert (batches.n_drawn == 0) == same
 
 
 # -- several segments ------------------------------------------------------------------------------------------------

@@ -1,0 +1,151 @@
+"""Outputs that a model gives in training only (auxiliary heads): named ones are found, and others refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from anyaccel.backend import Compute
+from anyaccel.errors import GraphError, PhaseError
+from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.node_values import path_name
+from anyaccel.graph.nodes import ModelNode
+from anyaccel.segment import OutputSpec, TensorSpec
+
+Outputs = Sequence[OutputSpec]
+
+
+def infer_training(node: ModelNode, backend: Compute, inputs: Sequence[TensorSpec]) -> tuple[OutputSpec, ...]:
+    """What a node's built model returns in training; empty where that is not known."""
+    arguments = (node.arguments,) if node.arguments else ()
+    return tuple(backend.infer_training(node.model, inputs, *arguments))
+
+
+def with_batch(returned: Outputs) -> list[OutputSpec]:
+    """The outputs of a node among what its model returns."""
+    return [output for output in returned if output.batch_axis is not None]
+
+
+def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec] | None:
+    """The outputs in training, those of evaluation first, found by their paths or else in order; None if they differ.
+
+    Args:
+        evaluated: what a model returns in evaluation.
+        training: what it returns in training.
+    """
+    usual, given = with_batch(evaluated), with_batch(training)
+    by_path = {output.path: output for output in given}
+    is_named = all(output.path in by_path for output in usual)
+    first = [by_path[output.path] for output in usual] if is_named else given[: len(usual)]
+    if [output.spec for output in first] != [output.spec for output in usual]:
+        return None
+    return [*first, *(output for output in given if output not in first)]
+
+
+def named_beyond(node: ModelNode, evaluated: Outputs, training: Outputs) -> list[OutputSpec]:
+    """The outputs that a node names, and that its model gives in training only; none if others differ too."""
+    outputs, count = matched(evaluated, training), len(with_batch(evaluated))
+    is_named = outputs is not None and node.outputs is not None and len(node.outputs) == len(outputs) > count
+    return outputs[count:] if outputs is not None and is_named else []
+
+
+def check_training_outputs(label: str, evaluated: Outputs, extra: int, training: Outputs) -> None:
+    """Check that a model gives in training what the graph knows of.
+
+    Args:
+        label: of its node, which is trained.
+        evaluated: what it returns in evaluation.
+        extra: number of its named outputs that exist in training only.
+        training: what it returns in training; empty if that is not known.
+
+    Raises:
+        PhaseError: it gives something else.
+    """
+    usual, given, outputs = with_batch(evaluated), with_batch(training), matched(evaluated, training)
+    if not training:
+        return
+    if outputs is not None and len(outputs) == len(usual) + extra:
+        _check_batch_values(label, evaluated, training)
+        return
+    problem = f"node {label!r}: its model gives {_shown(given)} in training, but {_shown(usual)} in evaluation"
+    if outputs is not None and len(outputs) > len(usual):
+        names = [path_name(output.path) for output in outputs]
+        names = names if all(map(str.isidentifier, names)) else [f"out{i}" for i in range(len(outputs))]
+        raise PhaseError(
+            problem,
+            available="outputs that exist only in training have names, and losses of their own",
+            hint=f"name all, those of evaluation first: ModelNode({label!r}, ..., outputs={names}), with losses such "
+            f"as AppliedLoss(..., on={label!r}, inputs=['outputs.{names[-1]}', 'targets'], label='{names[-1]}'); or "
+            "switch the others off in the model",
+        )
+    raise PhaseError(
+        problem,
+        available="the same outputs in both modes; in training, more may follow them",
+        hint="wrap the model in one that returns the same outputs in both modes",
+    )
+
+
+def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> None:
+    """A loss that a model computes in training alone would be left out of the gradients."""
+    known = {output.path for output in evaluated}
+    for output in training:
+        if output.batch_axis is None and not output.spec.shape and output.path not in known:
+            raise PhaseError(
+                f"node {label!r}: its model gives {path_name(output.path)!r}, one number for a batch, in training only",
+                available="losses of a model that it returns in both modes: AppliedLoss.from_output(...)",
+                hint="return it in evaluation, too, or leave it out in training",
+            )
+
+
+def training_results(evaluated: Outputs, training: Outputs, count: int) -> list[OutputSpec]:
+    """The first `count` outputs in training, those of evaluation first; as in evaluation where nothing is known."""
+    return (matched(evaluated, training) or with_batch(evaluated))[:count]
+
+
+def _shown(outputs: Outputs) -> str:
+    specs = ", ".join(str(output.spec) for output in outputs)
+    return f"{len(outputs)} output{'s' * (len(outputs) != 1)} ({specs} per sample)"
+
+
+def training_only_inputs(losses: Iterable[AppliedLoss], names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """By label of each loss that takes some, the outputs among its inputs that exist only in training.
+
+    Args:
+        losses: of a phase.
+        names: the outputs that exist only in training.
+    """
+    taken = {loss.label: tuple(name for name in _output_names(loss) if name in names) for loss in losses}
+    return {label: inputs for label, inputs in taken.items() if inputs}
+
+
+def _output_names(loss: AppliedLoss) -> list[str]:
+    return [f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text for text in loss.inputs]
+
+
+def check_in_training(taken: Mapping[str, Sequence[str]], in_training: Collection[str]) -> None:
+    """Check that the nodes whose training-only outputs are taken, by label of a loss, run in training mode.
+
+    Raises:
+        PhaseError: one does not.
+    """
+    for label, names in taken.items():
+        for name in names:
+            node = name.partition(".")[0]
+            if node not in in_training:
+                raise PhaseError(
+                    f"the loss {label!r} takes {name!r}, an output that exists only in training, and node {node!r} is "
+                    "frozen",
+                    hint=f"unfreeze the node, graph.unfreeze({node!r}), or leave the loss out",
+                )
+
+
+def check_not_wired(node: str, upstream: str, training_only: Collection[str]) -> None:
+    """Check that a node is not fed by an output that exists only in training: it could not be evaluated.
+
+    Raises:
+        GraphError: it is.
+    """
+    if upstream in training_only:
+        raise GraphError(
+            f"node {node!r} takes {upstream!r}, an output that exists only in training",
+            hint="compute what follows it inside the model, and give that output a loss",
+        )

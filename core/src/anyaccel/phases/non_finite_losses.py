@@ -1,0 +1,68 @@
+"""Non-finite losses: warns of the first loss of a run that is NaN or infinite, and stops the run if it should."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Mapping
+
+from anyaccel.errors import NaNWarning
+from anyaccel.phases.run import Run
+from anyaccel.printable import printable
+
+
+class NonFiniteLosses:
+    """Acts on NaN and infinite losses as `TrainPhase.on_nan` says; looks at whole epochs, on the host.
+
+    Args:
+        run: of a TrainPhase.
+        warned: there was a warning already, of NaN in the data.
+    """
+
+    def __init__(self, run: Run, *, warned: bool = False) -> None:
+        self._run = run
+        self._warned = warned
+        self._nodes = {loss.label: loss.on for loss in run.phase.losses}
+
+    def training(self, first: Mapping[str, tuple[int, float]]) -> None:
+        """Losses of training: the first step of the epoch in which each is not finite, and its value there."""
+        if first:
+            step = min(step for step, _ in first.values())
+            values = {label: value for label, (at, value) in first.items() if at == step}
+            self._found(values, f"at step {step + 1} of epoch {self._run.epoch + 1}")
+
+    def validation(self, values: Mapping[str, float]) -> None:
+        """Values of a validation, of which the losses count: a metric may be NaN."""
+        losses = {label: values.get(f"loss.{label}", 0.0) for label in self._nodes}
+        not_finite = {label: value for label, value in losses.items() if not math.isfinite(value)}
+        if not_finite:
+            self._found(not_finite, f"in the validation after epoch {self._run.epoch + 1}")
+
+    def _found(self, values: Mapping[str, float], where: str) -> None:
+        on_nan = self._run.phase.on_nan
+        named = [f"loss {label!r} on node {self._nodes[label]!r} is {value}" for label, value in values.items()]
+        problem = f"{' and '.join(named)} {where}"
+        if on_nan == "stop":
+            self._run.stop(problem)
+        if on_nan != "ignore" and not self._warned:
+            self._warned = True
+            label = self._run.phase.label
+            warnings.warn(
+                printable(f"phase {label!r}: {problem}. {_hint(on_nan)}"), NaNWarning, stacklevel=_user_level()
+            )
+
+
+def _hint(on_nan: str) -> str:
+    stop = "" if on_nan == "stop" else "; on_nan='stop' ends the run where this happens, on_nan='ignore' says nothing"
+    return (
+        f"Hint: lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses{stop}"
+    )
+
+
+def _user_level() -> int:
+    """The `stacklevel` of a warning, given by the caller, at the code that runs the phase."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("anyaccel."):
+        level, frame = level + 1, frame.f_back
+    return level
